@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenVINO GenAI on the CPU: reads GGUF files and OpenVINO IR, needs no torch."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llenergy.backends.base import (
+    BackendSpec,
+    Capabilities,
+    Generation,
+    GenerationParams,
+    RankContext,
+)
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+
+#: Prompt tokens that one step may take, high enough that a whole batch is prefilled at once.
+MAX_BATCHED_TOKENS = 8192
+
+
+def refuses(model: ModelSource) -> str | None:
+    """OpenVINO GenAI reads GGUF files and directories with OpenVINO IR."""
+    is_ir = model.kind == "directory" and (Path(model.location) / "openvino_model.xml").exists()
+    if model.kind == "gguf" or is_ir:
+        return None
+    return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}"
+
+
+SPEC = BackendSpec(
+    name="openvino",
+    factory="pytest_llenergy.backends.openvino:OpenVinoBackend",
+    requires=("openvino_genai",),
+    install="pip install 'pytest-llenergy[openvino]'",
+    capabilities=Capabilities(
+        data=True,
+        prefix_cache="switched off",
+        timestamps="per step, by the engine's own monotonic clock",
+    ),
+    refuses=refuses,
+)
+
+
+@dataclass
+class OpenVinoJob:
+    """A tokenised batch; ``lengths`` are the prompts' token counts without padding."""
+
+    pipeline: Any
+    tokenizer: Any
+    inputs: Any
+    lengths: list[int]
+    config: Any
+
+    def run(self) -> None:
+        self._start_ns = time.monotonic_ns()
+        self._output: Any = self.pipeline.generate(self.inputs, self.config)
+        self._end_ns = time.monotonic_ns()
+
+    def result(self) -> Generation:
+        token_ids = [[int(token) for token in ids] for ids in self._output.tokens]
+        steps_ns = self._steps_ns()
+        requests = [
+            RequestTimeline(
+                input_tokens=length,
+                output_tokens=len(ids),
+                first_token_ns=steps_ns[0] if steps_ns else None,
+                last_token_ns=steps_ns[len(ids) - 1] if steps_ns else None,
+            )
+            for length, ids in zip(self.lengths, token_ids, strict=True)
+        ]
+        texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
+        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+
+    def _steps_ns(self) -> list[int]:
+        """When each step had its tokens; empty unless the whole batch stepped together on our clock."""
+        metrics = self._output.perf_metrics.raw_metrics
+        # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux.
+        steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
+        together = bool(steps_ns) and metrics.m_batch_sizes[0] == len(self.lengths)
+        # The engine rounds to microseconds.
+        ours = together and self._start_ns <= steps_ns[0] and steps_ns[-1] <= self._end_ns + 1000
+        return steps_ns if ours else []
+
+
+class OpenVinoBackend:
+    """``LLMPipeline`` over its continuous-batching scheduler, one static batch a call.
+
+    Prefix caching is on by default in the engine and would make every round but the first nearly free;
+    it is switched off here.
+    """
+
+    def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
+        import openvino_genai
+
+        self._genai = openvino_genai
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False
+        scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
+        try:
+            self._pipeline: Any = openvino_genai.LLMPipeline(
+                model.location, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=context.threads
+            )
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ModelError(f"model {model.label}: openvino cannot load it ({reason})") from error
+        self._tokenizer: Any = self._pipeline.get_tokenizer()
+        return BackendInfo(
+            name="openvino",
+            version=openvino_genai.__version__,
+            model=model.label,
+            dtype=_quantisation(model.label),
+            options={"prefix_caching": False, "threads": context.threads, "device": "CPU"},
+        )
+
+    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> OpenVinoJob:
+        inputs = self._tokenizer.encode(list(prompts))
+        # The engine's own count is that of one prompt, however many there are.
+        lengths = [int(row.sum()) for row in inputs.attention_mask.data]
+        if min(lengths) == 0:
+            raise BackendError("openvino: a prompt has no tokens; leave empty prompts out")
+        if sum(lengths) > MAX_BATCHED_TOKENS:
+            raise BackendError(
+                f"openvino: {sum(lengths)} prompt tokens in one batch; {MAX_BATCHED_TOKENS} fit one prefill"
+            )
+        config = self._pipeline.get_generation_config()
+        config.max_new_tokens = params.max_new_tokens
+        config.ignore_eos = params.ignore_eos
+        config.do_sample = params.do_sample
+        config.rng_seed = params.seed
+        config.apply_chat_template = False
+        if params.do_sample:
+            config.temperature = params.temperature
+            config.top_p, config.top_k = params.top_p, params.top_k
+        ends = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends.add(self._tokenizer.get_eos_token_id())
+        config.stop_token_ids = ends
+
+        return OpenVinoJob(self._pipeline, self._tokenizer, inputs, lengths, config)
+
+    def synchronize(self) -> None:
+        """``generate`` returns when the CPU has finished."""
+
+    def close(self) -> None:
+        del self._pipeline, self._tokenizer
+
+
+def _quantisation(file_name: str) -> str | None:
+    """The encoding in a GGUF file's name, ``<model>.<encoding>.gguf`` by the format's naming rule."""
+    match = re.search(r"[.-]((?:I?Q\d\w*)|BF16|F16|F32)\.gguf$", file_name, re.IGNORECASE)
+    return match.group(1).lower() if match else None

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is decided while tests are collected: one test a backend, and marks that cannot be met refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy import marks
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.fixtures import BACKEND_PARAMETER
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.state import state_of
+from pytest_llenergy.workers.plan import refuse
+
+
+def check_marks(definition: pytest.Item | pytest.Function) -> None:
+    """Raises ``CollectError``: the one exception that pytest prints as a clean collection error."""
+    try:
+        marks.check_all(list(definition.iter_markers()))
+    except LLEnergyError as error:
+        raise pytest.Collector.CollectError(f"{definition.nodeid}: {error}") from None
+
+
+def parametrize_backend(metafunc: pytest.Metafunc) -> None:
+    """Give the test one parameter a selected backend; those that cannot run it are skipped, saying why.
+
+    Raises ``CollectError`` when no selected backend offers the parallelism that the test asks for.
+    """
+    node = metafunc.definition
+    state = state_of(metafunc.config)
+    try:
+        selected = state.selected_backends
+        parallel = marks.read(node, marks.parallel) or Parallel()
+    except LLEnergyError as error:
+        raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
+    able = [name for name, spec in state.backends.items() if not spec.capabilities.lacks(parallel)]
+    refusals = [refuse(spec, parallel, able) for spec in selected]
+    if all(refusals):
+        raise pytest.Collector.CollectError(f"{node.nodeid}: {'; '.join(filter(None, refusals))}")
+    params = []
+    for spec, refusal in zip(selected, refusals, strict=True):
+        reason = refusal or spec.missing()
+        skip = [pytest.mark.skip(reason=reason)] if reason else []
+        params.append(pytest.param(spec.name, id=spec.name, marks=skip))
+    # Session scope makes pytest group the tests of a backend, so that its ranks are used again.
+    metafunc.parametrize(BACKEND_PARAMETER, params, indirect=True, scope="session")

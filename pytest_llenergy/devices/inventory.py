@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs the host has. NVML only: asking CUDA would freeze visibility in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pytest_llenergy.model.environment import Board
+
+T = TypeVar("T")
+
+
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """The module ``pynvml``, initialised; ``None`` where there is no driver or no module."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:
+        # NVMLError exists only once pynvml could be imported, so it cannot be named here.
+        if not isinstance(error, ImportError) and type(error).__module__ != "pynvml":
+            raise
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def boards() -> list[Board]:
+    """Every board that the driver shows, in PCI order; empty without a driver."""
+    with nvml() as module:
+        if module is None:
+            return []
+        return [
+            _board(module, module.nvmlDeviceGetHandleByIndex(i)) for i in range(module.nvmlDeviceGetCount())
+        ]
+
+
+def driver_version() -> str | None:
+    """The driver's version; ``None`` without one."""
+    with nvml() as module:
+        return str(module.nvmlSystemGetDriverVersion()) if module is not None else None
+
+
+def temperature_c(uuid: str) -> float | None:
+    """The board's temperature in degrees Celsius; ``None`` where the driver does not tell."""
+    with nvml() as module:
+        if module is None:
+            return None
+        handle = module.nvmlDeviceGetHandleByUUID(uuid)
+        return _optional(module, lambda: float(module.nvmlDeviceGetTemperature(handle, 0)))
+
+
+def _board(module: Any, handle: Any) -> Board:
+    return Board(
+        uuid=str(module.nvmlDeviceGetUUID(handle)),
+        name=str(module.nvmlDeviceGetName(handle)),
+        pci_bus_id=str(module.nvmlDeviceGetPciInfo(handle).busId),
+        memory_bytes=_optional(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
+        power_limit_w=_optional(module, lambda: float(module.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000),
+    )
+
+
+def _optional(module: Any, read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except module.NVMLError:
+        return None

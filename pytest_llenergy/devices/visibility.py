@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``CUDA_VISIBLE_DEVICES`` by CUDA's own rules: which of the host's GPUs this process may use.
+
+Identity is the full UUID. ``NVIDIA_VISIBLE_DEVICES`` is never read: it speaks to the container runtime
+and names host indices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pytest_llenergy.errors import DeviceError
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_uuids(environment: Mapping[str, str], present: Sequence[str]) -> tuple[str, ...]:
+    """The UUIDs that CUDA would enumerate, in CUDA's order.
+
+    ``present`` holds the UUIDs of all boards in PCI order. Follows the CUDA programming guide and torch's
+    parser: an element that is negative, out of range, ambiguous or unknown ends the list; the form of the
+    first element (ordinal or UUID) rules; a device named twice leaves none.
+    """
+    value = environment.get(VARIABLE)
+    if value is None:
+        return tuple(present)
+    elements = value.split(",")
+    if elements[0].startswith(("GPU-", "MIG-")):
+        chosen = _by_uuid(elements, present)
+    else:
+        chosen = _by_ordinal(elements, present)
+    return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
+
+
+def _by_uuid(elements: Sequence[str], present: Sequence[str]) -> list[str]:
+    chosen: list[str] = []
+    for element in elements:
+        matches = [uuid for uuid in present if element.startswith("GPU-") and uuid.startswith(element)]
+        if len(matches) != 1:
+            break
+        chosen.append(matches[0])
+    return chosen
+
+
+def _by_ordinal(elements: Sequence[str], present: Sequence[str]) -> list[str]:
+    chosen: list[str] = []
+    for element in elements:
+        # strtoul semantics: leading blanks and trailing text are ignored.
+        number = re.match(r"\s*([+-]?\d+)", element)
+        index = int(number.group(1)) if number else -1
+        if not 0 <= index < len(present):
+            break
+        chosen.append(present[index])
+    return chosen
+
+
+def why_hidden(environment: Mapping[str, str], present: int) -> str:
+    """The reason that a user reads when the environment hides GPUs that the driver shows."""
+    return (
+        f"the environment sets {VARIABLE}={environment.get(VARIABLE)!r}, which allows no GPU; the driver "
+        f"shows {present}; --energy-gpus=all overrides it on purpose"
+    )
+
+
+def choose(selection: str, present: Sequence[str]) -> tuple[str, ...]:
+    """The UUIDs that ``--energy-gpus`` names: ``all``, indices in PCI order, or UUIDs.
+
+    Raises ``DeviceError`` naming the element that fits no board.
+    """
+    if selection == "all":
+        return tuple(present)
+    chosen: list[str] = []
+    for element in (part.strip() for part in selection.split(",")):
+        if element.isdigit() and int(element) < len(present):
+            chosen.append(present[int(element)])
+            continue
+        matches = [uuid for uuid in present if element and uuid.startswith(element)]
+        if len(matches) != 1 or element.isdigit():
+            have = ", ".join(present) or "none"
+            raise DeviceError(f"--energy-gpus: {element!r} names no single GPU; present: {have}")
+        chosen.append(matches[0])
+    if len(set(chosen)) != len(chosen):
+        raise DeviceError(f"--energy-gpus={selection}: a GPU is named twice")
+    return tuple(chosen)

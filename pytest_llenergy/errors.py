@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exception and warning of the package.
+
+Each message is one line that says what was wrong, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+
+class LLEnergyError(Exception):
+    """Base of all errors raised by pytest-llenergy."""
+
+
+class ModelError(LLEnergyError):
+    """A model could not be found, reached, converted or loaded."""
+
+
+class BackendError(LLEnergyError):
+    """A backend is unknown, unavailable, or was asked for what it cannot do."""
+
+
+class MeterError(LLEnergyError):
+    """A meter is unknown, unavailable, or cannot measure what was asked of it."""
+
+
+class DeviceError(LLEnergyError):
+    """The requested devices do not exist, are not allowed, or are not free."""
+
+
+class PlanError(LLEnergyError):
+    """Marks, devices and backend contradict each other."""
+
+
+class ReportError(LLEnergyError):
+    """A report or journal cannot be read or written."""
+
+
+class WorkerError(LLEnergyError):
+    """A rank failed.
+
+    ``details`` holds the rank's traceback and the tail of its output, ready to print.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+    def __str__(self) -> str:
+        message = str(self.args[0])
+        return f"{message}\n{self.details}" if self.details else message
+
+
+class WorkerPlacementError(WorkerError):
+    """The ranks that started are not the ranks that were planned."""
+
+
+class LLEnergyWarning(UserWarning):
+    """Base of all warnings issued by pytest-llenergy."""

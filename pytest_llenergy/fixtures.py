@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fixtures. Their first line is what ``pytest --fixtures`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    # Defining fixtures costs every run; what they are made of is imported by the first test that asks.
+    from pytest_llenergy.devices.lease import Lease
+    from pytest_llenergy.handles import BackendHandle, Place, Workers
+    from pytest_llenergy.model.prompts import Prompts
+    from pytest_llenergy.runs import Energy, EnergyMeter
+
+#: Tests that use one of these are measured tests and have a record, whatever becomes of them.
+MEASURING = frozenset({"energy", "energy_meter"})
+
+#: The fixture whose parameter names the backend of a test.
+BACKEND_PARAMETER = "_llenergy_backend"
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Whether a test asks for energy."""
+    return not MEASURING.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture
+def gpus(request: pytest.FixtureRequest) -> Iterator[Lease]:
+    """The devices of this test, exclusively its own while it runs: uuids, indices, names, visible_devices.
+
+    Without a ``gpus`` mark that is the CPU. Skips the test, with the reason, when there are too few GPUs.
+    """
+    from pytest_llenergy import marks
+    from pytest_llenergy.devices.allot import allot
+    from pytest_llenergy.devices.lease import Locks
+    from pytest_llenergy.errors import DeviceError
+    from pytest_llenergy.recorder import draft_of
+    from pytest_llenergy.state import state_of
+
+    item = request.node
+    asked = marks.read(item, marks.gpus)
+    settings = state_of(request.config).settings
+    try:
+        lease = allot(asked, settings.gpus)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    draft = draft_of(item)
+    draft.lease, draft.wants_ranks = lease, asked is not None
+    locks = Locks()
+    locks.acquire(lease.devices, settings.lease_timeout)
+    yield lease
+    locks.release()
+
+
+@pytest.fixture
+def _llenergy_place(request: pytest.FixtureRequest, gpus: Lease) -> Place:
+    from pytest_llenergy import marks
+    from pytest_llenergy.handles import Place
+    from pytest_llenergy.recorder import draft_of
+    from pytest_llenergy.state import state_of
+
+    item = request.node
+    return Place(state_of(request.config), gpus, marks.read(item, marks.parallel), draft_of(item))
+
+
+@pytest.fixture
+def energy(_llenergy_place: Place) -> Energy:
+    """Measure a call: run = energy(backend.generate, prompts, max_new_tokens=64); run.energy_j.
+
+    The call is repeated: warm-up, then ``--energy-rounds`` rounds with quiet gaps between them.
+    """
+    from pytest_llenergy.runs import Energy
+
+    return Energy(_llenergy_place)
+
+
+@pytest.fixture
+def energy_meter(_llenergy_place: Place) -> Iterator[EnergyMeter]:
+    """Measure stretches of a test: with energy_meter("load") as window: ...; window.energy_j."""
+    from pytest_llenergy.runs import EnergyMeter
+
+    meter = EnergyMeter(_llenergy_place)
+    yield meter
+    meter.close()
+
+
+@pytest.fixture
+def workers(_llenergy_place: Place) -> Workers:
+    """The ranks of this test: workers.run(fn, *args) calls fn on each and gives the results by rank."""
+    from pytest_llenergy.handles import Workers
+
+    return Workers(_llenergy_place)
+
+
+@pytest.fixture
+def energy_model(request: pytest.FixtureRequest) -> str:
+    """The model for the backend fixture; override it to choose another for a module or a test."""
+    from pytest_llenergy.state import state_of
+
+    return state_of(request.config).settings.model
+
+
+@pytest.fixture(scope="session")
+def _llenergy_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def backend(_llenergy_backend: str, energy_model: str, _llenergy_place: Place) -> BackendHandle:
+    """One inference engine with a model; the test runs once for each engine that is available here.
+
+    ``backend.generate(prompts, ...)`` generates; ``energy(backend.generate, ...)`` measures it.
+    """
+    from pytest_llenergy.backends.model import resolve
+    from pytest_llenergy.handles import BackendHandle
+
+    state = _llenergy_place.state
+    spec = state.backends[_llenergy_backend]
+    model = resolve(energy_model)
+    refused = spec.refuses(model)
+    if refused is None and _llenergy_place.lease.uuids and not spec.capabilities.gpu:
+        refused = f"{spec.name} does not run on GPUs here"
+    if refused is not None:
+        pytest.skip(refused)
+    return BackendHandle(spec, model, _llenergy_place)
+
+
+@pytest.fixture
+def prompts(request: pytest.FixtureRequest) -> Prompts:
+    """A small set of prompts of mixed length; --energy-prompts=FILE names another."""
+    from pytest_llenergy.model.prompts import default_prompts, read_prompts
+    from pytest_llenergy.state import state_of
+
+    path = state_of(request.config).settings.prompts
+    return default_prompts() if path is None else read_prompts(path)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests hold and call: a backend to generate with, workers for functions of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, Generation, GenerationParams
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.devices.host import usable_cpus
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import BackendInfo, Parallel
+from pytest_llenergy.options import Settings
+from pytest_llenergy.recorder import Draft
+from pytest_llenergy.state import State
+from pytest_llenergy.workers.failure import OutcomeInRank
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.pool import Load
+from pytest_llenergy.workers.workload import (
+    RankWorkload,
+    call_workload,
+    generate_workload,
+    merged,
+)
+
+
+@contextmanager
+def outcomes() -> Iterator[None]:
+    """Give pytest's outcomes that were raised inside ranks their meaning in this process."""
+    try:
+        yield
+    except OutcomeInRank as outcome:
+        if outcome.outcome == "Skipped":
+            pytest.skip(outcome.reason)
+        if outcome.outcome == "XFailed":
+            pytest.xfail(outcome.reason)
+        pytest.fail(outcome.reason, pytrace=False)
+
+
+@dataclass
+class Place:
+    """Where a test runs: its lease, its degrees, and the process-wide state it draws on."""
+
+    state: State
+    lease: Lease
+    parallel: Parallel | None
+    draft: Draft
+
+    @property
+    def settings(self) -> Settings:
+        """The options of the run."""
+        return self.state.settings
+
+    def plan(self, capabilities: Capabilities) -> ProcessPlan:
+        """The process plan for an engine with these capabilities."""
+        plan = plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), self.settings.threads)
+        self.draft.parallel, self.draft.launch = plan.parallel, plan.launch
+        return plan
+
+    def note(self, group: RankGroup) -> None:
+        """Keep the ranks as they were seen."""
+        self.draft.ranks, self.draft.start_s = group.ranks, group.start_s
+
+
+@dataclass(frozen=True)
+class BackendHandle:
+    """An engine with a model, for this test's devices. The model is loaded when it is first needed.
+
+    ``with_options(dtype="float32")`` gives the same engine with other load options.
+    """
+
+    spec: BackendSpec
+    model: ModelSource
+    place: Place
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name, as in ``--energy-backend``."""
+        return self.spec.name
+
+    def with_options(self, **options: Any) -> BackendHandle:
+        """The same backend with load options. Raises ``BackendError`` for one that it does not take."""
+        known = self.spec.capabilities.options
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            takes = ", ".join(known) or "none"
+            raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; it takes: {takes}")
+        return BackendHandle(self.spec, self.model, self.place, {**self.options, **options})
+
+    def generate(self, prompts: Sequence[str], **params: Any) -> Generation:
+        """Generate for a batch of prompts, unmeasured; give the method itself to ``energy`` to measure.
+
+        Keyword arguments are those of ``GenerationParams``. Prompts are split over data-parallel ranks;
+        the answer is in their order.
+        """
+        with outcomes():
+            workload = self.workload(prompts, params)
+            workload.run_round()
+            return merged(workload.results())
+
+    def workload(self, prompts: Sequence[str], params: dict[str, Any]) -> RankWorkload:
+        """The batch, prepared in the ranks."""
+        if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+            raise BackendError("generate: prompts must be a list of one or more strings")
+        checked = GenerationParams.of(params)
+        if checked.cache not in self.spec.capabilities.caches:
+            offered = ", ".join(self.spec.capabilities.caches)
+            raise BackendError(f"{self.name} has no {checked.cache} cache; it offers: {offered}")
+        plan = self.place.plan(self.spec.capabilities)
+        if len(prompts) < plan.parallel.data:
+            raise BackendError(
+                f"generate: {len(prompts)} prompts for {plan.parallel.data} data-parallel ranks; a rank "
+                "would have no work"
+            )
+        load = Load.of(self.spec, self.model, self.options)
+        group, info = self.place.state.pool.loaded(plan, load)
+        self.place.note(group)
+        self.place.draft.backend = _with_generation(info, checked)
+        return generate_workload(group, prompts, checked, self.place.settings.timeout)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be made on every rank, for ``energy`` to measure."""
+
+    workers: Workers
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def workload(self) -> RankWorkload:
+        """The call, prepared in the ranks."""
+        group = self.workers.group()
+        timeout_s = self.workers.place.settings.timeout
+        return call_workload(group, self.function, self.args, self.kwargs, timeout_s)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The ranks of this test, for functions of its own.
+
+    With torch installed, several ranks are in one ``torch.distributed`` process group (gloo on CPUs,
+    NCCL on GPUs). ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` are set.
+    """
+
+    place: Place
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return len(self.place.lease.devices)
+
+    def group(self) -> RankGroup:
+        """The running ranks, started on first use."""
+        framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
+        plan = self.place.plan(Capabilities(framework=framework, data=True))
+        group = self.place.state.pool.group(plan)
+        self.place.note(group)
+        return group
+
+    def run(
+        self, function: Callable[..., Any], /, *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call a function on every rank. Returns the results by rank.
+
+        ``timeout`` is seconds; without it ``--energy-timeout`` counts. Raises ``WorkerError`` with the
+        traceback of the rank that failed first; skip, xfail and fail keep their meaning.
+        """
+        with outcomes():
+            seconds = timeout or self.place.settings.timeout
+            workload = call_workload(self.group(), function, args, kwargs, seconds)
+            workload.run_round()
+            return workload.results()
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call:
+        """The same call, not yet made: ``energy(workers.call(step))`` measures it."""
+        return Call(self, function, args, kwargs)
+
+
+def _with_generation(info: BackendInfo, params: GenerationParams) -> BackendInfo:
+    return msgspec.structs.replace(info, generation=params.primitives())

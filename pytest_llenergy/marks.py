@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The marks. Each is a function: its signature is what ``--markers`` shows and what is checked."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError, PlanError
+
+if TYPE_CHECKING:
+    # What the marks become is imported when one is read: registering them is all that most runs need.
+    from pytest_llenergy.compare.budget import Budget
+    from pytest_llenergy.devices.allot import GpuRequest
+    from pytest_llenergy.model.record import Parallel
+
+
+def gpus(n: int = 1, *, name: str | None = None, fallback: str | None = None) -> GpuRequest:
+    """lease n GPUs for the test; it is skipped with the reason where there are fewer. name is a part of \
+the product name; fallback="cpu" runs n CPU ranks instead, and the record says so."""
+    from pytest_llenergy.devices.allot import GpuRequest
+
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise PlanError(f"n is {n!r}, needs a whole number, 1 or more")
+    if fallback not in (None, "cpu"):
+        raise PlanError(f'fallback is {fallback!r}, knows only "cpu"')
+    return GpuRequest(n, name, fallback)
+
+
+def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1) -> Parallel:
+    """degrees of parallelism; they multiply to the number of devices."""
+    from pytest_llenergy.model.record import Parallel
+
+    for degree in (data, tensor, pipeline):
+        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+            raise PlanError(f"a degree is {degree!r}, needs a whole number, 1 or more")
+    return Parallel(data=data, tensor=tensor, pipeline=pipeline)
+
+
+def energy_gate(*, metric: str | None = None, budget: str) -> Budget:
+    """fail the test when a metric exceeds its budget, such as budget="5 J" or \
+metric="energy_per_output_token_j", budget="300 mJ"."""
+    from pytest_llenergy.compare.budget import parse_budget
+
+    return parse_budget(metric, budget)
+
+
+MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, energy_gate)
+NAMES = frozenset(mark.__name__ for mark in MARKS)
+
+
+def marker_lines() -> Iterator[str]:
+    """Lines for the ini key ``markers``: name, parameters and what it does."""
+    for mark in MARKS:
+        signature = re.sub(r" -> .*", "", str(inspect.signature(mark)))
+        plain = re.sub(r": [^,)=]+( =|(?=[,)]))", r"\1", signature).replace(" = ", "=").replace(" =", "=")
+        yield f"{mark.__name__}{plain}: {mark.__doc__}"
+
+
+def read(node: pytest.Item | pytest.Function, mark: Callable[..., Any]) -> Any:
+    """The closest mark of a kind as its data; ``None`` without one."""
+    found = node.get_closest_marker(mark.__name__)
+    return None if found is None else parse(found, mark)
+
+
+def parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
+    """A mark's arguments as its data. Raises ``PlanError`` that names what is wrong."""
+    try:
+        inspect.signature(mark).bind(*found.args, **found.kwargs)
+        return mark(*found.args, **found.kwargs)
+    except (TypeError, LLEnergyError) as error:
+        known = ", ".join(inspect.signature(mark).parameters)
+        raise PlanError(f"@pytest.mark.{mark.__name__}: {error} (it takes: {known})") from None
+
+
+def check_all(markers: list[pytest.Mark]) -> None:
+    """Parse every mark of ours in a list. Raises ``PlanError``."""
+    for mark in MARKS:
+        for found in markers:
+            if found.name == mark.__name__:
+                parse(found, mark)

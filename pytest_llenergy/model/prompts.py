@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets of prompts: a text file with one prompt a line, or the small set that ships with the plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import SupportsIndex, overload
+
+from pytest_llenergy.errors import LLEnergyError
+
+#: Written for this package and dedicated to the public domain (CC0-1.0). From 3 to about 90 words.
+DEFAULT_PROMPTS = (
+    "Name three rivers.",
+    "Explain in two sentences why a kettle uses more energy than a lamp.",
+    "Write a short, friendly note that tells a neighbour that their parcel was left with you, and when "
+    "you are at home to hand it over.",
+    "A train leaves at 09:40 and arrives at 13:05 after two stops of six minutes each. How long was it "
+    "moving? Show each step of the calculation, then give the answer in hours and minutes.",
+    "Translate into French: the meeting was moved to Thursday.",
+    "Summarise for a new colleague: The service reads messages from a queue, checks each against a set "
+    "of rules, and stores those that pass. Messages that fail are kept for a week in a second queue, so "
+    "that someone can look at them and send them again. Twice a day a job counts both queues and posts "
+    "the numbers to a channel. When the second queue grows by more than a hundred in an hour, the person "
+    "on duty is called, because that has nearly always meant that a sender changed its format.",
+    "What is a monotonic clock?",
+    "List five checks to make before publishing a benchmark, each in at most ten words.",
+)
+
+
+class Prompts(tuple[str, ...]):
+    """Prompts in order. A slice that asks for more than there are is an error, not a smaller batch."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> str: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> Prompts: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> str | Prompts:
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        if index.stop is not None and index.stop > len(self):
+            raise LLEnergyError(
+                f"prompts[:{index.stop}]: the set has {len(self)} prompts; name a larger set with the "
+                "ini key energy_prompts, or override the prompts fixture"
+            )
+        return Prompts(super().__getitem__(index))
+
+
+def read_prompts(path: Path) -> Prompts:
+    """One prompt a line, UTF-8. Blank lines and lines that start with ``#`` are left out.
+
+    Raises ``LLEnergyError`` when the file cannot be read or holds no prompt.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LLEnergyError(f"energy_prompts: cannot read {path} ({error})") from None
+    prompts = Prompts(_useful(lines))
+    if not prompts:
+        raise LLEnergyError(f"energy_prompts: {path} holds no prompt; write one a line")
+    return prompts
+
+
+def _useful(lines: Iterable[str]) -> Iterable[str]:
+    return (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def default_prompts() -> Prompts:
+    """The set that ships with the plugin."""
+    return Prompts(DEFAULT_PROMPTS)

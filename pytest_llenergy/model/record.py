@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One measured test. JSON primitives only; units are in the names; missing is ``None`` plus a reason."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["measured", "estimated"]
+Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
+Severity = Literal["note", "warning", "invalid"]
+Primitive = str | int | float | bool | None
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything stored: immutable, named fields, unknown fields refused on reading."""
+
+
+class Flag(Data, frozen=True):
+    """Something a reader must know about a number. ``invalid`` means: this is no result."""
+
+    name: str
+    severity: Severity
+    detail: str
+
+
+class Metric(Data, frozen=True):
+    """One figure of a test over ``n`` rounds.
+
+    ``uncertainty`` is the standard uncertainty (k = 1) for comparing runs on the same devices;
+    ``uncertainty_absolute`` adds what is common to all of them (gain of the meter, model of an estimate).
+    """
+
+    value: float | None
+    unit: str
+    uncertainty: float | None = None
+    uncertainty_absolute: float | None = None
+    n: int = 0
+    reason: str | None = None
+
+
+class DomainEnergy(Data, frozen=True):
+    """Joules of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
+
+    ``low_j`` and ``high_j`` are the limits that the source's own accuracy sets on the true value.
+    """
+
+    energy_j: float | None
+    energy_u_j: float | None
+    kind: Kind
+    low_j: float | None = None
+    high_j: float | None = None
+    reason: str | None = None
+
+
+class Phase(Data, frozen=True):
+    """A part of a round. Phases of a round follow one another and fill it."""
+
+    name: str
+    duration_s: float
+    energy_j: float | None
+    energy_u_j: float | None
+    reason: str | None = None
+
+
+class Tokens(Data, frozen=True):
+    """Token counts summed over requests: prompts without padding, outputs as produced."""
+
+    input: int
+    output: int
+
+
+class Round(Data, frozen=True):
+    """One repetition.
+
+    ``energy_u_j`` is its standard uncertainty for comparing on the same devices, ``energy_u_absolute_j``
+    adds the accuracy of the sources. ``idle_power_w`` is the power in the quiet gaps around the round,
+    context alive. ``other_cpu_s`` is CPU time that processes outside the measured ones used meanwhile,
+    ``stolen_cpu_s`` what a hypervisor gave to other guests although this one wanted it.
+    """
+
+    start_s: float
+    duration_s: float
+    energy_j: float | None
+    energy_u_j: float | None
+    energy_u_absolute_j: float | None
+    idle_power_w: float | None
+    idle_power_u_w: float | None
+    by_domain: dict[str, DomainEnergy]
+    phases: list[Phase] = []
+    tokens: Tokens | None = None
+    requests: int | None = None
+    time_to_first_token_s: float | None = None
+    inter_token_latency_s: float | None = None
+    temperature_start_c: float | None = None
+    other_cpu_s: float | None = None
+    stolen_cpu_s: float | None = None
+    flags: list[Flag] = []
+    reason: str | None = None
+
+
+class Window(Data, frozen=True):
+    """One named window of the ``energy_meter`` fixture. Times are monotonic seconds."""
+
+    name: str
+    start_s: float
+    duration_s: float
+    energy_j: float | None
+    energy_u_j: float | None
+    by_domain: dict[str, DomainEnergy]
+    flags: list[Flag] = []
+    reason: str | None = None
+
+
+class MeterInfo(Data, frozen=True):
+    """One domain that was read, and how. ``resolution_j`` is the smallest step of its counter."""
+
+    name: str
+    domain: str
+    kind: Kind
+    source: str
+    scope: str
+    update_period_s: float | None
+    resolution_j: float | None
+    accuracy: str
+
+
+class RankInfo(Data, frozen=True):
+    """One worker process as it was seen running, not as it was asked for."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    device: str
+    threads: int | None = None
+    cpus: list[int] | None = None
+
+
+class Parallel(Data, frozen=True):
+    """Parallel degrees. Their product is the number of devices."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+
+class BackendInfo(Data, frozen=True):
+    """The engine that ran and everything that it was told."""
+
+    name: str
+    version: str
+    model: str
+    model_revision: str | None = None
+    dtype: str | None = None
+    options: dict[str, Primitive] = {}
+    generation: dict[str, Primitive] = {}
+    load_s: float | None = None
+
+
+class Record(Data, frozen=True):
+    """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1."""
+
+    id: str
+    attempt: int
+    status: Status
+    reason: str | None = None
+    params: dict[str, Primitive] = {}
+    backend: BackendInfo | None = None
+    parallel: Parallel = Parallel()
+    ranks: list[RankInfo] = []
+    start_method: str | None = None
+    launch: str | None = None
+    start_s: float | None = None
+    devices: list[str] = []
+    fallback: str | None = None
+    load_average: float | None = None
+    warmup_rounds: int = 0
+    meters: list[MeterInfo] = []
+    rounds: list[Round] = []
+    windows: list[Window] = []
+    metrics: dict[str, Metric] = {}
+    flags: list[Flag] = []
+
+    @property
+    def kind(self) -> Kind | None:
+        """``measured`` or ``estimated``; ``None`` where nothing was read."""
+        kinds = {meter.kind for meter in self.meters}
+        if not kinds:
+            return None
+        return "estimated" if "estimated" in kinds else "measured"

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: its records, how it ended, where it ran. Strict reading, published JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.record import Data, Record
+
+#: 1: first published format (0.1.0).
+SCHEMA_VERSION = 1
+
+
+class Tool(Data, frozen=True):
+    """Who wrote the file."""
+
+    name: str
+    version: str
+
+
+class RunInfo(Data, frozen=True):
+    """One pytest run. Times are RFC 3339 in UTC; ``complete`` is false unless every test had its turn."""
+
+    id: str
+    started_at: str
+    finished_at: str | None
+    complete: bool
+    argv: list[str]
+    exit_status: int | None
+
+
+class Source(Data, frozen=True):
+    """The code that was measured; ``None`` where there is no git checkout."""
+
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+
+
+class Report(Data, frozen=True):
+    """The file that ``--energy-report`` writes."""
+
+    schema_version: int
+    tool: Tool
+    run: RunInfo
+    source: Source
+    environment: Environment | None
+    records: list[Record]
+
+
+def encode(report: Report) -> bytes:
+    """The report as indented UTF-8 JSON. NaN and infinity become ``null``: JSON has neither."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def decode(data: bytes, origin: str) -> Report:
+    """Read a report strictly. ``origin`` names it in the error.
+
+    Raises ``ReportError`` for anything that is not a report of a version known here.
+    """
+    if not data.strip():
+        raise ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).schema_version
+    except msgspec.DecodeError as error:
+        raise ReportError(f"{origin}: not a report of pytest --energy-report ({error})") from None
+    if version > SCHEMA_VERSION:
+        raise ReportError(
+            f"{origin}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this "
+            "pytest-llenergy reads; upgrade pytest-llenergy"
+        )
+    try:
+        return msgspec.json.decode(data, type=Report)
+    except msgspec.DecodeError as error:
+        raise ReportError(f"{origin}: broken report ({error})") from None
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a report, generated from the types that read it."""
+    schema = msgspec.json.schema(Report)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"pytest-llenergy report, schema version {SCHEMA_VERSION}",
+        **schema,
+    }

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option, once: the table makes the command line, the ini keys and the frozen settings.
+
+On the command line all defaults are ``None``; the ini key holds the default, so that an ini value is
+never hidden by a default of the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.integrations.xdist import is_worker
+
+DEFAULT_REPORT = "energy.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options say, checked. Times are seconds; empty tuples and ``None`` mean automatic."""
+
+    report: Path | None
+    rounds: int
+    warmup: int
+    gap: float
+    model: str
+    backend: tuple[str, ...]
+    gpus: str | None
+    meter: tuple[str, ...]
+    require: str | None
+    threads: int | None
+    timeout: float
+    lease_timeout: float
+    prompts: Path | None
+
+    @property
+    def names_something(self) -> bool:
+        """Whether a model, backend or meter is named, which can be checked before any test runs."""
+        return bool(self.model or self.backend or self.meter)
+
+
+SETTINGS = pytest.StashKey[Settings]()
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: ``--energy-NAME`` and ini ``energy_NAME``. ``parse`` raises ``ValueError`` to refuse."""
+
+    name: str
+    metavar: str
+    default: str
+    parse: Callable[[str], Any]
+    help: str
+    bare: str | None = None
+    is_path: bool = False
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return f"--energy-{self.name.replace('_', '-')}"
+
+    @property
+    def ini(self) -> str:
+        """Its name in an ini file."""
+        return f"energy_{self.name}"
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.strip().lstrip("+").isdigit() or int(text) < least:
+            raise ValueError(f"needs a whole number, {least} or more")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ValueError("needs a number of seconds above 0")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    return () if names == ("auto",) else names
+
+
+def _optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: parse(text) if text.strip() else None
+
+
+def _require(text: str) -> str:
+    if text != "measured":
+        raise ValueError("knows one word: measured")
+    return text
+
+
+def _report(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or "::" in text or path.suffix == ".py":
+        raise ValueError(
+            f"names a test path, not a report; did you mean: pytest {text} --energy-report "
+            f"(the report's name takes an equals sign: --energy-report={DEFAULT_REPORT})"
+        )
+    if path.suffix != ".json":
+        raise ValueError(f"the report's name must end in .json; did you mean {text}.json?")
+    return path
+
+
+OPTIONS = (
+    Option(
+        "report",
+        "FILE.json",
+        "",
+        _optional(_report),
+        f"Write the records of this run as JSON.\nWithout a name: {DEFAULT_REPORT}",
+        bare=DEFAULT_REPORT,
+        is_path=True,
+    ),
+    Option("rounds", "N", "6", _count(1), "Measured rounds of each test (default: 6)"),
+    Option("warmup", "N", "1", _count(0), "Unmeasured rounds before them (default: 1)"),
+    Option("gap", "SECONDS", "0.25", _seconds, "Quiet time around each round (default: 0.25)"),
+    Option(
+        "model",
+        "MODEL",
+        "",
+        str,
+        "Hub id, directory, .gguf file or random:PRESET.\nDefault: SmolLM2-135M-Instruct.",
+    ),
+    Option("backend", "NAME[,NAME]", "", _names, "Run only these backends (default: all)"),
+    Option(
+        "gpus",
+        "GPUS",
+        "",
+        _optional(str),
+        "GPUs to use in spite of the environment: all, indices in PCI order, or UUIDs",
+    ),
+    Option("meter", "NAME[,NAME]", "auto", _names, "Meters to use (default: auto)"),
+    Option("require", "measured", "", _optional(_require), "Fail instead of estimating"),
+    Option("threads", "N", "", _optional(_count(1)), "CPU threads of each rank (default: its cores)"),
+    Option("timeout", "SECONDS", "600", _seconds, "Longest wait for a rank (default: 600)"),
+    Option("lease_timeout", "SECONDS", "1800", _seconds, "Longest wait for a device (default: 1800)"),
+    Option(
+        "prompts", "FILE", "", _optional(Path), "Prompts for the prompts fixture, one a line", is_path=True
+    ),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register the table with pytest."""
+    group = parser.getgroup("llenergy", "energy of LLM inference")
+    for option in OPTIONS:
+        bare: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
+        group.addoption(
+            option.flag, dest=option.ini, default=None, metavar=option.metavar, help=option.help, **bare
+        )
+        parser.addini(option.ini, f"Default of {option.flag}", default=option.default)
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Command line over ini over default. Raises ``pytest.UsageError`` naming where a bad value stands."""
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        given = config.getoption(option.ini, default=None)
+        text = str(config.getini(option.ini)) if given is None else str(given)
+        name = option.flag if given is not None else f"ini key {option.ini}"
+        try:
+            value = option.parse(text)
+        except ValueError as error:
+            raise pytest.UsageError(f"{name}={text}: {error}") from None
+        if option.is_path and value is not None:
+            value = (config.invocation_params.dir if given is not None else config.rootpath) / value
+        values[option.name] = value
+    settings = Settings(**values)
+    if settings.report is not None and not is_worker(config):
+        _check_writable(settings.report)
+    return settings
+
+
+def _check_writable(path: Path) -> None:
+    """Look before hours are spent; nothing is created here."""
+    if path.exists() and not os.access(path, os.W_OK):
+        raise pytest.UsageError(f"--energy-report={path}: the file exists and cannot be written")
+    directory = path.parent
+    if not directory.is_dir():
+        raise pytest.UsageError(f"--energy-report={path}: no directory {directory}; make it first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"--energy-report={path}: no permission to write in {directory}")

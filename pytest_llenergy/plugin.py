@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin ``llenergy``: pytest's hooks, each handed on in a line or two.
+
+Every run of pytest pays for what is imported here, so the rooms behind it are imported when needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+
+import pytest
+
+from pytest_llenergy import hookspecs, marks, options
+from pytest_llenergy.controller import Controller
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.fixtures import (
+    BACKEND_PARAMETER,
+    _llenergy_backend,
+    _llenergy_place,
+    backend,
+    energy,
+    energy_meter,
+    energy_model,
+    gpus,
+    is_measured,
+    prompts,
+    workers,
+)
+from pytest_llenergy.integrations.xdist import is_worker
+
+__all__ = [
+    "_llenergy_backend",
+    "_llenergy_place",
+    "backend",
+    "energy",
+    "energy_meter",
+    "energy_model",
+    "gpus",
+    "prompts",
+    "workers",
+]
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    options.add_options(parser)
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in marks.marker_lines():
+        config.addinivalue_line("markers", line)
+    settings = options.read_settings(config)
+    config.stash[options.SETTINGS] = settings
+    if is_worker(config):
+        return
+    if settings.names_something:
+        from pytest_llenergy.state import check_names
+
+        check_names(config)
+    if not config.option.collectonly:
+        config.pluginmanager.register(Controller(config, settings), "llenergy-controller")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if "pytest_llenergy.state" in sys.modules:
+        from pytest_llenergy.state import close
+
+        close(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if any(mark.name in marks.NAMES for mark in metafunc.definition.iter_markers()):
+        from pytest_llenergy.collection import check_marks
+
+        check_marks(metafunc.definition)
+    if BACKEND_PARAMETER in metafunc.fixturenames:
+        from pytest_llenergy.collection import parametrize_backend
+
+        parametrize_backend(metafunc)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if is_measured(item):
+        from pytest_llenergy.recorder import drop_draft
+
+        drop_draft(item)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except LLEnergyError as error:
+        raise pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False) from None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        result = yield
+        if is_measured(item):
+            from pytest_llenergy.recorder import judge
+
+            judge(item)
+        return result
+    except LLEnergyError as error:
+        raise pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False) from None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if is_measured(item):
+        from pytest_llenergy.recorder import attach
+
+        attach(item, report)
+    return report

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a test as it runs to its record: pieces are noted while it runs, joined when its phase ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy import marks
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.measure.experiment import Experiment
+from pytest_llenergy.measure.meter import Window
+from pytest_llenergy.measure.metrics import is_valid
+from pytest_llenergy.model.record import (
+    BackendInfo,
+    Flag,
+    MeterInfo,
+    Parallel,
+    Primitive,
+    RankInfo,
+    Record,
+    Status,
+)
+
+#: Parameters are kept as they are up to this many characters of their text.
+PARAM_LENGTH = 200
+
+
+@dataclass
+class Draft:
+    """What is known of a test so far."""
+
+    lease: Lease | None = None
+    wants_ranks: bool = False
+    meters: list[MeterInfo] = field(default_factory=list)
+    parallel: Parallel | None = None
+    backend: BackendInfo | None = None
+    ranks: tuple[RankInfo, ...] = ()
+    launch: str | None = None
+    start_s: float | None = None
+    experiment: Experiment | None = None
+    windows: list[Window] = field(default_factory=list)
+
+
+DRAFT = pytest.StashKey[Draft]()
+
+
+def draft_of(item: pytest.Item) -> Draft:
+    """The draft of a test, made on first use."""
+    return item.stash.setdefault(DRAFT, Draft())
+
+
+def drop_draft(item: pytest.Item) -> None:
+    """Forget what an earlier attempt left."""
+    if DRAFT in item.stash:
+        del item.stash[DRAFT]
+
+
+def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
+    """The record of a test whose phase has ended for good."""
+    draft = draft_of(item)
+    experiment = draft.experiment
+    windows = [window.record for window in draft.windows if window.ended]
+    status, reason = _status(draft, report)
+    return Record(
+        id=item.nodeid,
+        attempt=getattr(item, "execution_count", 1),
+        status=status,
+        reason=reason,
+        params=_params(item),
+        backend=draft.backend,
+        parallel=draft.parallel or Parallel(),
+        ranks=list(draft.ranks),
+        start_method="spawn" if draft.ranks else None,
+        launch=draft.launch,
+        start_s=draft.start_s,
+        devices=list(draft.lease.devices) if draft.lease else [],
+        fallback=draft.lease.fallback if draft.lease else None,
+        load_average=experiment.load_average if experiment else None,
+        warmup_rounds=experiment.warmup_rounds if experiment else 0,
+        meters=experiment.meters if experiment else draft.meters,
+        rounds=experiment.rounds if experiment else [],
+        windows=windows,
+        metrics=experiment.metrics if experiment else {},
+        flags=_flags(experiment),
+    )
+
+
+def judge(item: pytest.Item) -> None:
+    """Once the body of a test has passed: JUnit properties, then its budget.
+
+    Fails the test in its call phase, so that xfail, ``-x``, ``--lf`` and reruns treat it like any other
+    failure.
+    """
+    experiment = draft_of(item).experiment
+    metrics = experiment.metrics if experiment is not None else {}
+    for name, metric in metrics.items():
+        if metric.value is not None:
+            item.user_properties.append((f"llenergy.{name}", metric.value))
+    if experiment is not None and experiment.meters:
+        kinds = {meter.kind for meter in experiment.meters}
+        item.user_properties.append(("llenergy.kind", ",".join(sorted(kinds))))
+    budget = marks.read(item, marks.energy_gate)
+    failed = budget.judge(metrics) if budget is not None else None
+    if failed is not None:
+        pytest.fail(failed, pytrace=False)
+
+
+def attach(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Put the record on the report of the phase that decides the test.
+
+    A report is what xdist carries to the controller as it happens, so a worker that dies later takes no
+    finished record with it. ``llenergy_measured`` on the set-up report tells the controller what is at
+    stake while the test runs.
+    """
+    if report.when == "setup":
+        vars(report)["llenergy_measured"] = True
+    if report.when == "call" or (report.when == "setup" and not report.passed):
+        record = finish(item, report)
+        replaced = item.ihook.pytest_llenergy_record(item=item, record=record)
+        vars(report)["llenergy"] = to_primitives(replaced or record)
+
+
+def to_primitives(record: Record) -> dict[str, Any]:
+    """A record as JSON primitives: the only thing that may travel on a test report under xdist."""
+    built = msgspec.to_builtins(record)
+    assert isinstance(built, dict)
+    return built
+
+
+def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None]:
+    expected = getattr(report, "wasxfail", None)
+    if expected is not None and report.skipped:
+        return "failed", f"xfail: {expected}"
+    if report.failed:
+        return "failed", _first_line(report)
+    if report.skipped:
+        return "skipped", _skip_reason(report)
+    if draft.experiment is not None:
+        valid = [round_ for round_ in draft.experiment.rounds if is_valid(round_)]
+        if valid:
+            return "measured", None
+        first = draft.experiment.rounds[0]
+        return "invalid", first.reason or next(flag.detail for flag in first.flags)
+    windows = [window.record for window in draft.windows if window.ended]
+    if windows:
+        missing = [window.reason for window in windows if window.energy_j is None]
+        return ("invalid", missing[0]) if missing else ("measured", None)
+    return "invalid", "the test passed without measuring anything"
+
+
+def _first_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash is not None else report.longrepr).strip()
+    return text.splitlines()[0] if text else "failed"
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    longrepr = report.longrepr
+    text = str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _params(item: pytest.Item) -> dict[str, Primitive]:
+    callspec = getattr(item, "callspec", None)
+    values: Mapping[str, Any] = callspec.params if callspec is not None else {}
+    return {name.removeprefix("_llenergy_"): _primitive(value) for name, value in values.items()}
+
+
+def _primitive(value: Any) -> Primitive:
+    if value is None or type(value) in (bool, int, float, str):
+        return value[:PARAM_LENGTH] if isinstance(value, str) else value
+    # A repr with an address would make equal parameters differ from run to run.
+    text = repr(value)
+    return type(value).__qualname__ if " at 0x" in text else text[:PARAM_LENGTH]
+
+
+def _flags(experiment: Experiment | None) -> list[Flag]:
+    """Flags of the rounds, each name once with the number of rounds that have it."""
+    if experiment is None:
+        return []
+    seen: dict[str, list[Flag]] = {}
+    for round_ in experiment.rounds:
+        for flag in round_.flags:
+            seen.setdefault(flag.name, []).append(flag)
+    total = len(experiment.rounds)
+    flags = [
+        Flag(
+            name=name, severity=found[0].severity, detail=f"{len(found)} of {total} rounds: {found[0].detail}"
+        )
+        for name, found in seen.items()
+    ]
+    estimated = [meter for meter in experiment.meters if meter.kind == "estimated"]
+    if estimated:
+        detail = f"{estimated[0].source}; {estimated[0].accuracy}"
+        flags.insert(0, Flag(name="estimated", severity="note", detail=detail))
+    return flags

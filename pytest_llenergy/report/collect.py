@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run as the controller sees it: records arrive, go to the journal, and make the report."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest_llenergy
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Tool
+from pytest_llenergy.report.file import write_report
+from pytest_llenergy.report.journal import Journal, journal_path
+from pytest_llenergy.report.provenance import environment, source
+
+
+class Collector:
+    """Keeps records by (id, attempt) in order of arrival. ``path`` is where the report goes, if anywhere."""
+
+    def __init__(self, path: Path | None, root: Path, argv: Sequence[str]) -> None:
+        self.path = path
+        self._root = root
+        self._argv = list(argv)
+        self._started = datetime.now(timezone.utc)
+        self.run_id = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self._records: dict[tuple[str, int], Record] = {}
+        self._journal: Journal | None = None
+        self._header: Report | None = None
+        self.problems: list[str] = []
+
+    @property
+    def records(self) -> list[Record]:
+        """Every record so far."""
+        return list(self._records.values())
+
+    def add(self, record: Record) -> None:
+        """Keep a record. A journal that cannot be written is a problem to report, not a reason to stop."""
+        self._records[record.id, record.attempt] = record
+        if self.path is None:
+            return
+        try:
+            if self._journal is None:
+                self._journal = Journal(journal_path(self.path, self.run_id), self._start())
+            self._journal.add(record)
+        except OSError as error:
+            self.problems.append(f"journal of {self.path}: {error.strerror}; {record.id} is not in it")
+
+    def finish(self, exit_status: int, *, complete: bool) -> Report | None:
+        """The whole report; ``None`` when nothing was measured."""
+        if not self._records:
+            return None
+        start = self._start()
+        run = RunInfo(
+            id=self.run_id,
+            started_at=start.run.started_at,
+            finished_at=_stamp(datetime.now(timezone.utc)),
+            complete=complete,
+            argv=self._argv,
+            exit_status=exit_status,
+        )
+        return Report(
+            schema_version=SCHEMA_VERSION,
+            tool=start.tool,
+            run=run,
+            source=start.source,
+            environment=start.environment,
+            records=self.records,
+        )
+
+    def write(self, report: Report) -> bool:
+        """Write the report and drop the journal; on failure keep the journal and note the problem."""
+        assert self.path is not None
+        try:
+            write_report(report, self.path)
+        except ReportError as error:
+            kept = f"; the journal {self._journal.path} is kept: llenergy merge" if self._journal else ""
+            self.problems.append(f"{error}{kept}")
+            if self._journal is not None:
+                self._journal.close(remove=False)
+            return False
+        if self._journal is not None:
+            self._journal.close(remove=True)
+        return True
+
+    def _start(self) -> Report:
+        """The report before its first record, made once."""
+        if self._header is None:
+            run = RunInfo(
+                id=self.run_id,
+                started_at=_stamp(self._started),
+                finished_at=None,
+                complete=False,
+                argv=self._argv,
+                exit_status=None,
+            )
+            self._header = Report(
+                schema_version=SCHEMA_VERSION,
+                tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
+                run=run,
+                source=source(self._root),
+                environment=environment(),
+                records=[],
+            )
+        return self._header
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

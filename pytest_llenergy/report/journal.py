@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal: one line a finished test, on disk before the next one starts.
+
+A run that is killed leaves it behind; a report that was written whole makes it superfluous. Each run has
+a file of its own, so that no run touches what another has left.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import SCHEMA_VERSION, Report
+
+SUFFIX = ".journal.jsonl"
+
+
+def journal_path(report: Path, run_id: str) -> Path:
+    """Beside the report, named after it and the run."""
+    return report.with_name(f"{report.stem}.{run_id}{SUFFIX}")
+
+
+def left_over(report: Path) -> list[Path]:
+    """Journals beside a report: those of runs that did not end, or have not yet."""
+    return sorted(report.parent.glob(f"{report.stem}.*{SUFFIX}"))
+
+
+class Journal:
+    """Append-only file: the report without records first, then one record a line."""
+
+    def __init__(self, path: Path, header: Report) -> None:
+        self.path = path
+        self._file = path.open("ab")
+        self._append(msgspec.json.encode(header))
+
+    def add(self, record: Record) -> None:
+        """Append a record and make sure that it is on disk. Raises ``OSError``."""
+        self._append(msgspec.json.encode(record))
+
+    def _append(self, line: bytes) -> None:
+        self._file.write(line + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self, *, remove: bool) -> None:
+        """Close it; ``remove`` when everything in it is safe elsewhere."""
+        try:
+            self._file.close()
+        finally:
+            if remove:
+                self.path.unlink(missing_ok=True)
+
+
+def read_journal(path: Path) -> Report:
+    """The report that a journal amounts to, marked incomplete.
+
+    A last line that was cut off in the middle is left out: its test had not finished being written.
+    Raises ``ReportError`` when the file is no journal.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}") from None
+    whole = [line for line in lines[:-1] if line]
+    if not whole:
+        raise ReportError(f"{path}: not a journal of pytest --energy-report (no complete line)")
+    try:
+        header = msgspec.json.decode(whole[0], type=Report)
+        records = [msgspec.json.decode(line, type=Record) for line in whole[1:]]
+    except msgspec.DecodeError as error:
+        raise ReportError(f"{path}: not a journal of schema version {SCHEMA_VERSION} ({error})") from None
+    return msgspec.structs.replace(header, records=records)

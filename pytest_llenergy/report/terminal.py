@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table that a person reads, 80 columns wide if need be."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pytest_llenergy.model.record import Metric, Record
+
+#: Parameters that have a column of their own.
+OWN_COLUMN = frozenset({"backend"})
+
+
+def render(records: Sequence[Record], width: int, *, color: bool) -> str:
+    """Measured tests as a table, the others as lines with their reasons."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    shown = [
+        record for record in records if any(metric.value is not None for metric in record.metrics.values())
+    ]
+    if shown:
+        console.print(_table(shown))
+    for record in records:
+        for window in record.windows:
+            joules = (
+                f"{window.energy_j:.4g} J" if window.energy_j is not None else f"no joules: {window.reason}"
+            )
+            console.print(
+                f"{_short(record.id)} · {window.name}: {joules} in {window.duration_s:.3g} s", markup=False
+            )
+        # Failures have been told by pytest already.
+        if record.status in ("invalid", "crashed"):
+            console.print(f"{record.status.upper()} {_short(record.id)}: {record.reason}", markup=False)
+    for line in [*_skipped(records), *_notes(shown)]:
+        console.print(line, markup=False)
+    return stream.getvalue().rstrip("\n")
+
+
+def _table(records: Sequence[Record]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("test", overflow="fold", ratio=1)
+    table.add_column("backend", no_wrap=True)
+    for name in ("J", "J/token ± u", "token/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("meter", no_wrap=True)
+    for record in records:
+        table.add_row(
+            _name(record),
+            record.backend.name if record.backend else "-",
+            _value(record.metrics.get("energy_j")),
+            _with_uncertainty(record.metrics.get("energy_per_output_token_j")),
+            _value(record.metrics.get("output_tokens_per_s")),
+            _meter(record),
+        )
+    return table
+
+
+def _name(record: Record) -> str:
+    test = record.id.rpartition("::")[2].partition("[")[0]
+    params = [f"{name}={value}" for name, value in record.params.items() if name not in OWN_COLUMN]
+    if len(record.ranks) > 1:
+        params.append(f"ranks={len(record.ranks)}")
+    return f"{test} {' '.join(params)}".strip()
+
+
+def _short(node_id: str) -> str:
+    return node_id.rpartition("/")[2]
+
+
+def _value(metric: Metric | None) -> str:
+    return f"{metric.value:.3g}" if metric is not None and metric.value is not None else "-"
+
+
+def _with_uncertainty(metric: Metric | None) -> str:
+    """Value and absolute standard uncertainty, rounded to the place of the latter's second digit."""
+    if metric is None or metric.value is None:
+        return "-"
+    u = metric.uncertainty_absolute
+    if not u or not math.isfinite(u):
+        return _value(metric)
+    places = max(0, 1 - math.floor(math.log10(u)))
+    return f"{metric.value:.{places}f} ± {u:.{places}f}"
+
+
+def _meter(record: Record) -> str:
+    names = ",".join(dict.fromkeys(meter.name for meter in record.meters)) or "none"
+    if record.kind == "estimated":
+        return "estimated"
+    return names
+
+
+def _skipped(records: Sequence[Record]) -> list[str]:
+    """One line a reason."""
+    reasons = Counter(record.reason for record in records if record.status == "skipped")
+    return [f"skipped {count}: {reason}" for reason, count in reasons.items()]
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    notes: list[str] = []
+    estimated = next((record for record in records if record.kind == "estimated"), None)
+    if estimated is not None:
+        meter = estimated.meters[0]
+        notes.append(f"estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU.")
+    uncertain = any(record.metrics for record in records)
+    if uncertain:
+        notes.append("u: standard uncertainty (k=1), accuracy of the source included")
+    for name in ("contended", "stolen", "imprecise", "few-ticks"):
+        found = [record for record in records if any(flag.name == name for flag in record.flags)]
+        if found:
+            detail = next(flag.detail for flag in found[0].flags if flag.name == name)
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            notes.append(f"{name}: {_name(found[0])}{more}: {detail}")
+    return notes

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring from a test: the ``energy`` and ``energy_meter`` callables and what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llenergy.errors import LLEnergyError, MeterError
+from pytest_llenergy.handles import BackendHandle, Call, Place, Workers, outcomes
+from pytest_llenergy.measure.experiment import CallWorkload, measure
+from pytest_llenergy.measure.meter import Window
+from pytest_llenergy.measure.rounds import RoundPlan
+from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.sampler import Sampler
+from pytest_llenergy.meters.select import Selection, open_meters
+from pytest_llenergy.model.record import Metric, Round
+from pytest_llenergy.workers.workload import RankWorkload, merged
+
+
+@dataclass(frozen=True)
+class Run:
+    """What ``energy`` returns. Every metric is an attribute; ``result`` is that of the last round."""
+
+    rounds: list[Round]
+    metrics: dict[str, Metric]
+    result: Any
+
+    def __getattr__(self, name: str) -> float:
+        metrics = self.__dict__.get("metrics", {})
+        if name not in metrics:
+            raise AttributeError(f"a run has no {name}; metrics: {', '.join(metrics)}")
+        metric = metrics[name]
+        if metric.value is None:
+            raise LLEnergyError(f"{name} has no value: {metric.reason}")
+        return float(metric.value)
+
+
+class Energy:
+    """Measure something: ``energy(backend.generate, prompts, max_new_tokens=64)``."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __call__(self, work: Callable[..., Any] | Call, /, *args: Any, **kwargs: Any) -> Run:
+        """Run warm-up and rounds of ``work(*args, **kwargs)`` and measure each.
+
+        ``backend.generate`` and ``workers.call(...)`` run in the ranks, and so does any other function
+        in a test with a ``gpus`` mark; without one it runs in this process. Raises ``LLEnergyError`` when
+        called twice in a test, ``MeterError`` when ``--energy-require`` or ``--energy-meter`` cannot be met.
+        """
+        draft, settings = self._place.draft, self._place.settings
+        if draft.experiment is not None:
+            raise LLEnergyError(
+                "energy() was called twice in one test; parametrize the test, or use energy_meter(name) for "
+                "several windows"
+            )
+        # What was required is known before a model is loaded for minutes.
+        open_for(self._place).close()
+        with outcomes():
+            workload, result = self._workload(work, args, kwargs)
+            plan = RoundPlan(settings.rounds, settings.warmup, settings.gap)
+            draft.experiment = measure(workload, plan, open_for(self._place), self._place.lease)
+            value = result()
+        return Run(draft.experiment.rounds, draft.experiment.metrics, value)
+
+    def _workload(
+        self, work: Callable[..., Any] | Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[RankWorkload | CallWorkload, Callable[[], Any]]:
+        """What to run, and how to get its result afterwards."""
+        handle = getattr(work, "__self__", None)
+        if isinstance(handle, BackendHandle) and getattr(work, "__func__", None) is BackendHandle.generate:
+            ranks = handle.workload(*_prompts(*args, **kwargs))
+            return ranks, lambda: merged(ranks.results())
+        if not isinstance(work, Call) and callable(work) and self._place.draft.wants_ranks:
+            work = Workers(self._place).call(work, *args, **kwargs)
+        elif isinstance(work, Call) and (args or kwargs):
+            raise LLEnergyError("energy(workers.call(fn, ...)): give the arguments to call, not to energy")
+        if isinstance(work, Call):
+            ranks = work.workload()
+            return ranks, ranks.results
+        if not callable(work):
+            raise LLEnergyError(f"energy: {work!r} is not callable; give the function, not its result")
+        function = work
+        local = CallWorkload(lambda: function(*args, **kwargs))
+        return local, lambda: local.result
+
+
+class EnergyMeter:
+    """``with energy_meter("load") as window:`` measures a stretch of this test, in this process.
+
+    Works with ``async with`` too. Windows may nest and overlap. The meters stay open until the test ends.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._sampler: Sampler | None = None
+        self._reasons: tuple[str, ...] = ()
+
+    def __call__(self, name: str) -> Window:
+        """A new window. Raises ``MeterError`` when ``--energy-require`` or ``--energy-meter`` fail."""
+        if self._sampler is None:
+            selection = open_for(self._place)
+            self._reasons = selection.reasons
+            self._sampler = Sampler(selection.meters)
+            self._sampler.__enter__()
+            self._place.draft.meters = [series.domain.info(series.meter) for series in self._sampler.series]
+        window = Window(name, self._sampler, self._reasons)
+        self._place.draft.windows.append(window)
+        return window
+
+    def close(self) -> None:
+        """Stop reading and close the meters."""
+        if self._sampler is not None:
+            self._sampler.__exit__(None, None, None)
+
+
+def open_for(place: Place) -> Selection:
+    """Open the meters of a test's devices.
+
+    Raises ``MeterError`` when the user asked for meters that cannot be had; otherwise a host without any
+    gives an empty selection with the reasons, and the test a record without joules.
+    """
+    settings = place.settings
+    required = settings.require == "measured"
+    targets = Targets(place.lease.uuids)
+    try:
+        return open_meters(settings.meter, place.state.meters, targets, require_measured=required)
+    except MeterError as error:
+        if required or settings.meter:
+            raise
+        return Selection((), (str(error),))
+
+
+def _prompts(prompts: Any, /, **params: Any) -> tuple[Any, dict[str, Any]]:
+    return prompts, params

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that stay for the next test: one group at a time, kept while tests ask for the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.plan import ProcessPlan
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the ranks have loaded: a backend with a model and its options."""
+
+    spec: BackendSpec
+    model: ModelSource
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, spec: BackendSpec, model: ModelSource, options: Mapping[str, Any]) -> Load:
+        """Options in a fixed order, so that equal ones compare equal."""
+        return cls(spec, model, tuple(sorted(options.items())))
+
+
+class RankPool:
+    """Holds at most one live group. Equal plan and equal load mean the group is used again."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._group: RankGroup | None = None
+        self._key: tuple[ProcessPlan, Load | None] | None = None
+        self._info: BackendInfo | None = None
+
+    def group(self, plan: ProcessPlan) -> RankGroup:
+        """Ranks without a backend."""
+        group, _ = self._get(plan, None)
+        return group
+
+    def loaded(self, plan: ProcessPlan, load: Load) -> tuple[RankGroup, BackendInfo]:
+        """Ranks with a model, and what they say about it."""
+        group, info = self._get(plan, load)
+        assert info is not None
+        return group, info
+
+    def close(self) -> None:
+        """End what is running."""
+        if self._group is not None:
+            self._group.close()
+        self._group = self._key = self._info = None
+
+    def _get(self, plan: ProcessPlan, load: Load | None) -> tuple[RankGroup, BackendInfo | None]:
+        if self._group is not None and self._group.alive and self._key == (plan, load):
+            return self._group, self._info
+        self.close()
+        group = RankGroup(plan)
+        info = None
+        if load is not None:
+            payload = {
+                "factory": load.spec.factory,
+                "model": asdict(load.model),
+                "options": dict(load.options),
+            }
+            answers = group.ask_all("load", payload, self._timeout_s)
+            info = msgspec.json.decode(answers[0], type=BackendInfo)
+        self._group, self._key, self._info = group, (plan, load), info
+        return group, info

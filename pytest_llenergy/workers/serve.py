@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request loop of a rank, once it is what it was planned to be."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from pytest_llenergy.backends.base import Backend, Generation, GenerationParams, Job, RankContext, create
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.model.timeline import RankTimeline
+from pytest_llenergy.workers.memory import peak_memory_bytes, reset_peak_memory
+
+
+class CallJob:
+    """Any function as the measured work."""
+
+    def __init__(self, blob: bytes) -> None:
+        self._function, self._args, self._kwargs = cloudpickle.loads(blob)
+
+    def run(self) -> None:
+        self._value = self._function(*self._args, **self._kwargs)
+
+    def result(self) -> Any:
+        return self._value
+
+
+class Server:
+    """Answers each request with ``("ok", value)`` or ``("error", details)``, one at a time."""
+
+    def __init__(self, connection: Connection, boot: dict[str, Any]) -> None:
+        self._connection = connection
+        self._boot = boot
+        self._backend: Backend | None = None
+        self._job: Job | CallJob | None = None
+
+    def run(self) -> None:
+        """Serve until the other side asks to stop or goes away."""
+        verbs: dict[str, Callable[[Any], Any]] = {
+            "load": self._load,
+            "prepare": self._prepare,
+            "prepare_call": self._prepare_call,
+            "round": self._round,
+            "result": self._result,
+        }
+        while True:
+            try:
+                verb, payload = self._connection.recv()
+            except EOFError:
+                return
+            if verb == "stop":
+                if self._backend is not None:
+                    self._backend.close()
+                return
+            try:
+                answer = ("ok", verbs[verb](payload))
+            except BaseException as error:
+                answer = ("error", _describe(error))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._connection.send(answer)
+
+    def _load(self, payload: dict[str, Any]) -> bytes:
+        context = RankContext(
+            rank=self._boot["rank"],
+            local_rank=self._boot["local_rank"],
+            world_size=self._boot["world_size"],
+            device=self._boot["device"],
+            threads=self._boot["threads"],
+        )
+        backend = create(payload["factory"])
+        start = time.monotonic()
+        info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
+        self._backend = backend
+        return msgspec.json.encode(msgspec.structs.replace(info, load_s=time.monotonic() - start))
+
+    def _prepare(self, payload: dict[str, Any]) -> None:
+        assert self._backend is not None
+        params = msgspec.convert(payload["params"], GenerationParams)
+        self._job = self._backend.prepare(payload["prompts"], params)
+
+    def _prepare_call(self, blob: bytes) -> None:
+        self._job = CallJob(blob)
+
+    def _round(self, seed: int) -> tuple[bytes, int | None]:
+        """Run the job once. Returns its timeline and the peak memory of this rank."""
+        job = self._job
+        assert job is not None
+        random.seed(seed)
+        gc.collect()
+        reset_peak_memory()
+        self._synchronize()
+        _barrier()
+        cpu_before = time.process_time()
+        start_ns = time.monotonic_ns()
+        job.run()
+        self._synchronize()
+        end_ns = time.monotonic_ns()
+        cpu_time_s = time.process_time() - cpu_before
+        result = job.result()
+        requests = tuple(result.requests) if isinstance(result, Generation) else ()
+        first = [request.first_token_ns for request in requests]
+        known = [time_ns for time_ns in first if time_ns is not None]
+        timeline = RankTimeline(
+            rank=self._boot["rank"],
+            start_ns=start_ns,
+            end_ns=end_ns,
+            cpu_time_s=cpu_time_s,
+            first_token_ns=max(known) if known and len(known) == len(first) else None,
+            requests=requests,
+        )
+        return msgspec.json.encode(timeline), peak_memory_bytes()
+
+    def _result(self, _payload: None) -> bytes:
+        assert self._job is not None
+        return bytes(cloudpickle.dumps(self._job.result()))
+
+    def _synchronize(self) -> None:
+        if self._backend is not None:
+            self._backend.synchronize()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+
+def _barrier() -> None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """What the parent needs to raise it again: the outcomes of pytest keep their meaning."""
+    kind = type(error)
+    outcome = kind.__name__ if kind.__module__ == "_pytest.outcomes" else None
+    return {
+        "time_ns": time.monotonic_ns(),
+        "pid": os.getpid(),
+        "outcome": outcome,
+        "reason": str(getattr(error, "msg", None) or error),
+        "ours": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
+        "message": f"{kind.__name__}: {error}",
+        "traceback": traceback.format_exc(),
+    }

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work for ranks, in the shape that the measuring protocol runs: one round at a time."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from pytest_llenergy.backends.base import Generation, GenerationParams
+from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
+from pytest_llenergy.workers.group import RankGroup
+
+
+class RankWorkload:
+    """A job that every rank of a group has prepared. ``peak_memory_bytes`` is the sum over ranks."""
+
+    def __init__(self, group: RankGroup, timeout_s: float) -> None:
+        self._group = group
+        self._timeout_s = timeout_s
+        self.peak_memory_bytes: int | None = None
+
+    def run_round(self) -> RoundTimeline:
+        """Run the job once on every rank and wait, blocked, for the last."""
+        answers = self._group.ask_all("round", 0, self._timeout_s)
+        peaks = [peak for _, peak in answers if peak is not None]
+        if len(peaks) == len(answers):
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
+        ranks = tuple(msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers)
+        return RoundTimeline(ranks=ranks)
+
+    def results(self) -> list[Any]:
+        """What the last round made, by rank."""
+        return [cloudpickle.loads(blob) for blob in self._group.ask_all("result", None, self._timeout_s)]
+
+
+def generate_workload(
+    group: RankGroup, prompts: Sequence[str], params: GenerationParams, timeout_s: float
+) -> RankWorkload:
+    """A batch, split over data-parallel ranks into consecutive parts, the longer ones first."""
+    parts = split(prompts, len(group.ranks))
+    given = msgspec.to_builtins(params)
+    group.ask("prepare", [{"prompts": part, "params": given} for part in parts], timeout_s)
+    return RankWorkload(group, timeout_s)
+
+
+def merged(results: Sequence[Generation]) -> Generation:
+    """One generation in the order of the prompts."""
+    return Generation.merge(results)
+
+
+def call_workload(
+    group: RankGroup,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    timeout_s: float,
+) -> RankWorkload:
+    """The same call on every rank."""
+    group.ask_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
+    return RankWorkload(group, timeout_s)
+
+
+def split(prompts: Sequence[str], n: int) -> list[list[str]]:
+    """Share out as accelerate's ``split_between_processes`` does: 7 over 2 ranks is 4 and 3."""
+    size, extra = divmod(len(prompts), n)
+    parts: list[list[str]] = []
+    start = 0
+    for rank in range(n):
+        end = start + size + (1 if rank < extra else 0)
+        parts.append(list(prompts[start:end]))
+        start = end
+    return parts
+
+
+def pickle_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Pickle by value what lives in the user's own modules: a rank may not be able to import them."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    by_value = module is not None and _is_users(getattr(module, "__file__", None))
+    if not by_value or module is None:
+        return bytes(cloudpickle.dumps((function, args, kwargs)))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps((function, args, kwargs)))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_users(file: str | None) -> bool:
+    if file is None:
+        return False
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not any(Path(file).is_relative_to(path) for path in installed)

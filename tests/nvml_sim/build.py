@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building the stand-in with the system's C compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+SONAME = "libnvidia-ml.so.1"
+SOURCE = Path(__file__).with_name("nvml_sim.c")
+FLAGS = ("-std=c11", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
+
+
+class BuildError(RuntimeError):
+    """The stand-in could not be compiled; the message holds the compiler's output."""
+
+
+def build_library(directory: str | os.PathLike[str]) -> Path:
+    """Compile the stand-in into `directory` and return the library's path.
+
+    A library already there is reused if it came from the same source and flags. The result appears
+    by renaming, so parallel test workers may share one directory.
+    """
+    target = Path(directory) / SONAME
+    stamp = target.with_suffix(".stamp")
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()
+    if target.exists() and stamp.exists() and stamp.read_text() == digest:
+        return target
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise BuildError("no C compiler: `cc` is not on PATH")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f".{SONAME}.{os.getpid()}")
+    command = [compiler, *FLAGS, f"-Wl,-soname,{SONAME}", "-o", str(fresh), str(SOURCE)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        fresh.unlink(missing_ok=True)
+        raise BuildError(f"{' '.join(command)}\nexit status {result.returncode}\n{result.stderr}")
+    fresh.replace(target)
+    stamp.write_text(digest)
+    return target

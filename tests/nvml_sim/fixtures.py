@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for a conftest to import: the built stand-in, and NVML in the test's own process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .build import build_library
+from .world import WORLD_VARIABLE, World
+
+__all__ = ["nvml_attach", "nvml_library"]
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built stand-in; its parent directory is what `World.environment` takes."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    return build_library(root / "nvml_sim_library")
+
+
+@pytest.fixture
+def nvml_attach(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[World], ModuleType]]:
+    """Point the real `pynvml` of this process at a world, initialise it and return the module.
+
+    NVML is shut down after the test. The library stays loaded, as no library can be safely unloaded,
+    so later in this process nvmlInit says "driver not loaded" where it might have said "not found".
+    """
+    pynvml: ModuleType = pytest.importorskip("pynvml")
+
+    def drain() -> None:
+        with suppress(pynvml.NVMLError):
+            while True:
+                pynvml.nvmlShutdown()
+
+    def attach(world: World) -> ModuleType:
+        drain()
+        # A library with this SONAME that is already loaded is what dlopen by name finds.
+        ctypes.CDLL(str(nvml_library))
+        monkeypatch.setenv(WORLD_VARIABLE, str(world.path))
+        pynvml.nvmlInit()
+        if not hasattr(pynvml.nvmlLib, "nvml_sim_version"):
+            raise RuntimeError("another libnvidia-ml.so.1 was loaded first; use a subprocess instead")
+        return pynvml
+
+    yield attach
+    drain()

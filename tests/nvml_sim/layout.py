@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of the world file. nvml_sim.c mirrors it and asserts every offset."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
+
+MAGIC = int.from_bytes(b"NVMLSIM1", "little")
+VERSION = 1
+MAX_BOARDS = 16
+MAX_STEPS = 4096
+MAX_PROCESSES = 32
+MAX_MIG = 8
+MAX_UNSUPPORTED = 16
+THROTTLE_FIELDS = (74, 76, 269, 270, 271)
+
+FLAG_ENERGY = 1
+FLAG_LOST = 2
+FLAG_MIG_CAPABLE = 4
+FLAG_MIG_ENABLED = 8
+FLAG_POWER_AVERAGED = 16
+FLAG_POWER_USAGE = 32
+FLAG_PERSISTENCE = 64
+
+NEVER_NS = (1 << 63) - 1
+NO_INSTANCE = 0xFFFFFFFF
+UNKNOWN_MEMORY = (1 << 64) - 1
+
+
+class Header(ctypes.Structure):
+    """The start of the file; `init_result` is the NVML code that nvmlInit returns."""
+
+    _fields_ = (
+        ("magic", c_uint64),
+        ("file_size", c_uint64),
+        ("init_count", c_uint64),
+        ("version", c_uint32),
+        ("header_size", c_uint32),
+        ("board_size", c_uint32),
+        ("state_size", c_uint32),
+        ("step_size", c_uint32),
+        ("board_count", c_uint32),
+        ("init_result", c_uint32),
+        ("cuda_driver_version", c_int32),
+        ("driver_version", c_char * 80),
+        ("nvml_version", c_char * 80),
+        ("reserved", c_uint8 * 3880),
+    )
+
+
+class Step(ctypes.Structure):
+    """Power from `start_ns` on: constant at `low_mw`, or a square wave if `period_ns` is positive."""
+
+    _fields_ = (
+        ("start_ns", c_int64),
+        ("period_ns", c_int64),
+        ("high_ns", c_int64),
+        ("low_mw", c_uint32),
+        ("high_mw", c_uint32),
+    )
+
+
+class Process(ctypes.Structure):
+    """One entry of a board's process list."""
+
+    _fields_ = (
+        ("used_memory", c_uint64),
+        ("pid", c_uint32),
+        ("graphics", c_uint32),
+        ("gpu_instance", c_uint32),
+        ("compute_instance", c_uint32),
+    )
+
+
+class Mig(ctypes.Structure):
+    """One MIG instance of a board."""
+
+    _fields_ = (
+        ("memory_total", c_uint64),
+        ("memory_used", c_uint64),
+        ("gpu_instance", c_uint32),
+        ("compute_instance", c_uint32),
+        ("uuid", c_char * 96),
+    )
+
+
+class State(ctypes.Structure):
+    """Everything about a board that is published as one, including how many steps are valid."""
+
+    _fields_ = (
+        ("energy_offset_mj", c_int64),
+        ("latch_ns", c_int64),
+        ("latch_phase_ns", c_int64),
+        ("frozen_at_ns", c_int64),
+        ("power_latch_ns", c_int64),
+        ("call_delay_ns", c_int64),
+        ("memory_total", c_uint64),
+        ("memory_used", c_uint64),
+        ("event_reasons", c_uint64),
+        ("throttle_ns", c_uint64 * len(THROTTLE_FIELDS)),
+        ("energy_gain_ppm", c_uint32),
+        ("power_gain_ppm", c_uint32),
+        ("step_count", c_uint32),
+        ("flags", c_uint32),
+        ("power_limit_mw", c_uint32),
+        ("temperature_c", c_uint32),
+        ("scope_mask", c_uint32),
+        ("clocks_mhz", c_uint32 * 4),
+        ("capability", c_uint32 * 2),
+        ("architecture", c_uint32),
+        ("unsupported_count", c_uint32),
+        ("process_count", c_uint32),
+        ("mig_count", c_uint32),
+        ("unsupported", c_uint32 * MAX_UNSUPPORTED),
+        ("padding", c_uint32),
+        ("processes", Process * MAX_PROCESSES),
+        ("migs", Mig * MAX_MIG),
+        ("uuid", c_char * 96),
+        ("name", c_char * 96),
+        ("pci_bus_id", c_char * 32),
+    )
+
+
+class BoardRecord(ctypes.Structure):
+    """One board: `seq & 1` selects the published slot, `calls` counts the queries it has answered."""
+
+    _fields_ = (
+        ("seq", c_uint64),
+        ("calls", c_uint64),
+        ("writing", c_uint64),
+        ("slots", State * 2),
+        ("steps", Step * MAX_STEPS),
+    )
+
+
+# Names as they stand in nvml_sim.c.
+C_NAMES: dict[str, type[ctypes.Structure]] = {
+    "Header": Header,
+    "Step": Step,
+    "Process": Process,
+    "Mig": Mig,
+    "State": State,
+    "Board": BoardRecord,
+}
+
+
+def c_assertions() -> str:
+    """The assertions that nvml_sim.c has to hold; print them after a change of the layout."""
+    lines = []
+    for name, record in C_NAMES.items():
+        lines.append(f"SIZE({name}, {ctypes.sizeof(record)});")
+        lines += [f"AT({name}, {entry[0]}, {getattr(record, entry[0]).offset});" for entry in record._fields_]
+    return "\n".join(lines)
