@@ -7,6 +7,7 @@ first record arrives.
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ class Controller:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
+        self._started = datetime.now(timezone.utc)
         self._running = Running()
         self._collector: Collector | None = None
         self._written = False
@@ -70,9 +72,10 @@ class Controller:
             from pytest_llenergy.report.terminal import render
 
             writer = terminalreporter._tw
-            terminalreporter.section("energy")
-            table = render(collector.records, writer.fullwidth, color=writer.hasmarkup)
-            terminalreporter.write(table + "\n")
+            text = render(collector.records, writer.fullwidth, color=writer.hasmarkup)
+            if text:
+                terminalreporter.section("energy")
+                terminalreporter.write(text + "\n")
         for problem in collector.problems:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
         if self._written and not quiet:
@@ -84,7 +87,7 @@ class Controller:
 
             args = self._config.invocation_params.args
             self._collector = Collector(
-                self._settings.report, self._config.rootpath, [str(arg) for arg in args]
+                self._settings.report, self._config.rootpath, [str(arg) for arg in args], self._started
             )
         self._collector.add(record)
 

@@ -46,7 +46,7 @@ def outcomes() -> Iterator[None]:
         pytest.fail(outcome.reason, pytrace=False)
 
 
-@dataclass
+@dataclass(repr=False)
 class Place:
     """Where a test runs: its lease, its degrees, and the process-wide state it draws on."""
 
@@ -78,9 +78,9 @@ class BackendHandle:
     ``with_options(dtype="float32")`` gives the same engine with other load options.
     """
 
-    spec: BackendSpec
+    spec: BackendSpec = field(repr=False)
     model: ModelSource
-    place: Place
+    place: Place = field(repr=False)
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

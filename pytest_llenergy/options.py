@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.integrations.xdist import is_worker
-
 DEFAULT_REPORT = "energy.json"
 
 
@@ -180,14 +178,11 @@ def read_settings(config: pytest.Config) -> Settings:
         if option.is_path and value is not None:
             value = (config.invocation_params.dir if given is not None else config.rootpath) / value
         values[option.name] = value
-    settings = Settings(**values)
-    if settings.report is not None and not is_worker(config):
-        _check_writable(settings.report)
-    return settings
+    return Settings(**values)
 
 
-def _check_writable(path: Path) -> None:
-    """Look before hours are spent; nothing is created here."""
+def check_writable(path: Path) -> None:
+    """Look before hours are spent; nothing is created here. Raises ``pytest.UsageError``."""
     if path.exists() and not os.access(path, os.W_OK):
         raise pytest.UsageError(f"--energy-report={path}: the file exists and cannot be written")
     directory = path.parent

@@ -54,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[options.SETTINGS] = settings
     if is_worker(config):
         return
+    if settings.report is not None:
+        options.check_writable(settings.report)
     if settings.names_something:
         from pytest_llenergy.state import check_names
 

@@ -3,8 +3,61 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from .nvml_sim.fixtures import nvml_attach, nvml_library
 
 __all__ = ["nvml_attach", "nvml_library"]
 
 pytest_plugins = ["pytester"]
+
+#: A meter whose answer is known: ten watts, always.
+TEN_WATTS = """
+import time
+import pytest
+from pytest_llenergy.meters.protocol import Domain, MeterSpec, within
+
+class TenWatts:
+    name = "ten-watts"
+    poll_period_s = 0.01
+    domains = (Domain(
+        name="cpu:ten", kind="measured", source="test", scope="test", update_period_s=0.001,
+        resolution_j=1e-6, accuracy="exact", limits=within(0.0)),)
+    def read(self):
+        return [10 * time.monotonic()]
+    def close(self):
+        pass
+
+def pytest_llenergy_meters(config):
+    return [MeterSpec("ten-watts", "measured", lambda targets: TenWatts())]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _private_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inner runs must not wait for the lease of the run that they are part of."""
+    monkeypatch.setenv("LLENERGY_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
+
+
+@pytest.fixture
+def quick(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A pytester whose measured tests take few and short rounds, with the meter of ten watts."""
+    pytester.makeini("[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\n")
+    pytester.makeconftest(TEN_WATTS)
+    return pytester
+
+
+@pytest.fixture
+def read_report(pytester: pytest.Pytester) -> Callable[..., dict[str, Any]]:
+    """The report of an inner run, by default energy.json, as plain JSON."""
+
+    def read(name: str = "energy.json") -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(Path(pytester.path / name).read_text())
+        return loaded
+
+    return read

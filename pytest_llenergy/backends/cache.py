@@ -62,13 +62,19 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     return entry
 
 
+class _File(msgspec.Struct, frozen=True):
+    size: int
+    mtime_ns: int
+    digest: str
+
+
 def _build(entry: Path, build: Callable[[Path], None]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
     try:
         build(scratch)
         files = sorted(path for path in scratch.rglob("*") if path.is_file())
-        sums = {str(path.relative_to(scratch)): file_digest(path) for path in files}
-        (scratch / MANIFEST).write_bytes(msgspec.json.encode(sums))
+        manifest = {str(path.relative_to(scratch)): _describe(path) for path in files}
+        (scratch / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         if entry.exists():
             shutil.rmtree(entry)
         scratch.rename(entry)
@@ -77,9 +83,22 @@ def _build(entry: Path, build: Callable[[Path], None]) -> None:
         raise
 
 
+def _describe(path: Path) -> _File:
+    state = path.stat()
+    return _File(state.st_size, state.st_mtime_ns, file_digest(path))
+
+
 def _intact(entry: Path) -> bool:
     try:
-        sums = msgspec.json.decode((entry / MANIFEST).read_bytes(), type=dict[str, str])
-        return all(file_digest(entry / name) == digest for name, digest in sums.items())
+        manifest = msgspec.json.decode((entry / MANIFEST).read_bytes(), type=dict[str, _File])
+        return all(_unchanged(entry / name, file) for name, file in manifest.items())
     except (OSError, msgspec.DecodeError):
         return False
+
+
+def _unchanged(path: Path, file: _File) -> bool:
+    """Untouched since it was built, or else still of the same content."""
+    state = path.stat()
+    if state.st_size != file.size:
+        return False
+    return state.st_mtime_ns == file.mtime_ns or file_digest(path) == file.digest

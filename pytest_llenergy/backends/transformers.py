@@ -117,7 +117,7 @@ class TransformersBackend:
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         import torch
         import transformers
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
         transformers.utils.logging.disable_progress_bar()
         self._torch = torch
@@ -137,6 +137,12 @@ class TransformersBackend:
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model = loaded.to(self._device).eval()
+        eos = loaded.generation_config.eos_token_id
+        eos = self._tokenizer.eos_token_id if eos is None else eos
+        self._eos = {eos} if isinstance(eos, int) else set(eos or ())
+        # generate() fills what a call leaves open from the model's own defaults, the end of sequence and
+        # penalties among them. None of that would be in the record, so the model keeps no defaults.
+        loaded.generation_config = GenerationConfig()
         return BackendInfo(
             name="transformers",
             version=transformers.__version__,
@@ -158,10 +164,7 @@ class TransformersBackend:
         mask = inputs["attention_mask"]
         if int(mask.sum(dim=1).min()) == 0:
             raise BackendError("transformers: a prompt has no tokens; leave empty prompts out")
-        base: Any = self._model.generation_config
-        eos = base.eos_token_id if base.eos_token_id is not None else self._tokenizer.eos_token_id
-        ends = set() if params.ignore_eos else {*([eos] if isinstance(eos, int) else eos or [])}
-        ends.update(params.stop_token_ids)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}
         sampling: dict[str, Any] = {"do_sample": False}
         if params.do_sample:
             sampling = {

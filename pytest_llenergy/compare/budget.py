@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ def parse_budget(metric: str | None, text: str) -> Budget:
     try:
         if match is None:
             raise ValueError
-        return Budget(name, float(match.group(1)) * PREFIXES[match.group(2)], str(text))
+        limit = float(match.group(1)) * PREFIXES[match.group(2)]
+        if not math.isfinite(limit):
+            raise ValueError
+        return Budget(name, limit, str(text))
     except ValueError:
         raise PlanError(f"budget {text!r} of {name} is no quantity in {unit}, such as '5 {unit}'") from None

@@ -54,7 +54,7 @@ def _allowed(
     if selection is not None:
         return visibility.choose(selection, uuids), None
     allowed = visibility.visible_uuids(environment, uuids)
-    hidden = visibility.VARIABLE in environment and not allowed
+    hidden = visibility.VARIABLE in environment and present and not allowed
     return allowed, visibility.why_hidden(environment, len(present)) if hidden else None
 
 

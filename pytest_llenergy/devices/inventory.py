@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
 T = TypeVar("T")
@@ -32,13 +33,14 @@ def nvml() -> Iterator[Any]:
 
 
 def boards() -> list[Board]:
-    """Every board that the driver shows, in PCI order; empty without a driver."""
+    """Every board that the driver shows, in PCI order; empty without a driver.
+
+    Raises ``DeviceError`` for a board that does not answer: without it the indices of others would shift.
+    """
     with nvml() as module:
         if module is None:
             return []
-        return [
-            _board(module, module.nvmlDeviceGetHandleByIndex(i)) for i in range(module.nvmlDeviceGetCount())
-        ]
+        return [_board(module, index) for index in range(module.nvmlDeviceGetCount())]
 
 
 def driver_version() -> str | None:
@@ -52,15 +54,24 @@ def temperature_c(uuid: str) -> float | None:
     with nvml() as module:
         if module is None:
             return None
-        handle = module.nvmlDeviceGetHandleByUUID(uuid)
-        return _optional(module, lambda: float(module.nvmlDeviceGetTemperature(handle, 0)))
+
+        def read() -> float:
+            return float(module.nvmlDeviceGetTemperature(module.nvmlDeviceGetHandleByUUID(uuid), 0))
+
+        return _optional(module, read)
 
 
-def _board(module: Any, handle: Any) -> Board:
+def _board(module: Any, index: int) -> Board:
+    try:
+        handle = module.nvmlDeviceGetHandleByIndex(index)
+        uuid, name = str(module.nvmlDeviceGetUUID(handle)), str(module.nvmlDeviceGetName(handle))
+        pci_bus_id = str(module.nvmlDeviceGetPciInfo(handle).busId)
+    except module.NVMLError as error:
+        raise DeviceError(f"NVML: GPU {index} does not answer ({error}); see nvidia-smi") from None
     return Board(
-        uuid=str(module.nvmlDeviceGetUUID(handle)),
-        name=str(module.nvmlDeviceGetName(handle)),
-        pci_bus_id=str(module.nvmlDeviceGetPciInfo(handle).busId),
+        uuid=uuid,
+        name=name,
+        pci_bus_id=pci_bus_id,
         memory_bytes=_optional(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
         power_limit_w=_optional(module, lambda: float(module.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000),
     )

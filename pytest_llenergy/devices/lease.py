@@ -56,8 +56,13 @@ def lock_directory() -> Path:
     """Where the lock files lie: ``LLENERGY_LOCK_DIR``, or a private directory of this user."""
     named = os.environ.get("LLENERGY_LOCK_DIR")
     path = Path(named) if named else Path(tempfile.gettempdir()) / f"llenergy-locks-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    state = path.lstat()
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        state = path.lstat()
+    except OSError as error:
+        raise DeviceError(
+            f"lock directory {path}: {error.strerror}; set LLENERGY_LOCK_DIR to another"
+        ) from None
     if not path.is_dir() or path.is_symlink() or (not named and state.st_uid != os.getuid()):
         raise DeviceError(f"lock directory {path} is not ours; set LLENERGY_LOCK_DIR to one that is")
     return path
@@ -94,7 +99,12 @@ def _file_name(device: str) -> str:
 
 
 def _lock(path: Path, device: str, deadline: float) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise DeviceError(
+            f"lock {path}: {error.strerror}; set LLENERGY_LOCK_DIR to another directory"
+        ) from None
     try:
         while True:
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from pytest_llenergy.errors import DeviceError
 
@@ -26,33 +27,36 @@ def visible_uuids(environment: Mapping[str, str], present: Sequence[str]) -> tup
     if value is None:
         return tuple(present)
     elements = value.split(",")
-    if elements[0].startswith(("GPU-", "MIG-")):
-        chosen = _by_uuid(elements, present)
-    else:
-        chosen = _by_ordinal(elements, present)
-    return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
+    if elements[0].startswith("GPU-"):
+        return _by_uuid([*takewhile(lambda element: element.startswith("GPU-"), elements)], present)
+    return _by_ordinal([*takewhile(lambda index: index >= 0, map(_ordinal, elements))], present)
 
 
-def _by_uuid(elements: Sequence[str], present: Sequence[str]) -> list[str]:
+def _by_uuid(prefixes: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
     chosen: list[str] = []
-    for element in elements:
-        matches = [uuid for uuid in present if element.startswith("GPU-") and uuid.startswith(element)]
+    for prefix in prefixes:
+        matches = [uuid for uuid in present if uuid.startswith(prefix)]
         if len(matches) != 1:
             break
         chosen.append(matches[0])
-    return chosen
+    # A text repeated after the end of the list counts too.
+    return () if _repeats(prefixes) or _repeats(chosen) else tuple(chosen)
 
 
-def _by_ordinal(elements: Sequence[str], present: Sequence[str]) -> list[str]:
-    chosen: list[str] = []
-    for element in elements:
-        # strtoul semantics: leading blanks and trailing text are ignored.
-        number = re.match(r"\s*([+-]?\d+)", element)
-        index = int(number.group(1)) if number else -1
-        if not 0 <= index < len(present):
-            break
-        chosen.append(present[index])
-    return chosen
+def _by_ordinal(indices: Sequence[int], present: Sequence[str]) -> tuple[str, ...]:
+    if _repeats(indices):
+        return ()
+    return tuple(present[index] for index in takewhile(lambda index: index < len(present), indices))
+
+
+def _ordinal(element: str) -> int:
+    # strtoul semantics: leading blanks and trailing text are ignored.
+    number = re.match(r"\s*([+-]?\d+)", element)
+    return int(number.group(1)) if number else -1
+
+
+def _repeats(values: Sequence[object]) -> bool:
+    return len(set(values)) != len(values)
 
 
 def why_hidden(environment: Mapping[str, str], present: int) -> str:
@@ -72,14 +76,14 @@ def choose(selection: str, present: Sequence[str]) -> tuple[str, ...]:
         return tuple(present)
     chosen: list[str] = []
     for element in (part.strip() for part in selection.split(",")):
-        if element.isdigit() and int(element) < len(present):
+        if element.isdecimal() and int(element) < len(present):
             chosen.append(present[int(element)])
             continue
         matches = [uuid for uuid in present if element and uuid.startswith(element)]
-        if len(matches) != 1 or element.isdigit():
+        if len(matches) != 1 or element.isdecimal():
             have = ", ".join(present) or "none"
             raise DeviceError(f"--energy-gpus: {element!r} names no single GPU; present: {have}")
         chosen.append(matches[0])
-    if len(set(chosen)) != len(chosen):
+    if _repeats(chosen):
         raise DeviceError(f"--energy-gpus={selection}: a GPU is named twice")
     return tuple(chosen)

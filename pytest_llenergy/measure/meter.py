@@ -9,11 +9,13 @@ from types import TracebackType
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.measure import windows
-from pytest_llenergy.measure.rounds import LAST_TICK_TIMEOUT_S
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model import record
 from pytest_llenergy.model.record import DomainEnergy, Flag
+
+#: How long to wait for a counter to tick (seconds).
+TICK_TIMEOUT_S = 1.0
 
 
 class Window:
@@ -31,6 +33,8 @@ class Window:
         self._record: record.Window | None = None
 
     def __enter__(self) -> Window:
+        # The first reading of a counter does not say when it last ticked.
+        _await_ticks(self._sampler, 0)
         self._start_ns = self._sampler.read_now()
         return self
 
@@ -42,7 +46,7 @@ class Window:
     ) -> None:
         end_ns = self._sampler.read_now()
         assert self._start_ns is not None
-        self._await_tick(end_ns)
+        _await_ticks(self._sampler, end_ns)
         self._record = _close(self.name, self._sampler.series, self._start_ns, end_ns, self._reasons)
 
     async def __aenter__(self) -> Window:
@@ -98,12 +102,14 @@ class Window:
         """What to know about the numbers."""
         return self.record.flags
 
-    def _await_tick(self, end_ns: int) -> None:
-        deadline = time.monotonic() + LAST_TICK_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if all(series.reason or series.after(end_ns) for series in self._sampler.series):
-                return
-            time.sleep(0.01)
+
+def _await_ticks(sampler: Sampler, after_ns: int) -> None:
+    """Sleep until every counter has ticked after a moment, or does not within a second."""
+    deadline = time.monotonic() + TICK_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if all(series.reason or series.after(after_ns) for series in sampler.series):
+            return
+        time.sleep(0.01)
 
 
 def _close(
@@ -135,7 +141,7 @@ def _close(
 def _domain(series: Series, start_ns: int, end_ns: int) -> DomainEnergy:
     duration_s = (end_ns - start_ns) / 1e9
     first, last = series.before(start_ns), series.after(end_ns)
-    wide = (first.time_ns if first else start_ns), (last.time_ns if last else end_ns)
+    wide = (first.earliest_ns if first else start_ns), (last.latest_ns if last else end_ns)
     highest_w, lowest_w = windows.powers(series, *wide)
     # One step between ticks says nothing about how power moves within it.
     lowest_w = lowest_w if lowest_w < highest_w else 0.0

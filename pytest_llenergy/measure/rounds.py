@@ -16,9 +16,6 @@ from pytest_llenergy.devices.host import CpuTime
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.model.timeline import RoundTimeline
 
-#: How long to wait for a counter to tick once more after the last round.
-LAST_TICK_TIMEOUT_S = 1.0
-
 
 class Workload(Protocol):
     """What is measured. ``run_round`` does the work once and blocks until it is done everywhere."""
@@ -86,13 +83,4 @@ def run_rounds(
             )
         )
         gap_start_ns = next_gap_ns
-    _await_ticks(sampler, rounds[-1].timeline.end_ns)
     return rounds
-
-
-def _await_ticks(sampler: Sampler, after_ns: int) -> None:
-    deadline = time.monotonic() + LAST_TICK_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if all(series.reason or series.after(after_ns) for series in sampler.series):
-            return
-        time.sleep(0.01)

@@ -68,7 +68,7 @@ def at_start(series: Series, time_ns: int, idle: Power) -> Reading | None:
     if tick is None:
         return None
     head_s = (time_ns - tick.time_ns) / 1e9
-    variance = _tick_variance(idle.watts, tick.gap_s, series) + (idle.u_watts * head_s) ** 2
+    variance = _edge_variance(idle, tick.gap_s, head_s, series)
     return Reading(tick.energy_j + idle.watts * head_s, variance)
 
 
@@ -78,7 +78,7 @@ def at_end(series: Series, time_ns: int, idle: Power) -> Reading | None:
     if tick is None:
         return None
     tail_s = (tick.time_ns - time_ns) / 1e9
-    variance = _tick_variance(idle.watts, tick.gap_s, series) + (idle.u_watts * tail_s) ** 2
+    variance = _edge_variance(idle, tick.gap_s, tail_s, series)
     return Reading(tick.energy_j - idle.watts * tail_s, variance)
 
 
@@ -93,7 +93,9 @@ def inside(series: Series, time_ns: int, highest_w: float, lowest_w: float) -> R
     share = (time_ns - before.time_ns) / 1e9 / width_s
     energy_j = before.energy_j + share * (after.energy_j - before.energy_j)
     bound_j = width_s / 4 * max(0.0, highest_w - lowest_w)
-    return Reading(energy_j, bound_j**2 / 3 + series.domain.resolution_j**2 / 12)
+    ticks = (1 - share) ** 2 * _tick_variance(highest_w, before.gap_s, series)
+    ticks += share**2 * _tick_variance(highest_w, after.gap_s, series)
+    return Reading(energy_j, bound_j**2 / 3 + ticks)
 
 
 def powers(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
@@ -111,6 +113,11 @@ def between(start: Reading | None, end: Reading | None, series: Series) -> Energ
         side = "before" if start is None else "after"
         return Energy(None, None, f"{series.meter}: {series.domain.name} did not tick {side} the window")
     return Energy(end.energy_j - start.energy_j, math.sqrt(start.variance + end.variance))
+
+
+def _edge_variance(idle: Power, gap_s: float, distance_s: float, series: Series) -> float:
+    # The idle power was taken from the same tick, so the two errors go together and are added as they are.
+    return (math.sqrt(_tick_variance(idle.watts, gap_s, series)) + idle.u_watts * distance_s) ** 2
 
 
 def _tick_variance(watts: float, gap_s: float, series: Series) -> float:

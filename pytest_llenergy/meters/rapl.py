@@ -28,7 +28,11 @@ class _Zone:
         self.domain = domain
         self._range_uj = int((directory / "max_energy_range_uj").read_text())
         self._descriptor = os.open(directory / "energy_uj", os.O_RDONLY | os.O_CLOEXEC)
-        self._last_uj = self._raw()
+        try:
+            self._last_uj = self._raw()
+        except BaseException:
+            self.close()
+            raise
         self._total_uj = 0
 
     def _raw(self) -> int:
@@ -73,8 +77,8 @@ class RaplMeter:
         for zone in self._zones:
             try:
                 values.append(zone.energy_j())
-            except OSError as error:
-                values.append(f"rapl: {zone.domain} cannot be read ({error.strerror})")
+            except (OSError, ValueError) as error:
+                values.append(f"rapl: {zone.domain} cannot be read ({error})")
         return values
 
     def close(self) -> None:

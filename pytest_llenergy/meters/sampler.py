@@ -57,7 +57,11 @@ class Sampler:
     def _read(self, meter: Meter) -> int:
         with self._lock:
             start_ns = time.monotonic_ns()
-            values = meter.read()
+            try:
+                values = meter.read()
+            except Exception as error:
+                # Meters come from third parties too; one that breaks must not end the reading of the rest.
+                values = [f"{meter.name}: {type(error).__name__}: {error}"] * len(meter.domains)
             middle_ns = (start_ns + time.monotonic_ns()) // 2
             for series, value in zip(self._series[id(meter)], values, strict=True):
                 if isinstance(value, str):

@@ -64,8 +64,6 @@ def open_meters(
             meters.append(spec.open(targets))
         except MeterError as error:
             reasons.append(str(error))
-            if names:
-                break
     if meters and not (names and reasons):
         return Selection(tuple(meters), tuple(reasons))
     for meter in meters:

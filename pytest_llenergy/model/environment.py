@@ -50,6 +50,6 @@ def device_key(host: Host, gpus: list[Board]) -> str:
         "machine": host.machine,
         "logical_cpus": host.logical_cpus,
         "memory_gib": round(host.memory_bytes / 2**30),
-        "gpus": sorted([gpu.name, gpu.memory_bytes, gpu.power_limit_w] for gpu in gpus),
+        "gpus": sorted(([gpu.name, gpu.memory_bytes, gpu.power_limit_w] for gpu in gpus), key=str),
     }
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]

@@ -73,6 +73,8 @@ def decode(data: bytes, origin: str) -> Report:
             f"{origin}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this "
             "pytest-llenergy reads; upgrade pytest-llenergy"
         )
+    if version < 1:
+        raise ReportError(f"{origin}: schema version {version} never was; versions start at 1")
     try:
         return msgspec.json.decode(data, type=Report)
     except msgspec.DecodeError as error:

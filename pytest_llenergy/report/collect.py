@@ -9,7 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest_llenergy
-from pytest_llenergy.errors import ReportError
+from pytest_llenergy.errors import DeviceError, ReportError
+from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Tool
 from pytest_llenergy.report.file import write_report
@@ -20,11 +21,11 @@ from pytest_llenergy.report.provenance import environment, source
 class Collector:
     """Keeps records by (id, attempt) in order of arrival. ``path`` is where the report goes, if anywhere."""
 
-    def __init__(self, path: Path | None, root: Path, argv: Sequence[str]) -> None:
+    def __init__(self, path: Path | None, root: Path, argv: Sequence[str], started: datetime) -> None:
         self.path = path
         self._root = root
         self._argv = list(argv)
-        self._started = datetime.now(timezone.utc)
+        self._started = started
         self.run_id = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._records: dict[tuple[str, int], Record] = {}
         self._journal: Journal | None = None
@@ -101,10 +102,17 @@ class Collector:
                 tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
                 run=run,
                 source=source(self._root),
-                environment=environment(),
+                environment=self._environment(),
                 records=[],
             )
         return self._header
+
+    def _environment(self) -> Environment | None:
+        try:
+            return environment()
+        except DeviceError as error:
+            self.problems.append(f"environment: {error}")
+            return None
 
 
 def _stamp(moment: datetime) -> str:

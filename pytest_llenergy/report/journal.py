@@ -30,29 +30,37 @@ def left_over(report: Path) -> list[Path]:
 
 
 class Journal:
-    """Append-only file: the report without records first, then one record a line."""
+    """Append-only file: the report without records first, then one record a line.
+
+    Raises ``OSError`` when a line cannot be written; the lines before it stay whole.
+    """
 
     def __init__(self, path: Path, header: Report) -> None:
         self.path = path
-        self._file = path.open("ab")
+        # Unbuffered: what is left in a buffer on a full disk would fail again at every later call.
+        self._file = path.open("ab", buffering=0)
         self._append(msgspec.json.encode(header))
 
     def add(self, record: Record) -> None:
-        """Append a record and make sure that it is on disk. Raises ``OSError``."""
+        """Append a record and make sure that it is on disk."""
         self._append(msgspec.json.encode(record))
 
     def _append(self, line: bytes) -> None:
-        self._file.write(line + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        whole = self._file.tell()
+        try:
+            left = memoryview(line + b"\n")
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(whole)
+            raise
 
     def close(self, *, remove: bool) -> None:
         """Close it; ``remove`` when everything in it is safe elsewhere."""
-        try:
-            self._file.close()
-        finally:
-            if remove:
-                self.path.unlink(missing_ok=True)
+        self._file.close()
+        if remove:
+            self.path.unlink(missing_ok=True)
 
 
 def read_journal(path: Path) -> Report:

@@ -32,6 +32,10 @@ def main(descriptor: int) -> None:
 
     connection.send(("ok", hello))
     Server(connection, boot).run()
+    # Taking down torch's interpreter takes a second in which nothing more can happen.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def start(boot: dict[str, Any]) -> dict[str, Any]:

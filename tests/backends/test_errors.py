@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user reads when an engine or a model cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import threading
+import venv
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import GenerationParams
+from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.errors import BackendError, ModelError
+
+Read = Callable[..., dict[str, Any]]
+
+ASKS_FOR_BACKEND = """
+def test_it(energy, backend):
+    energy(backend.generate, ["abc"], max_new_tokens=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def python_without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real environment that has everything but torch and OpenVINO."""
+    directory = tmp_path_factory.mktemp("environment")
+    venv.create(directory / "venv", symlinks=True)
+    packages = directory / "packages"
+    packages.mkdir()
+    hidden = ("torch", "transformers", "openvino", "accelerate")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(hidden) and entry.suffix != ".pth":
+            (packages / entry.name).symlink_to(entry)
+    (site,) = (directory / "venv" / "lib").glob("python*/site-packages")
+    import pytest_llenergy
+
+    (site / "shared.pth").write_text(f"{packages}\n{Path(pytest_llenergy.__file__).parent.parent}\n")
+    return directory / "venv" / "bin" / "python"
+
+
+def test_without_torch_tests_are_skipped_with_the_reason_and_the_pip_line(
+    quick: pytest.Pytester, read_report: Read, python_without_torch: Path
+) -> None:
+    quick.makepyfile(ASKS_FOR_BACKEND + "def test_plain(energy):\n    energy(sum, [1])\n")
+    done = subprocess.run(
+        [python_without_torch, "-m", "pytest", "--energy-report", "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 2 skipped" in done.stdout
+    reason = (
+        "transformers is not available: no module torch, transformers; "
+        "pip install 'pytest-llenergy[transformers]'"
+    )
+    assert f"skipped 1: {reason}" in " ".join(done.stdout.split())
+    skipped = [record for record in read_report()["records"] if record["status"] == "skipped"]
+    assert skipped[0]["reason"] == reason
+    assert "pip install 'pytest-llenergy[openvino]'" in skipped[1]["reason"]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers like the hub does for a gated and for an unknown model."""
+
+    def do_GET(self) -> None:
+        gated = "gated" in self.path
+        self.send_response(403 if gated else 401)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        message = "Access to model is restricted." if gated else "Repository not found"
+        self.send_header("X-Error-Message", message)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        """Quiet."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    server = HTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def run_with_model(quick: pytest.Pytester, model: str) -> str:
+    quick.makepyfile(ASKS_FOR_BACKEND)
+    result = quick.runpytest(f"--energy-model={model}", "--energy-backend=transformers")
+    result.assert_outcomes(failed=1)
+    lines = [line for line in result.stdout.lines if line.startswith("ModelError: ")]
+    assert len(lines) == 1, result.stdout.str()
+    return lines[0].removeprefix("ModelError: ")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_gated_model_says_what_to_do(quick: pytest.Pytester) -> None:
+    assert run_with_model(quick, "owner/gated-model") == (
+        "model owner/gated-model: the hub gives it only to accounts that were granted access; accept its "
+        "terms on its page, then set HF_TOKEN"
+    )
+
+
+@pytest.mark.usefixtures("hub")
+def test_an_unknown_model_says_that_it_is_no_directory_either(quick: pytest.Pytester) -> None:
+    assert run_with_model(quick, "owner/missing-model") == (
+        "model owner/missing-model: the hub has no such model (or it is private), and there is no such "
+        "directory here; check the name"
+    )
+
+
+def test_an_unreachable_hub_says_what_works_without(
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # A port of this machine that nobody listens on.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    message = run_with_model(quick, "owner/model")
+    assert message.startswith(
+        "model owner/model: the hub cannot be reached and the model is not in its local"
+    )
+    assert "--energy-model" in message
+
+
+class TestModelNames:
+    def test_the_four_kinds(self, tmp_path: Path) -> None:
+        (tmp_path / "m.gguf").touch()
+        (tmp_path / "config.json").touch()
+        assert resolve("owner/name") == ModelSource("hub", "owner/name")
+        assert resolve(str(tmp_path)) == ModelSource("directory", str(tmp_path))
+        assert resolve(str(tmp_path / "m.gguf")) == ModelSource("gguf", str(tmp_path / "m.gguf"))
+        assert resolve("random:llama-tiny") == ModelSource("random", "llama-tiny")
+
+    def test_the_default_is_the_file_that_a_package_ships(self) -> None:
+        source = resolve(None)
+        assert source.kind == "gguf"
+        assert source.label == "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+    def test_without_the_package_the_default_is_on_the_hub(self) -> None:
+        code = (
+            "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
+            "sys.path.append(sys.argv[1])\n"
+            "from pytest_llenergy.backends.model import resolve; print(resolve('').location)"
+        )
+        import pytest_llenergy
+
+        here = str(Path(pytest_llenergy.__file__).parent.parent)
+        printed = subprocess.check_output([sys.executable, "-S", "-c", code, here], text=True)
+        assert printed == "HuggingFaceTB/SmolLM2-135M-Instruct\n"
+
+    @pytest.mark.parametrize("spec", ["./nowhere", "~/nowhere", "nowhere.gguf", "a/b/c", "two words"])
+    def test_what_can_be_none_of_them(self, spec: str) -> None:
+        with pytest.raises(ModelError, match="no such file or directory, and not a hub id"):
+            resolve(spec)
+
+    def test_a_file_or_directory_of_another_kind(self, tmp_path: Path) -> None:
+        (tmp_path / "model.bin").touch()
+        with pytest.raises(ModelError, match=r"a file must end in \.gguf"):
+            resolve(str(tmp_path / "model.bin"))
+        with pytest.raises(ModelError, match=r"holds neither config\.json nor openvino_model\.xml"):
+            resolve(str(tmp_path))
+
+
+class TestGenerateArguments:
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({"max_tokens": 5}, "generate: unknown argument max_tokens; known: max_new_tokens, do_sample"),
+            ({"max_new_tokens": 0}, "max_new_tokens is 0, needs 1 or more"),
+            ({"max_new_tokens": "5"}, "generate: Expected `int`, got `str`"),
+            ({"cache": "paged"}, "Invalid enum value 'paged'"),
+        ],
+    )
+    def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:
+        with pytest.raises(BackendError) as caught:
+            GenerationParams.of(params)
+        assert message in str(caught.value)
+
+    def test_misuse_in_a_test_is_one_clear_line(self, quick: pytest.Pytester) -> None:
+        quick.makepyfile(
+            """
+            import pytest
+            def test_text(backend):
+                backend.generate("one prompt")
+            def test_nothing(backend):
+                backend.generate([])
+            def test_option(backend):
+                backend.with_options(dtyp="float32")
+            @pytest.mark.gpus(2, fallback="cpu")
+            def test_too_few(backend):
+                backend.generate(["a"])
+            """
+        )
+        result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
+        result.assert_outcomes(failed=4)
+        result.stdout.fnmatch_lines(
+            [
+                "BackendError: generate: prompts must be a list of one or more strings",
+                "BackendError: generate: prompts must be a list of one or more strings",
+                "BackendError: transformers: unknown load option dtyp; it takes: dtype, attn_implementation",
+                "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
+            ]
+        )
+
+
+def test_parallelism_that_no_backend_offers_is_refused_at_collection(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        "import pytest\n@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(tensor=2)\n"
+        "def test_it(energy, backend): pass\n"
+    )
+    result = quick.runpytest()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    text = " ".join(result.stdout.str().replace("\nE  ", "").split())
+    assert "transformers does not offer tensor parallelism; backends that do: none here" in text
+
+
+def test_backends_come_from_hooks_and_entry_points(quick: pytest.Pytester, read_report: Read) -> None:
+    (quick.path / "echoing.py").write_text(
+        """
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, Generation
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+
+class Job:
+    def __init__(self, prompts): self.prompts = prompts
+    def run(self): pass
+    def result(self):
+        requests = [RequestTimeline(input_tokens=1, output_tokens=1) for _ in self.prompts]
+        return Generation(texts=list(self.prompts), token_ids=[[0] for _ in self.prompts], requests=requests)
+
+class Echo:
+    def load(self, model, options, context):
+        return BackendInfo(name="echo", version="1", model=model.label)
+    def prepare(self, prompts, params): return Job(prompts)
+    def synchronize(self): pass
+    def close(self): pass
+
+SPEC = BackendSpec("echo", "echoing:Echo", (), "pip install echo", Capabilities(data=True))
+"""
+    )
+    conftest = quick.path / "conftest.py"
+    hook = "\ndef pytest_llenergy_backends(config):\n    import echoing\n    return [echoing.SPEC]\n"
+    conftest.write_text(conftest.read_text() + hook)
+    quick.makepyfile(
+        "def test_it(energy, backend):\n    assert energy(backend.generate, ['hi']).result.texts == ['hi']\n"
+    )
+    result = quick.runpytest_subprocess("--energy-report", "--energy-backend=echo", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["id"].endswith("test_it[echo]")
+    assert record["backend"]["name"] == "echo"
+    assert record["metrics"]["time_to_first_token_s"]["reason"] == "no token timestamps"
+
+
+def test_a_users_own_fixture_called_backend_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.fixture\ndef backend(): return 'mine'\n"
+        "def test_it(backend): assert backend == 'mine'\n"
+    )
+    pytester.runpytest().assert_outcomes(passed=1)
+
+
+def test_the_model_fixture_chooses_for_a_module(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        "import pytest\n@pytest.fixture\ndef energy_model(): return 'random:llama-tiny'\n" + ASKS_FOR_BACKEND
+    )
+    quick.runpytest("--energy-report", "-rs").assert_outcomes(passed=1, skipped=1)
+    records = {record["params"]["backend"]: record for record in read_report()["records"]}
+    assert records["transformers"]["backend"]["model"] == "random:llama-tiny"
+    assert "openvino reads .gguf files" in records["openvino"]["reason"]
+
+
+def test_pytest_itself_never_imports_torch(quick: pytest.Pytester) -> None:
+    """V2: a process that has initialised CUDA has frozen what it and its forks can see."""
+    quick.makepyfile(
+        ASKS_FOR_BACKEND
+        + "def test_after():\n    import sys\n    assert 'torch' not in sys.modules\n"
+        + "    assert 'transformers' not in sys.modules\n"
+    )
+    args = ["--energy-model=random:llama-tiny", "--energy-backend=transformers", "--energy-report"]
+    result = quick.runpytest_subprocess(*args, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NVML shows of a host, and boards that do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pytest_llenergy.devices.inventory import boards, driver_version, temperature_c
+from pytest_llenergy.errors import DeviceError
+
+from ..nvml_sim import Board, World
+from ..nvml_sim.boards import GIB
+
+Attach = Callable[[World], ModuleType]
+
+
+def test_boards_in_pci_order_with_their_facts(tmp_path: Path, nvml_attach: Attach) -> None:
+    given = (
+        Board(name="NVIDIA L4", memory_total=24 * GIB, power_limit_w=72.0, temperature_c=33),
+        Board(name="NVIDIA H100", memory_total=80 * GIB, power_limit_w=700.0, temperature_c=66),
+    )
+    world = World(tmp_path / "world", given, driver_version="580.1")
+    nvml_attach(world)
+    found = boards()
+    assert [(board.name, board.memory_bytes, board.power_limit_w) for board in found] == [
+        ("NVIDIA L4", 24 * GIB, 72.0),
+        ("NVIDIA H100", 80 * GIB, 700.0),
+    ]
+    assert [board.uuid for board in found] == [world.board(index).uuid for index in range(2)]
+    assert [board.pci_bus_id for board in found] == sorted(
+        world.board(index).pci_bus_id for index in range(2)
+    )
+    assert [temperature_c(board.uuid) for board in found] == [33, 66]
+    assert driver_version() == "580.1"
+
+
+def test_a_lost_board_is_named_and_has_no_temperature(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board(), Board()])
+    nvml_attach(world)
+    world.update(1, lost=True)
+    assert temperature_c(world.board(0).uuid) == 40
+    assert temperature_c(world.board(1).uuid) is None
+    with pytest.raises(DeviceError, match=r"^NVML: GPU 1 does not answer \(GPU is lost\); see nvidia-smi$"):
+        boards()
+
+
+def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
+    nvml = nvml_attach(World(tmp_path / "world", [Board()]))
+    boards()
+    driver_version()
+    nvml.nvmlShutdown()
+    with pytest.raises(nvml.NVMLError_Uninitialized):
+        nvml.nvmlDeviceGetCount()
+    assert len(boards()) == 1

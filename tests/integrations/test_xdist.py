@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under pytest-xdist: the same records, from the controller, also when a worker dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+Read = Callable[..., dict[str, Any]]
+
+SUITE = """
+import time, pytest
+@pytest.mark.parametrize("i", range(4))
+def test_it(energy, i):
+    energy(time.sleep, 0.05)
+def test_other():
+    pass
+def test_skips(energy):
+    pytest.skip("not here")
+"""
+
+#: What may differ between two runs of the same test.
+VOLATILE = {"rounds", "metrics", "load_average", "flags", "start_s"}
+
+
+def stable(report: dict[str, Any]) -> list[dict[str, Any]]:
+    records = [{k: v for k, v in record.items() if k not in VOLATILE} for record in report["records"]]
+    return sorted(records, key=lambda record: str(record["id"]))
+
+
+@pytest.mark.parametrize("dist", ["load", "loadfile", "worksteal"])
+def test_the_same_records_with_and_without(quick: pytest.Pytester, read_report: Read, dist: str) -> None:
+    quick.makepyfile(SUITE)
+    quick.runpytest("--energy-report=one.json").assert_outcomes(passed=5, skipped=1)
+    result = quick.runpytest("--energy-report=two.json", "-n2", f"--dist={dist}")
+    result.assert_outcomes(passed=5, skipped=1)
+    one, two = read_report("one.json"), read_report("two.json")
+    assert len(one["records"]) == 5
+    assert stable(one) == stable(two)
+    assert all(len(record["rounds"]) == 2 for record in two["records"] if record["status"] == "measured")
+    assert result.stdout.str().count("ten-watts") == 4, "one table, from the controller"
+
+
+def test_measurements_of_two_workers_never_overlap(quick: pytest.Pytester, read_report: Read) -> None:
+    """They would count each other's joules: the CPU is leased like any other device."""
+    quick.makepyfile(SUITE)
+    quick.runpytest("--energy-report", "-n2").assert_outcomes(passed=5, skipped=1)
+    spans = sorted(
+        (record["rounds"][0]["start_s"], record["rounds"][-1]["start_s"] + record["rounds"][-1]["duration_s"])
+        for record in read_report()["records"]
+        if record["rounds"]
+    )
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_a_worker_that_dies_loses_nothing_and_is_told(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import os, time
+        def test_a(energy):
+            energy(time.sleep, 0.05)
+        def test_b(energy):
+            energy(time.sleep, 0.05)
+            os._exit(7)
+        def test_c(energy):
+            energy(time.sleep, 0.05)
+        def test_other():
+            os._exit(8)
+        """
+    )
+    result = quick.runpytest("--energy-report", "-n1")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    found = {
+        record["id"].split("::")[1]: (record["status"], record["reason"])
+        for record in read_report()["records"]
+    }
+    assert found["test_a"] == ("measured", None)
+    assert found["test_b"][0] == "crashed"
+    assert "crashed while running 'test_a_worker" in str(found["test_b"][1])
+    assert found["test_c"] == ("measured", None)
+    assert set(found) == {"test_a", "test_b", "test_c"}
+    result.stdout.fnmatch_lines(["CRASHED *::test_b: worker*"])
+
+
+def test_what_travels_is_primitives(quick: pytest.Pytester, read_report: Read) -> None:
+    """A record with anything else in it would make xdist drop the worker, with exit code 0."""
+    quick.makepyfile(
+        """
+        import decimal, enum, pathlib, pytest
+        class Colour(enum.Enum):
+            RED = 1
+        @pytest.mark.parametrize("a", [Colour.RED, pathlib.Path("p"), decimal.Decimal("1.5"), float("nan")])
+        def test_it(energy, a):
+            energy(sum, [1])
+        """
+    )
+    quick.runpytest("--energy-report", "-n1").assert_outcomes(passed=4)
+    values = [record["params"]["a"] for record in read_report()["records"]]
+    assert values == ["<Colour.RED: 1>", "PosixPath('p')", "Decimal('1.5')", None]
+
+
+def test_bad_options_stop_the_controller(quick: pytest.Pytester) -> None:
+    quick.makepyfile(SUITE)
+    result = quick.runpytest("--energy-rounds=x", "-n2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --energy-rounds=x: needs a whole number, 1 or more"])

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real path on a board whose power is driven live: pynvml, meter, sampler, rounds, figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pytest_llenergy.devices.allot import GpuRequest, allot
+from pytest_llenergy.measure.experiment import CallWorkload, Experiment, measure
+from pytest_llenergy.measure.rounds import RoundPlan
+from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.select import known_meters, open_meters
+from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
+
+from ..nvml_sim import Board, World
+from .waves import MS
+
+Attach = Callable[[World], ModuleType]
+
+
+@dataclass
+class Surges:
+    """500 W, then 300 W, then idle; keeps the truth of every round and of its prefill."""
+
+    world: World
+    seconds: float = 0.25
+    peak_memory_bytes: int | None = None
+    truths: list[tuple[float, float]] = field(default_factory=list)
+
+    def run_round(self) -> RoundTimeline:
+        start_ns = self.world.set_power(0, 500.0)
+        time.sleep(self.seconds)
+        border_ns = self.world.set_power(0, 300.0)
+        time.sleep(self.seconds)
+        end_ns = self.world.set_power(0, 100.0)
+        joules = self.world.true_energy_j
+        self.truths.append((joules(0, start_ns, end_ns), joules(0, start_ns, border_ns)))
+        rank = RankTimeline(
+            rank=0, start_ns=start_ns, end_ns=end_ns, cpu_time_s=0.0, first_token_ns=border_ns
+        )
+        return RoundTimeline(ranks=(rank,))
+
+
+def measure_on(workload: Surges | CallWorkload, plan: RoundPlan) -> Experiment:
+    lease = allot(GpuRequest(1), environment={})
+    return measure(workload, plan, open_meters((), known_meters(), Targets(lease.uuids)), lease)
+
+
+def world_of(tmp_path: Path, board: Board) -> World:
+    return World(tmp_path / "world", [board])
+
+
+@pytest.mark.parametrize("latch_ms", [20, 100])
+def test_rounds_agree_with_the_truth(tmp_path: Path, nvml_attach: Attach, latch_ms: int) -> None:
+    world = world_of(tmp_path, Board(power_w=100.0, latch_ns=latch_ms * MS, temperature_c=55))
+    nvml_attach(world)
+    workload = Surges(world)
+    result = measure_on(workload, RoundPlan(rounds=2, warmup=0, gap_s=0.4))
+    assert [meter.name for meter in result.meters] == ["nvml"]
+    assert result.meters[0].update_period_s == pytest.approx(latch_ms / 1e3, rel=0.2)
+    assert len(result.rounds) == len(workload.truths) == 2
+    for round_, (true_j, true_prefill_j) in zip(result.rounds, workload.truths, strict=True):
+        assert round_.energy_j is not None, round_.reason
+        assert round_.energy_u_j is not None
+        # Two standard uncertainties hold in 95 % of windows (test_coverage); a single one gets four.
+        assert abs(round_.energy_j - true_j) <= 4 * round_.energy_u_j
+        assert round_.energy_u_j < 0.05 * round_.energy_j
+        assert round_.idle_power_w == pytest.approx(100, rel=0.15)
+        prefill, decode = round_.phases
+        assert prefill.energy_j is not None, prefill.reason
+        assert prefill.energy_u_j is not None
+        assert decode.energy_j is not None
+        assert abs(prefill.energy_j - true_prefill_j) <= 4 * prefill.energy_u_j
+        assert prefill.energy_j + decode.energy_j == pytest.approx(round_.energy_j, rel=1e-9)
+        assert round_.temperature_start_c == 55
+        assert [flag.name for flag in round_.flags if flag.severity == "invalid"] == []
+    mean_j = sum(true for true, _ in workload.truths) / 2
+    assert result.metrics["energy_j"].value == pytest.approx(mean_j, rel=0.05)
+
+
+def test_a_board_lost_midway_gives_a_reason(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path, Board(latch_ns=20 * MS))
+    nvml_attach(world)
+    workload = CallWorkload(lambda: world.update(0, lost=True))
+    result = measure_on(workload, RoundPlan(rounds=2, warmup=0, gap_s=0.1))
+    assert [round_.energy_j for round_ in result.rounds] == [None, None]
+    assert {round_.reason for round_ in result.rounds} == {"nvml: GPU is lost"}
+    assert (result.metrics["energy_j"].value, result.metrics["energy_j"].reason) == (
+        None,
+        "nvml: GPU is lost",
+    )
+
+
+def test_a_frozen_counter_is_not_zero(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path, Board(power_w=300.0, latch_ns=20 * MS))
+    nvml_attach(world)
+    world.update(0, frozen=True)
+    result = measure_on(CallWorkload(lambda: time.sleep(0.05)), RoundPlan(rounds=1, warmup=0, gap_s=0.1))
+    (round_,) = result.rounds
+    assert round_.energy_j is None
+    assert "ticked fewer than 2 times in a quiet gap" in (round_.reason or "")
+    assert result.metrics["energy_j"].value is None
+
+
+def test_a_counter_that_runs_backwards_is_told(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path, Board(latch_ns=20 * MS, energy_offset_mj=9_000_000))
+    nvml_attach(world)
+    workload = CallWorkload(lambda: world.update(0, energy_offset_mj=0))
+    result = measure_on(workload, RoundPlan(rounds=1, warmup=0, gap_s=0.1))
+    assert result.rounds[0].energy_j is None
+    assert result.rounds[0].reason == f"nvml: the counter of gpu:{world.board(0).uuid} went backwards"

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of a CPU: its arithmetic by hand, and its CPU time against what psutil saw."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.estimate import (
+    AVERAGE_W,
+    HIGHEST_W,
+    LOWEST_W,
+    EstimateMeter,
+    model_energy_j,
+    open_estimate,
+)
+from pytest_llenergy.meters.protocol import Targets
+
+
+@pytest.mark.parametrize(
+    ("watts", "cpus", "elapsed_s", "busy_s", "joules"),
+    [
+        (AVERAGE_W, 4, 10.0, 0.0, 29.6),
+        (AVERAGE_W, 4, 10.0, 40.0, 140.0),
+        (AVERAGE_W, 4, 10.0, 5.0, 43.4),
+        (LOWEST_W, 2, 1.0, 1.0, 2.14),
+        (HIGHEST_W, 2, 1.0, 1.0, 11.62),
+    ],
+)
+def test_the_model(
+    watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float, joules: float
+) -> None:
+    assert model_energy_j(watts, cpus, elapsed_s, busy_s) == pytest.approx(joules)
+
+
+def test_it_says_that_it_is_an_estimate_of_processors() -> None:
+    meter = EstimateMeter()
+    (domain,) = meter.domains
+    assert (domain.name, domain.kind, domain.scope) == ("cpu:host", "estimated", "host processors")
+    assert domain.info(meter.name).accuracy == (
+        f"0.45-3.04 W idle and 1.69-8.58 W busy per logical CPU ({psutil.cpu_count()})"
+    )
+
+
+@pytest.mark.parametrize("busy_share", [0.0, 0.3, 1.0])
+def test_limits_are_the_extreme_families_and_hold_the_point(busy_share: float) -> None:
+    cpus = psutil.cpu_count() or 1
+    elapsed_s = 20.0
+    busy_s = busy_share * cpus * elapsed_s
+    point = model_energy_j(AVERAGE_W, cpus, elapsed_s, busy_s)
+    low, high = EstimateMeter().domains[0].limits(point, elapsed_s)
+    assert low < point < high
+    assert low == pytest.approx(model_energy_j(LOWEST_W, cpus, elapsed_s, busy_s))
+    assert high == pytest.approx(model_energy_j(HIGHEST_W, cpus, elapsed_s, busy_s))
+
+
+def host_busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.steal - times.guest - times.guest_nice)
+
+
+def spin(cpu_s: float) -> None:
+    end = time.process_time() + cpu_s
+    while time.process_time() < end:
+        pass
+
+
+def joules(cpu_s: float, sleep_s: float) -> tuple[float, float, float]:
+    """Joules of the meter, seconds, and busy seconds of the host, over some work and some sleep."""
+    meter = EstimateMeter()
+    busy_s, start_s = host_busy_s(), time.monotonic()
+    (before,) = meter.read()
+    spin(cpu_s)
+    time.sleep(sleep_s)
+    (after,) = meter.read()
+    elapsed_s = time.monotonic() - start_s
+    assert isinstance(before, float)
+    assert isinstance(after, float)
+    return after - before, elapsed_s, host_busy_s() - busy_s
+
+
+@pytest.mark.parametrize(("cpu_s", "sleep_s"), [(0.8, 0.0), (0.0, 0.4)])
+def test_busy_seconds_cost_the_difference_between_full_and_idle(cpu_s: float, sleep_s: float) -> None:
+    energy_j, elapsed_s, busy_s = joules(cpu_s, sleep_s)
+    cpus = psutil.cpu_count() or 1
+    above_idle_j = energy_j - cpus * 0.74 * elapsed_s
+    # Both sides count ticks of 10 ms on every CPU, and others may run between the two readings.
+    slack_j = (3.5 - 0.74) * 0.05 * cpus
+    assert above_idle_j == pytest.approx((3.5 - 0.74) * busy_s, abs=slack_j)
+    # What this process used is in it for certain, whatever the others did.
+    assert above_idle_j >= (3.5 - 0.74) * cpu_s - slack_j
+
+
+def test_a_test_of_gpus_has_no_model() -> None:
+    with pytest.raises(MeterError, match=r"^estimate: models the CPU only"):
+        open_estimate(Targets(("GPU-a",)))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The background reader: it reads every meter at its own pace, and stops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from pytest_llenergy.meters.protocol import Domain, within
+from pytest_llenergy.meters.sampler import Sampler
+
+DOMAIN = Domain(
+    name="cpu:x",
+    kind="measured",
+    source="test",
+    scope="test",
+    update_period_s=None,
+    resolution_j=1e-6,
+    accuracy="exact",
+    limits=within(0),
+)
+
+
+@dataclass
+class Counting:
+    """Counts its readings, and says so as joules; ``fails_from`` on it only gives a reason."""
+
+    poll_period_s: float
+    fails_from: int = 1_000_000
+    name: str = "counting"
+    domains: tuple[Domain, ...] = (DOMAIN,)
+    readings: int = 0
+    closed: int = 0
+    threads: set[str] = field(default_factory=set)
+
+    def read(self) -> list[float | str]:
+        self.readings += 1
+        self.threads.add(threading.current_thread().name)
+        return [float(self.readings) if self.readings < self.fails_from else "counting: gone"]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_meters_are_read_at_their_own_pace_and_closed() -> None:
+    fast, slow = Counting(0.01), Counting(10.0)
+    with Sampler([fast, slow]) as sampler:
+        deadline = time.monotonic() + 10
+        while fast.readings < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert slow.readings == 2  # One when it was entered, one from the thread.
+        assert fast.readings >= 8
+    assert (fast.closed, slow.closed) == (1, 1)
+    assert not any(thread.name == "llenergy-sampler" for thread in threading.enumerate())
+    seen = fast.readings
+    time.sleep(0.05)
+    assert fast.readings == seen
+    assert [tick.energy_j for tick in sampler.series[0].ticks] == [float(i) for i in range(2, seen + 1)]
+
+
+def test_reading_now_is_done_by_the_caller_between_two_moments() -> None:
+    meter = Counting(10.0)
+    with Sampler([meter]) as sampler:
+        deadline = time.monotonic() + 10
+        while meter.readings < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        before_ns = time.monotonic_ns()
+        moment_ns = sampler.read_now()
+        assert before_ns <= moment_ns <= time.monotonic_ns()
+        assert meter.readings == 3
+        assert sampler.series[0].ticks[-1].latest_ns == pytest.approx(moment_ns, abs=2)
+    assert "MainThread" in meter.threads
+    assert "llenergy-sampler" in meter.threads
+
+
+def test_a_reason_is_kept_and_reading_goes_on() -> None:
+    meter = Counting(0.01, fails_from=3)
+    with Sampler([meter]) as sampler:
+        deadline = time.monotonic() + 10
+        while meter.readings < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert sampler.series[0].reason == "counting: gone"
+    assert [tick.energy_j for tick in sampler.series[0].ticks] == [2.0]
+
+
+def test_without_meters_there_is_only_the_clock() -> None:
+    with Sampler([]) as sampler:
+        before_ns = time.monotonic_ns()
+        assert before_ns <= sampler.read_now() <= time.monotonic_ns()
+        assert sampler.series == []

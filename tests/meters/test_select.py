@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which meters are opened, and what is told when none is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.protocol import Domain, Meter, MeterSpec, Targets
+from pytest_llenergy.meters.select import check_names, known_meters, open_meters
+from pytest_llenergy.model.record import Kind
+
+CPU = Targets()
+
+
+@dataclass
+class Constant:
+    """A meter without domains that notes whether it was closed."""
+
+    name: str
+    domains: tuple[Domain, ...] = ()
+    poll_period_s: float = 1.0
+    closed: int = 0
+
+    def read(self) -> Sequence[float | str]:
+        return []
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Bench:
+    """Specs whose meters open or refuse, and everything they opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[Constant] = []
+
+    def spec(self, name: str, kind: Kind = "measured", refusal: str | None = None) -> MeterSpec:
+        def open_(targets: Targets) -> Meter:
+            if refusal is not None:
+                raise MeterError(f"{name}: {refusal}")
+            self.opened.append(Constant(name))
+            return self.opened[-1]
+
+        return MeterSpec(name=name, kind=kind, open=open_)
+
+    def specs(self, *specs: MeterSpec) -> dict[str, MeterSpec]:
+        return {spec.name: spec for spec in specs}
+
+    @property
+    def names(self) -> list[str]:
+        return [meter.name for meter in self.opened]
+
+
+def test_everything_that_measures_is_opened_and_no_estimate() -> None:
+    bench = Bench()
+    specs = bench.specs(bench.spec("guess", "estimated"), bench.spec("a"), bench.spec("b"))
+    selection = open_meters((), specs, CPU)
+    assert [meter.name for meter in selection.meters] == bench.names == ["a", "b"]
+    assert selection.reasons == ()
+    selection.close()
+    assert [meter.closed for meter in bench.opened] == [1, 1]
+
+
+def test_an_estimate_only_where_nothing_measures() -> None:
+    bench = Bench()
+    specs = bench.specs(
+        bench.spec("guess", "estimated"),
+        bench.spec("a", refusal="no driver"),
+        bench.spec("b", refusal="none"),
+    )
+    selection = open_meters((), specs, CPU)
+    assert [meter.name for meter in selection.meters] == ["guess"]
+    assert selection.reasons == ("a: no driver", "b: none")
+
+
+def test_required_measurement_lists_every_reason() -> None:
+    bench = Bench()
+    specs = bench.specs(
+        bench.spec("a", refusal="no driver"),
+        bench.spec("b", refusal="none"),
+        bench.spec("guess", "estimated"),
+    )
+    with pytest.raises(MeterError) as caught:
+        open_meters((), specs, CPU, require_measured=True)
+    assert str(caught.value) == (
+        "no meter that measures (--energy-require=measured) for the CPU of this host: a: no driver; b: none"
+    )
+    assert bench.names == []
+
+
+def test_required_measurement_refuses_a_named_estimate() -> None:
+    with pytest.raises(MeterError, match="--energy-require=measured"):
+        open_meters(["estimate"], known_meters(), CPU, require_measured=True)
+
+
+def test_a_named_meter_must_open_and_others_are_closed() -> None:
+    bench = Bench()
+    specs = bench.specs(bench.spec("a"), bench.spec("b", refusal="no permission"))
+    with pytest.raises(MeterError, match=r"^no meter for the CPU of this host: b: no permission$"):
+        open_meters(["a", "b"], specs, CPU)
+    assert [meter.closed for meter in bench.opened] == [1]
+
+
+def test_named_meters_that_do_not_open_all_say_why() -> None:
+    bench = Bench()
+    specs = bench.specs(bench.spec("a", refusal="no driver"), bench.spec("b", refusal="no permission"))
+    with pytest.raises(MeterError, match=r": a: no driver; b: no permission$"):
+        open_meters(["a", "b"], specs, CPU)
+
+
+def test_named_meters_are_the_only_ones() -> None:
+    bench = Bench()
+    specs = bench.specs(bench.spec("a"), bench.spec("b"), bench.spec("guess", "estimated"))
+    assert [meter.name for meter in open_meters(["guess", "b"], specs, CPU).meters] == ["b", "guess"]
+    assert bench.names == ["b", "guess"]
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(MeterError, match=r"^unknown meter 'nvlm'; known: auto, nvml, rapl, estimate$"):
+        check_names(["nvlm"], {spec: known_meters()[spec] for spec in ("nvml", "rapl", "estimate")})
+    with pytest.raises(MeterError, match=r"^unknown meter 'x'"):
+        open_meters(["x"], known_meters(), CPU)
+
+
+def test_gpus_are_named_and_never_estimated() -> None:
+    with pytest.raises(MeterError) as caught:
+        open_meters((), known_meters(), Targets(("GPU-none",)))
+    message = str(caught.value)
+    assert message.startswith("no meter for GPUs GPU-none: nvml: ")
+    assert "rapl: the test uses GPUs" in message
+    assert message.endswith("estimate: models the CPU only, and the test uses GPUs")
+
+
+def test_built_in_meters_come_first_and_others_are_added() -> None:
+    bench = Bench()
+    assert list(known_meters([bench.spec("mine")]))[:3] == ["nvml", "rapl", "estimate"]
+    assert known_meters([bench.spec("mine")])["mine"].kind == "measured"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readings become ticks: which ones, when, and how surely."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.meters.protocol import Domain, within
+from pytest_llenergy.meters.trace import Series
+
+MS = 1_000_000
+
+
+def series_of(*readings: tuple[int, float], period_s: float | None = None) -> Series:
+    domain = Domain(
+        name="cpu:x",
+        kind="measured",
+        source="test",
+        scope="test",
+        update_period_s=period_s,
+        resolution_j=0.001,
+        accuracy="exact",
+        limits=within(0),
+    )
+    series = Series("test", domain)
+    for time_ms, energy_j in readings:
+        series.add(time_ms * MS, energy_j)
+    return series
+
+
+def test_a_tick_lies_between_the_two_readings_that_saw_it() -> None:
+    series = series_of((0, 5.0), (10, 5.0), (20, 7.0), (30, 7.0), (50, 9.0))
+    assert [(tick.time_ns // MS, tick.energy_j, tick.gap_s) for tick in series.ticks] == [
+        (15, 7.0, 0.01),
+        (40, 9.0, 0.02),
+    ]
+    assert [(tick.earliest_ns // MS, tick.latest_ns // MS) for tick in series.ticks] == [(10, 20), (30, 50)]
+
+
+def test_the_first_reading_is_a_tick_only_where_the_counter_is_known_to_be_fresh() -> None:
+    assert series_of((0, 5.0)).ticks == []
+    (tick,) = series_of((10, 5.0), period_s=0.001).ticks
+    assert (tick.earliest_ns, tick.latest_ns) == (9 * MS, 10 * MS)
+
+
+def test_a_known_period_narrows_the_gap() -> None:
+    ticks = series_of((0, 1.0), (100, 2.0), period_s=0.01).ticks
+    assert (ticks[-1].earliest_ns, ticks[-1].latest_ns, ticks[-1].gap_s) == (90 * MS, 100 * MS, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "before", "after"),
+    [
+        (9, None, 1.0),
+        (10, None, 1.0),
+        (15, None, 2.0),
+        (20, 1.0, 2.0),
+        (25, 1.0, 3.0),
+        (30, 2.0, 3.0),
+        (41, 3.0, None),
+    ],
+)
+def test_ticks_that_were_surely_before_and_after(
+    at_ms: int, before: float | None, after: float | None
+) -> None:
+    series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
+    found = [
+        None if tick is None else tick.energy_j
+        for tick in (series.before(at_ms * MS), series.after(at_ms * MS))
+    ]
+    assert found == [before, after]
+
+
+def test_ticks_that_were_surely_within() -> None:
+    series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
+    assert [tick.energy_j for tick in series.between(11 * MS, 40 * MS)] == [2.0, 3.0]
+    assert [tick.energy_j for tick in series.between(10 * MS, 39 * MS)] == [1.0, 2.0]
+
+
+def test_the_period_is_the_median_and_needs_three_ticks() -> None:
+    readings = [(0, 0.0), (10, 1.0), (20, 2.0), (30, 3.0), (90, 4.0)]
+    assert series_of(*readings[:3]).tick_period_s is None
+    assert series_of(*readings).tick_period_s == pytest.approx(0.01)
+
+
+def test_a_counter_that_runs_backwards_is_remembered() -> None:
+    series = series_of((0, 5.0), (10, 6.0), (20, 2.0), (30, 7.0))
+    assert series.reason == "test: the counter of cpu:x went backwards"
+    series.fail("later")
+    assert series.reason == "test: the counter of cpu:x went backwards"

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key of a machine: what makes two runs comparable, and what does not matter."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pytest_llenergy.model.environment import device_key
+
+from .reports import BOARD, HOST
+
+KEY = device_key(HOST, [BOARD])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"name": "bench-8"}, {"load_average": 40.0}, {"system": "Linux 6.9"}, {"memory_bytes": 256 * 2**30 - 9}],
+)
+def test_what_changes_between_runs_does_not_change_the_key(changes: dict[str, object]) -> None:
+    assert device_key(msgspec.structs.replace(HOST, **changes), [BOARD]) == KEY
+
+
+@pytest.mark.parametrize("changes", [{"uuid": "GPU-b"}, {"pci_bus_id": "0000:25:00.0"}])
+def test_another_board_of_the_same_kind_does_not_change_the_key(changes: dict[str, object]) -> None:
+    assert device_key(HOST, [msgspec.structs.replace(BOARD, **changes)]) == KEY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cpu_model": "AMD EPYC 9355"},
+        {"machine": "aarch64"},
+        {"logical_cpus": 32},
+        {"memory_bytes": 128 * 2**30},
+    ],
+)
+def test_each_stable_fact_of_the_host_changes_the_key(changes: dict[str, object]) -> None:
+    assert device_key(msgspec.structs.replace(HOST, **changes), [BOARD]) != KEY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "NVIDIA H200"},
+        {"memory_bytes": 40 * 2**30},
+        {"power_limit_w": 500.0},
+        {"power_limit_w": None},
+    ],
+)
+def test_each_stable_fact_of_a_board_changes_the_key(changes: dict[str, object]) -> None:
+    assert device_key(HOST, [msgspec.structs.replace(BOARD, **changes)]) != KEY
+
+
+def test_the_number_of_boards_matters_and_their_order_does_not() -> None:
+    other = msgspec.structs.replace(BOARD, name="NVIDIA L4")
+    assert (
+        len({KEY, device_key(HOST, []), device_key(HOST, [BOARD, BOARD]), device_key(HOST, [BOARD, other])})
+        == 4
+    )
+    assert device_key(HOST, [BOARD, other]) == device_key(HOST, [other, BOARD])
+
+
+def test_boards_that_tell_less_can_be_keyed_beside_others() -> None:
+    silent = msgspec.structs.replace(BOARD, memory_bytes=None, power_limit_w=None)
+    assert device_key(HOST, [silent, BOARD]) == device_key(HOST, [BOARD, silent])

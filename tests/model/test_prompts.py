@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets of prompts: slices never shrink silently, and a file that holds none is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.model.prompts import DEFAULT_PROMPTS, Prompts, default_prompts, read_prompts
+
+
+def test_slices_within_the_set() -> None:
+    prompts = Prompts(("a", "b", "c"))
+    assert prompts[1] == "b"
+    assert prompts[:3] == ("a", "b", "c")
+    assert prompts[:] == prompts
+    assert prompts[-2:] == ("b", "c")
+    assert isinstance(prompts[:2], Prompts)
+
+
+@pytest.mark.parametrize("start", [None, 2])
+def test_a_slice_larger_than_the_set_is_an_error(start: int | None) -> None:
+    with pytest.raises(LLEnergyError) as caught:
+        Prompts(("a", "b", "c"))[start:4]
+    assert str(caught.value) == (
+        "prompts[:4]: the set has 3 prompts; name a larger set with the ini key energy_prompts, or override "
+        "the prompts fixture"
+    )
+
+
+def test_a_slice_of_a_slice_is_checked_too() -> None:
+    with pytest.raises(LLEnergyError, match="the set has 2 prompts"):
+        Prompts(("a", "b", "c"))[:2][:3]
+
+
+def test_the_set_that_ships() -> None:
+    assert default_prompts() == DEFAULT_PROMPTS
+    assert len(set(DEFAULT_PROMPTS)) == len(DEFAULT_PROMPTS) >= 8
+
+
+def test_a_file_holds_one_prompt_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("# a comment\nWas kostet's?\n\n  Größe: 3 µm  \nhash # inside\n", encoding="utf-8")
+    assert read_prompts(path) == ("Was kostet's?", "Größe: 3 µm", "hash # inside")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = tmp_path / "none.txt"
+    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: cannot read {missing} \(.*No such file"):
+        read_prompts(missing)
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: cannot read {binary} \('utf-8' codec"):
+        read_prompts(binary)
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "# only\n# comments\n"])
+def test_a_file_without_a_prompt(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text(text)
+    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: {path} holds no prompt; write one a line$"):
+        read_prompts(path)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing and reading reports: nothing is lost, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+import pytest_llenergy.model
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.report import SCHEMA_VERSION, decode, encode, json_schema
+
+from .reports import RECORD, REPORT
+
+PUBLISHED = Path(pytest_llenergy.model.__file__).parent / "schema" / f"report-{SCHEMA_VERSION}.json"
+
+
+def document() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(encode(REPORT))
+    return loaded
+
+
+def refusal(data: bytes | dict[str, Any]) -> str:
+    raw = data if isinstance(data, bytes) else json.dumps(data).encode()
+    with pytest.raises(ReportError) as caught:
+        decode(raw, "base.json")
+    return str(caught.value)
+
+
+def test_a_report_survives_being_written_and_read() -> None:
+    assert decode(encode(REPORT), "base.json") == REPORT
+
+
+def test_the_file_is_indented_utf_8_with_a_last_newline() -> None:
+    text = encode(REPORT).decode("utf-8")
+    assert text.startswith('{\n  "schema_version": 1,\n')
+    assert text.endswith("}\n")
+    assert "ünïcode" in text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_json_lacks_becomes_null(value: float) -> None:
+    metric = msgspec.structs.replace(RECORD.metrics["energy_j"], value=value)
+    record = msgspec.structs.replace(RECORD, metrics={"energy_j": metric})
+    written = encode(msgspec.structs.replace(REPORT, records=[record]))
+    assert json.loads(written)["records"][0]["metrics"]["energy_j"]["value"] is None
+    assert decode(written, "base.json").records[0].metrics["energy_j"].value is None
+
+
+@pytest.mark.parametrize("data", [b"", b" \n"])
+def test_an_empty_file(data: bytes) -> None:
+    assert refusal(data) == "base.json: empty, expected a JSON report of pytest --energy-report"
+
+
+def test_a_newer_version() -> None:
+    newer = {"schema_version": 2, "whatever": "the future holds"}
+    assert refusal(newer) == (
+        "base.json: schema version 2 is newer than 1, the newest this pytest-llenergy reads; "
+        "upgrade pytest-llenergy"
+    )
+
+
+def test_a_truncated_file() -> None:
+    whole = encode(REPORT)
+    for length in (1, len(whole) // 2, len(whole) - 3):
+        assert refusal(whole[:length]) == (
+            "base.json: not a report of pytest --energy-report (Input data was truncated)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "Object missing required field `schema_version`"),
+        (b'{"schema_version": "1"}', "Expected `int`, got `str` - at `$.schema_version`"),
+        (b"\xff\xfe", "JSON is malformed: invalid character (byte 0)"),
+        (b"benchmarks,1.0", "JSON is malformed: invalid character (byte 0)"),
+    ],
+)
+def test_another_file(data: bytes, why: str) -> None:
+    assert refusal(data) == f"base.json: not a report of pytest --energy-report ({why})"
+
+
+def test_an_unknown_field() -> None:
+    data = document()
+    data["records"][0]["joules"] = 1
+    assert refusal(data) == (
+        "base.json: broken report (Object contains unknown field `joules` - at `$.records[0]`)"
+    )
+
+
+def test_a_missing_field_and_a_wrong_type() -> None:
+    data = document()
+    del data["records"][0]["rounds"][0]["energy_j"]
+    assert refusal(data) == (
+        "base.json: broken report (Object missing required field `energy_j` - at `$.records[0].rounds[0]`)"
+    )
+    data = document()
+    data["records"][0]["status"] = "fine"
+    assert refusal(data) == "base.json: broken report (Invalid enum value 'fine' - at `$.records[0].status`)"
+
+
+def test_the_schema_accepts_what_is_written() -> None:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(document())
+
+
+@pytest.mark.parametrize(("field", "value"), [("joules", 1), ("status", "fine"), ("attempt", "once")])
+def test_the_schema_refuses_what_is_not_read(field: str, value: object) -> None:
+    data = document()
+    data["records"][0][field] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(json_schema()).validate(data)
+
+
+def test_the_published_schema_is_that_of_the_types() -> None:
+    expected = json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"
+    assert PUBLISHED.read_text(encoding="utf-8") == expected, "the types changed: write the schema anew"
+
+
+def test_one_estimated_domain_makes_a_record_an_estimate() -> None:
+    measured = RECORD.meters[0]
+    estimated = msgspec.structs.replace(measured, kind="estimated")
+    for meters, kind in (([], None), ([measured], "measured"), ([measured, estimated], "estimated")):
+        assert msgspec.structs.replace(RECORD, meters=meters).kind == kind

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing measured is lost: killed runs, full disks, unwritable journals."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.model.report import json_schema
+
+THREE = """
+import pathlib, time
+def test_one(energy):
+    energy(time.sleep, 0.01)
+def test_two(energy):
+    energy(time.sleep, 0.01)
+def test_three():
+    pathlib.Path("third").touch()
+    time.sleep(60)
+"""
+
+COMMAND = [sys.executable, "-m", "pytest", "--energy-report", "-p", "no:cacheprovider"]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+def test_kill_nine_keeps_every_finished_test(
+    quick: pytest.Pytester, extra: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick.makepyfile(THREE)
+    process = subprocess.Popen([*COMMAND, *extra], stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def lines() -> int:
+        return sum(path.read_text().count("\n") for path in quick.path.glob("energy.*.journal.jsonl"))
+
+    wait_for(lambda: (quick.path / "third").exists() and lines() == 3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (quick.path / "energy.json").exists()
+    (journal,) = quick.path.glob("energy.*.journal.jsonl")
+    # A line that was being written when the power went.
+    with journal.open("a") as file:
+        file.write('{"id": "test_three", "attem')
+    assert main(["merge", str(journal), "-o", "merged.json"]) == 0
+    assert capsys.readouterr().out == "merged.json: 2 records, incomplete\n"
+    merged = json.loads(Path("merged.json").read_text())
+    jsonschema.validate(merged, json_schema())
+    assert merged["run"]["complete"] is False
+    assert merged["run"]["exit_status"] is None
+    ids = sorted(record["id"].split("::")[1] for record in merged["records"])
+    assert ids == ["test_one", "test_two"]
+    assert all(record["metrics"]["energy_j"]["value"] > 0 for record in merged["records"])
+
+
+def test_a_report_written_whole_leaves_no_journal(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy): energy(sum, [1])")
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
+    assert not list(quick.path.glob("*.jsonl"))
+    assert not list(quick.path.glob(".energy.json-*"))
+    assert oct((quick.path / "energy.json").stat().st_mode & 0o777) == oct(0o666 & ~_umask())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_full_disk_keeps_the_journal_and_fails_the_run(quick: pytest.Pytester) -> None:
+    """The largest file that the process may write is smaller than the indented report, not the journal."""
+    quick.makepyfile(
+        "import pytest\n@pytest.mark.parametrize('i', range(3))\ndef test_it(energy, i): energy(sum, [1])\n"
+    )
+    (quick.path / "energy.json").write_text("what was there before")
+    quick.runpytest("--energy-report=probe.json").assert_outcomes(passed=3)
+    whole = (quick.path / "probe.json").stat().st_size
+    compact = len(json.dumps(json.loads((quick.path / "probe.json").read_text()), separators=(",", ":")))
+    limit = (whole + compact) // 2
+
+    def set_limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = subprocess.run(COMMAND, preexec_fn=set_limit, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "3 passed" in done.stdout
+    assert "energy.json: the report could not be written (File too large); the journal " in done.stdout
+    assert (quick.path / "energy.json").read_text() == "what was there before"
+    assert not list(quick.path.glob(".energy.json-*"))
+    (journal,) = quick.path.glob("energy.*.journal.jsonl")
+    assert main(["merge", str(journal), "-o", "saved.json"]) == 0
+    assert len(json.loads(Path("saved.json").read_text())["records"]) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root")
+def test_no_space_left_on_the_device(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy): energy(sum, [1])")
+    disk = quick.mkdir("disk")
+    # Sixteen kilobytes, twelve of them taken.
+    script = (
+        f"mount -t tmpfs -o size=16k tmpfs {disk} && head -c 12288 /dev/zero > {disk}/fill && exec "
+        f"{sys.executable} -m pytest -p no:cacheprovider --energy-report={disk}/energy.json"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    if "unshare failed" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip("mounting is not permitted here")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert "the report could not be written (No space left on device)" in done.stdout
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def test_two_runs_at_once_keep_apart(quick: pytest.Pytester) -> None:
+    quick.makepyfile("import time\ndef test_it(energy): energy(time.sleep, 0.2)")
+    runs = [subprocess.Popen([*COMMAND[:-2]], stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [run.wait() for run in runs] == [0, 0]
+    assert len(read_json(quick.path / "energy.json")["records"]) == 1
+    assert not list(quick.path.glob("*.jsonl"))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation says what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.options import OPTIONS, Option
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_is_documented_with_its_default(option: Option) -> None:
+    rows = (ROOT / "docs" / "options.md").read_text().splitlines()
+    (row,) = [row for row in rows if f"`{option.ini}`" in row]
+    _, flag, _, default, text, _ = (cell.strip() for cell in row.split("|"))
+    assert flag in (f"`{option.flag}={option.metavar}`", f"`{option.flag}[={option.metavar}]`")
+    assert default == (f"`{option.default}`" if option.default else "none")
+    assert text
+
+
+def test_the_readme_names_commands_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    tox = (ROOT / "tox.ini").read_text()
+    for name in ("bench", "tests"):
+        assert f"pip install tox && tox run -e {name}" in readme
+        assert f"[testenv:{name}]" in tox
+    assert "tox run -e tests" in (ROOT / ".ci" / "run").read_text()

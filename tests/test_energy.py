@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``energy`` fixture on callables of this process, and what becomes of the test around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_llenergy.model.report import json_schema
+
+Read = Callable[..., dict[str, Any]]
+
+SLEEPY = """
+    import time, pytest
+    def test_it(energy):
+        run = energy(time.sleep, 0.2)
+        assert run.result is None
+        assert len(run.rounds) == 2
+        assert 1.9 < run.energy_j < 4
+        assert abs(run.energy_j - 10 * run.duration_s) < 0.05
+        assert abs(run.mean_power_w - 10) < 0.1
+        assert abs(run.net_energy_j) < 0.1
+"""
+
+
+def test_a_callable_is_measured_in_this_process(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(SLEEPY)
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
+    report = read_report()
+    jsonschema.validate(report, json_schema())
+    (record,) = report["records"]
+    assert record["status"] == "measured"
+    assert record["ranks"] == []
+    assert record["start_method"] is None
+    assert record["devices"] == ["cpu"]
+    assert record["warmup_rounds"] == 0
+    assert record["load_average"] is not None
+    assert record["metrics"]["energy_per_output_token_j"] == {
+        "value": None,
+        "unit": "J/token",
+        "uncertainty": None,
+        "uncertainty_absolute": None,
+        "n": 0,
+        "reason": "the workload counts no tokens",
+    }
+    for round_ in record["rounds"]:
+        truth = 10 * round_["duration_s"]
+        assert abs(round_["energy_j"] - truth) <= 2 * round_["energy_u_j"] + 1e-3
+        assert round_["by_domain"]["cpu:ten"]["kind"] == "measured"
+    assert report["run"]["complete"] is True
+    assert report["run"]["exit_status"] == 0
+    assert report["run"]["started_at"] < report["run"]["finished_at"]
+
+
+def test_warm_up_comes_before_the_rounds(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        def test_it(energy):
+            calls = []
+            run = energy(lambda: calls.append(1) or len(calls))
+            assert run.result == 5 and len(run.rounds) == 2
+        """
+    )
+    quick.runpytest("--energy-warmup=3").assert_outcomes(passed=1)
+
+
+def test_a_host_without_counters_gives_labelled_estimates(
+    pytester: pytest.Pytester, read_report: Read
+) -> None:
+    pytester.makepyfile(SLEEPY.split("assert 1.9")[0])
+    result = pytester.runpytest(
+        "--energy-report", "--energy-rounds=2", "--energy-warmup=0", "--energy-meter=estimate"
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*estimated*", "estimated, not measured: *Cloud Carbon Footprint*"])
+    (record,) = read_report()["records"]
+    domain = record["rounds"][0]["by_domain"]["cpu:host"]
+    assert domain["kind"] == "estimated"
+    assert 0 < domain["low_j"] < domain["energy_j"] < domain["high_j"]
+    assert record["meters"][0]["kind"] == "estimated"
+    assert record["flags"][0]["name"] == "estimated"
+
+
+def test_require_measured_refuses_to_estimate_and_says_why(
+    pytester: pytest.Pytester, read_report: Read
+) -> None:
+    pytester.makeconftest(
+        "import pytest_llenergy.meters.rapl as rapl\nfrom pathlib import Path\n"
+        "def pytest_llenergy_meters(config):\n"
+        "    from pytest_llenergy.meters.protocol import MeterSpec\n"
+        "    return [MeterSpec('rapl', 'measured', lambda targets: rapl.RaplMeter(Path('nowhere')))]\n"
+    )
+    pytester.makepyfile(SLEEPY)
+    result = pytester.runpytest("--energy-report", "--energy-require=measured")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["MeterError: no meter that measures (--energy-require=measured) for the CPU *: *nvml*rapl*"]
+    )
+    assert read_report()["records"][0]["status"] == "failed"
+
+
+def test_a_missing_number_is_told_not_compared(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy):\n    assert energy(sum, [1]).time_to_first_token_s < 1\n")
+    result = quick.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["LLEnergyError: time_to_first_token_s has no value: no token timestamps"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
+        ("energy(int())", "LLEnergyError: energy: 0 is not callable; give the function, not its result"),
+        ("energy(int).joules", "*AttributeError: a run has no joules; metrics: energy_j, *"),
+    ],
+)
+def test_misuse_is_one_clear_line(quick: pytest.Pytester, body: str, message: str) -> None:
+    quick.makepyfile(f"def test_it(energy):\n    {body}\n")
+    result = quick.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([message])
+
+
+def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import pytest
+        def test_fails(energy):
+            energy(sum, [1])
+            assert 1 == 2, "on purpose"
+        def test_raises(energy):
+            energy(int, "x")
+        @pytest.mark.xfail(reason="known")
+        def test_expected(energy):
+            energy(sum, [1])
+            assert 0
+        def test_never(energy):
+            pass
+        def test_skips(energy):
+            pytest.skip("not today")
+        @pytest.mark.skip(reason="never")
+        def test_marked(energy):
+            pass
+        def test_other():
+            pass
+        """
+    )
+    result = quick.runpytest("--energy-report")
+    result.assert_outcomes(failed=2, xfailed=1, passed=2, skipped=2)
+    found = {
+        record["id"].split("::")[1]: (record["status"], record["reason"], len(record["rounds"]))
+        for record in read_report()["records"]
+    }
+    assert found == {
+        "test_fails": ("failed", "AssertionError: on purpose", 2),
+        "test_raises": ("failed", "ValueError: invalid literal for int() with base 10: 'x'", 0),
+        "test_expected": ("failed", "xfail: known", 2),
+        "test_never": ("invalid", "the test passed without measuring anything", 0),
+        "test_skips": ("skipped", "not today", 0),
+        "test_marked": ("skipped", "never", 0),
+    }
+    assert read_report()["run"]["exit_status"] == 1
+
+
+def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import pathlib, pytest
+        @pytest.mark.parametrize("a", [1, 2.5, "x" * 300, None, True, pathlib.PurePosixPath("p"), object()],
+                                 ids=str)
+        def test_it(energy, a):
+            pytest.skip()
+        """
+    )
+    quick.runpytest("--energy-report")
+    values = [record["params"]["a"] for record in read_report()["records"]]
+    assert values == [1, 2.5, "x" * 200, None, True, "PurePosixPath('p')", "object"]
+
+
+def test_a_run_that_was_stopped_is_not_complete(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        "def test_a(energy):\n    energy(sum, [1])\n    assert 0\ndef test_b(energy):\n    energy(sum, [1])\n"
+    )
+    quick.runpytest("--energy-report", "-x")
+    assert read_report()["run"]["complete"] is False
+    assert len(read_report()["records"]) == 1
+
+
+def test_ctrl_c_leaves_a_report(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        "def test_a(energy):\n    energy(sum, [1])\ndef test_b(energy):\n    raise KeyboardInterrupt\n"
+    )
+    assert quick.runpytest_subprocess("--energy-report").ret == pytest.ExitCode.INTERRUPTED
+    report = read_report()
+    assert report["run"]["complete"] is False
+    assert [record["status"] for record in report["records"]] == ["measured"]
+
+
+def test_nothing_measured_nothing_written(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest("--energy-report")
+    result.stdout.fnmatch_lines(["energy report: no test was measured, *energy.json was not written"])
+    assert not (pytester.path / "energy.json").exists()
+    assert not list(pytester.path.glob("*.jsonl"))
+
+
+def test_junit_has_the_metrics(quick: pytest.Pytester) -> None:
+    import xml.etree.ElementTree as ElementTree
+
+    quick.makepyfile(SLEEPY)
+    quick.runpytest("--junitxml=junit.xml", "-W", "error").assert_outcomes(passed=1)
+    root = ElementTree.parse(quick.path / "junit.xml").getroot()
+    properties = {each.get("name"): each.get("value") for each in root.iter("property")}
+    assert 1.9 < float(properties["llenergy.energy_j"] or 0) < 4
+    assert properties["llenergy.kind"] == "measured"
+
+
+def test_quiet_prints_nothing(quick: pytest.Pytester) -> None:
+    quick.makepyfile(SLEEPY)
+    quick.runpytest("-q").stdout.no_fnmatch_line("*energy*")
+
+
+def test_the_table_fits_eighty_columns(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    quick.makepyfile(
+        """
+        import pytest
+        @pytest.mark.parametrize("attention_implementation", ["flash_attention_2"])
+        @pytest.mark.parametrize("max_new_tokens", [128])
+        def test_a_rather_long_name_of_a_test(energy, attention_implementation, max_new_tokens):
+            energy(sum, [1])
+        """
+    )
+    lines = quick.runpytest("--energy-report").stdout.lines
+    start = next(index for index, line in enumerate(lines) if " energy " in line)
+    assert all(len(line) <= 80 for line in lines[start:])
+    assert "ten-watts" in "\n".join(lines[start:])
+
+
+def test_windows_nest_and_await(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import asyncio, time
+        def test_it(energy_meter):
+            with energy_meter("outer") as outer:
+                time.sleep(0.1)
+                with energy_meter("inner") as inner:
+                    time.sleep(0.1)
+            async def work():
+                async with energy_meter("later") as later:
+                    await asyncio.sleep(0.1)
+                return later
+            later = asyncio.run(work())
+            for window in (outer, inner, later):
+                assert abs(window.energy_j - 10 * window.duration_s) <= 2 * window.energy_u_j + 0.01
+            assert inner.start_s > outer.start_s
+            assert outer.by_domain["cpu:ten"].kind == "measured"
+        """
+    )
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert [window["name"] for window in record["windows"]] == ["outer", "inner", "later"]
+    assert record["status"] == "measured"
+
+
+def test_a_budget_fails_the_test_in_its_call_phase(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import time, pytest
+        @pytest.mark.energy_gate(budget="100 J")
+        def test_within(energy):
+            energy(time.sleep, 0.1)
+        @pytest.mark.energy_gate(budget="500 mJ")
+        def test_over(energy):
+            energy(time.sleep, 0.1)
+        @pytest.mark.xfail(strict=True)
+        @pytest.mark.energy_gate(budget="500 mJ")
+        def test_expected(energy):
+            energy(time.sleep, 0.1)
+        @pytest.mark.energy_gate(metric="energy_per_output_token_j", budget="1 J")
+        def test_not_had(energy):
+            energy(time.sleep, 0.1)
+        """
+    )
+    result = quick.runpytest("--energy-report", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=1, failed=2, xfailed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "energy_gate: energy_j is 1.0* J, over the budget of 500 mJ",
+            "energy_gate: energy_per_output_token_j has no value (*), so its budget cannot be checked",
+        ]
+    )
+    assert 'failure message="Failed: energy_gate' in (quick.path / "junit.xml").read_text()
+    assert [record["status"] for record in read_report()["records"]] == ["measured"] + ["failed"] * 3
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        (
+            "gpus(nmber=2)",
+            "@pytest.mark.gpus: got an unexpected keyword argument 'nmber' (it takes: n, name, ",
+        ),
+        ("gpus(0)", "@pytest.mark.gpus: n is 0, needs a whole number, 1 or more"),
+        ("gpus(1, fallback='cuda')", "fallback is 'cuda', knows only \"cpu\""),
+        ("parallel(tensor='two')", "@pytest.mark.parallel: a degree is 'two'"),
+        ("energy_gate(budget='5 V')", "budget '5 V' of energy_j is no quantity in J"),
+        (
+            "energy_gate(metric='joules', budget='5 J')",
+            "unknown metric 'joules'; a budget can bound: energy_j",
+        ),
+        ("energy_gate(threshold='3%')", "missing a required argument: 'budget'"),
+    ],
+)
+def test_a_bad_mark_is_a_clean_collection_error(quick: pytest.Pytester, mark: str, message: str) -> None:
+    quick.makepyfile(f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
+    result = quick.runpytest()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert message in result.stdout.str().replace("\nE", "")
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+def test_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest("--markers")
+    result.stdout.fnmatch_lines(
+        [
+            "@pytest.mark.gpus(n=1, *, name=None, fallback=None): lease n GPUs *",
+            "@pytest.mark.parallel(*, data=1, tensor=1, pipeline=1): degrees *",
+            "@pytest.mark.energy_gate(*, metric=None, budget): fail the test *",
+        ]
+    )
+
+
+def test_gpus_without_gpus_skip_with_the_reason(pytester: pytest.Pytester, read_report: Read) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(energy): energy(int)\n")
+    # In a process of its own, so that no other test's NVML is loaded.
+    result = pytester.runpytest_subprocess("--energy-report", "-rs")
+    result.assert_outcomes(skipped=1)
+    reason = "gpus(2): this host has no NVIDIA GPU (NVML shows none)"
+    result.stdout.fnmatch_lines([f"*{reason}"])
+    assert read_report()["records"][0]["reason"] == reason
+
+
+def test_hooks_see_and_replace(quick: pytest.Pytester, read_report: Read) -> None:
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + """
+import msgspec
+def pytest_llenergy_record(item, record):
+    return msgspec.structs.replace(record, reason="seen by a hook")
+def pytest_llenergy_report(config, report):
+    print("REPORT", len(report.records))
+"""
+    )
+    quick.makepyfile(SLEEPY)
+    result = quick.runpytest("--energy-report", "-s")
+    result.stdout.fnmatch_lines(["*REPORT 1*"])
+    assert read_report()["records"][0]["reason"] == "seen by a hook"

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options: command line over ini over default, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_llenergy.options import OPTIONS
+
+MEASURED = "def test_it(energy):\n    energy(lambda: sum(range(10**6)))\n"
+
+
+def usage_error(pytester: pytest.Pytester, *args: str) -> str:
+    result = pytester.runpytest(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in result.stderr.lines if line.startswith("ERROR: ")]
+    assert len(errors) == 1, result.stderr.lines
+    return errors[0].removeprefix("ERROR: ")
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
+    option: object, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile("def test_it(pytestconfig): pass")
+    config = pytester.parseconfig()
+    assert config.getoption(option.ini) is None  # type: ignore[attr-defined]
+    assert config.getini(option.ini) == option.default  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--energy-rounds=0"], "--energy-rounds=0: needs a whole number, 1 or more"),
+        (["--energy-rounds=six"], "--energy-rounds=six: needs a whole number, 1 or more"),
+        (["--energy-gap=-1"], "--energy-gap=-1: needs a number of seconds above 0"),
+        (["--energy-gap=nan"], "--energy-gap=nan: needs a number of seconds above 0"),
+        (["--energy-require=all"], "--energy-require=all: knows one word: measured"),
+        (["--energy-backend=tranformers"], "unknown backend 'tranformers'; known: transformers, openvino"),
+        (["--energy-meter=nvlm"], "unknown meter 'nvlm'; known: auto, nvml, rapl, estimate"),
+        (
+            ["--energy-model=/no/such/model"],
+            "model '/no/such/model': no such file or directory, and not a hub id (owner/name)",
+        ),
+        (
+            ["--energy-model=random:huge"],
+            "model 'random:huge': unknown preset; known: llama-tiny, llama-135m",
+        ),
+        (
+            ["--energy-model=random:llama-tiny", "--energy-backend=openvino"],
+            "--energy-model: openvino reads .gguf files and OpenVINO IR directories, not random:llama-tiny",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_bad_value_is_a_usage_error(pytester: pytest.Pytester, args: list[str], message: str) -> None:
+    pytester.makepyfile(MEASURED)
+    assert usage_error(pytester, *args) == message
+
+
+def test_a_bad_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(MEASURED)
+    pytester.makeini("[pytest]\nenergy_rounds = many\n")
+    assert usage_error(pytester) == "ini key energy_rounds=many: needs a whole number, 1 or more"
+
+
+def test_a_report_that_is_a_test_path_says_what_was_meant(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_some=MEASURED)
+    pytester.mkdir("benchmarks")
+    assert "did you mean: pytest benchmarks --energy-report" in usage_error(
+        pytester, "--energy-report", "benchmarks"
+    )
+    assert "did you mean: pytest test_some.py --energy-report" in usage_error(
+        pytester, "--energy-report", "test_some.py"
+    )
+    assert "did you mean: pytest test_some.py::test_it --energy-report" in usage_error(
+        pytester, "--energy-report", "test_some.py::test_it"
+    )
+    assert "did you mean result.json?" in usage_error(pytester, "--energy-report=result")
+
+
+def test_a_report_that_cannot_be_written_is_told_before_measuring(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("raise SystemExit('collected')")
+    missing = usage_error(pytester, "--energy-report=nowhere/energy.json")
+    assert f"no directory {pytester.path / 'nowhere'}; make it first" in missing
+    # A read-only file system refuses root too.
+    if not os.access("/proc/sys", os.W_OK):
+        assert "no permission to write in /proc/sys" in usage_error(
+            pytester, "--energy-report=/proc/sys/energy.json"
+        )
+
+
+def test_command_line_beats_ini(quick: pytest.Pytester, read_report: object) -> None:
+    quick.makepyfile(MEASURED)
+    quick.runpytest("--energy-report", "--energy-rounds=3").assert_outcomes(passed=1)
+    assert len(read_report()["records"][0]["rounds"]) == 3  # type: ignore[operator]
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
+    assert len(read_report()["records"][0]["rounds"]) == 2  # type: ignore[operator]

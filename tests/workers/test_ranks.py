@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real spawned ranks: they are what was planned, see what they may see, and say what happened."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import PlanError, WorkerError, WorkerPlacementError
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.workers import group as group_module
+from pytest_llenergy.workers.failure import OutcomeInRank
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.workload import call_workload, split
+
+TORCHLESS = Capabilities(data=True)
+TORCH = Capabilities(data=True, framework="torch")
+
+
+def plan(n: int, capabilities: Capabilities = TORCHLESS, threads: int | None = 1) -> ProcessPlan:
+    return plan_processes(capabilities, None, Lease(devices=("cpu",) * n), [0, 1], threads)
+
+
+@pytest.fixture
+def pair() -> Iterator[RankGroup]:
+    ranks = RankGroup(plan(2))
+    yield ranks
+    ranks.close()
+
+
+def run(ranks: RankGroup, function: object, *args: object) -> list[object]:
+    workload = call_workload(ranks, function, args, {}, 60)  # type: ignore[arg-type]
+    workload.run_round()
+    return workload.results()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class TestPlan:
+    def test_degrees_must_multiply_to_the_devices(self) -> None:
+        lease = Lease(devices=("cpu", "cpu"))
+        with pytest.raises(
+            PlanError, match=r"needs 4 devices and the lease has 2; make gpus\(n\) their product"
+        ):
+            plan_processes(TORCH, Parallel(data=2, tensor=2), lease, [0, 1])
+
+    def test_cores_are_shared_out_and_threads_follow(self) -> None:
+        lease = Lease(devices=("cpu", "cpu"))
+        ranks = plan_processes(TORCH, None, lease, [0, 1, 2, 3]).ranks
+        assert [(rank.cpus, rank.threads) for rank in ranks] == [((0, 1), 2), ((2, 3), 2)]
+
+    def test_more_ranks_than_cores_take_turns(self) -> None:
+        lease = Lease(devices=("cpu",) * 3)
+        ranks = plan_processes(TORCH, None, lease, [0, 1]).ranks
+        assert [(rank.cpus, rank.threads) for rank in ranks] == [((0,), 1), ((1,), 1), ((0,), 1)]
+
+    def test_a_gpu_rank_sees_its_board_by_uuid_and_nothing_else(self) -> None:
+        lease = Lease(devices=("GPU-b", "GPU-a"))
+        ranks = plan_processes(TORCH, None, lease, [0, 1]).ranks
+        seen = [rank.environment()["CUDA_VISIBLE_DEVICES"] for rank in ranks]
+        assert seen == ["GPU-b", "GPU-a"]
+        assert {rank.environment()["CUDA_DEVICE_ORDER"] for rank in ranks} == {"PCI_BUS_ID"}
+        assert [rank.local_rank for rank in ranks] == [0, 1]
+
+    def test_a_cpu_rank_sees_no_board_whatever_the_outside_says(self) -> None:
+        assert plan(1).ranks[0].environment()["CUDA_VISIBLE_DEVICES"] == ""
+
+    def test_prompts_are_shared_out_like_accelerate_does(self) -> None:
+        assert split(list("abcdefg"), 2) == [list("abcd"), list("efg")]
+        assert split(list("abc"), 3) == [["a"], ["b"], ["c"]]
+
+
+class TestEntry:
+    def test_the_environment_comes_from_the_plan_not_from_outside(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+        monkeypatch.setenv("OMP_NUM_THREADS", "64")
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "stale")
+        monkeypatch.setenv("SLURM_PROCID", "7")
+        ranks = RankGroup(plan(2))
+
+        def look() -> dict[str, str | None]:
+            import os
+
+            names = ("CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
+            return {name: os.environ.get(name) for name in (*names, "TORCHELASTIC_RUN_ID", "SLURM_PROCID")}
+
+        try:
+            first, second = run(ranks, look)
+        finally:
+            ranks.close()
+        assert first == {
+            "CUDA_VISIBLE_DEVICES": "",
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+            "TORCHELASTIC_RUN_ID": None,
+            "SLURM_PROCID": None,
+        }
+        assert isinstance(second, dict)
+        assert second["RANK"] == "1"
+
+    def test_ranks_are_distinct_pinned_processes(self, pair: RankGroup) -> None:
+        assert len({rank.pid for rank in pair.ranks} | {os.getpid()}) == 3
+        if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1:
+            assert [rank.cpus for rank in pair.ranks] == [[0], [1]]
+
+    def test_torch_imported_too_early_is_refused(
+        self, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from pathlib import Path
+
+        assert isinstance(tmp_path, Path)
+        (tmp_path / "sitecustomize.py").write_text(
+            "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(WorkerError, match="torch was imported before the rank could set its devices"):
+            RankGroup(plan(1))
+
+    def test_a_gpu_that_torch_does_not_see_is_an_error_not_a_cpu_run(self) -> None:
+        """V1: the plan says GPU, torch has none; nothing may run on the CPU instead."""
+        gpu = plan_processes(TORCH, None, Lease(devices=("GPU-0123",)), [0], 1)
+        with pytest.raises(WorkerError, match="the plan gives this rank GPU-0123, torch sees 0 GPUs"):
+            RankGroup(gpu)
+
+    def test_a_group_that_is_not_the_planned_one_is_refused(self) -> None:
+        two = plan(2, TORCH)
+        facts = [{"pid": pid, "device": "cpu", "world_size": 1} for pid in (1, 2)]
+        with pytest.raises(WorkerPlacementError, match="rank 0: planned in a world of 2, found in one of 1"):
+            group_module._check_placement(two, facts)
+        with pytest.raises(WorkerPlacementError, match="planned 2 processes, found 1"):
+            group_module._check_placement(two, [facts[0], facts[0]])
+
+    def test_two_ranks_form_a_gloo_group(self) -> None:
+        ranks = RankGroup(plan(2, TORCH))
+
+        def reduce() -> tuple[int, int, str, float, bool]:
+            import torch
+            import torch.distributed as dist
+
+            value = torch.ones(4) * (dist.get_rank() + 1)
+            dist.all_reduce(value)
+            backend = dist.get_backend()
+            return (
+                dist.get_rank(),
+                dist.get_world_size(),
+                backend,
+                float(value[0]),
+                torch.cuda.is_initialized(),
+            )
+
+        try:
+            assert run(ranks, reduce) == [(0, 2, "gloo", 3.0, False), (1, 2, "gloo", 3.0, False)]
+        finally:
+            ranks.close()
+        assert not any(alive(rank.pid) for rank in ranks.ranks)
+
+
+class TestFailures:
+    def test_the_first_cause_comes_back_with_its_traceback_and_output(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import os
+            import time
+
+            if os.environ["RANK"] == "1":
+                print("about to fail")
+                raise ValueError("the real cause")
+            time.sleep(0.2)
+            raise RuntimeError("an echo of it")
+
+        with pytest.raises(WorkerError) as caught:
+            run(pair, work)
+        text = str(caught.value)
+        assert text.startswith(f"rank 1 of 2 (cpu, pid {pair.ranks[1].pid}): ValueError: the real cause\n")
+        assert 'raise ValueError("the real cause")' in text
+        assert "last output of rank 1:\n  about to fail" in text
+        assert "an echo" not in text
+        assert not pair.alive
+
+    @pytest.mark.parametrize(
+        ("code", "said"),
+        [
+            ("os._exit(0)", "ended with exit code 0 and no result"),
+            ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ],
+    )
+    def test_death_is_a_failure(self, pair: RankGroup, code: str, said: str) -> None:
+        with pytest.raises(WorkerError, match=said):
+            run(pair, exec, f"import os\nif os.environ['RANK'] == '0': {code}")
+        assert not any(alive(rank.pid) for rank in pair.ranks)
+
+    def test_a_hang_ends_at_the_time_limit(self, pair: RankGroup) -> None:
+        workload = call_workload(pair, time.sleep, (60,), {}, 0.5)
+        with pytest.raises(
+            WorkerError, match=r"rank 0 of 2 \(cpu\), rank 1 of 2 \(cpu\) did not answer within 0.5 s"
+        ):
+            workload.run_round()
+        assert not any(alive(rank.pid) for rank in pair.ranks)
+
+    def test_outcomes_of_pytest_keep_their_meaning(self, pair: RankGroup) -> None:
+        with pytest.raises(OutcomeInRank) as caught:
+            run(pair, pytest.skip, "not on this rank")
+        assert (caught.value.outcome, caught.value.reason) == ("Skipped", "not on this rank")
+
+    def test_a_killed_parent_takes_its_ranks_along(self, tmp_path: object) -> None:
+        import subprocess
+        import sys
+
+        script = (
+            "from tests.workers.test_ranks import plan, run\n"
+            "from pytest_llenergy.workers.group import RankGroup\n"
+            "import time\n"
+            "ranks = RankGroup(plan(2))\n"
+            "print(*[rank.pid for rank in ranks.ranks], flush=True)\n"
+            "run(ranks, time.sleep, 60)\n"
+        )
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        deadline = time.monotonic() + 10
+        while any(alive(pid) for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_the_parent_sleeps_while_the_ranks_work(pair: RankGroup) -> None:
+    workload = call_workload(pair, time.sleep, (1.0,), {}, 60)
+    before = time.process_time()
+    workload.run_round()
+    assert time.process_time() - before < 0.05
+
+
+def test_the_window_runs_from_the_first_start_to_the_last_end(pair: RankGroup) -> None:
+    def work() -> float:
+        import os
+        import time
+
+        time.sleep(0.3 if os.environ["RANK"] == "1" else 0.1)
+        return time.monotonic()
+
+    workload = call_workload(pair, work, (), {}, 60)
+    before = time.monotonic_ns()
+    timeline = workload.run_round()
+    after = time.monotonic_ns()
+    assert before < timeline.start_ns < timeline.end_ns < after
+    assert 0.3 <= (timeline.end_ns - timeline.start_ns) / 1e9 < 0.6
+    first, second = timeline.ranks
+    assert first.end_ns < second.end_ns == timeline.end_ns
+    assert workload.peak_memory_bytes is not None
+    assert workload.peak_memory_bytes > 10_000_000
