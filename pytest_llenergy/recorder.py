@@ -14,7 +14,6 @@ from pytest_llenergy import marks
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.meter import Window
-from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.model.record import (
     BackendInfo,
     Flag,
@@ -141,11 +140,8 @@ def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None
     if report.skipped:
         return "skipped", _skip_reason(report)
     if draft.experiment is not None:
-        valid = [round_ for round_ in draft.experiment.rounds if is_valid(round_)]
-        if valid:
-            return "measured", None
-        first = draft.experiment.rounds[0]
-        return "invalid", first.reason or next(flag.detail for flag in first.flags)
+        energy = draft.experiment.metrics["energy_j"]
+        return ("measured", None) if energy.value is not None else ("invalid", energy.reason)
     windows = [window.record for window in draft.windows if window.ended]
     if windows:
         missing = [window.reason for window in windows if window.energy_j is None]

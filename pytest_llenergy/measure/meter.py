@@ -123,7 +123,7 @@ def _close(
     reason = None
     if missing or not by_domain:
         reason = missing[0] if missing else "; ".join(reasons) or "no meter was open"
-        flags.append(Flag(name="unmeasured", severity="invalid", detail=reason or "no reading"))
+        flags.append(Flag(name="unmeasured", severity="warning", detail=reason or "no reading"))
     energies = [each.energy_j for each in by_domain.values() if each.energy_j is not None]
     variance = sum((each.energy_u_j or 0.0) ** 2 for each in by_domain.values())
     return record.Window(

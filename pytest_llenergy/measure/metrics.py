@@ -26,12 +26,12 @@ def is_valid(round_: Round) -> bool:
 def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[str, Metric]:
     """Every metric of a test, by name. A metric that cannot be had is there with its reason."""
     valid = [round_ for round_ in rounds if is_valid(round_)]
-    why = next((round_.reason for round_ in rounds if round_.reason), "no valid round")
+    why = _why_no_energy(rounds)
     metrics: dict[str, Metric] = {}
 
     def add(name: str, unit: str, of: Callable[[Round], Value | None], missing: str) -> None:
         values = [value for round_ in valid if (value := of(round_)) is not None]
-        reason = missing if valid else why
+        reason = (why or missing) if "J" in unit or unit == "W" or not valid else missing
         metrics[name] = _mean(values, unit) if values else Metric(value=None, unit=unit, reason=reason)
 
     def phase(name: str) -> str:
@@ -39,12 +39,12 @@ def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[st
         reasons = [each.reason for each in found if each is not None and each.reason]
         return reasons[0] if reasons else "the workload has no phases"
 
-    add("energy_j", "J", _energy, why)
+    add("energy_j", "J", _energy, "no valid round")
     add("energy_per_output_token_j", "J/token", _per_token, "the workload counts no tokens")
     add("energy_per_request_j", "J/request", _per_request, "the workload has no requests")
     add("net_energy_j", "J", _net, "the idle power is not known")
-    add("mean_power_w", "W", lambda r: _scaled(r, 1 / r.duration_s), why)
-    add("duration_s", "s", lambda r: (r.duration_s, 0, 0), why)
+    add("mean_power_w", "W", lambda r: _scaled(r, 1 / r.duration_s), "no valid round")
+    add("duration_s", "s", lambda r: (r.duration_s, 0, 0), "no valid round")
     add("output_tokens_per_s", "token/s", _throughput, "the workload counts no tokens")
     add("time_to_first_token_s", "s", lambda r: _exact(r.time_to_first_token_s), "no token timestamps")
     add("inter_token_latency_s", "s", lambda r: _exact(r.inter_token_latency_s), "fewer than two tokens")
@@ -55,6 +55,15 @@ def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[st
         value=peak_memory_bytes, unit="B", n=int(peak_memory_bytes is not None), reason=reason
     )
     return metrics
+
+
+def _why_no_energy(rounds: Sequence[Round]) -> str | None:
+    """Why no round has joules, or none that may count; ``None`` when one has."""
+    if any(is_valid(round_) and round_.energy_j is not None for round_ in rounds):
+        return None
+    reasons = [round_.reason for round_ in rounds if round_.reason]
+    reasons += [flag.detail for round_ in rounds for flag in round_.flags if flag.severity == "invalid"]
+    return reasons[0] if reasons else "no valid round"
 
 
 def _mean(values: Sequence[Value], unit: str) -> Metric:

@@ -24,10 +24,11 @@ def round_flags(
     measured: MeasuredRound, trace: Sequence[Series], total: Energy, duration_s: float
 ) -> list[Flag]:
     """Every flag of one round."""
-    if total.energy_j is None:
-        return [Flag(name="unmeasured", severity="invalid", detail=total.reason or "no reading")]
     flags: list[Flag] = []
-    if total.energy_j <= 0:
+    if total.energy_j is None:
+        # Its times and counts are as good as any other's.
+        flags.append(Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
+    elif total.energy_j <= 0:
         detail = f"the counters give {total.energy_j:.3g} J, which no work can use"
         flags.append(Flag(name="impossible", severity="invalid", detail=detail))
     elif total.u_j is not None and total.u_j > IMPRECISE * total.energy_j:

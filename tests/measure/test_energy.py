@@ -74,7 +74,7 @@ def test_a_gap_with_too_few_ticks_gives_no_number(gaps: tuple[int, int]) -> None
     assert result.reason == reason
     assert {(phase.energy_j, phase.reason) for phase in result.phases} == {(None, reason)}
     assert [(flag.name, flag.severity, flag.detail) for flag in result.flags] == [
-        ("unmeasured", "invalid", reason)
+        ("unmeasured", "warning", reason)
     ]
 
 

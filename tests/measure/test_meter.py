@@ -137,7 +137,7 @@ def test_a_window_much_shorter_than_a_tick_has_no_energy(world: World) -> None:
         assert window.energy_j is None
         (domain,) = window.by_domain.values()
         assert (domain.reason or "").startswith("not resolvable: ")
-        assert [(flag.name, flag.severity) for flag in window.flags] == [("unmeasured", "invalid")]
+        assert [(flag.name, flag.severity) for flag in window.flags] == [("unmeasured", "warning")]
 
 
 def test_a_frozen_counter_is_not_zero(world: World) -> None:

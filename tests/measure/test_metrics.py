@@ -31,7 +31,7 @@ def round_of(energy_j: float | None, u_j: float = 0.0, own_j: float = 0.0, durat
             Phase(name="decode", duration_s=1.5, energy_j=None, energy_u_j=None, reason="not resolvable: x"),
         ],
         reason=None if energy_j is not None else "the counter stood still",
-        flags=[] if energy_j is not None else [Flag(name="unmeasured", severity="invalid", detail="x")],
+        flags=[] if energy_j is not None else [Flag(name="unmeasured", severity="warning", detail="x")],
     )
 
 
@@ -99,17 +99,29 @@ def test_invalid_rounds_are_left_out() -> None:
     warned = msgspec.structs.replace(
         ROUNDS[2], flags=[Flag(name="contended", severity="warning", detail="x")]
     )
-    with_others = summarise([ROUNDS[0], impossible, round_of(None), ROUNDS[1], warned], None)
-    assert with_others == summarise(ROUNDS, None)
+    assert summarise([ROUNDS[0], impossible, ROUNDS[1], warned], None) == summarise(ROUNDS, None)
+    assert summarise([impossible], None)["duration_s"].value is None
+
+
+TIMES = {"duration_s", "output_tokens_per_s", "time_to_first_token_s", "inter_token_latency_s"}
+
+
+def test_a_round_without_joules_counts_for_its_times_only() -> None:
+    metrics = summarise([*ROUNDS, round_of(None)], None)
+    for name, metric in metrics.items():
+        if metric.value is not None and metric.unit != "B":
+            assert metric.n == (4 if name in TIMES else 3), name
 
 
 def test_every_figure_without_a_value_has_a_reason() -> None:
-    metrics = summarise([round_of(None), round_of(None)], None)
-    assert {metric.value for metric in metrics.values()} == {None}
-    assert {metric.n for metric in metrics.values()} == {0}
-    assert metrics["energy_j"].reason == "the counter stood still"
-    assert metrics["energy_per_output_token_j"].reason == "the counter stood still"
-    assert all(metric.reason for metric in metrics.values())
+    # Phases have joules only where their round has.
+    silent = msgspec.structs.replace(round_of(None), phases=[])
+    metrics = summarise([silent, silent], None)
+    assert {name for name, metric in metrics.items() if metric.value is not None} == TIMES
+    without = {name: metric for name, metric in metrics.items() if name not in TIMES}
+    assert {metric.n for metric in without.values()} == {0}
+    assert without.pop("peak_memory_bytes").reason == "this system does not tell the peak"
+    assert {metric.reason for metric in without.values()} == {"the counter stood still"}
 
 
 def test_a_workload_without_tokens_says_so() -> None:

@@ -36,7 +36,7 @@ def test_a_clean_round_has_no_flag() -> None:
 @pytest.mark.parametrize(
     ("energy", "condition", "expected"),
     [
-        (Energy(None, None, "gone"), {}, "invalid: unmeasured: gone"),
+        (Energy(None, None, "gone"), {}, "warning: unmeasured: gone"),
         (Energy(0.0, 1.0), {}, "invalid: impossible: the counters give 0 J, which no work can use"),
         (Energy(-2.0, 1.0), {}, "invalid: impossible: the counters give -2 J, which no work can use"),
         (

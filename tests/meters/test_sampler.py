@@ -91,3 +91,24 @@ def test_without_meters_there_is_only_the_clock() -> None:
         before_ns = time.monotonic_ns()
         assert before_ns <= sampler.read_now() <= time.monotonic_ns()
         assert sampler.series == []
+
+
+class Breaking(Counting):
+    """A third party's meter that raises where it should give a reason."""
+
+    def read(self) -> list[float | str]:
+        if self.readings > 1:
+            raise KeyError("no such register")
+        return super().read()
+
+
+def test_a_meter_that_raises_gives_a_reason_and_leaves_the_others_alone() -> None:
+    breaking, fine = Breaking(0.01), Counting(0.01)
+    with Sampler([breaking, fine]) as sampler:
+        deadline = time.monotonic() + 10
+        while fine.readings < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    broken, whole = sampler.series
+    assert broken.reason == "counting: KeyError: 'no such register'"
+    assert whole.reason is None
+    assert fine.readings >= 8

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests with a ``gpus`` mark on simulated boards: the real pynvml over the stand-in for the driver.
+
+An engine without a framework runs in the ranks, so that everything but CUDA itself is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .nvml_sim.world import Board, World
+
+Read = Callable[..., dict[str, Any]]
+
+ENGINE = """
+import os
+import time
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, Generation
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+
+class Job:
+    def __init__(self, prompts): self.prompts = prompts
+    def run(self): time.sleep(0.5)
+    def result(self):
+        requests = [RequestTimeline(input_tokens=1, output_tokens=1) for _ in self.prompts]
+        seen = os.environ["CUDA_VISIBLE_DEVICES"]
+        ids = [[0] for _ in self.prompts]
+        return Generation(texts=[seen] * len(self.prompts), token_ids=ids, requests=requests)
+
+class Sleepy:
+    def load(self, model, options, context):
+        return BackendInfo(name="sleepy", version="1", model=model.label)
+    def prepare(self, prompts, params): return Job(prompts)
+    def synchronize(self): pass
+    def close(self): pass
+
+SPEC = BackendSpec("sleepy", "sleepy:Sleepy", (), "pip install sleepy", Capabilities(data=True, gpu=True))
+"""
+
+ONE = """
+import pytest
+@pytest.mark.gpus(1)
+def test_it(energy, backend):
+    energy(backend.generate, ["a"])
+"""
+
+CONFTEST = "def pytest_llenergy_backends(config):\n    import sleepy\n    return [sleepy.SPEC]\n"
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeini(
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_backend = sleepy\n"
+    )
+    pytester.makeconftest(CONFTEST)
+    (pytester.path / "sleepy.py").write_text(ENGINE)
+    return pytester
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    boards = [
+        Board(name="NVIDIA H200", power_w=100, latch_ns=50_000_000),
+        Board(name="NVIDIA L40S", power_w=40, latch_ns=50_000_000),
+    ]
+    made = World(tmp_path / "world", boards)
+    for name, value in made.environment(nvml_library.parent).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
+    # A process of its own: a driver library that was loaded once stays.
+    return suite.runpytest_subprocess("--energy-report", "-rs", "-p", "no:cacheprovider", *args)
+
+
+def test_the_leased_board_is_the_one_that_is_measured(
+    suite: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    suite.makepyfile(
+        """
+        import pytest
+        @pytest.mark.gpus(1, name="L40S")
+        def test_second(energy, backend, gpus):
+            run = energy(backend.generate, ["a"])
+            assert run.result.texts == [gpus.visible_devices] == list(gpus.uuids)
+            assert (gpus.names, gpus.indices) == (("NVIDIA L40S",), (1,))
+        @pytest.mark.gpus(2)
+        def test_both(energy, backend, gpus):
+            run = energy(backend.generate, ["a", "b"])
+            assert run.result.texts == list(gpus.uuids)
+        """
+    )
+    run(suite).assert_outcomes(passed=2)
+    second, both = read_report()["records"]
+    uuids = [board["uuid"] for board in read_report()["environment"]["gpus"]]
+    assert second["devices"] == [uuids[1]]
+    assert [rank["device"] for rank in both["ranks"]] == uuids
+    for record, watts in ((second, 40), (both, 140)):
+        assert {meter["name"] for meter in record["meters"]} == {"nvml"}
+        assert {meter["kind"] for meter in record["meters"]} == {"measured"}
+        for round_ in record["rounds"]:
+            truth = watts * round_["duration_s"]
+            assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"]
+            assert round_["energy_u_j"] < 0.05 * truth
+            assert round_["temperature_start_c"] is not None
+    assert set(both["rounds"][0]["by_domain"]) == {f"gpu:{uuid}" for uuid in uuids}
+
+
+def test_a_board_without_a_counter_gives_no_joules_but_a_reason(
+    suite: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    world.update(0, energy_supported=False)
+    suite.makepyfile(
+        "import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy, backend):\n"
+        "    assert energy(backend.generate, ['a']).duration_s > 0.4\n"
+    )
+    run(suite).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["status"] == "invalid"
+    assert record["rounds"][0]["energy_j"] is None
+    assert "no energy counter on GPU-" in record["reason"]
+    required = run(suite, "--energy-require=measured")
+    required.assert_outcomes(failed=1)
+    required.stdout.fnmatch_lines(
+        ["MeterError: no meter that measures (--energy-require=measured) for GPUs *"]
+    )
+
+
+def test_an_outer_empty_list_means_no_gpus_for_you(
+    suite: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch, read_report: Read
+) -> None:
+    """V1: an empty CUDA_VISIBLE_DEVICES is somebody's decision; it is neither ignored nor a CPU run."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    suite.makepyfile(ONE)
+    run(suite).assert_outcomes(skipped=1)
+    assert read_report()["records"][0]["reason"] == (
+        "gpus(1): the environment sets CUDA_VISIBLE_DEVICES='', which allows no GPU; the driver shows 2; "
+        "--energy-gpus=all overrides it on purpose"
+    )
+    run(suite, "--energy-gpus=1").assert_outcomes(passed=1)
+    uuids = [board["uuid"] for board in read_report()["environment"]["gpus"]]
+    assert read_report()["records"][0]["devices"] == [uuids[1]]
+
+
+def test_a_plain_function_of_a_gpu_test_never_runs_on_the_cpu_instead(
+    suite: pytest.Pytester, world: World
+) -> None:
+    """torch sees no GPU here, whatever NVML shows: that is an error that names both sides."""
+    pytest.importorskip("torch")
+    suite.makepyfile("import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy):\n    energy(sum, [1])\n")
+    result = run(suite)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["WorkerError: *the plan gives this rank GPU-*, torch sees 0 GPUs *"])
+
+
+def test_an_engine_that_knows_no_gpu_is_skipped_not_run_on_the_cpu(
+    suite: pytest.Pytester, world: World
+) -> None:
+    (suite.path / "sleepy.py").write_text(ENGINE.replace("gpu=True", "gpu=False"))
+    suite.makepyfile(ONE)
+    result = run(suite)
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*sleepy does not run on GPUs here"])
