@@ -29,7 +29,6 @@ from pytest_llenergy.workers.workload import (
     RankWorkload,
     call_workload,
     generate_workload,
-    merged,
 )
 
 
@@ -106,7 +105,7 @@ class BackendHandle:
         with outcomes():
             workload = self.workload(prompts, params)
             workload.run_round()
-            return merged(workload.results())
+            return Generation.merge(workload.results())
 
     def workload(self, prompts: Sequence[str], params: dict[str, Any]) -> RankWorkload:
         """The batch, prepared in the ranks."""

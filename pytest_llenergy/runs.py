@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_llenergy.backends.base import Generation
 from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.handles import BackendHandle, Call, Place, Workers, outcomes
 from pytest_llenergy.measure.experiment import CallWorkload, measure
@@ -16,7 +17,7 @@ from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.model.record import Metric, Round
-from pytest_llenergy.workers.workload import RankWorkload, merged
+from pytest_llenergy.workers.workload import RankWorkload
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Energy:
         handle = getattr(work, "__self__", None)
         if isinstance(handle, BackendHandle) and getattr(work, "__func__", None) is BackendHandle.generate:
             ranks = handle.workload(*_prompts(*args, **kwargs))
-            return ranks, lambda: merged(ranks.results())
+            return ranks, lambda: Generation.merge(ranks.results())
         if not isinstance(work, Call) and callable(work) and self._place.draft.wants_ranks:
             work = Workers(self._place).call(work, *args, **kwargs)
         elif isinstance(work, Call) and (args or kwargs):

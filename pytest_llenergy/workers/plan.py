@@ -6,6 +6,7 @@ Made by one function; everything else reads it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,9 @@ from pytest_llenergy.model.record import Parallel
 
 #: Libraries that decide their thread count from the environment when they are imported.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+#: All ranks are on this host; other interfaces would only add names to look up and fail on.
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 #: What torchrun, Slurm and MPI leave behind; a rank that inherits it joins the wrong group.
 STALE_PREFIXES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_", "MASTER_")
@@ -44,8 +48,8 @@ class RankPlan:
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(self.world_size),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
+            "GLOO_SOCKET_IFNAME": LOOPBACK,
+            "NCCL_SOCKET_IFNAME": LOOPBACK,
             "TOKENIZERS_PARALLELISM": "false",
             **({"ACCELERATE_USE_CPU": "true"} if self.device == CPU else {}),
             **dict.fromkeys(THREAD_VARIABLES, str(self.threads)),

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from pytest_llenergy.backends.base import Generation, GenerationParams
+from pytest_llenergy.backends.base import GenerationParams
 from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
 from pytest_llenergy.workers.group import RankGroup
 
@@ -47,11 +47,6 @@ def generate_workload(
     given = msgspec.to_builtins(params)
     group.ask("prepare", [{"prompts": part, "params": given} for part in parts], timeout_s)
     return RankWorkload(group, timeout_s)
-
-
-def merged(results: Sequence[Generation]) -> Generation:
-    """One generation in the order of the prompts."""
-    return Generation.merge(results)
 
 
 def call_workload(

@@ -53,6 +53,7 @@ def test_quantities(metric: str | None, text: str, limit: float) -> None:
         "5 mmJ",
         "nan J",
         "inf J",
+        "9e999 J",
     ],
 )
 def test_what_is_no_quantity(text: str) -> None:

@@ -58,6 +58,10 @@ def test_an_empty_file(data: bytes) -> None:
     assert refusal(data) == "base.json: empty, expected a JSON report of pytest --energy-report"
 
 
+def test_a_version_that_never_was() -> None:
+    assert refusal({"schema_version": 0}) == "base.json: schema version 0 never was; versions start at 1"
+
+
 def test_a_newer_version() -> None:
     newer = {"schema_version": 2, "whatever": "the future holds"}
     assert refusal(newer) == (

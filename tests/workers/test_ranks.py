@@ -170,6 +170,25 @@ class TestEntry:
             ranks.close()
         assert not any(alive(rank.pid) for rank in ranks.ranks)
 
+    def test_accelerate_finds_itself_at_home(self) -> None:
+        ranks = RankGroup(plan(2, TORCH))
+
+        def look() -> tuple[int, int, str, list[str]]:
+            from accelerate import Accelerator
+
+            # Told by the environment that it is on CPUs: no argument, no launcher.
+            state = Accelerator()
+            with state.split_between_processes(list("abcdefg")) as mine:
+                return state.num_processes, state.process_index, state.device.type, list(mine)
+
+        try:
+            assert run(ranks, look) == [
+                (2, 0, "cpu", ["a", "b", "c", "d"]),
+                (2, 1, "cpu", ["e", "f", "g"]),
+            ]
+        finally:
+            ranks.close()
+
 
 class TestFailures:
     def test_the_first_cause_comes_back_with_its_traceback_and_output(self, pair: RankGroup) -> None:
