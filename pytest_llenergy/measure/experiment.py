@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,15 +50,22 @@ class CallWorkload:
     peak_memory_bytes: int | None = field(default=None, init=False)
     result: Any = field(default=None, init=False)
 
-    def run_round(self) -> RoundTimeline:
+    def ready(self) -> None:
+        """Collect garbage now, so that it is not collected meanwhile."""
+        gc.collect()
+
+    def work(self) -> None:
         """Call it once."""
         cpu_before = time.process_time()
         start_ns = time.monotonic_ns()
         self.result = self.function()
         end_ns = time.monotonic_ns()
         cpu_time_s = time.process_time() - cpu_before
-        rank = RankTimeline(rank=0, start_ns=start_ns, end_ns=end_ns, cpu_time_s=cpu_time_s)
-        return RoundTimeline(ranks=(rank,))
+        self._rank = RankTimeline(rank=0, start_ns=start_ns, end_ns=end_ns, cpu_time_s=cpu_time_s)
+
+    def timeline(self) -> RoundTimeline:
+        """When it ran."""
+        return RoundTimeline(ranks=(self._rank,))
 
 
 def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease: Lease) -> Experiment:

@@ -13,6 +13,9 @@ from pytest_llenergy.model.record import Flag
 #: Cores that others may use during a round before it is called contended, or stolen by a hypervisor.
 CONTENDED_CORES = 0.25
 
+#: Below a few ticks of 10 ms the system's count of CPU time says nothing.
+LEAST_CPU_S = 0.05
+
 #: Relative standard uncertainty of a round above which it is called imprecise.
 IMPRECISE = 0.10
 
@@ -43,7 +46,7 @@ def round_flags(
         ("contended", measured.other_cpu_s, "other processes used"),
         ("stolen", measured.stolen_cpu_s, "the hypervisor gave other guests"),
     ):
-        if cpu_s > CONTENDED_CORES * duration_s:
+        if cpu_s > max(CONTENDED_CORES * duration_s, LEAST_CPU_S):
             detail = f"{who} {cpu_s / duration_s:.2f} cores"
             flags.append(Flag(name=name, severity="warning", detail=detail))
     return flags

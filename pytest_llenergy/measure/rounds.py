@@ -18,10 +18,16 @@ from pytest_llenergy.model.timeline import RoundTimeline
 
 
 class Workload(Protocol):
-    """What is measured. ``run_round`` does the work once and blocks until it is done everywhere."""
+    """What is measured. Only ``work`` is done between the quiet gaps."""
 
-    def run_round(self) -> RoundTimeline:
-        """One repetition; its timeline holds nothing but the work."""
+    def ready(self) -> None:
+        """Do what must not disturb the gap before the work, such as collecting garbage."""
+
+    def work(self) -> None:
+        """Do the work once; blocks until it is done everywhere."""
+
+    def timeline(self) -> RoundTimeline:
+        """What happened in ``work``; counting and detokenising are done here."""
 
 
 @dataclass(frozen=True)
@@ -58,29 +64,32 @@ def run_rounds(
     ``cpu_time`` gives the host's CPU seconds so far, to tell what others used meanwhile.
     """
     for _ in range(plan.warmup):
-        workload.run_round()
+        workload.ready()
+        workload.work()
+        workload.timeline()
     rounds: list[MeasuredRound] = []
-    gap_start_ns = time.monotonic_ns()
-    time.sleep(plan.gap_s)
     for _ in range(plan.rounds):
+        workload.ready()
         temperature = temperature_c()
+        gap_start_ns = time.monotonic_ns()
+        time.sleep(plan.gap_s)
         cpu_before = cpu_time()
         # Edges of work in this process are read as they happen; for ranks it costs nothing.
         sampler.read_now()
-        timeline = workload.run_round()
+        workload.work()
         sampler.read_now()
         cpu_after = cpu_time()
-        next_gap_ns = time.monotonic_ns()
         time.sleep(plan.gap_s)
+        gap_end_ns = time.monotonic_ns()
+        timeline = workload.timeline()
         rounds.append(
             MeasuredRound(
                 timeline=timeline,
                 gap_start_ns=gap_start_ns,
-                gap_end_ns=time.monotonic_ns(),
+                gap_end_ns=gap_end_ns,
                 other_cpu_s=max(0.0, cpu_after.busy_s - cpu_before.busy_s - timeline.cpu_time_s),
                 stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
                 temperature_start_c=temperature,
             )
         )
-        gap_start_ns = next_gap_ns
     return rounds

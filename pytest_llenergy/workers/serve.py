@@ -50,7 +50,9 @@ class Server:
             "load": self._load,
             "prepare": self._prepare,
             "prepare_call": self._prepare_call,
-            "round": self._round,
+            "ready": self._ready,
+            "work": self._work,
+            "timeline": self._timeline,
             "result": self._result,
         }
         while True:
@@ -82,6 +84,9 @@ class Server:
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
         self._backend = backend
+        # The model's objects are here to stay; no collection need look through them again.
+        gc.collect()
+        gc.freeze()
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=time.monotonic() - start))
 
     def _prepare(self, payload: dict[str, Any]) -> None:
@@ -92,25 +97,32 @@ class Server:
     def _prepare_call(self, blob: bytes) -> None:
         self._job = CallJob(blob)
 
-    def _round(self, seed: int) -> tuple[bytes, int | None]:
-        """Run the job once. Returns its timeline and the peak memory of this rank."""
-        job = self._job
-        assert job is not None
-        random.seed(seed)
+    def _ready(self, _payload: None) -> None:
+        random.seed(0)
         gc.collect()
         reset_peak_memory()
         self._synchronize()
+
+    def _work(self, _payload: None) -> None:
+        job = self._job
+        assert job is not None
         _barrier()
         cpu_before = time.process_time()
         start_ns = time.monotonic_ns()
         job.run()
         self._synchronize()
         end_ns = time.monotonic_ns()
-        cpu_time_s = time.process_time() - cpu_before
-        result = job.result()
+        self._noted = (start_ns, end_ns, time.process_time() - cpu_before)
+
+    def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
+        """The last round, and the peak memory of this rank in it."""
+        assert self._job is not None
+        peak = peak_memory_bytes()
+        result = self._job.result()
         requests = tuple(result.requests) if isinstance(result, Generation) else ()
         first = [request.first_token_ns for request in requests]
         known = [time_ns for time_ns in first if time_ns is not None]
+        start_ns, end_ns, cpu_time_s = self._noted
         timeline = RankTimeline(
             rank=self._boot["rank"],
             start_ns=start_ns,
@@ -119,7 +131,7 @@ class Server:
             first_token_ns=max(known) if known and len(known) == len(first) else None,
             requests=requests,
         )
-        return msgspec.json.encode(timeline), peak_memory_bytes()
+        return msgspec.json.encode(timeline), peak
 
     def _result(self, _payload: None) -> bytes:
         assert self._job is not None

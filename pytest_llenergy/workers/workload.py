@@ -25,14 +25,28 @@ class RankWorkload:
         self._timeout_s = timeout_s
         self.peak_memory_bytes: int | None = None
 
-    def run_round(self) -> RoundTimeline:
+    def ready(self) -> None:
+        """Let every rank collect garbage and finish what its device has queued."""
+        self._group.ask_all("ready", None, self._timeout_s)
+
+    def work(self) -> None:
         """Run the job once on every rank and wait, blocked, for the last."""
-        answers = self._group.ask_all("round", 0, self._timeout_s)
+        self._group.ask_all("work", None, self._timeout_s)
+
+    def timeline(self) -> RoundTimeline:
+        """What the ranks noted."""
+        answers = self._group.ask_all("timeline", None, self._timeout_s)
         peaks = [peak for _, peak in answers if peak is not None]
         if len(peaks) == len(answers):
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
         ranks = tuple(msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers)
         return RoundTimeline(ranks=ranks)
+
+    def run_round(self) -> RoundTimeline:
+        """All three, for a round that is not measured."""
+        self.ready()
+        self.work()
+        return self.timeline()
 
     def results(self) -> list[Any]:
         """What the last round made, by rank."""

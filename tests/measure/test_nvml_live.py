@@ -33,7 +33,10 @@ class Surges:
     peak_memory_bytes: int | None = None
     truths: list[tuple[float, float]] = field(default_factory=list)
 
-    def run_round(self) -> RoundTimeline:
+    def ready(self) -> None:
+        """Nothing to do."""
+
+    def work(self) -> None:
         start_ns = self.world.set_power(0, 500.0)
         time.sleep(self.seconds)
         border_ns = self.world.set_power(0, 300.0)
@@ -41,10 +44,12 @@ class Surges:
         end_ns = self.world.set_power(0, 100.0)
         joules = self.world.true_energy_j
         self.truths.append((joules(0, start_ns, end_ns), joules(0, start_ns, border_ns)))
-        rank = RankTimeline(
+        self._rank = RankTimeline(
             rank=0, start_ns=start_ns, end_ns=end_ns, cpu_time_s=0.0, first_token_ns=border_ns
         )
-        return RoundTimeline(ranks=(rank,))
+
+    def timeline(self) -> RoundTimeline:
+        return RoundTimeline(ranks=(self._rank,))
 
 
 def measure_on(workload: Surges | CallWorkload, plan: RoundPlan) -> Experiment:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from pytest_llenergy.backends.base import Capabilities
@@ -266,6 +267,26 @@ def test_the_parent_sleeps_while_the_ranks_work(pair: RankGroup) -> None:
     before = time.process_time()
     workload.run_round()
     assert time.process_time() - before < 0.05
+
+
+def test_the_ranks_are_quiet_in_the_gaps_around_the_work(pair: RankGroup) -> None:
+    """What they did there would be taken for idle power."""
+
+    def cpu_s() -> float:
+        return sum(sum(psutil.Process(rank.pid).cpu_times()[:2]) for rank in pair.ranks)
+
+    garbage = "import gc; made = [[[] for _ in range(1000)] for _ in range(1000)]; made.append(made)"
+    workload = call_workload(pair, exec, (garbage,), {}, 60)
+    workload.ready()
+    before = cpu_s()
+    time.sleep(0.3)
+    assert cpu_s() - before <= 0.02
+    workload.work()
+    after = cpu_s()
+    assert after - before > 0.05
+    time.sleep(0.3)
+    assert cpu_s() - after <= 0.02
+    workload.timeline()
 
 
 def test_the_window_runs_from_the_first_start_to_the_last_end(pair: RankGroup) -> None:
