@@ -13,12 +13,24 @@ from pytest_llenergy.state import state_of
 from pytest_llenergy.workers.plan import refuse
 
 
-def check_marks(definition: pytest.Item | pytest.Function) -> None:
-    """Raises ``CollectError``: the one exception that pytest prints as a clean collection error."""
+def check_marks(metafunc: pytest.Metafunc) -> None:
+    """Hold a test's marks against what it uses: no mark may be there and do nothing.
+
+    Raises ``CollectError``, the one exception that pytest prints as a clean collection error.
+    """
+    node = metafunc.definition
     try:
-        marks.check_all(list(definition.iter_markers()))
+        marks.check_all(list(node.iter_markers()))
     except LLEnergyError as error:
-        raise pytest.Collector.CollectError(f"{definition.nodeid}: {error}") from None
+        raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
+    if node.get_closest_marker(marks.energy_gate.__name__) and "energy" not in metafunc.fixturenames:
+        raise pytest.Collector.CollectError(
+            f"{node.nodeid}: @pytest.mark.energy_gate judges what energy(...) measures, and the test does "
+            "not use the fixture energy"
+        )
+    if node.get_closest_marker(marks.gpus.__name__) and "gpus" not in metafunc.fixturenames:
+        # The lease is taken by the fixture, whether or not the test wants to look at it.
+        metafunc.fixturenames.append("gpus")
 
 
 def parametrize_backend(metafunc: pytest.Metafunc) -> None:

@@ -80,6 +80,16 @@ class Controller:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
         if self._written and not quiet:
             terminalreporter.write_line(f"energy report: {_relative(collector.path)}")
+            self._tell_left_over(terminalreporter)
+
+    def _tell_left_over(self, terminalreporter: Any) -> None:
+        from pytest_llenergy.report.journal import left_over
+
+        assert self._settings.report is not None
+        for journal in left_over(self._settings.report):
+            terminalreporter.write_line(
+                f"journal of a run that did not end, or has not yet: {_relative(journal)} (llenergy merge)"
+            )
 
     def _collect(self, record: Record) -> None:
         if self._collector is None:
@@ -96,8 +106,9 @@ def _record(primitives: dict[str, Any]) -> Record:
     import msgspec
 
     from pytest_llenergy.model.record import Record
+    from pytest_llenergy.model.text import storable
 
-    return msgspec.convert(primitives, Record)
+    return msgspec.convert(storable(primitives), Record)
 
 
 def _relative(path: Path | None) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception and warning of the package.
+"""Every exception of the package.
 
 Each message is one line that says what was wrong, what was found and what to do.
 """
@@ -52,7 +52,3 @@ class WorkerError(LLEnergyError):
 
 class WorkerPlacementError(WorkerError):
     """The ranks that started are not the ranks that were planned."""
-
-
-class LLEnergyWarning(UserWarning):
-    """Base of all warnings issued by pytest-llenergy."""

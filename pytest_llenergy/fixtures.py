@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from pytest_llenergy.model.prompts import Prompts
     from pytest_llenergy.runs import Energy, EnergyMeter
 
-#: Tests that use one of these are measured tests and have a record, whatever becomes of them.
-MEASURING = frozenset({"energy", "energy_meter"})
+#: What every fixture that measures asks for, so that users' own names and overrides cannot deceive.
+MEASURING = "_llenergy_measured"
+
+#: Set once a test has asked for energy, also where it did so by ``request.getfixturevalue``.
+MEASURED = pytest.StashKey[bool]()
 
 #: The fixture whose parameter names the backend of a test.
 BACKEND_PARAMETER = "_llenergy_backend"
 
 
 def is_measured(item: pytest.Item) -> bool:
-    """Whether a test asks for energy."""
-    return not MEASURING.isdisjoint(getattr(item, "fixturenames", ()))
+    """Whether a test asks for energy. It then has a record, whatever becomes of it."""
+    return MEASURING in getattr(item, "fixturenames", ()) or item.stash.get(MEASURED, False)
 
 
 @pytest.fixture
@@ -67,7 +70,12 @@ def _llenergy_place(request: pytest.FixtureRequest, gpus: Lease) -> Place:
 
 
 @pytest.fixture
-def energy(_llenergy_place: Place) -> Energy:
+def _llenergy_measured(request: pytest.FixtureRequest) -> None:
+    request.node.stash[MEASURED] = True
+
+
+@pytest.fixture
+def energy(_llenergy_measured: None, _llenergy_place: Place) -> Energy:
     """Measure a call: run = energy(backend.generate, prompts, max_new_tokens=64); run.energy_j.
 
     The call is repeated: warm-up, then ``--energy-rounds`` rounds with quiet gaps between them.
@@ -78,7 +86,7 @@ def energy(_llenergy_place: Place) -> Energy:
 
 
 @pytest.fixture
-def energy_meter(_llenergy_place: Place) -> Iterator[EnergyMeter]:
+def energy_meter(_llenergy_measured: None, _llenergy_place: Place) -> Iterator[EnergyMeter]:
     """Measure stretches of a test: with energy_meter("load") as window: ...; window.energy_j."""
     from pytest_llenergy.runs import EnergyMeter
 

@@ -16,7 +16,7 @@ from pytest_llenergy.backends.base import BackendSpec, Capabilities, Generation,
 from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.devices.host import usable_cpus
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import BackendInfo, Parallel
 from pytest_llenergy.options import Settings
 from pytest_llenergy.recorder import Draft
@@ -176,7 +176,9 @@ class Workers:
         traceback of the rank that failed first; skip, xfail and fail keep their meaning.
         """
         with outcomes():
-            seconds = timeout or self.place.settings.timeout
+            if timeout is not None and timeout <= 0:
+                raise PlanError(f"workers.run: timeout is {timeout}, needs more than 0 seconds")
+            seconds = self.place.settings.timeout if timeout is None else timeout
             workload = call_workload(self.group(), function, args, kwargs, seconds)
             workload.run_round()
             return workload.results()

@@ -8,6 +8,7 @@ never hidden by a default of the command line.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ class Option:
 
 def _count(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.strip().lstrip("+").isdigit() or int(text) < least:
+        if not re.fullmatch(r"\s*[0-9]+\s*", text, re.ASCII) or int(text) < least:
             raise ValueError(f"needs a whole number, {least} or more")
         return int(text)
 
@@ -89,6 +90,8 @@ def _seconds(text: str) -> float:
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    if text.strip() and not names:
+        raise ValueError("names nothing")
     return () if names == ("auto",) else names
 
 
@@ -171,6 +174,8 @@ def read_settings(config: pytest.Config) -> Settings:
         given = config.getoption(option.ini, default=None)
         text = str(config.getini(option.ini)) if given is None else str(given)
         name = option.flag if given is not None else f"ini key {option.ini}"
+        if given is not None and not text.strip():
+            raise pytest.UsageError(f"{name}= has no value; leave the option out, or give it one")
         try:
             value = option.parse(text)
         except ValueError as error:

@@ -17,6 +17,7 @@ from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.fixtures import (
     BACKEND_PARAMETER,
     _llenergy_backend,
+    _llenergy_measured,
     _llenergy_place,
     backend,
     energy,
@@ -31,6 +32,7 @@ from pytest_llenergy.integrations.xdist import is_worker
 
 __all__ = [
     "_llenergy_backend",
+    "_llenergy_measured",
     "_llenergy_place",
     "backend",
     "energy",
@@ -75,7 +77,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if any(mark.name in marks.NAMES for mark in metafunc.definition.iter_markers()):
         from pytest_llenergy.collection import check_marks
 
-        check_marks(metafunc.definition)
+        check_marks(metafunc)
     if BACKEND_PARAMETER in metafunc.fixturenames:
         from pytest_llenergy.collection import parametrize_backend
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,9 @@ from pytest_llenergy.model.record import (
     Record,
     Status,
 )
+from pytest_llenergy.model.text import storable
+
+NOTHING_MEASURED = "the test asks for energy and has measured nothing; call energy(...), or drop the fixture"
 
 #: Parameters are kept as they are up to this many characters of their text.
 PARAM_LENGTH = 200
@@ -65,6 +68,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
     experiment = draft.experiment
     windows = [window.record for window in draft.windows if window.ended]
     status, reason = _status(draft, report)
+    meters = experiment.meters if experiment else draft.meters
     return Record(
         id=item.nodeid,
         attempt=getattr(item, "execution_count", 1),
@@ -81,11 +85,11 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         fallback=draft.lease.fallback if draft.lease else None,
         load_average=experiment.load_average if experiment else None,
         warmup_rounds=experiment.warmup_rounds if experiment else 0,
-        meters=experiment.meters if experiment else draft.meters,
+        meters=meters,
         rounds=experiment.rounds if experiment else [],
         windows=windows,
         metrics=experiment.metrics if experiment else {},
-        flags=_flags(experiment),
+        flags=_flags(experiment, meters),
     )
 
 
@@ -95,7 +99,10 @@ def judge(item: pytest.Item) -> None:
     Fails the test in its call phase, so that xfail, ``-x``, ``--lf`` and reruns treat it like any other
     failure.
     """
-    experiment = draft_of(item).experiment
+    draft = draft_of(item)
+    experiment = draft.experiment
+    if experiment is None and not draft.windows:
+        pytest.fail(NOTHING_MEASURED, pytrace=False)
     metrics = experiment.metrics if experiment is not None else {}
     for name, metric in metrics.items():
         if metric.value is not None:
@@ -104,7 +111,9 @@ def judge(item: pytest.Item) -> None:
         kinds = {meter.kind for meter in experiment.meters}
         item.user_properties.append(("llenergy.kind", ",".join(sorted(kinds))))
     budget = marks.read(item, marks.energy_gate)
-    failed = budget.judge(metrics) if budget is not None else None
+    meters = experiment.meters if experiment is not None else []
+    estimated = any(meter.kind == "estimated" for meter in meters)
+    failed = budget.judge(metrics, estimated=estimated) if budget is not None else None
     if failed is not None:
         pytest.fail(failed, pytrace=False)
 
@@ -127,14 +136,15 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
 def to_primitives(record: Record) -> dict[str, Any]:
     """A record as JSON primitives: the only thing that may travel on a test report under xdist."""
     built = msgspec.to_builtins(record)
-    assert isinstance(built, dict)
-    return built
+    cleaned = storable(built)
+    assert isinstance(cleaned, dict)
+    return cleaned
 
 
 def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None]:
     expected = getattr(report, "wasxfail", None)
     if expected is not None and report.skipped:
-        return "failed", f"xfail: {expected}"
+        return "failed", f"xfail: {expected}".removesuffix(": ")
     if report.failed:
         return "failed", _first_line(report)
     if report.skipped:
@@ -146,7 +156,7 @@ def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None
     if windows:
         missing = [window.reason for window in windows if window.energy_j is None]
         return ("invalid", missing[0]) if missing else ("measured", None)
-    return "invalid", "the test passed without measuring anything"
+    return "invalid", NOTHING_MEASURED
 
 
 def _first_line(report: pytest.TestReport) -> str:
@@ -175,22 +185,21 @@ def _primitive(value: Any) -> Primitive:
     return type(value).__qualname__ if " at 0x" in text else text[:PARAM_LENGTH]
 
 
-def _flags(experiment: Experiment | None) -> list[Flag]:
+def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo]) -> list[Flag]:
     """Flags of the rounds, each name once with the number of rounds that have it."""
-    if experiment is None:
-        return []
+    rounds = experiment.rounds if experiment is not None else []
     seen: dict[str, list[Flag]] = {}
-    for round_ in experiment.rounds:
+    for round_ in rounds:
         for flag in round_.flags:
             seen.setdefault(flag.name, []).append(flag)
-    total = len(experiment.rounds)
+    total = len(rounds)
     flags = [
         Flag(
             name=name, severity=found[0].severity, detail=f"{len(found)} of {total} rounds: {found[0].detail}"
         )
         for name, found in seen.items()
     ]
-    estimated = [meter for meter in experiment.meters if meter.kind == "estimated"]
+    estimated = [meter for meter in meters if meter.kind == "estimated"]
     if estimated:
         detail = f"{estimated[0].source}; {estimated[0].accuracy}"
         flags.insert(0, Flag(name="estimated", severity="note", detail=detail))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.workers.workload import RankWorkload
+
+#: Functions whose call does none of their work.
+LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,11 @@ class Energy:
             return ranks, ranks.results
         if not callable(work):
             raise LLEnergyError(f"energy: {work!r} is not callable; give the function, not its result")
+        if any(test(work) for test in LAZY):
+            raise LLEnergyError(
+                "energy: a call of this function only makes a coroutine or generator; measure a function "
+                "that runs it, such as lambda: asyncio.run(f()), or use async with energy_meter(name)"
+            )
         function = work
         local = CallWorkload(lambda: function(*args, **kwargs))
         return local, lambda: local.result

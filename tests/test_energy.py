@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import jsonschema
 import pytest
 
 from pytest_llenergy.model.report import json_schema
+from pytest_llenergy.recorder import NOTHING_MEASURED
 
 Read = Callable[..., dict[str, Any]]
 
@@ -114,11 +116,12 @@ def test_a_missing_number_is_told_not_compared(quick: pytest.Pytester) -> None:
     [
         ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
         ("energy(int())", "LLEnergyError: energy: 0 is not callable; give the function, not its result"),
+        ("energy(sleepy)", "LLEnergyError: energy: a call of this function only makes a coroutine *"),
         ("energy(int).joules", "*AttributeError: a run has no joules; metrics: energy_j, *"),
     ],
 )
 def test_misuse_is_one_clear_line(quick: pytest.Pytester, body: str, message: str) -> None:
-    quick.makepyfile(f"def test_it(energy):\n    {body}\n")
+    quick.makepyfile(f"async def sleepy(): pass\ndef test_it(energy):\n    {body}\n")
     result = quick.runpytest()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([message])
@@ -149,7 +152,7 @@ def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -
         """
     )
     result = quick.runpytest("--energy-report")
-    result.assert_outcomes(failed=2, xfailed=1, passed=2, skipped=2)
+    result.assert_outcomes(failed=3, xfailed=1, passed=1, skipped=2)
     found = {
         record["id"].split("::")[1]: (record["status"], record["reason"], len(record["rounds"]))
         for record in read_report()["records"]
@@ -158,7 +161,7 @@ def test_every_outcome_has_a_record(quick: pytest.Pytester, read_report: Read) -
         "test_fails": ("failed", "AssertionError: on purpose", 2),
         "test_raises": ("failed", "ValueError: invalid literal for int() with base 10: 'x'", 0),
         "test_expected": ("failed", "xfail: known", 2),
-        "test_never": ("invalid", "the test passed without measuring anything", 0),
+        "test_never": ("failed", f"Failed: {NOTHING_MEASURED}", 0),
         "test_skips": ("skipped", "not today", 0),
         "test_marked": ("skipped", "never", 0),
     }
@@ -191,7 +194,8 @@ def test_a_run_that_was_stopped_is_not_complete(quick: pytest.Pytester, read_rep
 
 def test_ctrl_c_leaves_a_report(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
-        "def test_a(energy):\n    energy(sum, [1])\ndef test_b(energy):\n    raise KeyboardInterrupt\n"
+        "import time\ndef test_a(energy):\n    energy(time.sleep, 0.1)\n"
+        "def test_b(energy):\n    raise KeyboardInterrupt\n"
     )
     assert quick.runpytest_subprocess("--energy-report").ret == pytest.ExitCode.INTERRUPTED
     report = read_report()
@@ -295,6 +299,94 @@ def test_a_budget_fails_the_test_in_its_call_phase(quick: pytest.Pytester, read_
     )
     assert 'failure message="Failed: energy_gate' in (quick.path / "junit.xml").read_text()
     assert [record["status"] for record in read_report()["records"]] == ["measured"] + ["failed"] * 3
+
+
+def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_gate="""
+        import pytest
+        @pytest.mark.energy_gate(budget="1 J")
+        def test_it(energy_meter): pass
+        """,
+        test_gpus="""
+        import pytest
+        @pytest.mark.gpus(2)
+        def test_it(): assert 0, "ran without GPUs"
+        """,
+    )
+    gate = pytester.runpytest("test_gate.py")
+    assert gate.ret == pytest.ExitCode.INTERRUPTED
+    assert "energy_gate judges what energy(...) measures, and the test does" in gate.stdout.str()
+    pytester.runpytest_subprocess("test_gpus.py").assert_outcomes(skipped=1)
+
+
+def test_what_measures_is_told_by_our_fixtures_not_by_their_names(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    quick.makepyfile(
+        """
+        import pytest
+        @pytest.mark.parametrize("energy", [1])
+        def test_users_own(energy): pass
+        def test_asked_for_late(request):
+            request.getfixturevalue("energy")(sum, [1])
+        @pytest.fixture
+        def measured(energy):
+            return energy(sum, [1, 2])
+        class TestIn:
+            def test_by_a_fixture(self, measured):
+                assert measured.result == 3
+        """
+    )
+    quick.runpytest("--energy-report").assert_outcomes(passed=3)
+    names = [record["id"].rpartition("::")[2] for record in read_report()["records"]]
+    assert names == ["test_asked_for_late", "test_by_a_fixture"]
+
+
+def test_text_that_utf8_has_no_place_for_does_not_end_the_run(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    quick.makepyfile(
+        r"""
+        import pytest
+        @pytest.mark.parametrize("text", ["\ud800", "line\nbreak"], ids=["lone", "break"])
+        def test_it(energy, text):
+            energy(sum, [1])
+        def test_fails(energy):
+            energy(sum, [1])
+            raise ValueError("\udce9 bad")
+        def test_after(energy):
+            energy(sum, [1])
+        """
+    )
+    result = quick.runpytest("--energy-report")
+    result.assert_outcomes(passed=3, failed=1)
+    records = read_report()["records"]
+    assert len(records) == 4
+    assert [record["params"].get("text") for record in records[:2]] == ["\\ud800", "line\nbreak"]
+    assert records[2]["reason"] == "ValueError: \\udce9 bad"
+    result.stdout.fnmatch_lines(["test_it text=line *"])
+
+
+def test_one_round_claims_no_uncertainty(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(SLEEPY.replace("== 2", "== 1"))
+    quick.runpytest("--energy-report", "--energy-rounds=1").assert_outcomes(passed=1)
+    for name, metric in read_report()["records"][0]["metrics"].items():
+        if metric["value"] is not None and name != "peak_memory_bytes":
+            assert metric["uncertainty"] is None, name
+            assert metric["reason"] == "one round shows no scatter: uncertainty unknown"
+
+
+def test_windows_are_labelled_and_have_their_uncertainty(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import time\ndef test_it(energy_meter):\n    with energy_meter('nap'):\n        time.sleep(0.3)\n"
+    )
+    result = pytester.runpytest("--energy-meter=estimate")
+    result.assert_outcomes(passed=1)
+    # Joined, because the lines are folded to the terminal.
+    text = " ".join(result.stdout.str().split())
+    assert re.search(r"test_it · nap: \S+ ± \S+ J estimated in 0\.3\d* s", text)
+    assert "estimated, not measured: CPU time" in text
 
 
 @pytest.mark.parametrize(

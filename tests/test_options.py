@@ -35,6 +35,9 @@ def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
     [
         (["--energy-rounds=0"], "--energy-rounds=0: needs a whole number, 1 or more"),
         (["--energy-rounds=six"], "--energy-rounds=six: needs a whole number, 1 or more"),
+        (["--energy-rounds=²"], "--energy-rounds=²: needs a whole number, 1 or more"),
+        (["--energy-report="], "--energy-report= has no value; leave the option out, or give it one"),
+        (["--energy-backend=,"], "--energy-backend=,: names nothing"),
         (["--energy-gap=-1"], "--energy-gap=-1: needs a number of seconds above 0"),
         (["--energy-gap=nan"], "--energy-gap=nan: needs a number of seconds above 0"),
         (["--energy-require=all"], "--energy-require=all: knows one word: measured"),

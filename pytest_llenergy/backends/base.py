@@ -46,8 +46,15 @@ class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             params = msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:
             raise BackendError(f"generate: {error}") from None
-        if params.max_new_tokens < 1:
-            raise BackendError(f"generate: max_new_tokens is {params.max_new_tokens}, needs 1 or more")
+        for name, ok, needs in (
+            ("max_new_tokens", params.max_new_tokens >= 1, "1 or more"),
+            ("temperature", params.temperature > 0, "more than 0; do_sample=False is greedy"),
+            ("top_p", 0 < params.top_p <= 1, "more than 0 and at most 1"),
+            ("top_k", params.top_k >= 1, "1 or more"),
+            ("seed", params.seed >= 0, "0 or more"),
+        ):
+            if not ok:
+                raise BackendError(f"generate: {name} is {getattr(params, name)}, needs {needs}")
         return params
 
     def primitives(self) -> dict[str, Primitive]:

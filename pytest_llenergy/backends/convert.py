@@ -44,7 +44,8 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except (ValueError, OSError, RuntimeError) as error:
+    except Exception as error:
+        # A damaged file makes its reader fail anywhere, with anything.
         raise ModelError(f"{file.name}: transformers cannot read this GGUF file ({error})") from error
     # The weights are plain floats by now, but transformers refuses to save what was loaded quantised.
     for owner, name in (

@@ -38,8 +38,11 @@ class Budget:
     limit: float
     text: str
 
-    def judge(self, metrics: Mapping[str, Metric]) -> str | None:
-        """Why the test fails; ``None`` within budget. A metric without a value is no pass."""
+    def judge(self, metrics: Mapping[str, Metric], *, estimated: bool = False) -> str | None:
+        """Why the test fails; ``None`` within budget. A metric without a value is no pass.
+
+        ``estimated`` says that the joules are those of a model, which the reason then says too.
+        """
         metric = metrics.get(self.metric)
         if metric is None or metric.value is None:
             reason = metric.reason if metric is not None else "nothing was measured"
@@ -48,7 +51,8 @@ class Budget:
             return None
         u = metric.uncertainty_absolute
         shown = f"{metric.value:.4g} ± {u:.2g}" if u else f"{metric.value:.4g}"
-        return f"energy_gate: {self.metric} is {shown} {metric.unit}, over the budget of {self.text}"
+        kind = " (estimated)" if estimated else ""
+        return f"energy_gate: {self.metric} is {shown} {metric.unit}{kind}, over the budget of {self.text}"
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:

@@ -6,12 +6,9 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llenergy.model.environment import Host
-
-BUSY_STATES = ("user", "nice", "system", "irq", "softirq")
 
 
 def host() -> Host:
@@ -42,24 +39,6 @@ def load_average() -> float | None:
         return os.getloadavg()[0]
     except OSError:
         return None
-
-
-@dataclass(frozen=True)
-class CpuTime:
-    """CPU seconds since the host started: ``busy`` with its processes, ``stolen`` by its hypervisor."""
-
-    busy_s: float
-    stolen_s: float
-
-
-def cpu_time() -> CpuTime:
-    """Summed over all logical CPUs."""
-    import psutil
-
-    times = psutil.cpu_times()
-    # nice, irq, softirq and steal exist on some systems only.
-    busy = sum(getattr(times, state, 0.0) for state in BUSY_STATES)
-    return CpuTime(busy, getattr(times, "steal", 0.0))
 
 
 def _cpu_model() -> str:

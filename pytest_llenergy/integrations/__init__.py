@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional neighbours. Nothing but the plugin imports them."""
+"""Other plugins. Only the plugin and its controller import these modules, which import none of them."""

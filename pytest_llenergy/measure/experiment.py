@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pytest_llenergy.devices.host import cpu_time, load_average
+from pytest_llenergy.devices.host import load_average
 from pytest_llenergy.devices.inventory import temperature_c
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.energy import account
 from pytest_llenergy.measure.metrics import summarise
 from pytest_llenergy.measure.rounds import RoundPlan, Workload, run_rounds
+from pytest_llenergy.meters.cpu_time import cpu_time
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.model.record import MeterInfo, Metric, Round

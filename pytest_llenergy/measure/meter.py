@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -125,13 +126,15 @@ def _close(
         reason = missing[0] if missing else "; ".join(reasons) or "no meter was open"
         flags.append(Flag(name="unmeasured", severity="warning", detail=reason or "no reading"))
     energies = [each.energy_j for each in by_domain.values() if each.energy_j is not None]
+    limits = sum(((each.high_j or 0.0) - (each.low_j or 0.0)) ** 2 / 12 for each in by_domain.values())
     variance = sum((each.energy_u_j or 0.0) ** 2 for each in by_domain.values())
     return record.Window(
         name=name,
         start_s=start_ns / 1e9,
         duration_s=(end_ns - start_ns) / 1e9,
         energy_j=None if reason else sum(energies),
-        energy_u_j=None if reason else variance**0.5,
+        energy_u_j=None if reason else math.sqrt(variance),
+        energy_u_absolute_j=None if reason else math.sqrt(variance + limits),
         by_domain=by_domain,
         flags=flags,
         reason=reason,

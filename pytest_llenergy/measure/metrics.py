@@ -34,10 +34,16 @@ def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[st
         reason = (why or missing) if "J" in unit or unit == "W" or not valid else missing
         metrics[name] = _mean(values, unit) if values else Metric(value=None, unit=unit, reason=reason)
 
-    def phase(name: str) -> str:
+    def add_phase(name: str) -> None:
         found = [_phase(round_, name) for round_ in valid]
         reasons = [each.reason for each in found if each is not None and each.reason]
-        return reasons[0] if reasons else "the workload has no phases"
+        missing = (
+            f"{len(reasons)} of {len(valid)} rounds: {reasons[0]}"
+            if reasons
+            else "the workload has no phases"
+        )
+        # Rounds whose phase was long enough to be resolved would give too high a mean.
+        add(f"{name}_energy_j", "J", lambda r: None if reasons else _phase_energy(r, name), missing)
 
     add("energy_j", "J", _energy, "no valid round")
     add("energy_per_output_token_j", "J/token", _per_token, "the workload counts no tokens")
@@ -48,8 +54,8 @@ def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[st
     add("output_tokens_per_s", "token/s", _throughput, "the workload counts no tokens")
     add("time_to_first_token_s", "s", lambda r: _exact(r.time_to_first_token_s), "no token timestamps")
     add("inter_token_latency_s", "s", lambda r: _exact(r.inter_token_latency_s), "fewer than two tokens")
-    add("prefill_energy_j", "J", lambda r: _phase_energy(r, "prefill"), phase("prefill"))
-    add("decode_energy_j", "J", lambda r: _phase_energy(r, "decode"), phase("decode"))
+    add_phase("prefill")
+    add_phase("decode")
     reason = None if peak_memory_bytes is not None else "this system does not tell the peak"
     metrics["peak_memory_bytes"] = Metric(
         value=peak_memory_bytes, unit="B", n=int(peak_memory_bytes is not None), reason=reason
@@ -68,7 +74,11 @@ def _why_no_energy(rounds: Sequence[Round]) -> str | None:
 
 def _mean(values: Sequence[Value], unit: str) -> Metric:
     n = len(values)
-    scatter = stdev(value for value, _, _ in values) / math.sqrt(n) if n > 1 else 0.0
+    if n == 1:
+        return Metric(
+            value=values[0][0], unit=unit, n=1, reason="one round shows no scatter: uncertainty unknown"
+        )
+    scatter = stdev(value for value, _, _ in values) / math.sqrt(n)
     # What is unknown at the edges differs from round to round only in part, so it is not divided by √n.
     meter = fmean(u for _, u, _ in values)
     own = fmean(math.sqrt(max(0.0, absolute**2 - u**2)) for _, u, absolute in values)

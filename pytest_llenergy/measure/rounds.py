@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_llenergy.devices.host import CpuTime
+from pytest_llenergy.meters.cpu_time import CpuTime
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.model.timeline import RoundTimeline
 

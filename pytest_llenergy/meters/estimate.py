@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 
 from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.cpu_time import cpu_time
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
 
 #: Watts per virtual CPU at 0 % and at 100 % load: average over families, lowest, highest.
@@ -24,8 +25,6 @@ HIGHEST_W = (3.04, 8.58)
 
 #: Linux counts CPU time in ticks of 10 ms (USER_HZ = 100).
 TICK_S = 0.01
-
-BUSY_STATES = ("user", "nice", "system", "irq", "softirq")
 
 
 def model_energy_j(watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float) -> float:
@@ -43,7 +42,6 @@ class EstimateMeter:
     def __init__(self) -> None:
         import psutil
 
-        self._cpu_times = psutil.cpu_times
         self._cpus = psutil.cpu_count(logical=True) or 1
         self.domains = (
             Domain(
@@ -69,10 +67,7 @@ class EstimateMeter:
         return low, high
 
     def read(self) -> list[float | str]:
-        times = self._cpu_times()
-        # nice, irq and softirq exist on some systems only.
-        busy_s = sum(getattr(times, state, 0.0) for state in BUSY_STATES)
-        return [model_energy_j(AVERAGE_W, self._cpus, time.monotonic(), busy_s)]
+        return [model_energy_j(AVERAGE_W, self._cpus, time.monotonic(), cpu_time().busy_s)]
 
     def close(self) -> None:
         """Nothing is held open."""

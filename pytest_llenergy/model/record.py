@@ -108,6 +108,7 @@ class Window(Data, frozen=True):
     duration_s: float
     energy_j: float | None
     energy_u_j: float | None
+    energy_u_absolute_j: float | None
     by_domain: dict[str, DomainEnergy]
     flags: list[Flag] = []
     reason: str | None = None

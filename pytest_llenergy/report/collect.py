@@ -13,6 +13,7 @@ from pytest_llenergy.errors import DeviceError, ReportError
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Tool
+from pytest_llenergy.model.text import storable
 from pytest_llenergy.report.file import write_report
 from pytest_llenergy.report.journal import Journal, journal_path
 from pytest_llenergy.report.provenance import environment, source
@@ -24,7 +25,7 @@ class Collector:
     def __init__(self, path: Path | None, root: Path, argv: Sequence[str], started: datetime) -> None:
         self.path = path
         self._root = root
-        self._argv = list(argv)
+        self._argv: list[str] = storable(list(argv))
         self._started = started
         self.run_id = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._records: dict[tuple[str, int], Record] = {}
@@ -78,7 +79,7 @@ class Collector:
             write_report(report, self.path)
         except ReportError as error:
             kept = f"; the journal {self._journal.path} is kept: llenergy merge" if self._journal else ""
-            self.problems.append(f"{error}{kept}")
+            self.problems.append(storable(f"{error}{kept}"))
             if self._journal is not None:
                 self._journal.close(remove=False)
             return False

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pytest_llenergy.model.record import Metric, Record
+from pytest_llenergy.model.record import Metric, Record, Window
 
 #: Parameters that have a column of their own.
 OWN_COLUMN = frozenset({"backend"})
@@ -29,16 +29,11 @@ def render(records: Sequence[Record], width: int, *, color: bool) -> str:
         console.print(_table(shown))
     for record in records:
         for window in record.windows:
-            joules = (
-                f"{window.energy_j:.4g} J" if window.energy_j is not None else f"no joules: {window.reason}"
-            )
-            console.print(
-                f"{_short(record.id)} · {window.name}: {joules} in {window.duration_s:.3g} s", markup=False
-            )
+            console.print(f"{_short(record.id)} · {window.name}: {_window(window, record)}", markup=False)
         # Failures have been told by pytest already.
         if record.status in ("invalid", "crashed"):
             console.print(f"{record.status.upper()} {_short(record.id)}: {record.reason}", markup=False)
-    for line in [*_skipped(records), *_notes(shown)]:
+    for line in [*_skipped(records), *_notes([record for record in records if record.meters])]:
         console.print(line, markup=False)
     return stream.getvalue().rstrip("\n")
 
@@ -47,14 +42,14 @@ def _table(records: Sequence[Record]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("test", overflow="fold", ratio=1)
     table.add_column("backend", no_wrap=True)
-    for name in ("J", "J/token ± u", "token/s"):
+    for name in ("J ± u", "J/token ± u", "token/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("meter", no_wrap=True)
     for record in records:
         table.add_row(
             _name(record),
             record.backend.name if record.backend else "-",
-            _value(record.metrics.get("energy_j")),
+            _with_uncertainty(record.metrics.get("energy_j")),
             _with_uncertainty(record.metrics.get("energy_per_output_token_j")),
             _value(record.metrics.get("output_tokens_per_s")),
             _meter(record),
@@ -63,11 +58,21 @@ def _table(records: Sequence[Record]) -> Table:
 
 
 def _name(record: Record) -> str:
-    test = record.id.rpartition("::")[2].partition("[")[0]
-    params = [f"{name}={value}" for name, value in record.params.items() if name not in OWN_COLUMN]
+    test = record.id.partition("[")[0].rpartition("::")[2]
+    own = {name: value for name, value in record.params.items() if name not in OWN_COLUMN}
+    # A parameter may hold line breaks, which would tear the row.
+    params = [f"{name}={' '.join(str(value).split())}" for name, value in own.items()]
     if len(record.ranks) > 1:
         params.append(f"ranks={len(record.ranks)}")
     return f"{test} {' '.join(params)}".strip()
+
+
+def _window(window: Window, record: Record) -> str:
+    if window.energy_j is None:
+        return f"no joules: {window.reason}"
+    label = " estimated" if record.kind == "estimated" else ""
+    joules = _rounded(window.energy_j, window.energy_u_absolute_j)
+    return f"{joules} J{label} in {window.duration_s:.3g} s"
 
 
 def _short(node_id: str) -> str:
@@ -79,14 +84,17 @@ def _value(metric: Metric | None) -> str:
 
 
 def _with_uncertainty(metric: Metric | None) -> str:
-    """Value and absolute standard uncertainty, rounded to the place of the latter's second digit."""
     if metric is None or metric.value is None:
         return "-"
-    u = metric.uncertainty_absolute
+    return _rounded(metric.value, metric.uncertainty_absolute)
+
+
+def _rounded(value: float, u: float | None) -> str:
+    """Value and standard uncertainty, to the place of the latter's second digit."""
     if not u or not math.isfinite(u):
-        return _value(metric)
+        return f"{value:.3g}"
     places = max(0, 1 - math.floor(math.log10(u)))
-    return f"{metric.value:.{places}f} ± {u:.{places}f}"
+    return f"{value:.{places}f} ± {u:.{places}f}"
 
 
 def _meter(record: Record) -> str:
@@ -108,8 +116,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if estimated is not None:
         meter = estimated.meters[0]
         notes.append(f"estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU.")
-    uncertain = any(record.metrics for record in records)
-    if uncertain:
+    if records:
         notes.append("u: standard uncertainty (k=1), accuracy of the source included")
     for name in ("contended", "stolen", "imprecise", "few-ticks"):
         found = [record for record in records if any(flag.name == name for flag in record.flags)]

@@ -16,6 +16,7 @@ from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers.plan import RankPlan
 
 TAIL_LINES = 30
+TAIL_BYTES = 8192
 #: A dead rank's socket closes before the process can be reaped.
 REAP_TIMEOUT_S = 2.0
 
@@ -27,7 +28,7 @@ class Failure:
     plan: RankPlan
     pid: int
     said: dict[str, Any]
-    log: Path
+    output: list[str]
 
     @property
     def time_ns(self) -> int:
@@ -56,6 +57,16 @@ def death(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return {"time_ns": time.monotonic_ns(), "message": f"ended with exit code {code} and no result"}
 
 
+def tail(log: Path, start: int) -> list[str]:
+    """The last lines of a log after ``start`` bytes, kept to what a person reads."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+    except OSError:
+        return []
+
+
 def hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float) -> str:
     """Describe ranks that did not answer in time."""
     names = ", ".join(f"rank {plan.rank} of {world_size} ({plan.device})" for plan in silent)
@@ -77,11 +88,7 @@ def raise_first(failures: Sequence[Failure], world_size: int) -> NoReturn:
 
 def _details(failure: Failure) -> str:
     parts = [str(failure.said.get("traceback", "")).rstrip()]
-    try:
-        tail = failure.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    except OSError:
-        tail = []
-    if tail:
+    if failure.output:
         parts.append(f"last output of rank {failure.plan.rank}:")
-        parts.extend(f"  {line}" for line in tail)
+        parts.extend(f"  {line}" for line in failure.output)
     return "\n".join(part for part in parts if part)

@@ -34,6 +34,8 @@ class _Process:
     def __init__(self, plan: RankPlan, process_plan: ProcessPlan, directory: Path) -> None:
         self.plan = plan
         self.log = directory / f"rank{plan.rank}.log"
+        #: Where the output of the request in hand begins.
+        self.log_start = 0
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
         with theirs, self.log.open("wb") as log:
@@ -63,6 +65,10 @@ class _Process:
                 "cpus": plan.cpus,
             }
         )
+
+    def failed(self, said: dict[str, Any]) -> failure.Failure:
+        """What it said, with the output of the request in hand."""
+        return failure.Failure(self.plan, self.popen.pid, said, failure.tail(self.log, self.log_start))
 
     def kill(self) -> None:
         """End the rank and what it started in its session."""
@@ -102,6 +108,7 @@ class RankGroup:
         """
         try:
             for process, payload in zip(self._processes, payloads, strict=True):
+                process.log_start = process.log.stat().st_size
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     process.connection.send((verb, payload))
             return self._collect(timeout_s)
@@ -154,7 +161,7 @@ class RankGroup:
                 if state == "ok":
                     answers[process.plan.rank] = value
                 else:
-                    failures.append(failure.Failure(process.plan, process.popen.pid, value, process.log))
+                    failures.append(process.failed(value))
                     deadline = min(deadline or float("inf"), time.monotonic() + SETTLE_S)
         if failures:
             failure.raise_first(failures, len(self._processes))

@@ -11,6 +11,7 @@ import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import ProcessPlan
@@ -68,7 +69,11 @@ class RankPool:
                 "model": asdict(load.model),
                 "options": dict(load.options),
             }
-            answers = group.ask_all("load", payload, self._timeout_s)
+            try:
+                answers = group.ask_all("load", payload, self._timeout_s)
+            except WorkerError as error:
+                what = f"loading {load.model.label} with {load.spec.name}"
+                raise WorkerError(f"{what}: {error.args[0]}", error.details) from None
             info = msgspec.json.decode(answers[0], type=BackendInfo)
         self._group, self._key, self._info = group, (plan, load), info
         return group, info

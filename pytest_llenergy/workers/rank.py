@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,7 +27,8 @@ def main(descriptor: int) -> None:
     try:
         hello = start(boot)
     except BaseException as error:
-        connection.send(("error", {"message": f"{type(error).__name__}: {error}", "traceback": _trace()}))
+        said = {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        connection.send(("error", {"time_ns": time.monotonic_ns(), **said}))
         raise SystemExit(1) from error
     from pytest_llenergy.workers.serve import Server
 
@@ -104,10 +106,6 @@ def _die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         raise SystemExit(1)
-
-
-def _trace() -> str:
-    return traceback.format_exc()
 
 
 if __name__ == "__main__":

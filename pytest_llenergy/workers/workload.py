@@ -13,6 +13,7 @@ import cloudpickle
 import msgspec
 
 from pytest_llenergy.backends.base import GenerationParams
+from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
 from pytest_llenergy.workers.group import RankGroup
 
@@ -50,7 +51,8 @@ class RankWorkload:
 
     def results(self) -> list[Any]:
         """What the last round made, by rank."""
-        return [cloudpickle.loads(blob) for blob in self._group.ask_all("result", None, self._timeout_s)]
+        blobs = self._group.ask_all("result", None, self._timeout_s)
+        return [_unpickle(blob, rank) for rank, blob in enumerate(blobs)]
 
 
 def generate_workload(
@@ -98,6 +100,15 @@ def pickle_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         return bytes(cloudpickle.dumps((function, args, kwargs)))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def _unpickle(blob: bytes, rank: int) -> Any:
+    try:
+        return cloudpickle.loads(blob)
+    except Exception as error:
+        # Unpickling runs the constructors of whatever the test returned.
+        what = f"{type(error).__name__}: {error}"
+        raise WorkerError(f"rank {rank}: its result cannot be read in this process ({what})") from error
 
 
 def _is_users(file: str | None) -> bool:

@@ -179,6 +179,8 @@ class TestGenerateArguments:
     @pytest.mark.parametrize(
         ("params", "message"),
         [
+            ({"do_sample": True, "temperature": 0.0}, "temperature is 0.0, needs more than 0"),
+            ({"top_p": 1.5}, "top_p is 1.5, needs more than 0 and at most 1"),
             ({"max_tokens": 5}, "generate: unknown argument max_tokens; known: max_new_tokens, do_sample"),
             ({"max_new_tokens": 0}, "max_new_tokens is 0, needs 1 or more"),
             ({"max_new_tokens": "5"}, "generate: Expected `int`, got `str`"),
@@ -215,6 +217,17 @@ class TestGenerateArguments:
                 "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
             ]
         )
+
+
+@pytest.mark.parametrize("backend", ["transformers", "openvino"])
+def test_a_damaged_file_is_told_with_its_name(quick: pytest.Pytester, backend: str, tmp_path: Path) -> None:
+    whole = Path(resolve(None).location).read_bytes()
+    (tmp_path / "broken.gguf").write_bytes(whole[:1_000_000])
+    quick.makepyfile(ASKS_FOR_BACKEND)
+    result = quick.runpytest(f"--energy-model={tmp_path}/broken.gguf", f"--energy-backend={backend}")
+    result.assert_outcomes(failed=1)
+    text = next(line for line in result.stdout.lines if line.startswith(("ModelError: ", "WorkerError: ")))
+    assert "broken.gguf" in text
 
 
 def test_parallelism_that_no_backend_offers_is_refused_at_collection(quick: pytest.Pytester) -> None:

@@ -66,7 +66,7 @@ def test_scaled_figures(name: str, factor: float, unit: str) -> None:
 
 
 def test_net_energy_takes_off_the_idle_power_with_its_own_uncertainty() -> None:
-    metric = summarise([ROUNDS[0]], None)["net_energy_j"]
+    metric = summarise([ROUNDS[0], ROUNDS[0]], None)["net_energy_j"]
     assert figure(metric) == pytest.approx((10 - 3 * 2, math.hypot(0.3, 0.2), math.hypot(0.3, 1.0, 0.2)))
 
 
@@ -80,16 +80,33 @@ def test_figures_of_time_scatter_only() -> None:
 
 
 def test_a_phase_shares_the_accuracy_of_its_round() -> None:
-    metrics = summarise([ROUNDS[0]], None)
+    metrics = summarise([ROUNDS[0], ROUNDS[0]], None)
     assert figure(metrics["prefill_energy_j"]) == pytest.approx((2, 0.2, math.hypot(0.2, 1.0 * 2 / 10)))
     assert (metrics["decode_energy_j"].value, metrics["decode_energy_j"].reason) == (
         None,
-        "not resolvable: x",
+        "2 of 2 rounds: not resolvable: x",
     )
 
 
-def test_one_round_has_no_scatter() -> None:
-    assert figure(summarise([ROUNDS[1]], None)["energy_j"]) == pytest.approx((12, 0.4, math.hypot(0.4, 1.2)))
+def test_one_round_shows_no_scatter_and_claims_no_uncertainty() -> None:
+    metrics = summarise([ROUNDS[1]], None)
+    assert figure(metrics["energy_j"]) == (12, None, None)
+    assert metrics["duration_s"].reason == "one round shows no scatter: uncertainty unknown"
+
+
+def test_a_phase_that_was_resolved_in_some_rounds_only_has_no_mean() -> None:
+    """Those would be the longest ones."""
+    unresolved = msgspec.structs.replace(
+        ROUNDS[0],
+        phases=[
+            Phase(
+                name="prefill", duration_s=0.01, energy_j=None, energy_u_j=None, reason="not resolvable: y"
+            ),
+            ROUNDS[0].phases[1],
+        ],
+    )
+    metric = summarise([unresolved, *ROUNDS], None)["prefill_energy_j"]
+    assert (metric.value, metric.reason) == (None, "1 of 4 rounds: not resolvable: y")
 
 
 def test_invalid_rounds_are_left_out() -> None:

@@ -88,6 +88,7 @@ RECORD = Record(
             start_s=99.0,
             duration_s=1.0,
             energy_j=12.5,
+            energy_u_absolute_j=0.5,
             energy_u_j=0.25,
             by_domain={"gpu:GPU-a": DOMAIN},
         )

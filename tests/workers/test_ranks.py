@@ -212,6 +212,22 @@ class TestFailures:
         assert "an echo" not in text
         assert not pair.alive
 
+    def test_the_output_that_is_shown_is_short_and_of_this_call(self, pair: RankGroup) -> None:
+        run(pair, exec, "print('old ' * 1_000_000)")
+        with pytest.raises(WorkerError) as caught:
+            run(pair, exec, "print('new ' * 1_000_000); raise ValueError")
+        assert "old" not in str(caught.value)
+        assert "new" in str(caught.value)
+        assert len(str(caught.value)) < 12_000
+
+    def test_a_result_that_cannot_be_read_here_names_its_rank(self, pair: RankGroup) -> None:
+        class Picky:
+            def __reduce__(self) -> tuple[object, ...]:
+                return int, ("not a number",)
+
+        with pytest.raises(WorkerError, match="rank 0: its result cannot be read in this process"):
+            run(pair, Picky)
+
     @pytest.mark.parametrize(
         ("code", "said"),
         [

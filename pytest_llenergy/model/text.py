@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text that can be stored: file names and messages may hold characters that UTF-8 has no place for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def storable(value: Any) -> Any:
+    """The same JSON primitives with every lone surrogate written as its escape."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [storable(each) for each in value]
+    if isinstance(value, dict):
+        return {storable(name): storable(each) for name, each in value.items()}
+    return value
