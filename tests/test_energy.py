@@ -348,15 +348,15 @@ def test_text_that_utf8_has_no_place_for_does_not_end_the_run(
 ) -> None:
     quick.makepyfile(
         r"""
-        import pytest
+        import time, pytest
         @pytest.mark.parametrize("text", ["\ud800", "line\nbreak"], ids=["lone", "break"])
         def test_it(energy, text):
-            energy(sum, [1])
+            energy(time.sleep, 0.1)
         def test_fails(energy):
-            energy(sum, [1])
+            energy(time.sleep, 0.1)
             raise ValueError("\udce9 bad")
         def test_after(energy):
-            energy(sum, [1])
+            energy(time.sleep, 0.1)
         """
     )
     result = quick.runpytest("--energy-report")
