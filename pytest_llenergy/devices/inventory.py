@@ -15,17 +15,23 @@ T = TypeVar("T")
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """The module ``pynvml``, initialised; ``None`` where there is no driver or no module."""
+    """The module ``pynvml``, initialised; ``None`` where there is no driver or no module.
+
+    Raises ``DeviceError`` when there is a driver that refuses.
+    """
     try:
         import pynvml
-
-        pynvml.nvmlInit()
-    except Exception as error:
-        # NVMLError exists only once pynvml could be imported, so it cannot be named here.
-        if not isinstance(error, ImportError) and type(error).__module__ != "pynvml":
-            raise
+    except ImportError:
         yield None
         return
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        yield None
+        return
+    except pynvml.NVMLError as error:
+        # A driver that is there and does not answer is not the same as no GPU.
+        raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
     try:
         yield pynvml
     finally:
@@ -51,14 +57,18 @@ def driver_version() -> str | None:
 
 def temperature_c(uuid: str) -> float | None:
     """The board's temperature in degrees Celsius; ``None`` where the driver does not tell."""
-    with nvml() as module:
-        if module is None:
-            return None
+    try:
+        with nvml() as module:
+            if module is None:
+                return None
 
-        def read() -> float:
-            return float(module.nvmlDeviceGetTemperature(module.nvmlDeviceGetHandleByUUID(uuid), 0))
+            def read() -> float:
+                return float(module.nvmlDeviceGetTemperature(module.nvmlDeviceGetHandleByUUID(uuid), 0))
 
-        return _optional(module, read)
+            return _optional(module, read)
+    except DeviceError:
+        # Joules that were measured are not given up for want of a temperature.
+        return None
 
 
 def _board(module: Any, index: int) -> Board:

@@ -9,11 +9,13 @@ from types import ModuleType
 
 import pytest
 
+from pytest_llenergy.devices.allot import GpuRequest, allot
 from pytest_llenergy.devices.inventory import boards, driver_version, temperature_c
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.boards import GIB
+from ..nvml_sim.world import NO_PERMISSION
 
 Attach = Callable[[World], ModuleType]
 
@@ -46,6 +48,18 @@ def test_a_lost_board_is_named_and_has_no_temperature(tmp_path: Path, nvml_attac
     assert temperature_c(world.board(1).uuid) is None
     with pytest.raises(DeviceError, match=r"^NVML: GPU 1 does not answer \(GPU is lost\); see nvidia-smi$"):
         boards()
+
+
+def test_a_driver_that_refuses_is_not_a_host_without_gpus(tmp_path: Path, nvml_attach: Attach) -> None:
+    """Else a test with fallback="cpu" would run there, for a reason that is not the real one."""
+    world = World(tmp_path / "world", [Board()])
+    nvml_attach(world).nvmlShutdown()
+    world.set_init_result(NO_PERMISSION)
+    with pytest.raises(DeviceError, match=r"^NVML: Insufficient Permissions; see nvidia-smi$"):
+        boards()
+    with pytest.raises(DeviceError, match=r"^NVML: "):
+        allot(GpuRequest(1, fallback="cpu"), environment={})
+    assert temperature_c("GPU-0") is None
 
 
 def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``energy_meter`` fixture: named windows in the test's own process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Read = Callable[..., dict[str, Any]]
+
+
+def test_windows_nest_and_await(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import asyncio, time
+        def test_it(energy_meter):
+            with energy_meter("outer") as outer:
+                time.sleep(0.1)
+                with energy_meter("inner") as inner:
+                    time.sleep(0.1)
+            async def work():
+                async with energy_meter("later") as later:
+                    await asyncio.sleep(0.1)
+                return later
+            later = asyncio.run(work())
+            for window in (outer, inner, later):
+                assert abs(window.energy_j - 10 * window.duration_s) <= 2 * window.energy_u_j + 0.01
+            assert inner.start_s > outer.start_s
+            assert outer.by_domain["cpu:ten"].kind == "measured"
+        """
+    )
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert [window["name"] for window in record["windows"]] == ["outer", "inner", "later"]
+    assert record["status"] == "measured"
+
+
+def test_windows_are_labelled_and_have_their_uncertainty(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import time\ndef test_it(energy_meter):\n    with energy_meter('nap'):\n        time.sleep(0.3)\n"
+    )
+    result = pytester.runpytest("--energy-meter=estimate")
+    result.assert_outcomes(passed=1)
+    # Joined, because the lines are folded to the terminal.
+    text = " ".join(result.stdout.str().split())
+    assert re.search(r"test_it · nap: \S+ ± \S+ J estimated in 0\.3\d* s", text)
+    assert "estimated, not measured: CPU time" in text

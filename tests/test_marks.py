@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks: checked when tests are collected, obeyed when they run, never idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Read = Callable[..., dict[str, Any]]
+
+
+def test_a_budget_fails_the_test_in_its_call_phase(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import time, pytest
+        @pytest.mark.energy_gate(budget="100 J")
+        def test_within(energy):
+            energy(time.sleep, 0.1)
+        @pytest.mark.energy_gate(budget="500 mJ")
+        def test_over(energy):
+            energy(time.sleep, 0.1)
+        @pytest.mark.xfail(strict=True)
+        @pytest.mark.energy_gate(budget="500 mJ")
+        def test_expected(energy):
+            energy(time.sleep, 0.1)
+        @pytest.mark.energy_gate(metric="energy_per_output_token_j", budget="1 J")
+        def test_not_had(energy):
+            energy(time.sleep, 0.1)
+        """
+    )
+    result = quick.runpytest("--energy-report", "--junitxml=junit.xml")
+    result.assert_outcomes(passed=1, failed=2, xfailed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "energy_gate: energy_j is 1.0* J, over the budget of 500 mJ",
+            "energy_gate: energy_per_output_token_j has no value (*), so its budget cannot be checked",
+        ]
+    )
+    assert 'failure message="Failed: energy_gate' in (quick.path / "junit.xml").read_text()
+    assert [record["status"] for record in read_report()["records"]] == ["measured"] + ["failed"] * 3
+
+
+def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_gate="""
+        import pytest
+        @pytest.mark.energy_gate(budget="1 J")
+        def test_it(energy_meter): pass
+        """,
+        test_gpus="""
+        import pytest
+        @pytest.mark.gpus(2)
+        def test_it(): assert 0, "ran without GPUs"
+        """,
+    )
+    gate = pytester.runpytest("test_gate.py")
+    assert gate.ret == pytest.ExitCode.INTERRUPTED
+    assert "energy_gate judges what energy(...) measures, and the test does" in gate.stdout.str()
+    pytester.runpytest_subprocess("test_gpus.py").assert_outcomes(skipped=1)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        (
+            "gpus(nmber=2)",
+            "@pytest.mark.gpus: got an unexpected keyword argument 'nmber' (it takes: n, name, ",
+        ),
+        ("gpus(0)", "@pytest.mark.gpus: n is 0, needs a whole number, 1 or more"),
+        ("gpus(1, fallback='cuda')", "fallback is 'cuda', knows only \"cpu\""),
+        ("parallel(tensor='two')", "@pytest.mark.parallel: a degree is 'two'"),
+        ("energy_gate(budget='5 V')", "budget '5 V' of energy_j is no quantity in J"),
+        (
+            "energy_gate(metric='joules', budget='5 J')",
+            "unknown metric 'joules'; a budget can bound: energy_j",
+        ),
+        ("energy_gate(threshold='3%')", "missing a required argument: 'budget'"),
+    ],
+)
+def test_a_bad_mark_is_a_clean_collection_error(quick: pytest.Pytester, mark: str, message: str) -> None:
+    quick.makepyfile(f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
+    result = quick.runpytest()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert message in result.stdout.str().replace("\nE", "")
+    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+def test_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest("--markers")
+    result.stdout.fnmatch_lines(
+        [
+            "@pytest.mark.gpus(n=1, *, name=None, fallback=None): lease n GPUs *",
+            "@pytest.mark.parallel(*, data=1, tensor=1, pipeline=1): degrees *",
+            "@pytest.mark.energy_gate(*, metric=None, budget): fail the test *",
+        ]
+    )
+
+
+def test_gpus_without_gpus_skip_with_the_reason(pytester: pytest.Pytester, read_report: Read) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(energy): energy(int)\n")
+    # In a process of its own, so that no other test's NVML is loaded.
+    result = pytester.runpytest_subprocess("--energy-report", "-rs")
+    result.assert_outcomes(skipped=1)
+    reason = "gpus(2): this host has no NVIDIA GPU (NVML shows none)"
+    result.stdout.fnmatch_lines([f"*{reason}"])
+    assert read_report()["records"][0]["reason"] == reason
