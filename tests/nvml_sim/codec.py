@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import layout
-from .boards import Board, Burst, MigInstance, Process
+from .boards import Board, MigInstance, Process
+from .shapes import Burst, Noise, Power, Ramp
 from .waveform import Segment
 
 
@@ -16,48 +19,57 @@ def milliwatts(watts: float) -> int:
     return value
 
 
-def segment_of(power: float | Burst, start_ns: int) -> Segment:
-    """The waveform segment for a constant power in watts or a burst."""
+def segment_of(power: Power, start_ns: int) -> Segment:
+    """The waveform segment for a constant power in watts or a shape."""
     if isinstance(power, Burst):
         high_ns = round(power.period_ns * power.duty)
-        return Segment(start_ns, milliwatts(power.low_w), milliwatts(power.high_w), power.period_ns, high_ns)
+        low_mw, high_mw = milliwatts(power.low_w), milliwatts(power.high_w)
+        return Segment(start_ns, low_mw, high_mw, power.period_ns, high_ns, kind=layout.STEP_BURST)
+    if isinstance(power, Ramp):
+        from_mw, to_mw = milliwatts(power.from_w), milliwatts(power.to_w)
+        return Segment(start_ns, from_mw, to_mw, power.duration_ns, kind=layout.STEP_RAMP)
+    if isinstance(power, Noise):
+        low_mw, high_mw = milliwatts(power.low_w), milliwatts(power.high_w)
+        noise = (power.period_ns, 0, power.seed, layout.STEP_NOISE)
+        return Segment(start_ns, low_mw, high_mw, *noise)
     return Segment(start_ns, milliwatts(power))
 
 
 def write_step(step: layout.Step, segment: Segment) -> None:
     """Store a segment."""
-    step.start_ns, step.low_mw, step.high_mw, step.period_ns, step.high_ns = segment
+    for name, value in segment._asdict().items():
+        setattr(step, name, value)
 
 
 def read_step(step: layout.Step) -> Segment:
     """Load a segment."""
-    return Segment(step.start_ns, step.low_mw, step.high_mw, step.period_ns, step.high_ns)
+    return Segment(*(getattr(step, name) for name in Segment._fields))
 
 
-def encode(board: Board, now_ns: int, previous: layout.State | None = None) -> layout.State:
-    """The state record for a board. A counter frozen in `previous` stays frozen at the same instant."""
+def encode(board: Board, previous: layout.State | None = None) -> layout.State:
+    """The state record for a board, with the steps, the resets and the freezing instant of `previous`.
+
+    Where a board freezes only now, the freezing instant is left for the caller to set.
+    """
     state = layout.State()
-    was_frozen = previous is not None and previous.frozen_at_ns != layout.NEVER_NS
-    state.step_count = previous.step_count if previous is not None else 1
-    if not board.frozen:
-        state.frozen_at_ns = layout.NEVER_NS
-    else:
-        state.frozen_at_ns = previous.frozen_at_ns if previous is not None and was_frozen else now_ns
-    state.energy_offset_mj = board.energy_offset_mj
-    state.latch_ns, state.latch_phase_ns = board.latch_ns, board.latch_phase_ns
-    state.power_latch_ns, state.call_delay_ns = board.power_latch_ns, board.call_delay_ns
-    state.memory_total, state.memory_used = board.memory_total, board.memory_used
-    state.event_reasons = board.event_reasons
-    state.energy_gain_ppm, state.power_gain_ppm = _ppm(board.energy_gain), _ppm(board.power_gain)
+    state.step_count, state.frozen_at_ns = 1, layout.NEVER_NS
+    if previous is not None:
+        state.step_count, state.reset_count = previous.step_count, previous.reset_count
+        state.resets[:] = previous.resets
+        if board.frozen:
+            state.frozen_at_ns = previous.frozen_at_ns
+    for name in _AS_IS:
+        setattr(state, name, getattr(board, name))
+    for name, attribute in _WATTS.items():
+        setattr(state, name, milliwatts(getattr(board, attribute)))
+    for name, attribute in _FACTORS.items():
+        setattr(state, name, round(getattr(board, attribute) * 1_000_000))
+    for name in _TEXTS:
+        setattr(state, name, getattr(board, name).encode())
+    for name, attribute in _TUPLES.items():
+        getattr(state, name)[:] = getattr(board, attribute)
     state.flags = sum(flag for flag, attribute in _FLAGS.items() if getattr(board, attribute))
-    state.power_limit_mw = milliwatts(board.power_limit_w)
-    state.temperature_c = board.temperature_c
     state.scope_mask = sum(1 << scope for scope in set(board.scopes))
-    state.clocks_mhz[:] = board.clocks_mhz
-    state.capability[:] = board.compute_capability
-    state.architecture = board.architecture
-    state.uuid, state.name = board.uuid.encode(), board.name.encode()
-    state.pci_bus_id = board.pci_bus_id.encode()
     _encode_lists(state, board)
     return state
 
@@ -85,38 +97,25 @@ def _encode_lists(state: layout.State, board: Board) -> None:
 def decode(state: layout.State, first: Segment) -> Board:
     """The board that a state record and its first waveform segment describe."""
     burst = None
-    if first.period_ns:
+    if first.kind == layout.STEP_BURST:
         duty = first.high_ns / first.period_ns
         burst = Burst(first.low_mw / 1000, first.high_mw / 1000, first.period_ns, duty)
-    flags = {attribute: bool(state.flags & flag) for flag, attribute in _FLAGS.items()}
+    fields: dict[str, Any] = {name: getattr(state, name) for name in _AS_IS}
+    fields |= {attribute: getattr(state, name) / 1000 for name, attribute in _WATTS.items()}
+    fields |= {attribute: getattr(state, name) / 1e6 for name, attribute in _FACTORS.items()}
+    fields |= {name: getattr(state, name).decode() for name in _TEXTS}
+    fields |= {attribute: tuple(getattr(state, name)) for name, attribute in _TUPLES.items()}
+    fields |= {attribute: bool(state.flags & flag) for flag, attribute in _FLAGS.items()}
     return Board(
-        uuid=state.uuid.decode(),
-        name=state.name.decode(),
-        pci_bus_id=state.pci_bus_id.decode(),
-        memory_total=state.memory_total,
-        memory_used=state.memory_used,
-        power_limit_w=state.power_limit_mw / 1000,
         power_w=first.low_mw / 1000,
         burst=burst,
-        energy_offset_mj=state.energy_offset_mj,
-        energy_gain=state.energy_gain_ppm / 1e6,
-        latch_ns=state.latch_ns,
-        latch_phase_ns=state.latch_phase_ns,
         frozen=state.frozen_at_ns != layout.NEVER_NS,
-        power_gain=state.power_gain_ppm / 1e6,
-        power_latch_ns=state.power_latch_ns,
         unsupported_fields=tuple(state.unsupported[: state.unsupported_count]),
         scopes=tuple(scope for scope in range(32) if state.scope_mask >> scope & 1),
-        call_delay_ns=state.call_delay_ns,
         processes=tuple(_process(entry) for entry in state.processes[: state.process_count]),
         throttle_ns=dict(zip(layout.THROTTLE_FIELDS, state.throttle_ns, strict=True)),
-        event_reasons=state.event_reasons,
-        temperature_c=state.temperature_c,
-        clocks_mhz=tuple(state.clocks_mhz),
-        compute_capability=tuple(state.capability),
-        architecture=state.architecture,
         mig_instances=tuple(_mig(entry) for entry in state.migs[: state.mig_count]),
-        **flags,
+        **fields,
     )
 
 
@@ -128,11 +127,33 @@ _FLAGS = {
     layout.FLAG_POWER_AVERAGED: "power_usage_averaged",
     layout.FLAG_POWER_USAGE: "power_usage_supported",
     layout.FLAG_PERSISTENCE: "persistence",
+    layout.FLAG_NO_PERMISSION: "no_permission",
+    layout.FLAG_DELAY_BEFORE: "call_delay_before",
 }
-
-
-def _ppm(factor: float) -> int:
-    return round(factor * 1_000_000)
+# What has the same name and value in a `State` and in a `Board`.
+_AS_IS = (
+    *("energy_offset_mj", "latch_ns", "latch_phase_ns", "latch_jitter_ns", "sensor_window_ns"),
+    *("power_latch_ns", "power_window_ns", "call_delay_ns", "call_delay_every"),
+    *("memory_total", "memory_used", "event_reasons", "temperature_c", "architecture"),
+)
+_TEXTS = ("uuid", "name", "pci_bus_id")
+# From the names in a `State` to those in a `Board`.
+_WATTS = {
+    "power_limit_mw": "power_limit_w",
+    "power_limit_min_mw": "power_limit_min_w",
+    "power_limit_max_mw": "power_limit_max_w",
+    "power_limit_default_mw": "power_limit_default_w",
+}
+_FACTORS = {
+    "energy_gain_ppm": "energy_gain",
+    "power_gain_ppm": "power_gain",
+    "module_factor_ppm": "module_factor",
+}
+_TUPLES = {
+    "clocks_mhz": "clocks_mhz",
+    "max_clocks_mhz": "max_clocks_mhz",
+    "capability": "compute_capability",
+}
 
 
 def _instance(number: int | None) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of the world file. nvml_sim.c mirrors it and asserts every offset."""
+"""The layout of the world file. library/layout.h mirrors it and asserts every offset."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import ctypes
 from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 
 MAGIC = int.from_bytes(b"NVMLSIM1", "little")
-VERSION = 1
+VERSION = 2
 MAX_BOARDS = 16
 MAX_STEPS = 4096
 MAX_PROCESSES = 32
 MAX_MIG = 8
 MAX_UNSUPPORTED = 16
+MAX_RESETS = 8
 THROTTLE_FIELDS = (74, 76, 269, 270, 271)
 
 FLAG_ENERGY = 1
@@ -22,6 +23,13 @@ FLAG_MIG_ENABLED = 8
 FLAG_POWER_AVERAGED = 16
 FLAG_POWER_USAGE = 32
 FLAG_PERSISTENCE = 64
+FLAG_NO_PERMISSION = 128
+FLAG_DELAY_BEFORE = 256
+
+STEP_CONSTANT = 0
+STEP_BURST = 1
+STEP_RAMP = 2
+STEP_NOISE = 3
 
 NEVER_NS = (1 << 63) - 1
 NO_INSTANCE = 0xFFFFFFFF
@@ -50,14 +58,26 @@ class Header(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """Power from `start_ns` on: constant at `low_mw`, or a square wave if `period_ns` is positive."""
+    """Power from `start_ns` until the next step; waveform.py says what the fields mean for each `kind`."""
 
     _fields_ = (
         ("start_ns", c_int64),
         ("period_ns", c_int64),
         ("high_ns", c_int64),
+        ("seed", c_uint64),
         ("low_mw", c_uint32),
         ("high_mw", c_uint32),
+        ("kind", c_uint32),
+        ("padding", c_uint32),
+    )
+
+
+class Reset(ctypes.Structure):
+    """From `at_ns` the counter starts again at 0: `offset_mj` is the offset that no longer counts."""
+
+    _fields_ = (
+        ("at_ns", c_int64),
+        ("offset_mj", c_int64),
     )
 
 
@@ -92,8 +112,11 @@ class State(ctypes.Structure):
         ("energy_offset_mj", c_int64),
         ("latch_ns", c_int64),
         ("latch_phase_ns", c_int64),
+        ("latch_jitter_ns", c_int64),
+        ("sensor_window_ns", c_int64),
         ("frozen_at_ns", c_int64),
         ("power_latch_ns", c_int64),
+        ("power_window_ns", c_int64),
         ("call_delay_ns", c_int64),
         ("memory_total", c_uint64),
         ("memory_used", c_uint64),
@@ -101,19 +124,27 @@ class State(ctypes.Structure):
         ("throttle_ns", c_uint64 * len(THROTTLE_FIELDS)),
         ("energy_gain_ppm", c_uint32),
         ("power_gain_ppm", c_uint32),
+        ("module_factor_ppm", c_uint32),
+        ("call_delay_every", c_uint32),
         ("step_count", c_uint32),
         ("flags", c_uint32),
         ("power_limit_mw", c_uint32),
+        ("power_limit_min_mw", c_uint32),
+        ("power_limit_max_mw", c_uint32),
+        ("power_limit_default_mw", c_uint32),
         ("temperature_c", c_uint32),
         ("scope_mask", c_uint32),
         ("clocks_mhz", c_uint32 * 4),
+        ("max_clocks_mhz", c_uint32 * 4),
         ("capability", c_uint32 * 2),
         ("architecture", c_uint32),
         ("unsupported_count", c_uint32),
         ("process_count", c_uint32),
         ("mig_count", c_uint32),
+        ("reset_count", c_uint32),
         ("unsupported", c_uint32 * MAX_UNSUPPORTED),
         ("padding", c_uint32),
+        ("resets", Reset * MAX_RESETS),
         ("processes", Process * MAX_PROCESSES),
         ("migs", Mig * MAX_MIG),
         ("uuid", c_char * 96),
@@ -134,10 +165,11 @@ class BoardRecord(ctypes.Structure):
     )
 
 
-# Names as they stand in nvml_sim.c.
+# Names as they stand in library/layout.h.
 C_NAMES: dict[str, type[ctypes.Structure]] = {
     "Header": Header,
     "Step": Step,
+    "Reset": Reset,
     "Process": Process,
     "Mig": Mig,
     "State": State,
@@ -146,7 +178,7 @@ C_NAMES: dict[str, type[ctypes.Structure]] = {
 
 
 def c_assertions() -> str:
-    """The assertions that nvml_sim.c has to hold; print them after a change of the layout."""
+    """The assertions that library/layout.h has to hold; print them after a change of the layout."""
     lines = []
     for name, record in C_NAMES.items():
         lines.append(f"SIZE({name}, {ctypes.sizeof(record)});")

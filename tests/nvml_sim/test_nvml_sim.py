@@ -6,12 +6,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from .boards import GIB, Board, Burst, MigInstance, Process
+from .boards import GIB, Board, MigInstance, Process
+from .layout import THROTTLE_FIELDS
+from .shapes import Burst
 from .world import World
 
 Attach = Callable[[World], ModuleType]
@@ -238,3 +241,112 @@ def test_slow_calls_are_slow_and_counted(tmp_path: Path, nvml_attach: Attach) ->
     assert abs(value.timestamp / 1e6 - time.time()) < 5
     nvml.nvmlDeviceGetUUID(fast)
     assert [world.calls(i) - counts[i] for i in range(2)] == [1, 1]
+
+
+def test_the_value_of_a_slow_call_is_that_of_its_end_or_its_start(
+    tmp_path: Path, nvml_attach: Attach
+) -> None:
+    late = Board(call_delay_ns=20 * MS, latch_ns=0)
+    world = world_of(tmp_path, late, replace(late, call_delay_before=False))
+    nvml = nvml_attach(world)
+    seen = []
+    for index in range(2):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        begin_ns = time.monotonic_ns()
+        (value,) = nvml.nvmlDeviceGetFieldValues(handle, [83])
+        end_ns, end_us = time.monotonic_ns(), time.time_ns() / 1000
+        seen.append((value, begin_ns, end_ns, end_us))
+    value, begin_ns, end_ns, _ = seen[0]
+    low, high = (world.counter_mj(0, at_ns) for at_ns in (begin_ns + 20 * MS, end_ns))
+    assert low <= value.value.ullVal <= high
+    value, begin_ns, end_ns, end_us = seen[1]
+    low, high = (world.counter_mj(1, at_ns) for at_ns in (begin_ns, end_ns - 20 * MS))
+    assert low <= value.value.ullVal <= high
+    assert value.timestamp <= end_us - 19_000
+
+
+def test_only_every_nth_call_is_slow(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path, Board(call_delay_ns=30 * MS, call_delay_every=4))
+    handle = (nvml := nvml_attach(world)).nvmlDeviceGetHandleByIndex(0)
+    latency_us: dict[bool, list[int]] = {True: [], False: []}
+    while world.calls(0) < 12:
+        (value,) = nvml.nvmlDeviceGetFieldValues(handle, [83])
+        latency_us[world.calls(0) % 4 == 0].append(value.latencyUsec)
+    assert len(latency_us[True]) == 3
+    assert min(latency_us[True]) >= 30_000
+    assert min(latency_us[False]) < 30_000
+
+
+def test_a_board_can_be_closed_to_the_user(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path, Board(), Board())
+    nvml = nvml_attach(world)
+    closed, open_board = (nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
+    world.update(0, no_permission=True)
+    queries: list[Callable[[], object]] = [
+        lambda: nvml.nvmlDeviceGetHandleByIndex(0),
+        lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(closed),
+        lambda: nvml.nvmlDeviceGetFieldValues(closed, [83]),
+        lambda: nvml.nvmlDeviceGetComputeRunningProcesses(closed),
+    ]
+    for query in queries:
+        with pytest.raises(nvml.NVMLError_NoPermission):
+            query()
+    nvml.nvmlDeviceGetTotalEnergyConsumption(open_board)
+    world.update(0, no_permission=False)
+    nvml.nvmlDeviceGetTotalEnergyConsumption(closed)
+
+
+def test_power_limits_and_highest_clocks(tmp_path: Path, nvml_attach: Attach) -> None:
+    limited = Board(
+        power_limit_w=250.0, power_limit_min_w=100.0, power_limit_max_w=350.0, power_limit_default_w=300.0
+    )
+    world = world_of(tmp_path, replace(limited, clocks_mhz=(1, 2, 3, 4), max_clocks_mhz=(10, 20, 30, 40)))
+    handle = (nvml := nvml_attach(world)).nvmlDeviceGetHandleByIndex(0)
+    assert nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle) == [100_000, 350_000]
+    assert nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) == 300_000
+    assert nvml.nvmlDeviceGetEnforcedPowerLimit(handle) == 250_000
+    assert [nvml.nvmlDeviceGetClockInfo(handle, i) for i in range(4)] == [1, 2, 3, 4]
+    assert [nvml.nvmlDeviceGetMaxClockInfo(handle, i) for i in range(4)] == [10, 20, 30, 40]
+    assert [nvml.nvmlDeviceGetClock(handle, 1, i) for i in (0, 3)] == [2, 20]
+    with pytest.raises(nvml.NVMLError_NotSupported):
+        nvml.nvmlDeviceGetClock(handle, 1, 1)
+
+
+def test_a_foreign_process_can_come_and_go(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = world_of(tmp_path, Board(processes=(Process(11),)))
+    handle = (nvml := nvml_attach(world)).nvmlDeviceGetHandleByIndex(0)
+    world.update(0, processes=(*world.board(0).processes, Process(4242, None)))
+    listed = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    assert [(p.pid, p.usedGpuMemory) for p in listed] == [(11, GIB), (4242, None)]
+    world.update(0, processes=(Process(11),))
+    assert [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)] == [11]
+
+
+def test_a_board_is_stored_as_it_was_given(tmp_path: Path) -> None:
+    board = Board(
+        uuid="GPU-1",
+        pci_bus_id="00000000:3B:00.0",
+        power_limit_w=250.0,
+        power_limit_min_w=100.0,
+        power_limit_max_w=350.0,
+        power_limit_default_w=300.0,
+        energy_gain=0.5,
+        latch_ns=50,
+        latch_phase_ns=-7,
+        latch_jitter_ns=49,
+        sensor_window_ns=12,
+        power_latch_ns=40,
+        power_window_ns=8,
+        scopes=(0, 1),
+        module_factor=1.25,
+        call_delay_ns=3,
+        call_delay_every=9,
+        call_delay_before=False,
+        no_permission=True,
+        throttle_ns=dict.fromkeys(THROTTLE_FIELDS, 0),
+        max_clocks_mhz=(5, 6, 7, 8),
+    )
+    world = world_of(tmp_path, board)
+    assert world.board(0) == board
+    world.update(0, temperature_c=41)
+    assert world.board(0) == replace(board, temperature_c=41)

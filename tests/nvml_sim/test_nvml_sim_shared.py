@@ -7,14 +7,15 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from . import build, layout, waveform
-from .boards import Board, Burst
-from .build import SOURCE, BuildError, build_library
+from . import build, layout
+from .boards import Board
+from .build import SOURCES, BuildError, build_library
+from .shapes import Burst
+from .waveform import Segment, Waveform
 from .world import NO_PERMISSION, WORLD_VARIABLE, World
 
 pytest.importorskip("pynvml")
@@ -46,15 +47,15 @@ pynvml.nvmlInit()
 handle = pynvml.nvmlDeviceGetHandleByIndex(0)
 last, seen, deadline = 0, set(), time.monotonic() + 30
 print("ready", flush=True)
-while pynvml.nvmlDeviceGetTemperature(handle, 0) != 99:
-    assert time.monotonic() < deadline
+while len(seen) < 100:
+    assert time.monotonic() < deadline, len(seen)
     values = pynvml.nvmlDeviceGetFieldValues(handle, [83, 74, 76, 269, 270, 271])
     energy, *throttle = (value.value.ullVal for value in values)
     assert len(set(throttle)) == 1, throttle
     assert energy >= last, (energy, last)
     last = energy
     seen.add(throttle[0])
-print(len(seen))
+print("done")
 """
 
 
@@ -86,17 +87,13 @@ def test_readers_never_see_a_torn_or_revised_state(tmp_path: Path, nvml_library:
     with start(WATCH_CONSISTENCY, world.environment(nvml_library.parent)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        end = time.monotonic() + 0.8
         round_number = 0
-        while time.monotonic() < end:
+        while process.poll() is None:
             round_number += 1
             world.update(0, throttle_ns=dict.fromkeys(layout.THROTTLE_FIELDS, round_number))
             if round_number < layout.MAX_STEPS:
                 world.set_power(0, 50.0 + 600.0 * (round_number % 2))
-        world.update(0, temperature_c=99)
-        distinct = int(process.stdout.read())
-    assert process.returncode == 0
-    assert distinct > 10
+        assert process.stdout.read() == "done\n"
 
 
 def test_a_second_writer_drives_the_same_world(tmp_path: Path) -> None:
@@ -136,28 +133,30 @@ def test_another_layout_is_a_version_mismatch(tmp_path: Path, nvml_library: Path
 
 
 def test_the_c_source_pins_the_layout_that_python_defines() -> None:
-    source = SOURCE.read_text()
+    source = (SOURCES / "layout.h").read_text()
     pinned = [line for line in source.splitlines() if re.fullmatch(r"(AT|SIZE)\(.*\);", line)]
     assert pinned[: len(layout.c_assertions().splitlines())] == layout.c_assertions().splitlines()
     defined = dict(re.findall(r"#define (\w+) (\d+)u$", source, re.MULTILINE))
     assert defined["WORLD_VERSION"] == str(layout.VERSION)
-    for name in ("MAX_BOARDS", "MAX_STEPS", "MAX_PROCESSES", "MAX_MIG", "MAX_UNSUPPORTED"):
+    for name in ("MAX_BOARDS", "MAX_STEPS", "MAX_PROCESSES", "MAX_MIG", "MAX_UNSUPPORTED", "MAX_RESETS"):
         assert defined[name] == str(getattr(layout, name))
-    flags = dict(re.findall(r"\b(FLAG_\w+) = (\d+)", source))
-    assert flags == {name: str(value) for name, value in vars(layout).items() if name.startswith("FLAG_")}
+    numbers = dict(re.findall(r"\b((?:FLAG|STEP)_\w+) = (\d+)", source))
+    assert numbers == {
+        name: str(value) for name, value in vars(layout).items() if name.startswith(("FLAG_", "STEP_"))
+    }
 
 
 def test_the_truth_agrees_with_adding_up_nanoseconds() -> None:
-    segments = [
-        waveform.Segment(100, 7),
-        waveform.Segment(130, 2, 50, period_ns=9, high_ns=4),
-        waveform.Segment(171, 11),
-    ]
-    for begin, end in ((90, 200), (133, 133), (135, 170), (128, 172), (150, 155)):
-        added = sum(waveform.power_mw(segments, at) for at in range(begin, end))
-        assert waveform.energy_pj(segments, begin, end) == added
+    wave = Waveform(
+        Segment(100, 7),
+        Segment(130, 2, 50, period_ns=9, high_ns=4, kind=layout.STEP_BURST),
+        Segment(171, 11),
+        Segment(180, 3, 9, period_ns=7, seed=5, kind=layout.STEP_NOISE),
+    )
+    for begin, end in ((90, 230), (133, 133), (135, 170), (128, 172), (150, 155), (181, 222)):
+        assert wave.energy_pj(begin, end) == sum(wave.power_mw(at) for at in range(begin, end))
     with pytest.raises(ValueError, match="before it starts"):
-        waveform.energy_pj(segments, 2, 1)
+        wave.energy_pj(2, 1)
 
 
 def test_a_burst_draws_its_mean(tmp_path: Path) -> None:
@@ -169,7 +168,7 @@ def test_a_burst_draws_its_mean(tmp_path: Path) -> None:
 def test_a_compiler_failure_shows_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.c"
     broken.write_text("this is not C\n")
-    monkeypatch.setattr(build, "SOURCE", broken)
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
     with pytest.raises(BuildError, match=r"broken\.c"):
         build_library(tmp_path / "out")
 

@@ -6,51 +6,124 @@ Written apart from the C side and in unbounded integers: milliwatts times nanose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from functools import lru_cache
+from threading import Lock
 from typing import NamedTuple
+
+from .draw import draw
+from .layout import STEP_BURST, STEP_CONSTANT, STEP_NOISE, STEP_RAMP
+
+_BLOCK = 64
+_extending = Lock()
 
 
 class Segment(NamedTuple):
-    """Power from `start_ns` (CLOCK_MONOTONIC) until the next segment; `period_ns=0` means constant."""
+    """Power from `start_ns` (CLOCK_MONOTONIC) until the next segment, by `kind`, a `layout.STEP_*`.
+
+    Constant: `low_mw`. Burst: `high_mw` for `high_ns` of each `period_ns`, then `low_mw`. Ramp: from
+    `low_mw` to `high_mw` over `period_ns`, and `high_mw` from then on. Noise: in each `period_ns` a new
+    draw, with `seed`, from `low_mw` to `high_mw`.
+    """
 
     start_ns: int
     low_mw: int
     high_mw: int = 0
     period_ns: int = 0
     high_ns: int = 0
+    seed: int = 0
+    kind: int = STEP_CONSTANT
 
     def power_mw(self, at_ns: int) -> int:
-        """Power in mW at an instant within the segment."""
-        if self.period_ns and (at_ns - self.start_ns) % self.period_ns < self.high_ns:
-            return self.high_mw
+        """Power in whole mW, rounded down, at an instant within the segment."""
+        spent = at_ns - self.start_ns
+        if self.kind == STEP_BURST:
+            return self.high_mw if spent % self.period_ns < self.high_ns else self.low_mw
+        if self.kind == STEP_RAMP:
+            return self.low_mw + (self.high_mw - self.low_mw) * min(spent, self.period_ns) // self.period_ns
+        if self.kind == STEP_NOISE:
+            return _level(self.seed, self.low_mw, self.high_mw, spent // self.period_ns)
         return self.low_mw
 
-    def energy_pj(self, start_ns: int, end_ns: int) -> int:
-        """Energy in pJ between two instants within the segment."""
-        high = self._high_time(end_ns) - self._high_time(start_ns)
-        return high * self.high_mw + (end_ns - start_ns - high) * self.low_mw
+    def energy_pj(self, until_ns: int) -> int:
+        """Energy in pJ from the segment's start until an instant within it; a ramp's is rounded down."""
+        spent = until_ns - self.start_ns
+        if self.kind == STEP_BURST:
+            periods, rest = divmod(spent, self.period_ns)
+            high_ns = periods * self.high_ns + min(rest, self.high_ns)
+            return high_ns * self.high_mw + (spent - high_ns) * self.low_mw
+        if self.kind == STEP_RAMP:
+            run, hold = min(spent, self.period_ns), max(spent - self.period_ns, 0)
+            triangle = (self.high_mw - self.low_mw) * run * run // (2 * self.period_ns)
+            return self.low_mw * run + triangle + self.high_mw * hold
+        if self.kind == STEP_NOISE:
+            periods, rest = divmod(spent, self.period_ns)
+            return self._levels_before(periods) * self.period_ns + self.power_mw(until_ns) * rest
+        return spent * self.low_mw
 
-    def _high_time(self, until_ns: int) -> int:
-        if not self.period_ns:
+    def _levels_before(self, period: int) -> int:
+        source = (self.seed, self.low_mw, self.high_mw)
+        whole, rest = divmod(period, _BLOCK)
+        sums = _block_sums(*source)
+        with _extending:
+            for block in range(len(sums) - 1, whole):
+                sums.append(sums[-1] + _add_levels(*source, block * _BLOCK, _BLOCK))
+        return sums[whole] + _add_levels(*source, whole * _BLOCK, rest)
+
+
+def _level(seed: int, low_mw: int, high_mw: int, period: int) -> int:
+    return low_mw + draw(seed, period) % (high_mw - low_mw + 1)
+
+
+def _add_levels(seed: int, low_mw: int, high_mw: int, first: int, count: int) -> int:
+    return sum(_level(seed, low_mw, high_mw, first + i) for i in range(count))
+
+
+@lru_cache(maxsize=256)
+def _block_sums(_seed: int, _low_mw: int, _high_mw: int) -> list[int]:
+    # All levels before block 0, 1, 2, ... added up, as far as they were asked for.
+    return [0]
+
+
+class Waveform:
+    """Segments in time order. Nothing flows before the first."""
+
+    def __init__(self, *segments: Segment) -> None:
+        self._segments: list[Segment] = []
+        self._starts: list[int] = []
+        self._before_pj: list[int] = []
+        for segment in segments:
+            self.append(segment)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def append(self, segment: Segment) -> None:
+        """Add what follows the last segment."""
+        self._before_pj.append(self.until_pj(segment.start_ns))
+        self._segments.append(segment)
+        # Last, because it is what another thread searches.
+        self._starts.append(segment.start_ns)
+
+    @property
+    def start_ns(self) -> int:
+        """When power begins to flow."""
+        return self._starts[0]
+
+    def power_mw(self, at_ns: int) -> int:
+        """Power in mW at an instant."""
+        position = bisect_right(self._starts, at_ns) - 1
+        return self._segments[position].power_mw(at_ns) if position >= 0 else 0
+
+    def until_pj(self, end_ns: int) -> int:
+        """Energy in pJ from the first segment's start until an instant."""
+        position = bisect_right(self._starts, end_ns) - 1
+        if position < 0:
             return 0
-        periods, rest = divmod(until_ns - self.start_ns, self.period_ns)
-        return periods * self.high_ns + min(rest, self.high_ns)
+        return self._before_pj[position] + self._segments[position].energy_pj(end_ns)
 
-
-def power_mw(segments: Sequence[Segment], at_ns: int) -> int:
-    """Power in mW at an instant; 0 before the first segment."""
-    current = [segment for segment in segments if segment.start_ns <= at_ns]
-    return current[-1].power_mw(at_ns) if current else 0
-
-
-def energy_pj(segments: Sequence[Segment], start_ns: int, end_ns: int) -> int:
-    """Energy in pJ between two instants; nothing flows before the first segment."""
-    if end_ns < start_ns:
-        raise ValueError(f"the window ends before it starts: {start_ns}..{end_ns}")
-    total = 0
-    for position, segment in enumerate(segments):
-        following = segments[position + 1].start_ns if position + 1 < len(segments) else end_ns
-        begin, finish = max(segment.start_ns, start_ns), min(following, end_ns)
-        if begin < finish:
-            total += segment.energy_pj(begin, finish)
-    return total
+    def energy_pj(self, start_ns: int, end_ns: int) -> int:
+        """Energy in pJ between two instants."""
+        if end_ns < start_ns:
+            raise ValueError(f"the window ends before it starts: {start_ns}..{end_ns}")
+        return self.until_pj(end_ns) - self.until_pj(start_ns)

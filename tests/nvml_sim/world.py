@@ -17,11 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from . import codec, layout, waveform
-from .boards import Board, Burst, MigInstance, Process
-from .build import BuildError, build_library
+from . import codec, counter, layout
+from .boards import Board
+from .shapes import Power
+from .waveform import Waveform
 
-__all__ = ["Board", "BuildError", "Burst", "MigInstance", "Process", "World", "build_library"]
+__all__ = ["NO_PERMISSION", "WORLD_VARIABLE", "Board", "World"]
 
 WORLD_VARIABLE = "NVML_SIM_WORLD"
 NO_PERMISSION = 4
@@ -71,7 +72,9 @@ class World:
             record = layout.BoardRecord.from_buffer(content, _board_offset(index))
             power = board.burst if board.burst is not None else board.power_w
             codec.write_step(record.steps[0], codec.segment_of(power, start_ns))
-            record.slots[0] = codec.encode(board, now_ns)
+            record.slots[0] = codec.encode(board)
+            if board.frozen:
+                record.slots[0].frozen_at_ns = now_ns
         # Complete before it can be seen: a reader maps the whole world or finds none.
         path = Path(path)
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
@@ -89,6 +92,7 @@ class World:
     def _map(self, path: Path) -> None:
         self.path = path.resolve()
         self._lock = threading.Lock()
+        self._waveforms: dict[int, Waveform] = {}
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         self._memory = mmap.mmap(self._fd, 0)
@@ -113,25 +117,46 @@ class World:
     ) -> None:
         self.close()
 
-    def set_power(self, index: int, watts: float | Burst, at_ns: int | None = None) -> int:
-        """From `at_ns` (default: now) the board draws `watts`, or the given burst; returns that instant.
+    def set_power(self, index: int, power: Power, at_ns: int | None = None) -> int:
+        """From `at_ns` (default: now) the board draws `power`, in watts or as a shape; returns that instant.
 
         Steps are in time order. An instant in the future is exact for every reader. One in the past
         rewrites what readers may already have seen, so a counter may jump.
         """
-        with self._writing(index) as record:
-            previous = record.slots[record.seq & 1]
-            count: int = previous.step_count
-            start_ns = time.monotonic_ns() if at_ns is None else at_ns
-            last_ns = record.steps[count - 1].start_ns
-            if start_ns < last_ns:
-                raise ValueError(f"steps must be in time order: {start_ns} is before {last_ns}")
+        segment = codec.segment_of(power, 0)
+        with self._locked(index) as (record, state):
+            count: int = state.step_count
             if count == layout.MAX_STEPS:
                 raise ValueError(f"board {index} already has {layout.MAX_STEPS} power steps")
-            codec.write_step(record.steps[count], codec.segment_of(watts, start_ns))
-            state = layout.State.from_buffer_copy(previous)
-            state.step_count = count + 1
-            _publish(record, state)
+            last_ns = record.steps[count - 1].start_ns
+            with _writing(record):
+                start_ns = time.monotonic_ns() if at_ns is None else at_ns
+                if start_ns < last_ns:
+                    raise ValueError(f"steps must be in time order: {start_ns} is before {last_ns}")
+                codec.write_step(record.steps[count], segment._replace(start_ns=start_ns))
+                state.step_count = count + 1
+                _publish(record, state)
+        return start_ns
+
+    def reset_counter(self, index: int, at_ns: int | None = None) -> int:
+        """From `at_ns` (default: now) the energy counter counts from 0 again; returns that instant.
+
+        So it is after the driver was loaded anew. The counter says 0 from that instant to the next tick,
+        and there it says the energy since that instant. The board's `energy_offset_mj` of now no longer
+        counts from then on, but what it is changed by later does. Resets are in time order, at most 8.
+        """
+        with self._locked(index) as (record, state):
+            count: int = state.reset_count
+            if count == layout.MAX_RESETS:
+                raise ValueError(f"board {index} already has {layout.MAX_RESETS} resets")
+            last_ns = state.resets[count - 1].at_ns if count else 0
+            with _writing(record):
+                start_ns = time.monotonic_ns() if at_ns is None else at_ns
+                if start_ns < last_ns:
+                    raise ValueError(f"resets must be in time order: {start_ns} is before {last_ns}")
+                state.resets[count] = layout.Reset(start_ns, state.energy_offset_mj)
+                state.reset_count = count + 1
+                _publish(record, state)
         return start_ns
 
     def update(self, index: int, **fields: object) -> None:
@@ -139,12 +164,15 @@ class World:
         unknown = set(fields) - _BOARD_FIELDS
         if unknown:
             raise ValueError(f"cannot update {sorted(unknown)}; power is changed with set_power")
-        with self._writing(index) as record:
-            previous = record.slots[record.seq & 1]
+        with self._locked(index) as (record, previous):
             board = codec.decode(previous, codec.read_step(record.steps[0]))
             changes: dict[str, object] = dict(fields)
             board = replace(board, **changes)  # type: ignore[arg-type]
-            _publish(record, codec.encode(board, time.monotonic_ns(), previous))
+            state = codec.encode(board, previous)
+            with _writing(record):
+                if board.frozen and previous.frozen_at_ns == layout.NEVER_NS:
+                    state.frozen_at_ns = time.monotonic_ns()
+                _publish(record, state)
 
     def set_init_result(self, code: int) -> None:
         """The NVML code that the next nvmlInit returns, 0 for success."""
@@ -157,11 +185,27 @@ class World:
 
     def true_energy_j(self, index: int, start_ns: int, end_ns: int) -> float:
         """The energy in joules that the board drew between two instants, exact but for the last rounding."""
-        return waveform.energy_pj(self._segments(index), start_ns, end_ns) / 1e12
+        return self._waveform(index).energy_pj(start_ns, end_ns) / 1e12
 
     def true_power_w(self, index: int, at_ns: int) -> float:
         """The power in watts at an instant."""
-        return waveform.power_mw(self._segments(index), at_ns) / 1000
+        return self._waveform(index).power_mw(at_ns) / 1000
+
+    def counter_mj(self, index: int, at_ns: int, scope: int = counter.SCOPE_GPU) -> int:
+        """What an ideal read of the energy counter at an instant says, in mJ.
+
+        It goes by the board as it is now, whatever it was at that instant, and by all resets until then.
+        With a part-time sensor it takes some microseconds for each tick since the world's start.
+        """
+        return counter.counter_mj(self._state(index), self._waveform(index), index, at_ns, scope)
+
+    def tick_ns(self, index: int, k: int) -> int:
+        """The instant of the counter's tick k; ValueError if it moves continuously."""
+        return self._ticks(index).tick_ns(k)
+
+    def ticks(self, index: int, start_ns: int, end_ns: int) -> list[int]:
+        """The instants of the counter's ticks with `start_ns <= tick < end_ns`; errors as `tick_ns`."""
+        return self._ticks(index).between(start_ns, end_ns)
 
     def calls(self, index: int) -> int:
         """How many queries the board has answered, over all processes."""
@@ -185,24 +229,43 @@ class World:
             if record.seq == seq:
                 return state
 
-    def _segments(self, index: int) -> list[waveform.Segment]:
+    def _waveform(self, index: int) -> Waveform:
+        # Published steps never change, so those that were read once are kept.
         count = self._state(index).step_count
-        return [codec.read_step(step) for step in self._records[index].steps[:count]]
+        with self._lock:
+            known = self._waveforms.setdefault(index, Waveform())
+            for position in range(len(known), count):
+                known.append(codec.read_step(self._records[index].steps[position]))
+        return known
+
+    def _ticks(self, index: int) -> counter.Ticks:
+        ticks = counter.ticks_of(self._state(index), index)
+        if ticks is None:
+            raise ValueError(f"the counter of board {index} has no ticks: its latch_ns is 0")
+        return ticks
 
     @contextmanager
-    def _writing(self, index: int) -> Iterator[layout.BoardRecord]:
-        # Readers hold back while `writing` is up; see take_snapshot() in nvml_sim.c for why.
+    def _locked(self, index: int) -> Iterator[tuple[layout.BoardRecord, layout.State]]:
+        """The board's record, and a copy of its state that no other writer can now change."""
         record = self._records[index]
         with self._lock:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
-                record.writing = 1
-                _fence()
-                yield record
+                yield record, layout.State.from_buffer_copy(record.slots[record.seq & 1])
             finally:
-                _fence()
-                record.writing = 0
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+@contextmanager
+def _writing(record: layout.BoardRecord) -> Iterator[None]:
+    # Readers hold back while `writing` is up; see take_snapshot() in library/view.c for why.
+    record.writing = 1
+    _fence()
+    try:
+        yield
+    finally:
+        _fence()
+        record.writing = 0
 
 
 def _publish(record: layout.BoardRecord, state: layout.State) -> None:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the energy counter of a board says at an instant. Written apart from library/counter.c."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from . import layout
+from .draw import draw
+from .waveform import Waveform
+
+SCOPE_GPU = 0
+SCOPE_MODULE = 1
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """The instants at which a counter is brought up to date: tick k is at `tick_ns(k)`, for any k."""
+
+    latch_ns: int
+    phase_ns: int
+    jitter_ns: int
+    seed: int
+
+    def tick_ns(self, k: int) -> int:
+        """Tick k: `phase + k * latch` and a fixed part of the jitter."""
+        late_ns = draw(self.seed, k) % self.jitter_ns if self.jitter_ns else 0
+        return self.phase_ns + k * self.latch_ns + late_ns
+
+    def last(self, at_ns: int) -> int:
+        """The number of the last tick at or before an instant."""
+        k = (at_ns - self.phase_ns) // self.latch_ns
+        return k if self.tick_ns(k) <= at_ns else k - 1
+
+    def between(self, start_ns: int, end_ns: int) -> list[int]:
+        """The instants of all ticks with `start_ns <= tick < end_ns`."""
+        return [self.tick_ns(k) for k in range(self.last(start_ns - 1) + 1, self.last(end_ns - 1) + 1)]
+
+
+def ticks_of(state: layout.State, index: int) -> Ticks | None:
+    """The counter's ticks, `None` if it moves continuously. Each board has jitter of its own."""
+    if not state.latch_ns:
+        return None
+    return Ticks(state.latch_ns, state.latch_phase_ns, state.latch_jitter_ns, index)
+
+
+def counter_mj(
+    state: layout.State, waveform: Waveform, index: int, at_ns: int, scope: int = SCOPE_GPU
+) -> int:
+    """What an ideal read of the counter at an instant says, in mJ."""
+    at_ns = min(at_ns, state.frozen_at_ns)
+    origin_ns = waveform.start_ns
+    offset_mj: int = state.energy_offset_mj
+    for reset in state.resets[: state.reset_count]:
+        if reset.at_ns <= at_ns:
+            origin_ns = max(waveform.start_ns, reset.at_ns)
+            offset_mj = state.energy_offset_mj - reset.offset_mj
+    gain_ppm: int = state.energy_gain_ppm
+    if scope == SCOPE_MODULE:
+        gain_ppm = gain_ppm * state.module_factor_ppm // 1_000_000
+    counted_pj = _counted_pj(state, waveform, ticks_of(state, index), origin_ns, at_ns)
+    # The counter is an unsigned 64-bit number: a negative one comes out as it does in C.
+    return (offset_mj + int(counted_pj * gain_ppm // 10**15)) % (1 << 64)
+
+
+def _counted_pj(
+    state: layout.State, waveform: Waveform, ticks: Ticks | None, origin_ns: int, at_ns: int
+) -> Fraction:
+    window_ns = state.sensor_window_ns
+    if ticks is not None and 0 < window_ns < ticks.latch_ns:
+        return _seen_pj(waveform, ticks, window_ns, origin_ns, at_ns)
+    end_ns = at_ns if ticks is None else ticks.tick_ns(ticks.last(at_ns))
+    return Fraction(waveform.energy_pj(origin_ns, max(end_ns, origin_ns)))
+
+
+def _seen_pj(waveform: Waveform, ticks: Ticks, window_ns: int, origin_ns: int, at_ns: int) -> Fraction:
+    # Mean power over the window times the whole interval, tick by tick.
+    seen, previous_ns = 0, origin_ns
+    for tick_ns in ticks.between(origin_ns + 1, at_ns + 1):
+        seen += waveform.energy_pj(tick_ns - window_ns, tick_ns) * (tick_ns - previous_ns)
+        previous_ns = tick_ns
+    return Fraction(seen, window_ns)

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "counter.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "draw.h"
+#include "waveform.h"
+
+/* The counter is looked at by tick k at phase + k * latch + (a fixed draw of k, below jitter). */
+typedef struct {
+    int64_t latch_ns;
+    int64_t phase_ns;
+    int64_t jitter_ns;
+    uint64_t seed;
+} Ticks;
+
+/* A part-time sensor, and since when it has been adding up. */
+typedef struct {
+    Ticks ticks;
+    int64_t window_ns;
+    int64_t origin_ns;
+} Sensor;
+
+/* How far this process has added up a part-time sensor: until tick k, on the first `count` steps. */
+typedef struct {
+    Sensor sensor;
+    int64_t k;
+    Wide sum;
+    uint32_t count; /* 0: nothing added up yet */
+} SensorSum;
+
+typedef struct {
+    pthread_mutex_t lock;
+    int used;
+    SensorSum sensor;
+    StepSums steps;
+} Memo;
+
+/* Zero, as a static variable starts, is an unlocked mutex. */
+static Memo memos[MAX_BOARDS];
+
+static Memo *lock_memo(unsigned index)
+{
+    pthread_mutex_lock(&memos[index].lock);
+    memos[index].used = 1;
+    return &memos[index];
+}
+
+static void unlock_memo(Memo *memo) { pthread_mutex_unlock(&memo->lock); }
+
+static void clear_memo(Memo *memo)
+{
+    memset(memo, 0, sizeof *memo);
+    pthread_mutex_init(&memo->lock, NULL);
+}
+
+void forget_counters(void)
+{
+    for (unsigned i = 0; i < MAX_BOARDS; i++) {
+        if (!memos[i].used)
+            continue;
+        free_step_sums(&memos[i].steps);
+        clear_memo(&memos[i]);
+    }
+}
+
+void abandon_counters(void)
+{
+    for (unsigned i = 0; i < MAX_BOARDS; i++)
+        if (memos[i].used)
+            clear_memo(&memos[i]);
+}
+
+/* --- ticks ------------------------------------------------------------------------------------------ */
+
+static int64_t tick_ns(const Ticks *ticks, int64_t k)
+{
+    const int64_t nominal = ticks->phase_ns + k * ticks->latch_ns;
+    if (ticks->jitter_ns <= 0)
+        return nominal;
+    return nominal + (int64_t)(draw(ticks->seed, (uint64_t)k) % (uint64_t)ticks->jitter_ns);
+}
+
+/* The last tick at or before an instant. Jitter is below the latch, so ticks are in order. */
+static int64_t last_tick(const Ticks *ticks, int64_t at_ns)
+{
+    const int64_t since = at_ns - ticks->phase_ns;
+    const int64_t k = since / ticks->latch_ns - (since % ticks->latch_ns < 0);
+    return tick_ns(ticks, k) > at_ns ? k - 1 : k;
+}
+
+/* --- the part-time sensor --------------------------------------------------------------------------- */
+
+/* What tick k adds: the energy that the sensor saw times the time that it takes it for, in pJ x ns. */
+static Wide seen_at(const Sensor *sensor, const Waveform *wave, int64_t k)
+{
+    const int64_t at = tick_ns(&sensor->ticks, k), previous = tick_ns(&sensor->ticks, k - 1);
+    const int64_t interval = at - (previous > sensor->origin_ns ? previous : sensor->origin_ns);
+    return (energy_until(wave, at) - energy_until(wave, at - sensor->window_ns)) * interval;
+}
+
+/* Adds one tick, or all up to tick k that see nothing but the same constant power. */
+static void advance(SensorSum *sum, const Waveform *wave, int64_t k)
+{
+    const Sensor *sensor = &sum->sensor;
+    const int64_t from = sum->k + 1;
+    const int64_t i = step_at(wave, tick_ns(&sensor->ticks, from) - sensor->window_ns);
+    sum->k = from;
+    if (i >= 0 && wave->steps[i].kind == STEP_CONSTANT) {
+        int64_t last = k;
+        if (i + 1 < wave->count) {
+            const int64_t inside = last_tick(&sensor->ticks, wave->steps[i + 1].start_ns);
+            last = inside < last ? inside : last;
+        }
+        if (last > from) {
+            const int64_t length = tick_ns(&sensor->ticks, last) - tick_ns(&sensor->ticks, from);
+            sum->sum += (Wide)wave->steps[i].low_mw * sensor->window_ns * length;
+            sum->k = last;
+        }
+    }
+    sum->sum += seen_at(sensor, wave, from);
+}
+
+/* The sum over all ticks after the origin, up to tick k. The last one is kept: time mostly moves on. */
+static Wide seen_until(SensorSum *sum, const Sensor *sensor, Waveform *wave, int64_t k)
+{
+    if (sum->count == 0 || memcmp(&sum->sensor, sensor, sizeof *sensor) != 0)
+        *sum = (SensorSum){*sensor, last_tick(&sensor->ticks, sensor->origin_ns), 0, wave->count};
+    /* A step dated back changes what ticks after it have seen: undo them with the steps of then. */
+    if (sum->count < wave->count) {
+        Waveform then = {wave->steps, sum->count, wave->sums};
+        const int64_t unchanged = last_tick(&sensor->ticks, wave->steps[sum->count].start_ns);
+        const int64_t first = last_tick(&sensor->ticks, sensor->origin_ns);
+        while (sum->k > unchanged && sum->k > first)
+            sum->sum -= seen_at(sensor, &then, sum->k--);
+        sum->count = wave->count;
+    }
+    wave->count = sum->count;
+    while (sum->k < k)
+        advance(sum, wave, k);
+    while (sum->k > k)
+        sum->sum -= seen_at(sensor, wave, sum->k--);
+    return sum->sum;
+}
+
+/* --- the energy counter ----------------------------------------------------------------------------- */
+
+static const Reset *last_reset(const State *state, int64_t at_ns)
+{
+    uint32_t i = state->reset_count < MAX_RESETS ? state->reset_count : MAX_RESETS;
+    while (i > 0 && state->resets[i - 1].at_ns > at_ns)
+        i--;
+    return i > 0 ? &state->resets[i - 1] : NULL;
+}
+
+/* What was counted since the origin, in pJ x `*over`. */
+static Wide counted(SensorSum *known, Waveform *wave, const Sensor *sensor, int64_t at_ns, int64_t *over)
+{
+    const Ticks *ticks = &sensor->ticks;
+    *over = 1;
+    if (at_ns <= sensor->origin_ns)
+        return 0;
+    if (ticks->latch_ns <= 0)
+        return energy_until(wave, at_ns) - energy_until(wave, sensor->origin_ns);
+    const int64_t k = last_tick(ticks, at_ns), tick = tick_ns(ticks, k);
+    if (tick <= sensor->origin_ns)
+        return 0;
+    if (sensor->window_ns <= 0 || sensor->window_ns >= ticks->latch_ns)
+        return energy_until(wave, tick) - energy_until(wave, sensor->origin_ns);
+    *over = sensor->window_ns;
+    return seen_until(known, sensor, wave, k);
+}
+
+static uint64_t gain_ppm(const State *state, uint32_t gain, uint32_t scope)
+{
+    return scope == SCOPE_MODULE ? (uint64_t)gain * state->module_factor_ppm / 1000000 : gain;
+}
+
+unsigned long long energy_mj(const View *view, uint32_t scope)
+{
+    const State *state = &view->state;
+    const int64_t at = view->now_ns < state->frozen_at_ns ? view->now_ns : state->frozen_at_ns;
+    const Reset *reset = last_reset(state, at);
+    int64_t origin = view->board->steps[0].start_ns, over;
+    if (reset != NULL && reset->at_ns > origin)
+        origin = reset->at_ns;
+    const Sensor sensor = {{state->latch_ns, state->latch_phase_ns, state->latch_jitter_ns, view->index},
+                           state->sensor_window_ns,
+                           origin};
+
+    Memo *memo = lock_memo(view->index);
+    Waveform wave = {view->board->steps, state->step_count, &memo->steps};
+    const Wide sum = counted(&memo->sensor, &wave, &sensor, at, &over);
+    unlock_memo(memo);
+
+    /* mW x ns x ppm: divide once, at the end, so that the value is the floor of the exact product. */
+    const Wide unit = (Wide)1000000000000000 * over;
+    const uint64_t counted_mj = (uint64_t)(sum * (Wide)gain_ppm(state, state->energy_gain_ppm, scope) / unit);
+    return counted_mj + (uint64_t)state->energy_offset_mj - (uint64_t)(reset != NULL ? reset->offset_mj : 0);
+}
+
+/* --- the power readings ----------------------------------------------------------------------------- */
+
+/* The last power tick: these come on the counter's phase, but without jitter. */
+static int64_t power_instant(const State *state, int64_t now_ns)
+{
+    const Ticks ticks = {state->power_latch_ns, state->latch_phase_ns, 0, 0};
+    return ticks.latch_ns > 0 ? tick_ns(&ticks, last_tick(&ticks, now_ns)) : now_ns;
+}
+
+unsigned power_mw(const View *view, int averaged, uint32_t scope)
+{
+    const State *state = &view->state;
+    const int64_t window = averaged ? 1000000000 : state->power_window_ns;
+    const int64_t at = power_instant(state, view->now_ns);
+    Memo *memo = lock_memo(view->index);
+    const Waveform wave = {view->board->steps, state->step_count, &memo->steps};
+    const uint64_t mw =
+        window > 0 ? (uint64_t)((energy_until(&wave, at) - energy_until(&wave, at - window)) / window)
+                   : power_at(&wave, at);
+    unlock_memo(memo);
+    return (unsigned)(mw * gain_ppm(state, state->power_gain_ppm, scope) / 1000000);
+}

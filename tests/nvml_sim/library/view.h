@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One mapped world per process, and a consistent look at one board of it. */
+#ifndef NVML_SIM_VIEW_H
+#define NVML_SIM_VIEW_H
+
+#include <time.h>
+
+#include "abi.h"
+
+extern Header *world;
+
+typedef struct {
+    State state;
+    Board *board;
+    int64_t now_ns; /* when the state was valid: what the query answers is true of this instant */
+    unsigned index;
+    unsigned mig; /* 0: the board itself, else instance number + 1 */
+} View;
+
+int64_t clock_ns(clockid_t clock);
+
+nvmlDevice_t handle_for(unsigned board, unsigned mig_plus_one);
+
+/* A query of one device starts in begin() or begin_board(), which refuses MIG devices, one of the system
+ * in begin_system(), and each ends in done(): the lock keeps the mapping alive in between. */
+nvmlReturn_t begin(nvmlDevice_t device, View *view, const void *out);
+nvmlReturn_t begin_board(nvmlDevice_t device, View *view, const void *out);
+nvmlReturn_t begin_system(const void *out);
+nvmlReturn_t done(nvmlReturn_t result);
+
+/* Looks at board `view->index` as a query does: counted, delayed, and refused if the board is lost. */
+nvmlReturn_t fill_view(View *view);
+
+/* Looks at it without being a query. */
+void take_snapshot(View *view);
+
+nvmlReturn_t copy_text(char *out, unsigned length, const char *text);
+
+#endif
