@@ -7,9 +7,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest_llenergy
-from pytest_llenergy.errors import LLEnergyError, MeterError
+from pytest_llenergy.errors import LLEnergyError, MeterDoesNotApply, MeterError
+
+if TYPE_CHECKING:
+    from pytest_llenergy.meters.protocol import Domain
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,15 +88,28 @@ def _doctor(_args: argparse.Namespace) -> int:
         for targets in [Targets(), *(Targets((gpu.uuid,)) for gpu in gpus)]:
             label = targets.gpus[0] if targets.gpus else "cpu"
             try:
-                meter.open(targets).close()
+                found = meter.open(targets)
+            except MeterDoesNotApply:
+                continue
             except MeterError as error:
                 print(f"meter    {name} for {label}: no ({error})")
-            else:
-                print(f"meter    {name} for {label}: {meter.kind}")
+                continue
+            for each in found:
+                each.close()
+                for domain in each.domains:
+                    print(f"meter    {name} for {label}: {_meter(domain)}")
     for name, backend in known_backends().items():
         print(f"backend  {name}: {backend.missing() or 'available'}")
     print(f"model    {resolve(None).label} (default)")
     return 0
+
+
+def _meter(domain: Domain) -> str:
+    """One line: what it reads, how often it ticks, how much of the time it looks, what is odd."""
+    period = f", every {domain.update_period_s * 1e3:.4g} ms" if domain.update_period_s else ""
+    sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
+    odd = "".join(f"; {flag.name}: {flag.detail}" for flag in domain.flags)
+    return f"{domain.kind}, {domain.name} by {domain.source}{period}{sees}{odd}"
 
 
 if __name__ == "__main__":

@@ -23,8 +23,16 @@ class MeterError(LLEnergyError):
     """A meter is unknown, unavailable, or cannot measure what was asked of it."""
 
 
+class MeterDoesNotApply(MeterError):  # noqa: N818 - it is no fault
+    """A meter has nothing to do with the devices of a test, such as RAPL with GPUs."""
+
+
 class DeviceError(LLEnergyError):
     """The requested devices do not exist, are not allowed, or are not free."""
+
+
+class NoDriverError(DeviceError):
+    """There is no NVIDIA driver on this host, or no module to ask it."""
 
 
 class PlanError(LLEnergyError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ class Settings:
 
     report: Path | None
     rounds: int
-    warmup: int
+    warmup: int | None
     gap: float
+    target: float
+    budget: float
     model: str
     backend: tuple[str, ...]
     gpus: str | None
@@ -88,11 +90,38 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+def _warmup(text: str) -> int | None:
+    return None if text.strip() == "auto" else _count(0)(text)
+
+
+def _share(text: str) -> float:
+    number, _, rest = text.strip().partition("%")
+    try:
+        value = float(number) / 100 if "%" in text else float(number)
+    except ValueError:
+        value = -1.0
+    if rest or not 0 < value < 1:
+        raise ValueError("needs a share between 0 and 1, such as 2% or 0.02")
+    return value
+
+
+def _meters(text: str) -> tuple[str, ...]:
+    """Names apart by commas; an argument after a colon may hold any character and runs to the end."""
+    plain, colon, argument = text.partition(":")
+    names = plain.split(",")
+    names[-1] += colon + argument
+    return _names_of(names, text)
+
+
+def _names_of(parts: Sequence[str], text: str) -> tuple[str, ...]:
+    names = tuple(name for name in (part.strip() for part in parts) if name)
     if text.strip() and not names:
         raise ValueError("names nothing")
     return () if names == ("auto",) else names
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return _names_of(text.split(","), text)
 
 
 def _optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -127,9 +156,11 @@ OPTIONS = (
         bare=DEFAULT_REPORT,
         is_path=True,
     ),
-    Option("rounds", "N", "6", _count(1), "Measured rounds of each test (default: 6)"),
-    Option("warmup", "N", "1", _count(0), "Unmeasured rounds before them (default: 1)"),
-    Option("gap", "SECONDS", "0.25", _seconds, "Quiet time around each round (default: 0.25)"),
+    Option("rounds", "N", "6", _count(1), "Least number of measured rounds of each test (default: 6)"),
+    Option("warmup", "N", "auto", _warmup, "Unmeasured iterations before them (default: until settled)"),
+    Option("gap", "SECONDS", "0.25", _seconds, "Least quiet time around each round (default: 0.25)"),
+    Option("target", "PERCENT", "2%", _share, "Relative standard uncertainty to reach (default: 2%)"),
+    Option("budget", "SECONDS", "20", _seconds, "Longest measuring time of a test (default: 20)"),
     Option(
         "model",
         "MODEL",
@@ -145,7 +176,7 @@ OPTIONS = (
         _optional(str),
         "GPUs to use in spite of the environment: all, indices in PCI order, or UUIDs",
     ),
-    Option("meter", "NAME[,NAME]", "auto", _names, "Meters to use (default: auto)"),
+    Option("meter", "NAME[,NAME]", "auto", _meters, "Meters to use (default: auto)"),
     Option("require", "measured", "", _optional(_require), "Fail instead of estimating"),
     Option("threads", "N", "", _optional(_count(1)), "CPU threads of each rank (default: its cores)"),
     Option("timeout", "SECONDS", "600", _seconds, "Longest wait for a rank (default: 600)"),
@@ -162,7 +193,12 @@ def add_options(parser: pytest.Parser) -> None:
     for option in OPTIONS:
         bare: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
         group.addoption(
-            option.flag, dest=option.ini, default=None, metavar=option.metavar, help=option.help, **bare
+            option.flag,
+            dest=option.ini,
+            default=None,
+            metavar=option.metavar,
+            help=option.help.replace("%", "%%"),
+            **bare,
         )
         parser.addini(option.ini, f"Default of {option.flag}", default=option.default)
 

@@ -13,7 +13,7 @@ import pytest
 from pytest_llenergy import marks
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.meter import Window
+from pytest_llenergy.meters.measuring import Window
 from pytest_llenergy.model.record import (
     BackendInfo,
     Flag,
@@ -84,7 +84,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         devices=list(draft.lease.devices) if draft.lease else [],
         fallback=draft.lease.fallback if draft.lease else None,
         load_average=experiment.load_average if experiment else None,
-        warmup_rounds=experiment.warmup_rounds if experiment else 0,
+        procedure=experiment.procedure if experiment else None,
         meters=meters,
         rounds=experiment.rounds if experiment else [],
         windows=windows,
@@ -199,6 +199,7 @@ def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo]) -> list[F
         )
         for name, found in seen.items()
     ]
+    flags += experiment.flags if experiment is not None else []
     estimated = [meter for meter in meters if meter.kind == "estimated"]
     if estimated:
         detail = f"{estimated[0].source}; {estimated[0].accuracy}"

@@ -11,11 +11,10 @@ from typing import Any
 from pytest_llenergy.backends.base import Generation
 from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.handles import BackendHandle, Call, Place, Workers, outcomes
-from pytest_llenergy.measure.experiment import CallWorkload, measure
-from pytest_llenergy.measure.meter import Window
-from pytest_llenergy.measure.rounds import RoundPlan
+from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.measure.experiment import RoundPlan, measure
+from pytest_llenergy.meters.measuring import Measuring, Window
 from pytest_llenergy.meters.protocol import Targets
-from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.workers.workload import RankWorkload
@@ -62,11 +61,15 @@ class Energy:
                 "several windows"
             )
         # What was required is known before a model is loaded for minutes.
-        open_for(self._place).close()
+        selection = open_for(self._place)
         with outcomes():
-            workload, result = self._workload(work, args, kwargs)
-            plan = RoundPlan(settings.rounds, settings.warmup, settings.gap)
-            draft.experiment = measure(workload, plan, open_for(self._place), self._place.lease)
+            try:
+                workload, result = self._workload(work, args, kwargs)
+            except BaseException:
+                selection.close()
+                raise
+            plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
+            draft.experiment = measure(workload, plan, selection, self._place.lease)
             value = result()
         return Run(draft.experiment.rounds, draft.experiment.metrics, value)
 
@@ -100,30 +103,42 @@ class Energy:
 class EnergyMeter:
     """``with energy_meter("load") as window:`` measures a stretch of this test, in this process.
 
-    Works with ``async with`` too. Windows may nest and overlap. The meters stay open until the test ends.
+    Works with ``async with`` too, and as ``energy_meter.begin("load")``, ``energy_meter.end("load")``.
+    Windows may nest and overlap. The meters stay open until the test ends.
     """
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._sampler: Sampler | None = None
-        self._reasons: tuple[str, ...] = ()
+        self._measuring: Measuring | None = None
 
     def __call__(self, name: str) -> Window:
         """A new window. Raises ``MeterError`` when ``--energy-require`` or ``--energy-meter`` fail."""
-        if self._sampler is None:
-            selection = open_for(self._place)
-            self._reasons = selection.reasons
-            self._sampler = Sampler(selection.meters)
-            self._sampler.__enter__()
-            self._place.draft.meters = [series.domain.info(series.meter) for series in self._sampler.series]
-        window = Window(name, self._sampler, self._reasons)
-        self._place.draft.windows.append(window)
-        return window
+        return self._noted(self._open().window(name))
+
+    def begin(self, name: str) -> Window:
+        """Open a window by name; ``end`` closes it. Raises ``MeterError`` when one of that name is open."""
+        return self._noted(self._open().begin(name))
+
+    def end(self, name: str) -> Window:
+        """Close the window of that name. Raises ``MeterError`` when there is none."""
+        return self._open().end(name)
 
     def close(self) -> None:
         """Stop reading and close the meters."""
-        if self._sampler is not None:
-            self._sampler.__exit__(None, None, None)
+        if self._measuring is not None:
+            self._measuring.stop()
+
+    def _open(self) -> Measuring:
+        if self._measuring is None:
+            self._measuring = Measuring(open_for(self._place))
+            self._measuring.start()
+            series = self._measuring.series
+            self._place.draft.meters = [each.domain.info(each.meter) for each in series]
+        return self._measuring
+
+    def _noted(self, window: Window) -> Window:
+        self._place.draft.windows.append(window)
+        return window
 
 
 def open_for(place: Place) -> Selection:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.model.places import cache_root
+
 from .nvml_sim.fixtures import nvml_attach, nvml_library
 
 __all__ = ["nvml_attach", "nvml_library"]
@@ -27,6 +29,7 @@ class TenWatts:
     poll_period_s = 0.01
     domains = (Domain(
         name="cpu:ten", kind="measured", source="test", scope="test", update_period_s=0.001,
+        max_age_s=0.001,
         resolution_j=1e-6, accuracy="exact", limits=within(0.0)),)
     def read(self):
         return [10 * time.monotonic()]
@@ -34,7 +37,7 @@ class TenWatts:
         pass
 
 def pytest_llenergy_meters(config):
-    return [MeterSpec("ten-watts", "measured", lambda targets: TenWatts())]
+    return [MeterSpec("ten-watts", "measured", lambda targets: [TenWatts()])]
 """
 
 
@@ -44,10 +47,22 @@ def _private_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     monkeypatch.setenv("LLENERGY_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
 
 
+@pytest.fixture(autouse=True)
+def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found out about one simulated board must not be believed of another of the same name."""
+    models = cache_root() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    private = tmp_path_factory.mktemp("cache")
+    (private / "models").symlink_to(models.resolve())
+    monkeypatch.setenv("LLENERGY_CACHE_DIR", str(private))
+
+
 @pytest.fixture
 def quick(pytester: pytest.Pytester) -> pytest.Pytester:
     """A pytester whose measured tests take few and short rounds, with the meter of ten watts."""
-    pytester.makeini("[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\n")
+    pytester.makeini(
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
+    )
     pytester.makeconftest(TEN_WATTS)
     return pytester
 

@@ -37,12 +37,15 @@ def test_a_callable_is_measured_in_this_process(quick: pytest.Pytester, read_rep
     assert record["ranks"] == []
     assert record["start_method"] is None
     assert record["devices"] == ["cpu"]
-    assert record["warmup_rounds"] == 0
+    assert record["procedure"]["warmup_iterations"] == 0
+    assert record["procedure"]["settled"] is None
+    assert record["procedure"]["iterations"] == 1
     assert record["load_average"] is not None
     assert record["metrics"]["energy_per_output_token_j"] == {
         "value": None,
         "unit": "J/token",
         "uncertainty": None,
+        "spread": None,
         "uncertainty_absolute": None,
         "n": 0,
         "reason": "the workload counts no tokens",
@@ -73,7 +76,11 @@ def test_a_host_without_counters_gives_labelled_estimates(
 ) -> None:
     pytester.makepyfile(SLEEPY.split("assert 1.9")[0])
     result = pytester.runpytest(
-        "--energy-report", "--energy-rounds=2", "--energy-warmup=0", "--energy-meter=estimate"
+        "--energy-report",
+        "--energy-rounds=2",
+        "--energy-warmup=0",
+        "--energy-budget=0.1",
+        "--energy-meter=estimate",
     )
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*estimated*", "estimated, not measured: *Cloud Carbon Footprint*"])
@@ -92,13 +99,14 @@ def test_require_measured_refuses_to_estimate_and_says_why(
         "import pytest_llenergy.meters.rapl as rapl\nfrom pathlib import Path\n"
         "def pytest_llenergy_meters(config):\n"
         "    from pytest_llenergy.meters.protocol import MeterSpec\n"
-        "    return [MeterSpec('rapl', 'measured', lambda targets: rapl.RaplMeter(Path('nowhere')))]\n"
+        "    return [MeterSpec('rapl', 'measured', lambda targets: rapl.open_rapl(\n"
+        "        targets, powercap_root=Path('nowhere'), system_root=Path('nowhere')))]\n"
     )
     pytester.makepyfile(SLEEPY)
     result = pytester.runpytest("--energy-report", "--energy-require=measured")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["MeterError: no meter that measures (--energy-require=measured) for the CPU *: *nvml*rapl*"]
+        ["MeterError: no meter that measures (--energy-require=measured) for the CPU *: *rapl*nvml*"]
     )
     assert read_report()["records"][0]["status"] == "failed"
 

@@ -26,7 +26,7 @@ from pytest_llenergy.model.timeline import RequestTimeline
 class Job:
     def __init__(self, prompts): self.prompts = prompts
     def run(self): time.sleep(0.5)
-    def result(self):
+    def result(self, outcome):
         requests = [RequestTimeline(input_tokens=1, output_tokens=1) for _ in self.prompts]
         seen = os.environ["CUDA_VISIBLE_DEVICES"]
         ids = [[0] for _ in self.prompts]
@@ -55,7 +55,8 @@ CONFTEST = "def pytest_llenergy_backends(config):\n    import sleepy\n    return
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_backend = sleepy\n"
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
+        "energy_backend = sleepy\n"
     )
     pytester.makeconftest(CONFTEST)
     (pytester.path / "sleepy.py").write_text(ENGINE)
@@ -113,10 +114,10 @@ def test_the_leased_board_is_the_one_that_is_measured(
     assert set(both["rounds"][0]["by_domain"]) == {f"gpu:{uuid}" for uuid in uuids}
 
 
-def test_a_board_without_a_counter_gives_no_joules_but_a_reason(
+def test_a_board_that_tells_nothing_gives_no_joules_but_a_reason(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
-    world.update(0, energy_supported=False)
+    world.update(0, energy_supported=False, scopes=(), power_usage_supported=False)
     suite.makepyfile(
         "import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy, backend):\n"
         "    assert energy(backend.generate, ['a']).duration_s > 0.4\n"
@@ -125,7 +126,7 @@ def test_a_board_without_a_counter_gives_no_joules_but_a_reason(
     (record,) = read_report()["records"]
     assert record["status"] == "invalid"
     assert record["rounds"][0]["energy_j"] is None
-    assert "no energy counter on GPU-" in record["reason"]
+    assert "tells neither energy nor power" in record["reason"]
     required = run(suite, "--energy-require=measured")
     required.assert_outcomes(failed=1)
     required.stdout.fnmatch_lines(
@@ -168,3 +169,20 @@ def test_an_engine_that_knows_no_gpu_is_skipped_not_run_on_the_cpu(
     result = run(suite)
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*sleepy does not run on GPUs here"])
+
+
+def test_a_board_without_a_counter_has_its_power_integrated(
+    suite: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    world.update(0, energy_supported=False)
+    suite.makepyfile(
+        "import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy, backend):\n"
+        "    energy(backend.generate, ['a'])\n"
+    )
+    run(suite).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["meters"][0]["source"] == "NVML_FI_DEV_POWER_INSTANT integrated"
+    for round_ in record["rounds"]:
+        assert round_["energy_j"] == pytest.approx(
+            world.true_power_w(0, 10**18) * round_["duration_s"], rel=0.05
+        )

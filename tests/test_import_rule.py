@@ -17,7 +17,8 @@ PACKAGE = Path(pytest_llenergy.__file__).parent
 FLOORS = [
     {"errors"},
     {"model"},
-    {"meters", "devices", "backends"},
+    {"devices", "backends"},
+    {"meters"},
     {"measure", "workers"},
     {"compare", "report"},
     {"options", "marks", "hookspecs"},

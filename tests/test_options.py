@@ -40,9 +40,16 @@ def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
         (["--energy-backend=,"], "--energy-backend=,: names nothing"),
         (["--energy-gap=-1"], "--energy-gap=-1: needs a number of seconds above 0"),
         (["--energy-gap=nan"], "--energy-gap=nan: needs a number of seconds above 0"),
+        (["--energy-warmup=some"], "--energy-warmup=some: needs a whole number, 0 or more"),
+        (["--energy-target=0"], "--energy-target=0: needs a share between 0 and 1, such as 2% or 0.02"),
+        (["--energy-target=2%%"], "--energy-target=2%%: needs a share between 0 and 1, such as 2% or 0.02"),
+        (["--energy-budget=0"], "--energy-budget=0: needs a number of seconds above 0"),
         (["--energy-require=all"], "--energy-require=all: knows one word: measured"),
         (["--energy-backend=tranformers"], "unknown backend 'tranformers'; known: transformers, openvino"),
-        (["--energy-meter=nvlm"], "unknown meter 'nvlm'; known: auto, nvml, rapl, estimate"),
+        (
+            ["--energy-meter=nvlm"],
+            "unknown meter 'nvlm'; known: auto, nvml, rapl, estimate, amd, zeus, codecarbon, hwmon, command",
+        ),
         (
             ["--energy-model=/no/such/model"],
             "model '/no/such/model': no such file or directory, and not a hub id (owner/name)",

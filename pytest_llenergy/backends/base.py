@@ -103,11 +103,11 @@ class RankContext:
 class Job(Protocol):
     """One batch, ready to run any number of times."""
 
-    def run(self) -> None:
-        """The measured work: nothing else belongs in here."""
+    def run(self) -> Any:
+        """The measured work: nothing else belongs in here. Returns whatever ``result`` reads."""
 
-    def result(self) -> Generation:
-        """What the last ``run`` made; counting and detokenising are done here, outside the window."""
+    def result(self, outcome: Any) -> Generation:
+        """What one ``run`` made; counting and detokenising are done here, outside the window."""
 
 
 class Backend(Protocol):

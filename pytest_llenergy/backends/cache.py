@@ -8,7 +8,6 @@ built by one process while the others wait for it.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -17,18 +16,9 @@ from pathlib import Path
 import msgspec
 
 from pytest_llenergy.errors import ModelError
+from pytest_llenergy.model.places import cache_root
 
 MANIFEST = "llenergy-checksums.json"
-
-
-def cache_root() -> Path:
-    """``LLENERGY_CACHE_DIR``, or the directory that the platform gives to caches."""
-    named = os.environ.get("LLENERGY_CACHE_DIR")
-    if named:
-        return Path(named)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("pytest-llenergy", appauthor=False))
 
 
 def file_digest(path: Path) -> str:

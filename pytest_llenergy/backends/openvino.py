@@ -49,6 +49,25 @@ SPEC = BackendSpec(
 
 
 @dataclass
+class OpenVinoOutcome:
+    """What one call of the engine gave, and when it was made."""
+
+    output: Any
+    start_ns: int
+    end_ns: int
+
+    def steps_ns(self, batch: int) -> list[int]:
+        """When each step had its tokens; empty unless the whole batch stepped together on our clock."""
+        metrics = self.output.perf_metrics.raw_metrics
+        # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux.
+        steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
+        together = bool(steps_ns) and metrics.m_batch_sizes[0] == batch
+        # The engine rounds to microseconds.
+        ours = together and self.start_ns <= steps_ns[0] and steps_ns[-1] <= self.end_ns + 1000
+        return steps_ns if ours else []
+
+
+@dataclass
 class OpenVinoJob:
     """A tokenised batch; ``lengths`` are the prompts' token counts without padding."""
 
@@ -58,14 +77,14 @@ class OpenVinoJob:
     lengths: list[int]
     config: Any
 
-    def run(self) -> None:
-        self._start_ns = time.monotonic_ns()
-        self._output: Any = self.pipeline.generate(self.inputs, self.config)
-        self._end_ns = time.monotonic_ns()
+    def run(self) -> OpenVinoOutcome:
+        start_ns = time.monotonic_ns()
+        output = self.pipeline.generate(self.inputs, self.config)
+        return OpenVinoOutcome(output, start_ns, time.monotonic_ns())
 
-    def result(self) -> Generation:
-        token_ids = [[int(token) for token in ids] for ids in self._output.tokens]
-        steps_ns = self._steps_ns()
+    def result(self, outcome: OpenVinoOutcome) -> Generation:
+        token_ids = [[int(token) for token in ids] for ids in outcome.output.tokens]
+        steps_ns = outcome.steps_ns(len(self.lengths))
         requests = [
             RequestTimeline(
                 input_tokens=length,
@@ -77,16 +96,6 @@ class OpenVinoJob:
         ]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
-
-    def _steps_ns(self) -> list[int]:
-        """When each step had its tokens; empty unless the whole batch stepped together on our clock."""
-        metrics = self._output.perf_metrics.raw_metrics
-        # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux.
-        steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
-        together = bool(steps_ns) and metrics.m_batch_sizes[0] == len(self.lengths)
-        # The engine rounds to microseconds.
-        ours = together and self._start_ns <= steps_ns[0] and steps_ns[-1] <= self._end_ns + 1000
-        return steps_ns if ours else []
 
 
 class OpenVinoBackend:

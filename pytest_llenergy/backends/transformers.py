@@ -80,20 +80,20 @@ class TransformersJob:
     seed: int
     ends: frozenset[int]
 
-    def run(self) -> None:
+    def run(self) -> tuple[Any, StepClock]:
         import torch
 
         torch.manual_seed(self.seed)
-        self._clock = StepClock()
+        clock = StepClock()
         with torch.inference_mode():
-            self._output: Any = self.model.generate(
-                **self.inputs, generation_config=self.config, streamer=self._clock
-            )
+            output = self.model.generate(**self.inputs, generation_config=self.config, streamer=clock)
+        return output, clock
 
-    def result(self) -> Generation:
+    def result(self, outcome: tuple[Any, StepClock]) -> Generation:
+        output, clock = outcome
         mask = self.inputs["attention_mask"]
-        token_ids = [_produced(row, self.ends) for row in self._output[:, mask.shape[1] :].tolist()]
-        steps_ns = self._clock.steps_ns
+        token_ids = [_produced(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
+        steps_ns = clock.steps_ns
         requests = [
             RequestTimeline(
                 input_tokens=int(length),

@@ -7,35 +7,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.errors import DeviceError, NoDriverError
 from pytest_llenergy.model.environment import Board
 
 T = TypeVar("T")
 
 
 @contextmanager
-def nvml() -> Iterator[Any]:
-    """The module ``pynvml``, initialised; ``None`` where there is no driver or no module.
+def nvml() -> Iterator[Session | None]:
+    """An open session; ``None`` where there is no driver or no module.
 
     Raises ``DeviceError`` when there is a driver that refuses.
     """
     try:
-        import pynvml
-    except ImportError:
+        session = Session()
+    except NoDriverError:
         yield None
         return
     try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        yield None
-        return
-    except pynvml.NVMLError as error:
-        # A driver that is there and does not answer is not the same as no GPU.
-        raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
-    try:
-        yield pynvml
+        yield session
     finally:
-        pynvml.nvmlShutdown()
+        session.close()
 
 
 def boards() -> list[Board]:
@@ -43,24 +36,25 @@ def boards() -> list[Board]:
 
     Raises ``DeviceError`` for a board that does not answer: without it the indices of others would shift.
     """
-    with nvml() as module:
-        if module is None:
+    with nvml() as session:
+        if session is None:
             return []
-        return [_board(module, index) for index in range(module.nvmlDeviceGetCount())]
+        return [_board(session.module, index) for index in range(session.module.nvmlDeviceGetCount())]
 
 
 def driver_version() -> str | None:
     """The driver's version; ``None`` without one."""
-    with nvml() as module:
-        return str(module.nvmlSystemGetDriverVersion()) if module is not None else None
+    with nvml() as session:
+        return str(session.module.nvmlSystemGetDriverVersion()) if session is not None else None
 
 
 def temperature_c(uuid: str) -> float | None:
     """The board's temperature in degrees Celsius; ``None`` where the driver does not tell."""
     try:
-        with nvml() as module:
-            if module is None:
+        with nvml() as session:
+            if session is None:
                 return None
+            module = session.module
 
             def read() -> float:
                 return float(module.nvmlDeviceGetTemperature(module.nvmlDeviceGetHandleByUUID(uuid), 0))

@@ -7,13 +7,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.measure import windows
 from pytest_llenergy.measure.latency import inter_token_latency_s, time_to_first_token_s
+from pytest_llenergy.measure.phase import phase_of
 from pytest_llenergy.measure.quality import round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.measure.windows import Energy, Power, Reading
+from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Power, Quiet, quiet_power
+from pytest_llenergy.meters.totals import absolute_u_j, add, stored
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.record import DomainEnergy, Phase, Round, Tokens
+from pytest_llenergy.meters.windows import Energy, energy_between, resolvable
+from pytest_llenergy.model.record import Phase, Round, Tokens
 from pytest_llenergy.model.timeline import RoundTimeline
 
 
@@ -26,21 +28,6 @@ class DomainRound:
     phases: dict[str, Energy]
     idle: Power | None
 
-    def stored(self, duration_s: float) -> DomainEnergy:
-        """As it goes into the record."""
-        domain, energy = self.series.domain, self.whole
-        low_j = high_j = None
-        if energy.energy_j is not None:
-            low_j, high_j = domain.limits(energy.energy_j, duration_s)
-        return DomainEnergy(
-            energy_j=energy.energy_j,
-            energy_u_j=energy.u_j,
-            kind=domain.kind,
-            reason=energy.reason,
-            low_j=low_j,
-            high_j=high_j,
-        )
-
 
 def account(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()) -> Round:
     """Join one round with what the meters said. Joules of all domains are summed, or none are.
@@ -48,23 +35,24 @@ def account(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[
     ``reasons`` say why meters could not be opened, for the case that none was.
     """
     timeline = measured.timeline
-    duration_s = (timeline.end_ns - timeline.start_ns) / 1e9
     domains = [_domain_round(measured, series) for series in trace]
-    stored = {each.series.domain.name: each.stored(duration_s) for each in domains}
-    total = _sum([each.whole for each in domains])
-    if not domains:
-        total = Energy(None, None, "; ".join(reasons) or "no meter was open")
+    by_domain = {
+        each.series.domain.name: stored(each.whole, each.series, timeline.duration_s) for each in domains
+    }
+    total = add([each.whole for each in domains], reasons)
     idle = _idle(domains)
-    flags = round_flags(measured, trace, total, duration_s)
     return Round(
         start_s=timeline.start_ns / 1e9,
-        duration_s=duration_s,
+        duration_s=timeline.duration_s,
         energy_j=total.energy_j,
         energy_u_j=total.u_j,
-        energy_u_absolute_j=_absolute(total, list(stored.values())),
+        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
+        iterations=timeline.iterations,
+        phase=phase_of(trace, timeline.start_ns),
+        terms=total.variances.terms() if total.energy_j is not None else None,
         idle_power_w=idle.watts if idle else None,
         idle_power_u_w=idle.u_watts if idle else None,
-        by_domain=stored,
+        by_domain=by_domain,
         phases=_phases(timeline, domains),
         tokens=_tokens(measured),
         requests=len(timeline.requests) or None,
@@ -73,93 +61,79 @@ def account(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[
         temperature_start_c=measured.temperature_start_c,
         other_cpu_s=measured.other_cpu_s,
         stolen_cpu_s=measured.stolen_cpu_s,
-        flags=flags,
+        flags=round_flags(measured, trace, total),
         reason=total.reason,
     )
 
 
 def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     timeline = measured.timeline
-    before = windows.quiet_power(series, measured.gap_start_ns, timeline.start_ns)
-    after = windows.quiet_power(series, timeline.end_ns, measured.gap_end_ns)
+    before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
+    after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
+    spans = _spans(timeline)
     if before is None or after is None:
-        reason = series.reason or (
-            f"{series.meter}: {series.domain.name} ticked fewer than {windows.MIN_GAP_TICKS} times in a "
-            "quiet gap; lengthen --energy-gap"
+        gaps = (measured.gap_start_ns, measured.gap_end_ns)
+        reason = series.reason_between(*gaps) or (
+            f"{series.meter}: {series.domain.name} ticked fewer than {MIN_GAP_TICKS} times in a quiet gap; "
+            "it stands still, or --energy-gap is too short"
         )
-        nothing = Energy(None, None, reason)
-        return DomainRound(series, nothing, dict.fromkeys(_phase_edges(timeline), nothing), None)
-    start = windows.at_start(series, timeline.start_ns, before)
-    end = windows.at_end(series, timeline.end_ns, after)
+        nothing = Energy(None, reason=reason)
+        return DomainRound(series, nothing, dict.fromkeys(spans, nothing), None)
+    whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
     spread = abs(after.watts - before.watts) / math.sqrt(12)
     watts = (before.watts + after.watts) / 2
     idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
-    phases = _domain_phases(timeline, series, start, end, idle)
-    return DomainRound(series, windows.between(start, end, series), phases, idle)
+    phases = {name: _phase(series, parts, timeline, before, after) for name, parts in spans.items()}
+    return DomainRound(series, whole, phases, idle)
 
 
-def _phase_edges(timeline: RoundTimeline) -> dict[str, tuple[int, int]]:
-    """Prefill runs to the first token (of the last rank to have one), decode from there to the end."""
-    border_ns = timeline.first_token_ns
-    if border_ns is None:
+def _spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+    """Of each iteration prefill runs to the first token of the last rank to have one, decode from there."""
+    borders = timeline.borders_ns
+    if not borders:
         return {}
-    return {"prefill": (timeline.start_ns, border_ns), "decode": (border_ns, timeline.end_ns)}
+    ends = [*(start_ns for start_ns, _ in borders[1:]), timeline.end_ns]
+    decode = [(border_ns, end_ns) for (_, border_ns), end_ns in zip(borders, ends, strict=True)]
+    return {"prefill": list(borders), "decode": decode}
 
 
-def _domain_phases(
-    timeline: RoundTimeline, series: Series, start: Reading | None, end: Reading | None, idle: Power
-) -> dict[str, Energy]:
-    tick_s = series.tick_period_s or math.inf
-    highest_w, _ = windows.powers(series, timeline.start_ns, timeline.end_ns)
-    phases: dict[str, Energy] = {}
-    for name, (start_ns, end_ns) in _phase_edges(timeline).items():
-        duration_s = (end_ns - start_ns) / 1e9
-        if duration_s < tick_s:
-            reason = f"not resolvable: {duration_s * 1e3:.3g} ms phase, {tick_s * 1e3:.3g} ms tick"
-            phases[name] = Energy(None, None, reason)
-            continue
-        first = start if name == "prefill" else windows.inside(series, start_ns, highest_w, idle.watts)
-        last = end if name == "decode" else windows.inside(series, end_ns, highest_w, idle.watts)
-        phases[name] = windows.between(first, last, series)
-    return phases
+def _phase(
+    series: Series,
+    parts: Sequence[tuple[int, int]],
+    timeline: RoundTimeline,
+    before: Quiet,
+    after: Quiet,
+) -> Energy:
+    """The parts of a phase, one an iteration. Only the outermost edges of a round are quiet."""
+    energies = [
+        energy_between(
+            series,
+            start_ns,
+            end_ns,
+            before if start_ns == timeline.start_ns else None,
+            after if end_ns == timeline.end_ns else None,
+        )
+        for start_ns, end_ns in parts
+    ]
+    mean_ns = sum(end_ns - start_ns for start_ns, end_ns in parts) / len(parts)
+    return resolvable(add(energies), series, mean_ns / 1e9)
 
 
 def _phases(timeline: RoundTimeline, domains: Sequence[DomainRound]) -> list[Phase]:
     phases: list[Phase] = []
-    for name, (start_ns, end_ns) in _phase_edges(timeline).items():
-        energy = _sum([domain.phases[name] for domain in domains])
+    for name, parts in _spans(timeline).items():
+        energy = add([domain.phases[name] for domain in domains])
         phases.append(
             Phase(
                 name=name,
-                duration_s=(end_ns - start_ns) / 1e9,
+                duration_s=sum(end_ns - start_ns for start_ns, end_ns in parts) / 1e9,
                 energy_j=energy.energy_j,
                 energy_u_j=energy.u_j,
+                terms=energy.variances.terms() if energy.energy_j is not None else None,
                 reason=energy.reason,
             )
         )
     return phases
-
-
-def _sum(energies: Sequence[Energy]) -> Energy:
-    if not energies:
-        return Energy(None, None, "no meter was open")
-    total_j = variance = 0.0
-    for energy in energies:
-        if energy.energy_j is None or energy.u_j is None:
-            return Energy(None, None, energy.reason)
-        total_j += energy.energy_j
-        variance += energy.u_j**2
-    return Energy(total_j, math.sqrt(variance))
-
-
-def _absolute(total: Energy, domains: Sequence[DomainEnergy]) -> float | None:
-    if total.u_j is None:
-        return None
-    variance = total.u_j**2
-    for domain in domains:
-        if domain.low_j is not None and domain.high_j is not None:
-            variance += (domain.high_j - domain.low_j) ** 2 / 12
-    return math.sqrt(variance)
 
 
 def _idle(domains: Sequence[DomainRound]) -> Power | None:

@@ -1,27 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement from open meters to figures: rounds are run, joined with the trace, summarised."""
+"""One measurement from open meters to figures.
+
+Warm-up, calibration, then rounds until the target is met or the budget is spent; each joined with the
+trace, and all of them summarised.
+"""
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
+from pytest_llenergy.devices.condition import BoardWatch, Condition
 from pytest_llenergy.devices.host import load_average
-from pytest_llenergy.devices.inventory import temperature_c
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.measure.calibration import iterations_for
 from pytest_llenergy.measure.energy import account
-from pytest_llenergy.measure.metrics import summarise
-from pytest_llenergy.measure.rounds import RoundPlan, Workload, run_rounds
-from pytest_llenergy.meters.cpu_time import cpu_time
+from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
+from pytest_llenergy.measure.phase import PhaseDither
+from pytest_llenergy.measure.quality import compare_rounds, drift_flags
+from pytest_llenergy.measure.rounds import MeasuredRound, Watch, Workload, gap_needed_s, run_round
+from pytest_llenergy.measure.warmup import WarmUp, warm_up
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.model.record import MeterInfo, Metric, Round
-from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.model.record import Flag, MeterInfo, Metric, Procedure, Round
+
+#: How long to wait for the first tick of every counter (seconds).
+FIRST_TICK_S = 1.5
 
 
 class MemoryAware(Workload, Protocol):
@@ -33,63 +44,130 @@ class MemoryAware(Workload, Protocol):
 
 
 @dataclass(frozen=True)
+class RoundPlan:
+    """How to measure. ``rounds`` is the least number of them, ``warmup`` a number of iterations or ``None``.
+
+    Iterations and further rounds are chosen so that the relative standard uncertainty of the energy meets
+    ``target``, within ``budget_s`` seconds. ``gap_s`` is the least length of the quiet gaps.
+    """
+
+    rounds: int = 6
+    warmup: int | None = None
+    gap_s: float = 0.25
+    target: float = 0.02
+    budget_s: float = 20.0
+
+
+@dataclass(frozen=True)
 class Experiment:
-    """What a measurement gave."""
+    """What a measurement gave. ``flags`` are those that no single round has."""
 
     rounds: list[Round]
     metrics: dict[str, Metric]
     meters: list[MeterInfo]
     load_average: float | None
-    warmup_rounds: int
-
-
-@dataclass
-class CallWorkload:
-    """A function measured in this process."""
-
-    function: Callable[[], Any]
-    peak_memory_bytes: int | None = field(default=None, init=False)
-    result: Any = field(default=None, init=False)
-
-    def ready(self) -> None:
-        """Collect garbage now, so that it is not collected meanwhile."""
-        gc.collect()
-
-    def work(self) -> None:
-        """Call it once."""
-        cpu_before = time.process_time()
-        start_ns = time.monotonic_ns()
-        self.result = self.function()
-        end_ns = time.monotonic_ns()
-        cpu_time_s = time.process_time() - cpu_before
-        self._rank = RankTimeline(rank=0, start_ns=start_ns, end_ns=end_ns, cpu_time_s=cpu_time_s)
-
-    def timeline(self) -> RoundTimeline:
-        """When it ran."""
-        return RoundTimeline(ranks=(self._rank,))
+    procedure: Procedure
+    flags: list[Flag]
 
 
 def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease: Lease) -> Experiment:
     """Measure a workload that is ready to run. Closes the meters."""
     load = load_average()
-    with Sampler(selection.meters) as sampler:
-        measured = run_rounds(
-            workload, plan, sampler, cpu_time=cpu_time, temperature_c=lambda: _hottest(lease.uuids)
-        )
-    rounds = [account(each, sampler.series, selection.reasons) for each in measured]
-    infos = [
-        _with_period(series.domain.info(series.meter), series.tick_period_s) for series in sampler.series
-    ]
-    return Experiment(rounds, summarise(rounds, workload.peak_memory_bytes), infos, load, plan.warmup)
+    with Sampler(selection.meters) as sampler, watching(lease.uuids) as watch:
+        sampler.await_tick(0, FIRST_TICK_S)
+        warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler)
+        gap_s = gap_needed_s(sampler.series, plan.gap_s)
+        iterations = iterations_for(warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler)
+        start_s = time.monotonic()
+        dither = PhaseDither(plan.rounds)
+        rounds: list[Round] = []
+        measured: list[MeasuredRound] = []
+        while not _enough(rounds, plan, time.monotonic() - start_s):
+            measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch))
+            rounds.append(account(measured[-1], sampler.series, selection.reasons))
+        measuring_s = time.monotonic() - start_s
+    rounds = compare_rounds(rounds, measured)
+    infos = [_info(series) for series in sampler.series]
+    procedure = _procedure(plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds))
+    flags = [*drift_flags(rounds), *_inconclusive(procedure, len(rounds)), *_unread(selection.reasons)]
+    metrics = summarise(rounds, workload.peak_memory_bytes)
+    return Experiment(rounds, metrics, infos, load, procedure, flags)
 
 
-def _hottest(uuids: Sequence[str]) -> float | None:
-    known = [value for value in (temperature_c(uuid) for uuid in uuids) if value is not None]
-    return max(known, default=None)
+class Unwatched:
+    """Where there are no boards."""
+
+    def read(self) -> dict[str, Condition]:
+        """Nothing."""
+        return {}
 
 
-def _with_period(info: MeterInfo, seen_s: float | None) -> MeterInfo:
-    """A period that only shows by watching is filled in from the trace."""
-    if info.update_period_s is not None:
+@contextmanager
+def watching(uuids: Sequence[str]) -> Iterator[Watch]:
+    """Watch the boards of a lease. Joules that can be measured are not given up for want of it."""
+    try:
+        watch = BoardWatch(uuids) if uuids else None
+    except DeviceError:
+        watch = None
+    if watch is None:
+        yield Unwatched()
+        return
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def _enough(rounds: Sequence[Round], plan: RoundPlan, spent_s: float) -> bool:
+    """Whether the target is met, or cannot be: the budget is spent, or rounds give no energy."""
+    if len(rounds) < plan.rounds:
+        return False
+    if plan.rounds == 1 or spent_s >= plan.budget_s:
+        return True
+    reached = relative_uncertainty(rounds)
+    return reached is None or reached <= plan.target
+
+
+def _procedure(
+    plan: RoundPlan,
+    warmup: WarmUp,
+    iterations: int,
+    gap_s: float,
+    measuring_s: float,
+    reached: float | None,
+) -> Procedure:
+    return Procedure(
+        warmup_iterations=warmup.iterations,
+        settled=warmup.settled,
+        criterion=warmup.criterion,
+        iterations=iterations,
+        gap_s=gap_s,
+        target=plan.target,
+        budget_s=plan.budget_s,
+        measuring_s=measuring_s,
+        reached=reached,
+    )
+
+
+def _inconclusive(procedure: Procedure, rounds: int) -> list[Flag]:
+    if procedure.reached is None or procedure.reached <= procedure.target:
+        return []
+    detail = (
+        f"standard uncertainty {procedure.reached:.1%} after {rounds} rounds and "
+        f"{procedure.measuring_s:.0f} s; the target is {procedure.target:.1%} (--energy-target), the budget "
+        f"{procedure.budget_s:.0f} s (--energy-budget)"
+    )
+    return [Flag(name="inconclusive", severity="warning", detail=detail)]
+
+
+def _unread(reasons: Sequence[str]) -> list[Flag]:
+    """Meters that might have measured and could not be read."""
+    return [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons]
+
+
+def _info(series: Series) -> MeterInfo:
+    """A period that only shows by watching is filled in from the trace; it never shows without ticks."""
+    info = series.domain.info(series.meter)
+    if info.update_period_s is not None or series.domain.max_age_s is not None:
         return info
-    return msgspec.structs.replace(info, update_period_s=seen_s)
+    return msgspec.structs.replace(info, update_period_s=series.tick_period_s)

@@ -9,13 +9,13 @@ from pytest_llenergy.model.timeline import RoundTimeline
 
 
 def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
-    """Mean TTFT over requests (seconds): from the start of the request's rank to its first token."""
+    """Mean TTFT over requests (seconds): from the start of the iteration on its rank to its first token."""
     waits: list[float] = []
-    for rank in timeline.ranks:
-        for request in rank.requests:
+    for iteration in (each for rank in timeline.ranks for each in rank.iterations):
+        for request in iteration.requests:
             if request.first_token_ns is None:
                 return None
-            waits.append((request.first_token_ns - rank.start_ns) / 1e9)
+            waits.append((request.first_token_ns - iteration.start_ns) / 1e9)
     return fmean(waits) if waits else None
 
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds → the figures of a test.
+"""Rounds → the figures of a test, each per iteration of the work.
 
-Each figure is the mean over the valid rounds. Its standard uncertainty joins the scatter of the rounds,
-s/√n, with the mean of what the meter could not know in each round. ``uncertainty_absolute`` adds the
+Each figure is the mean over the valid rounds. What a meter cannot know at the edges of a round differs
+from round to round, because rounds start in shuffled phase to its ticks. It therefore shows in the scatter
+of the rounds, s/√n, and that is the standard uncertainty; unless the rounds happen to agree better than
+the meter can know, which is no knowledge: then it is the meter's, over √n. What a part-time sensor did not
+see counts in full where the rounds did not start all over a tick. ``uncertainty_absolute`` adds the
 source's own accuracy, which does not shrink with n.
 """
 
@@ -10,12 +13,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import fmean, stdev
+from dataclasses import dataclass
+from statistics import fmean
 
-from pytest_llenergy.model.record import Metric, Phase, Round
+from pytest_llenergy.measure import spread
+from pytest_llenergy.model.record import Metric, Phase, Round, Terms
 
-Value = tuple[float, float, float]
-"""A value, its standard uncertainty, and its absolute standard uncertainty."""
+
+@dataclass(frozen=True)
+class Value:
+    """What one round says, in the unit of the figure.
+
+    ``meter`` is the standard uncertainty of its edges, ``unseen`` that of a part-time sensor, ``own`` that
+    of the source's accuracy; ``phase`` is where in a tick the round started.
+    """
+
+    value: float
+    meter: float = 0.0
+    unseen: float = 0.0
+    own: float = 0.0
+    phase: float | None = None
+
+    def times(self, factor: float) -> Value:
+        """In another unit."""
+        return Value(
+            self.value * factor, self.meter * factor, self.unseen * factor, self.own * factor, self.phase
+        )
 
 
 def is_valid(round_: Round) -> bool:
@@ -32,7 +55,11 @@ def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[st
     def add(name: str, unit: str, of: Callable[[Round], Value | None], missing: str) -> None:
         values = [value for round_ in valid if (value := of(round_)) is not None]
         reason = (why or missing) if "J" in unit or unit == "W" or not valid else missing
-        metrics[name] = _mean(values, unit) if values else Metric(value=None, unit=unit, reason=reason)
+        if values:
+            # Net of idle there may be nothing left; gross there cannot.
+            metrics[name] = _mean(values, unit, gross="J" in unit and name != "net_energy_j")
+        else:
+            metrics[name] = Metric(value=None, unit=unit, reason=reason)
 
     def add_phase(name: str) -> None:
         found = [_phase(round_, name) for round_ in valid]
@@ -49,8 +76,8 @@ def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[st
     add("energy_per_output_token_j", "J/token", _per_token, "the workload counts no tokens")
     add("energy_per_request_j", "J/request", _per_request, "the workload has no requests")
     add("net_energy_j", "J", _net, "the idle power is not known")
-    add("mean_power_w", "W", lambda r: _scaled(r, 1 / r.duration_s), "no valid round")
-    add("duration_s", "s", lambda r: (r.duration_s, 0, 0), "no valid round")
+    add("mean_power_w", "W", _mean_power, "no valid round")
+    add("duration_s", "s", lambda r: Value(r.duration_s / r.iterations), "no valid round")
     add("output_tokens_per_s", "token/s", _throughput, "the workload counts no tokens")
     add("time_to_first_token_s", "s", lambda r: _exact(r.time_to_first_token_s), "no token timestamps")
     add("inter_token_latency_s", "s", lambda r: _exact(r.inter_token_latency_s), "fewer than two tokens")
@@ -72,60 +99,94 @@ def _why_no_energy(rounds: Sequence[Round]) -> str | None:
     return reasons[0] if reasons else "no valid round"
 
 
-def _mean(values: Sequence[Value], unit: str) -> Metric:
-    n = len(values)
-    if n == 1:
+def relative_uncertainty(rounds: Sequence[Round]) -> float | None:
+    """Of the energy of an iteration, over the valid rounds; ``None`` below two, or without energy."""
+    values = [value for round_ in rounds if is_valid(round_) and (value := _energy(round_)) is not None]
+    if len(values) < 2:
+        return None
+    metric = _mean(values, "J", gross=True)
+    if metric.value is None or metric.uncertainty is None or metric.value <= 0:
+        return None
+    return metric.uncertainty / metric.value
+
+
+def _mean(values: Sequence[Value], unit: str, *, gross: bool) -> Metric:
+    n, mean = len(values), fmean(each.value for each in values)
+    if gross and mean <= 0:
         return Metric(
-            value=values[0][0], unit=unit, n=1, reason="one round shows no scatter: uncertainty unknown"
+            value=None, unit=unit, n=n, reason=f"not resolvable: {n} rounds give {mean:.2g} J on average"
         )
-    scatter = stdev(value for value, _, _ in values) / math.sqrt(n)
-    # What is unknown at the edges differs from round to round only in part, so it is not divided by √n.
-    meter = fmean(u for _, u, _ in values)
-    own = fmean(math.sqrt(max(0.0, absolute**2 - u**2)) for _, u, absolute in values)
+    if n == 1:
+        reason = "one round shows no scatter: uncertainty unknown"
+        return Metric(value=mean, unit=unit, n=1, reason=reason)
+    phases = [each.phase for each in values]
+    unseen = fmean(each.unseen for each in values)
+    dithered = unseen > 0 and spread.covers_tick(phases)
+    numbers = [each.value for each in values]
+    if dithered:
+        scatter = spread.of_dithered_mean(numbers, [phase or 0.0 for phase in phases])
+        unseen = 0.0
+    else:
+        scatter = spread.of_mean(numbers)
+    meter = math.sqrt(fmean(each.meter**2 for each in values) / n)
+    uncertainty = math.hypot(max(scatter, meter), unseen)
     return Metric(
-        value=fmean(value for value, _, _ in values),
+        value=mean,
         unit=unit,
-        uncertainty=math.hypot(scatter, meter),
-        uncertainty_absolute=math.hypot(scatter, meter, own),
+        uncertainty=uncertainty,
+        spread=scatter,
+        uncertainty_absolute=math.hypot(uncertainty, fmean(each.own for each in values)),
         n=n,
     )
 
 
 def _energy(round_: Round) -> Value | None:
-    return _scaled(round_, 1.0)
-
-
-def _scaled(round_: Round, factor: float) -> Value | None:
     if round_.energy_j is None or round_.energy_u_j is None or round_.energy_u_absolute_j is None:
         return None
-    return round_.energy_j * factor, round_.energy_u_j * factor, round_.energy_u_absolute_j * factor
+    unseen = _coverage_j(round_.terms)
+    own = math.sqrt(max(0.0, round_.energy_u_absolute_j**2 - round_.energy_u_j**2))
+    meter = math.sqrt(max(0.0, round_.energy_u_j**2 - unseen**2))
+    return Value(round_.energy_j, meter, unseen, own, round_.phase).times(1 / round_.iterations)
+
+
+def _whole(round_: Round) -> Value | None:
+    energy = _energy(round_)
+    return energy.times(round_.iterations) if energy is not None else None
 
 
 def _per_token(round_: Round) -> Value | None:
-    if round_.tokens is None or round_.tokens.output == 0:
+    energy = _whole(round_)
+    if energy is None or round_.tokens is None or round_.tokens.output == 0:
         return None
-    return _scaled(round_, 1 / round_.tokens.output)
+    return energy.times(1 / round_.tokens.output)
 
 
 def _per_request(round_: Round) -> Value | None:
-    return _scaled(round_, 1 / round_.requests) if round_.requests else None
+    energy = _whole(round_)
+    return energy.times(1 / round_.requests) if energy is not None and round_.requests else None
+
+
+def _mean_power(round_: Round) -> Value | None:
+    energy = _whole(round_)
+    return energy.times(1 / round_.duration_s) if energy is not None else None
 
 
 def _net(round_: Round) -> Value | None:
     energy = _energy(round_)
     if energy is None or round_.idle_power_w is None:
         return None
-    idle_u_j = (round_.idle_power_u_w or 0.0) * round_.duration_s
-    net_j = energy[0] - round_.idle_power_w * round_.duration_s
-    return net_j, math.hypot(energy[1], idle_u_j), math.hypot(energy[2], idle_u_j)
+    duration_s = round_.duration_s / round_.iterations
+    idle_u_j = (round_.idle_power_u_w or 0.0) * duration_s
+    net_j = energy.value - round_.idle_power_w * duration_s
+    return Value(net_j, math.hypot(energy.meter, idle_u_j), energy.unseen, energy.own, energy.phase)
 
 
 def _throughput(round_: Round) -> Value | None:
-    return (round_.tokens.output / round_.duration_s, 0, 0) if round_.tokens else None
+    return Value(round_.tokens.output / round_.duration_s) if round_.tokens else None
 
 
 def _exact(value: float | None) -> Value | None:
-    return (value, 0, 0) if value is not None else None
+    return Value(value) if value is not None else None
 
 
 def _phase(round_: Round, name: str) -> Phase | None:
@@ -133,11 +194,14 @@ def _phase(round_: Round, name: str) -> Phase | None:
 
 
 def _phase_energy(round_: Round, name: str) -> Value | None:
-    phase = _phase(round_, name)
-    if phase is None or phase.energy_j is None or phase.energy_u_j is None:
+    phase, whole = _phase(round_, name), _whole(round_)
+    if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
         return None
-    if not round_.energy_j or round_.energy_u_absolute_j is None or round_.energy_u_j is None:
-        return None
-    own = math.sqrt(max(0.0, round_.energy_u_absolute_j**2 - round_.energy_u_j**2))
-    absolute = math.hypot(phase.energy_u_j, own * phase.energy_j / round_.energy_j)
-    return phase.energy_j, phase.energy_u_j, absolute
+    unseen = _coverage_j(phase.terms)
+    meter = math.sqrt(max(0.0, phase.energy_u_j**2 - unseen**2))
+    own = whole.own * phase.energy_j / whole.value if whole.value else 0.0
+    return Value(phase.energy_j, meter, unseen, own, round_.phase).times(1 / round_.iterations)
+
+
+def _coverage_j(terms: Terms | None) -> float:
+    return terms.coverage_j if terms is not None else 0.0

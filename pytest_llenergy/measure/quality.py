@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
+import msgspec
+
+from pytest_llenergy.devices.condition import Condition, foreign
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.measure.windows import Energy
+from pytest_llenergy.measure.spread import drift
+from pytest_llenergy.meters.flags import trace_flags
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.record import Flag
+from pytest_llenergy.meters.windows import Energy
+from pytest_llenergy.model.record import Flag, Round
 
 #: Cores that others may use during a round before it is called contended, or stolen by a hypervisor.
 CONTENDED_CORES = 0.25
@@ -19,34 +25,144 @@ LEAST_CPU_S = 0.05
 #: Relative standard uncertainty of a round above which it is called imprecise.
 IMPRECISE = 0.10
 
-#: A window below this many ticks of its counter rests on its edges alone.
-FEW_TICKS = 2
+#: Standard uncertainties by which a reading must be below zero to be impossible, not merely imprecise.
+BELOW_ZERO = 3.0
+
+#: Share of a round for which a board may be held back before it is called throttled.
+THROTTLED = 0.01
+
+#: Degrees by which the board of a round may be warmer or colder at its start than at that of the first.
+TEMPERATURE_C = 5.0
+
+#: Share by which the clock of a round may differ from the median of the rounds.
+CLOCK = 0.03
+
+#: A change over the rounds is called a drift when it is this large and its t value this high.
+DRIFT, DRIFT_T = 0.02, 4.0
 
 
-def round_flags(
-    measured: MeasuredRound, trace: Sequence[Series], total: Energy, duration_s: float
-) -> list[Flag]:
-    """Every flag of one round."""
-    flags: list[Flag] = []
-    if total.energy_j is None:
+def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy) -> list[Flag]:
+    """Every flag that one round can have by itself."""
+    timeline = measured.timeline
+    flags = _energy_flags(total)
+    flags += _short_flags(timeline.duration_s, trace)
+    flags += trace_flags(trace, timeline.start_ns, timeline.end_ns)
+    flags += _cpu_flags(measured, timeline.duration_s)
+    flags += _board_flags(measured, timeline.duration_s)
+    return flags
+
+
+def compare_rounds(rounds: Sequence[Round], measured: Sequence[MeasuredRound]) -> list[Round]:
+    """Add the flags that only show beside the other rounds: temperature and clock."""
+    clocks = [_clocks_mhz(each) for each in measured]
+    return [
+        msgspec.structs.replace(
+            round_, flags=[*round_.flags, *_temperature(round_, rounds[0]), *_clock(clocks[index], clocks)]
+        )
+        for index, round_ in enumerate(rounds)
+    ]
+
+
+def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
+    """Whether the energy of an iteration rises or falls from round to round."""
+    energies = [round_.energy_j / round_.iterations for round_ in rounds if round_.energy_j is not None]
+    found = drift(energies)
+    if found is None or abs(found[0]) < DRIFT or abs(found[1]) < DRIFT_T:
+        return []
+    change, t = found
+    detail = f"energy changed by {change:+.1%} over {len(energies)} rounds (t = {t:.1f}); warm up longer"
+    return [Flag(name="drift", severity="warning", detail=detail)]
+
+
+def _energy_flags(total: Energy) -> list[Flag]:
+    if total.energy_j is None or total.u_j is None:
         # Its times and counts are as good as any other's.
-        flags.append(Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
-    elif total.energy_j <= 0:
+        return [Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading")]
+    if total.energy_j <= -BELOW_ZERO * total.u_j:
         detail = f"the counters give {total.energy_j:.3g} J, which no work can use"
-        flags.append(Flag(name="impossible", severity="invalid", detail=detail))
-    elif total.u_j is not None and total.u_j > IMPRECISE * total.energy_j:
-        detail = f"standard uncertainty {total.u_j / total.energy_j:.0%} of the energy; measure longer rounds"
-        flags.append(Flag(name="imprecise", severity="warning", detail=detail))
-    for series in trace:
-        seen = len(series.between(measured.timeline.start_ns, measured.timeline.end_ns))
-        if seen < FEW_TICKS:
-            detail = f"{series.domain.name} ticked {seen} times in {duration_s * 1e3:.0f} ms"
-            flags.append(Flag(name="few-ticks", severity="warning", detail=detail))
-    for name, cpu_s, who in (
+        return [Flag(name="impossible", severity="invalid", detail=detail)]
+    if total.u_j > IMPRECISE * total.energy_j:
+        share = f"{total.u_j / total.energy_j:.0%}" if total.energy_j > 0 else "more than all"
+        detail = f"standard uncertainty {share} of the energy; measure longer rounds"
+        return [Flag(name="imprecise", severity="warning", detail=detail)]
+    return []
+
+
+def _short_flags(duration_s: float, trace: Sequence[Series]) -> list[Flag]:
+    period_s = max((series.period_s or 0.0 for series in trace), default=0.0)
+    if duration_s >= period_s:
+        return []
+    detail = f"{duration_s * 1e3:.4g} ms, shorter than a tick of the counter ({period_s * 1e3:.4g} ms)"
+    return [Flag(name="too-short", severity="warning", detail=detail)]
+
+
+def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
+    used = (
         ("contended", measured.other_cpu_s, "other processes used"),
         ("stolen", measured.stolen_cpu_s, "the hypervisor gave other guests"),
-    ):
-        if cpu_s > max(CONTENDED_CORES * duration_s, LEAST_CPU_S):
-            detail = f"{who} {cpu_s / duration_s:.2f} cores"
-            flags.append(Flag(name=name, severity="warning", detail=detail))
+    )
+    return [
+        Flag(name=name, severity="warning", detail=f"{who} {cpu_s / duration_s:.2f} cores")
+        for name, cpu_s, who in used
+        if cpu_s > max(CONTENDED_CORES * duration_s, LEAST_CPU_S)
+    ]
+
+
+def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
+    flags: list[Flag] = []
+    for uuid, after in (measured.after or {}).items():
+        before = (measured.before or {}).get(uuid)
+        flags += _throttled(uuid, before, after, duration_s)
+        flags += _foreign(uuid, before, after)
     return flags
+
+
+def _throttled(uuid: str, before: Condition | None, after: Condition, duration_s: float) -> list[Flag]:
+    earlier = before.throttled_s if before is not None else {}
+    held = {
+        reason: after_s - earlier[reason]
+        for reason, after_s in after.throttled_s.items()
+        if reason in earlier and after_s - earlier[reason] > THROTTLED * duration_s
+    }
+    if not held:
+        return []
+    shares = ", ".join(f"{reason} {min(1.0, held_s / duration_s):.0%}" for reason, held_s in held.items())
+    return [Flag(name="throttled", severity="warning", detail=f"{uuid}: held back by {shares} of the round")]
+
+
+def _foreign(uuid: str, before: Condition | None, after: Condition) -> list[Flag]:
+    unknown: str | None = None
+    for condition in (before, after):
+        others = foreign(condition) if condition is not None else ()
+        if isinstance(others, str):
+            unknown = others
+        elif others:
+            who = ", ".join(f"{process.pid} ({process.name or 'name unknown'})" for process in others)
+            detail = f"{uuid} is used by another process: {who}"
+            return [Flag(name="foreign-process", severity="invalid", detail=detail)]
+    if unknown is None:
+        return []
+    detail = f"{uuid}: other processes cannot be told: {unknown}"
+    return [Flag(name="foreign-unknown", severity="note", detail=detail)]
+
+
+def _temperature(round_: Round, first: Round) -> list[Flag]:
+    now_c, then_c = round_.temperature_start_c, first.temperature_start_c
+    if now_c is None or then_c is None or abs(now_c - then_c) <= TEMPERATURE_C:
+        return []
+    detail = f"started at {now_c:.0f} °C, the first round at {then_c:.0f} °C"
+    return [Flag(name="temperature-drift", severity="warning", detail=detail)]
+
+
+def _clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
+    conditions = (measured.after or {}).items()
+    return {uuid: each.sm_clock_mhz for uuid, each in conditions if each.sm_clock_mhz is not None}
+
+
+def _clock(own: dict[str, float], all_rounds: Sequence[dict[str, float]]) -> list[Flag]:
+    for uuid, mhz in own.items():
+        usual_mhz = median(clocks[uuid] for clocks in all_rounds if uuid in clocks)
+        if abs(mhz - usual_mhz) > CLOCK * usual_mhz:
+            detail = f"{uuid} ran at {mhz:.0f} MHz after the work, the median round at {usual_mhz:.0f} MHz"
+            return [Flag(name="clock-change", severity="warning", detail=detail)]
+    return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of a measurement: warm-up, then rounds with quiet gaps around each.
+"""One round: quiet gap, work, quiet gap.
 
 The gaps are there to be measured: they give the idle power of the live context, which the window
 arithmetic needs at both edges of a round and which net energy subtracts.
@@ -8,13 +8,19 @@ arithmetic needs at both edges of a round and which net energy subtracts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_llenergy.meters.cpu_time import CpuTime
+from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.measure.phase import PhaseDither
+from pytest_llenergy.meters.cpu_time import CpuTime, cpu_time
 from pytest_llenergy.meters.sampler import Sampler
+from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import RoundTimeline
+
+#: Ticks of the slowest counter that a quiet gap must hold, so that three lie within it for certain.
+GAP_TICKS = 3.5
 
 
 class Workload(Protocol):
@@ -23,73 +29,77 @@ class Workload(Protocol):
     def ready(self) -> None:
         """Do what must not disturb the gap before the work, such as collecting garbage."""
 
-    def work(self) -> None:
-        """Do the work once; blocks until it is done everywhere."""
+    def work(self, iterations: int = 1) -> None:
+        """Do the work so often; blocks until it is done everywhere."""
 
     def timeline(self) -> RoundTimeline:
         """What happened in ``work``; counting and detokenising are done here."""
 
 
-@dataclass(frozen=True)
-class RoundPlan:
-    """How often, and how long the quiet gaps last (seconds)."""
+class Watch(Protocol):
+    """Tells the condition of the boards that are measured."""
 
-    rounds: int = 6
-    warmup: int = 1
-    gap_s: float = 0.25
+    def read(self) -> Mapping[str, Condition]:
+        """By UUID; empty where there are no boards."""
 
 
 @dataclass(frozen=True)
 class MeasuredRound:
-    """A round with the quiet gaps before and after it (monotonic nanoseconds)."""
+    """A round with the quiet gaps before and after it (monotonic nanoseconds).
+
+    ``before`` and ``after`` are the conditions of the boards at its start and right after the work.
+    """
 
     timeline: RoundTimeline
     gap_start_ns: int
     gap_end_ns: int
-    other_cpu_s: float
-    stolen_cpu_s: float
-    temperature_start_c: float | None
+    other_cpu_s: float = 0.0
+    stolen_cpu_s: float = 0.0
+    before: Mapping[str, Condition] | None = None
+    after: Mapping[str, Condition] | None = None
+
+    @property
+    def temperature_start_c(self) -> float | None:
+        """Of the hottest board."""
+        known = [each.temperature_c for each in (self.before or {}).values()]
+        return max((value for value in known if value is not None), default=None)
 
 
-def run_rounds(
-    workload: Workload,
-    plan: RoundPlan,
-    sampler: Sampler,
-    *,
-    cpu_time: Callable[[], CpuTime],
-    temperature_c: Callable[[], float | None],
-) -> list[MeasuredRound]:
-    """Run warm-up and rounds while the sampler reads; the calling thread sleeps or blocks throughout.
+def gap_needed_s(trace: Sequence[Series], least_s: float) -> float:
+    """How long a quiet gap must be to show the idle power of every counter (seconds)."""
+    needed = [series.domain.smear_s + GAP_TICKS * (series.period_s or 0.0) for series in trace]
+    return max([least_s, *needed])
 
-    ``cpu_time`` gives the host's CPU seconds so far, to tell what others used meanwhile.
-    """
-    for _ in range(plan.warmup):
-        workload.ready()
-        workload.work()
-        workload.timeline()
-    rounds: list[MeasuredRound] = []
-    for _ in range(plan.rounds):
-        workload.ready()
-        temperature = temperature_c()
-        gap_start_ns = time.monotonic_ns()
-        time.sleep(plan.gap_s)
-        cpu_before = cpu_time()
-        # Edges of work in this process are read as they happen; for ranks it costs nothing.
-        sampler.read_now()
-        workload.work()
-        sampler.read_now()
-        cpu_after = cpu_time()
-        time.sleep(plan.gap_s)
-        gap_end_ns = time.monotonic_ns()
-        timeline = workload.timeline()
-        rounds.append(
-            MeasuredRound(
-                timeline=timeline,
-                gap_start_ns=gap_start_ns,
-                gap_end_ns=gap_end_ns,
-                other_cpu_s=max(0.0, cpu_after.busy_s - cpu_before.busy_s - timeline.cpu_time_s),
-                stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
-                temperature_start_c=temperature,
-            )
-        )
-    return rounds
+
+def run_round(
+    workload: Workload, iterations: int, gap_s: float, dither: PhaseDither, sampler: Sampler, watch: Watch
+) -> MeasuredRound:
+    """Run one round while the sampler reads; the calling thread sleeps or blocks throughout."""
+    workload.ready()
+    before = watch.read()
+    gap_start_ns = time.monotonic_ns()
+    time.sleep(gap_s)
+    cpu_before = cpu_time()
+    dither.wait(sampler.series)
+    # Edges of work in this process are read as they happen; for ranks it costs nothing.
+    sampler.read_now()
+    workload.work(iterations)
+    sampler.read_now()
+    cpu_after = cpu_time()
+    after = watch.read()
+    time.sleep(gap_s)
+    gap_end_ns = time.monotonic_ns()
+    timeline = workload.timeline()
+    return MeasuredRound(
+        timeline=timeline,
+        gap_start_ns=gap_start_ns,
+        gap_end_ns=gap_end_ns,
+        other_cpu_s=_others(cpu_before, cpu_after, timeline),
+        stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
+        before=before,
+        after=after,
+    )
+
+
+def _others(before: CpuTime, after: CpuTime, timeline: RoundTimeline) -> float:
+    return max(0.0, after.busy_s - before.busy_s - timeline.cpu_time_s)

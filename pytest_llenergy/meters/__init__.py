@@ -1,2 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measures: cumulative joules per domain on the monotonic clock."""
+"""What measures: cumulative joules per domain on the monotonic clock, and windows of it.
+
+``measure()`` is all that a plain script needs.
+"""
+
+from __future__ import annotations
+
+from pytest_llenergy.meters.measuring import Measuring, Window, measure
+
+__all__ = ["Measuring", "Window", "measure"]

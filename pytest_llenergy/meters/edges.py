@@ -1,28 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joules between two moments, from a counter that only moves in ticks.
+"""The cumulative energy at a moment, from a counter that only moves in ticks.
 
 A counter read at the two ends of a window is wrong by up to a tick at either end. Instead, the value of
-the cumulative energy *at* each edge is inferred:
+the cumulative energy *at* each edge is inferred from the ticks around it:
 
-- A quiet edge has idle power on its outer side. The nearest tick outside the window is taken, and the
-  idle power between it and the edge is accounted for:  E(t) = E(tick) ± P_idle · |t − tick|.
-- An inner edge (the border of two phases) has load on both sides. E(t) is interpolated between the ticks
-  around it; with power between P_idle and P_max on either side the error is at most T/4 · (P_max − P_idle).
+- A **quiet edge** has idle power on its outer side, measured in the quiet gap there. The nearest tick
+  outside the window is taken, and the idle power between it and the edge accounted for:
+  E(t) = C(tick) ± P_idle · |t − tick|.
+- An **edge under load** lies between two ticks of which the power in between is only known as a mean.
+  The powers of the neighbouring ticks are carried on from both sides to the moment at which both agree
+  with the counter, as if power had changed once in between.
+- A counter that is **refreshed all the time** is read at the edge.
 
-Uncertainties are standard uncertainties combined by the GUM (JCGM 100:2008): limits ±a of a quantity
-with no preferred value give a/√3, and the time of a tick, known within a reader gap g, gives P · g/√12.
+What is left in doubt is kept by cause (`Variances`) and combined by the GUM (JCGM 100:2008): limits ±a of
+a quantity with no preferred value give a/√3 (4.3.7), and the time of a tick, known within an interval of
+length g, gives P · g/√12.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Series, Tick
+from pytest_llenergy.model.record import Terms
 
 #: Ticks needed inside a quiet gap before its power is believed.
 MIN_GAP_TICKS = 2
+
+#: Neighbouring ticks from which the power on either side of an edge under load is taken.
+NEIGHBOURS = 3
+
+#: Share of the worst shape of power between two ticks that is taken as the limit of an edge under load.
+#: The worst is one full swing exactly at the edge, which `_joined` accounts for; this is for the rest.
+SHAPE = 0.5
+
+#: How far an edge may lie beyond the ticks that were seen, in ticks.
+UNBRACKETED_TICKS = 2.0
+
+
+@dataclass(frozen=True)
+class Variances:
+    """What is not known of an energy, by cause, in J²."""
+
+    edges: float = 0.0
+    outside: float = 0.0
+    resolution: float = 0.0
+    coverage: float = 0.0
+
+    def __add__(self, other: Variances) -> Variances:
+        return Variances(
+            self.edges + other.edges,
+            self.outside + other.outside,
+            self.resolution + other.resolution,
+            self.coverage + other.coverage,
+        )
+
+    @property
+    def total(self) -> float:
+        """All causes together."""
+        return self.edges + self.outside + self.resolution + self.coverage
+
+    def terms(self) -> Terms:
+        """As standard uncertainties, for a record."""
+        return Terms(
+            edges_j=math.sqrt(self.edges),
+            outside_j=math.sqrt(self.outside),
+            resolution_j=math.sqrt(self.resolution),
+            coverage_j=math.sqrt(self.coverage),
+        )
 
 
 @dataclass(frozen=True)
@@ -34,91 +82,170 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The cumulative energy at one moment, with the variance (J²) of that knowledge."""
+class Quiet(Power):
+    """The power of a quiet gap: between its first and its last tick."""
 
-    energy_j: float
-    variance: float
+    first: Tick
+    last: Tick
+    fluctuation_w: float
+
+    @property
+    def length_s(self) -> float:
+        """Seconds between the two ticks."""
+        return (self.last.time_ns - self.first.time_ns) / 1e9
 
 
 @dataclass(frozen=True)
-class Energy:
-    """Joules of a window, their standard uncertainty, or the reason why there are none."""
+class Reading:
+    """The cumulative energy at one moment."""
 
-    energy_j: float | None
-    u_j: float | None
-    reason: str | None = None
+    energy_j: float
+    variances: Variances
 
 
-def quiet_power(series: Series, start_ns: int, end_ns: int) -> Power | None:
-    """Mean power between the first and the last tick inside a quiet gap; ``None`` with too few ticks."""
-    ticks = series.between(start_ns, end_ns)
+def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
+    """Mean power between the first and the last tick inside a quiet gap; ``None`` with too few ticks.
+
+    The readings of a running average are of the gap only once its smear is over.
+    """
+    ticks = series.between(start_ns + series.smear_ns, end_ns)
     if len(ticks) < MIN_GAP_TICKS:
         return None
     first, last = ticks[0], ticks[-1]
+    watts = power_between(first, last)
     elapsed_s = (last.time_ns - first.time_ns) / 1e9
-    watts = (last.energy_j - first.energy_j) / elapsed_s
-    variance = _tick_variance(watts, first.gap_s, series) + _tick_variance(watts, last.gap_s, series)
-    return Power(watts, math.sqrt(variance) / elapsed_s)
+    edges = (watts * first.gap_s) ** 2 / 12 + (watts * last.gap_s) ** 2 / 12 + resolution_variance(series)
+    steps = [power_between(a, b) for a, b in pairwise(ticks)]
+    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, _fluctuation(steps, ticks))
 
 
-def at_start(series: Series, time_ns: int, idle: Power) -> Reading | None:
+def at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
     """The energy at the start of a window that follows a quiet gap."""
     tick = series.before(time_ns)
     if tick is None:
         return None
     head_s = (time_ns - tick.time_ns) / 1e9
-    variance = _edge_variance(idle, tick.gap_s, head_s, series)
-    return Reading(tick.energy_j + idle.watts * head_s, variance)
+    return Reading(
+        tick.energy_j + quiet.watts * head_s, _quiet_edge(series, quiet, tick, quiet.first, head_s)
+    )
 
 
-def at_end(series: Series, time_ns: int, idle: Power) -> Reading | None:
+def at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
     """The energy at the end of a window that a quiet gap follows."""
-    tick = series.after(time_ns)
+    tick = series.after(time_ns + series.smear_ns)
     if tick is None:
         return None
     tail_s = (tick.time_ns - time_ns) / 1e9
-    variance = _edge_variance(idle, tick.gap_s, tail_s, series)
-    return Reading(tick.energy_j - idle.watts * tail_s, variance)
+    return Reading(tick.energy_j - quiet.watts * tail_s, _quiet_edge(series, quiet, tick, quiet.last, tail_s))
 
 
-def inside(series: Series, time_ns: int, highest_w: float, lowest_w: float) -> Reading | None:
-    """The energy at a moment under load, whose power may change there between the two bounds."""
-    before, after = series.before(time_ns), series.after(time_ns)
-    if before is None or after is None:
+def under_load(series: Series, time_ns: int) -> Reading | None:
+    """The energy at a moment with unknown power on both sides; ``None`` without a tick on either.
+
+    A running average over s lags by s/2, and rounds off a step of ΔP at the moment by up to ΔP s/8.
+    """
+    time_ns += series.smear_ns // 2
+    lefts, rights = series.around(time_ns, NEIGHBOURS)
+    if not lefts or not rights:
         return None
-    if before.time_ns == after.time_ns:
-        return Reading(before.energy_j, _tick_variance(highest_w, before.gap_s, series))
+    lowest_w, highest_w = _swing(series, lefts[0].earliest_ns, rights[-1].latest_ns)
+    before, after = lefts[-1], rights[0]
+    smear = ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2 / 3
+    met = _met(series, time_ns, before, after)
+    if met is not None:
+        return Reading(met.energy_j, Variances(edges=(highest_w * met.gap_s) ** 2 / 12 + smear))
+    head_s, tail_s = (time_ns - before.time_ns) / 1e9, (after.time_ns - time_ns) / 1e9
+    mean_w = power_between(before, after)
+    left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
+    right_w = power_between(after, rights[1]) if len(rights) > 1 else mean_w
+    from_left, from_right = before.energy_j + left_w * head_s, after.energy_j - right_w * tail_s
+    energy_j = _joined(from_left, from_right, left_w - right_w, head_s, tail_s)
+    energy_j = min(max(energy_j, before.energy_j), after.energy_j)
+    # Power between its bounds on both sides of the moment cannot take the counter further off than this.
+    lever_s = head_s * tail_s / (head_s + tail_s)
+    shape = (SHAPE * (highest_w - lowest_w) * lever_s) ** 2 / 3
+    share = head_s / (head_s + tail_s)
+    # The two sides disagree most about the middle, and hardly at all about a moment beside a tick.
+    apart = (4 * share * (1 - share) * (from_left - from_right)) ** 2 / 12
+    ticks = ((1 - share) * mean_w * before.gap_s) ** 2 / 12 + (share * mean_w * after.gap_s) ** 2 / 12
+    return Reading(energy_j, Variances(edges=shape + apart + ticks + smear))
+
+
+def unbracketed(series: Series, time_ns: int) -> Reading | None:
+    """The energy at a moment after the last tick, or before the first: the nearest power is carried on.
+
+    The limits are those of a counter that stood still, and of twice that power.
+    """
+    ticks = series.between(0, time_ns)[-2:] or series.ticks[:2]
+    period_s = series.period_s
+    if len(ticks) < 2 or period_s is None:
+        return None
+    near = min(ticks, key=lambda tick: abs(tick.time_ns - time_ns))
+    away_s = (time_ns - near.time_ns) / 1e9
+    if abs(away_s) > UNBRACKETED_TICKS * period_s:
+        return None
+    watts = power_between(ticks[0], ticks[-1])
+    return Reading(near.energy_j + watts * away_s, Variances(edges=(watts * away_s) ** 2 / 3))
+
+
+def powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
+    """Mean power (W) between neighbouring ticks of an interval, in time order."""
+    return [power_between(a, b) for a, b in pairwise(series.between(start_ns, end_ns))]
+
+
+def _quiet_edge(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
+    # The idle power was taken from the near tick too: were that later than thought, the power would be
+    # wrong as well, in the direction that makes the joules more wrong.
+    reach = distance_s / quiet.length_s
+    return Variances(
+        edges=(quiet.watts * near.gap_s * (1 + reach)) ** 2 / 12,
+        outside=(quiet.watts * far.gap_s * reach) ** 2 / 12 + (quiet.fluctuation_w * distance_s) ** 2,
+        resolution=resolution_variance(series) * reach**2 / 2,
+    )
+
+
+def _met(series: Series, time_ns: int, before: Tick, after: Tick) -> Tick | None:
+    """A tick that came within a small interval around the moment: the counter was read just then."""
+    found = series.between(before.latest_ns + 1, after.earliest_ns - 1)
+    if not found:
+        return None
     width_s = (after.time_ns - before.time_ns) / 1e9
-    share = (time_ns - before.time_ns) / 1e9 / width_s
-    energy_j = before.energy_j + share * (after.energy_j - before.energy_j)
-    bound_j = width_s / 4 * max(0.0, highest_w - lowest_w)
-    ticks = (1 - share) ** 2 * _tick_variance(highest_w, before.gap_s, series)
-    ticks += share**2 * _tick_variance(highest_w, after.gap_s, series)
-    return Reading(energy_j, bound_j**2 / 3 + ticks)
+    return found[0] if found[0].gap_s < width_s / 8 else None
 
 
-def powers(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
-    """Highest and lowest mean power (W) between neighbouring ticks of an interval; zeros without any."""
-    ticks = series.between(start_ns, end_ns)
-    steps = [(b.energy_j - a.energy_j) / ((b.time_ns - a.time_ns) / 1e9) for a, b in pairwise(ticks)]
-    return max(steps, default=0.0), min(steps, default=0.0)
+def _joined(from_left: float, from_right: float, drop_w: float, head_s: float, tail_s: float) -> float:
+    """Carry both sides on to one change of power between the ticks, if one can explain the counter."""
+    apart_j = from_left - from_right
+    if drop_w != 0 and -tail_s <= apart_j / drop_w <= head_s:
+        # The change came before the moment when the quotient is positive: the right side reaches it.
+        return from_right if apart_j / drop_w > 0 else from_left
+    share = head_s / (head_s + tail_s)
+    return from_left - share * apart_j
 
 
-def between(start: Reading | None, end: Reading | None, series: Series) -> Energy:
-    """The energy of a window whose two edges were read independently."""
-    if series.reason is not None:
-        return Energy(None, None, series.reason)
-    if start is None or end is None:
-        side = "before" if start is None else "after"
-        return Energy(None, None, f"{series.meter}: {series.domain.name} did not tick {side} the window")
-    return Energy(end.energy_j - start.energy_j, math.sqrt(start.variance + end.variance))
+def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
+    """Lowest and highest power that may have been around a moment, from what ticks there showed."""
+    seen = powers(series, start_ns, end_ns)
+    lowest_w, highest_w = min(seen, default=0.0), max(seen, default=0.0)
+    margin_w = (highest_w - lowest_w) / 2
+    return max(0.0, lowest_w - margin_w), highest_w + margin_w
 
 
-def _edge_variance(idle: Power, gap_s: float, distance_s: float, series: Series) -> float:
-    # The idle power was taken from the same tick, so the two errors go together and are added as they are.
-    return (math.sqrt(_tick_variance(idle.watts, gap_s, series)) + idle.u_watts * distance_s) ** 2
+def _fluctuation(steps: Sequence[float], ticks: Sequence[Tick]) -> float:
+    """Standard deviation (W) of the power from tick to tick that the ticks' times do not explain."""
+    if len(steps) < 3:
+        return 0.0
+    mean_w = sum(steps) / len(steps)
+    seen = sum((step - mean_w) ** 2 for step in steps) / (len(steps) - 1)
+    gap_s = max(tick.gap_s for tick in ticks)
+    step_s = (ticks[-1].time_ns - ticks[0].time_ns) / 1e9 / len(steps)
+    return math.sqrt(max(0.0, seen - (mean_w * gap_s / step_s) ** 2 / 6))
 
 
-def _tick_variance(watts: float, gap_s: float, series: Series) -> float:
-    return (watts * gap_s) ** 2 / 12 + series.domain.resolution_j**2 / 12
+def power_between(first: Tick, last: Tick) -> float:
+    return (last.energy_j - first.energy_j) / ((last.time_ns - first.time_ns) / 1e9)
+
+
+def resolution_variance(series: Series) -> float:
+    """Two readings, each cut off to a step of the counter."""
+    return series.domain.resolution_j**2 / 6

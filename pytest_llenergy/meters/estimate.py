@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.errors import MeterDoesNotApply
 from pytest_llenergy.meters.cpu_time import cpu_time
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
 
@@ -23,7 +23,7 @@ AVERAGE_W = (0.74, 3.5)
 LOWEST_W = (0.45, 1.69)
 HIGHEST_W = (3.04, 8.58)
 
-#: Linux counts CPU time in ticks of 10 ms (USER_HZ = 100).
+#: Linux counts CPU time in ticks of at most 10 ms, and tells it in such (USER_HZ = 100) where it must.
 TICK_S = 0.01
 
 
@@ -49,13 +49,14 @@ class EstimateMeter:
                 kind="estimated",
                 source="CPU time x Cloud Carbon Footprint coefficients",
                 scope="host processors",
-                update_period_s=TICK_S,
                 resolution_j=(AVERAGE_W[1] - AVERAGE_W[0]) * TICK_S,
                 accuracy=(
                     f"{LOWEST_W[0]}-{HIGHEST_W[0]} W idle and {LOWEST_W[1]}-{HIGHEST_W[1]} W busy "
                     f"per logical CPU ({self._cpus})"
                 ),
                 limits=self._limits,
+                update_period_s=TICK_S,
+                max_age_s=TICK_S,
             ),
         )
 
@@ -73,11 +74,11 @@ class EstimateMeter:
         """Nothing is held open."""
 
 
-def open_estimate(targets: Targets) -> EstimateMeter:
-    """Raises ``MeterError`` for tests that use GPUs: there is no model of a GPU."""
+def open_estimate(targets: Targets) -> list[EstimateMeter]:
+    """Raises ``MeterDoesNotApply`` for tests that use GPUs: there is no model of a GPU."""
     if not targets.cpu:
-        raise MeterError("estimate: models the CPU only, and the test uses GPUs")
-    return EstimateMeter()
+        raise MeterDoesNotApply("estimate: models the CPU only, and the test uses GPUs")
+    return [EstimateMeter()]
 
 
 SPEC = MeterSpec(name="estimate", kind="estimated", open=open_estimate)

@@ -1,17 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named windows in this process: ``with energy_meter("load") as window: ...``."""
+"""Named windows in this process, for tests and for plain scripts.
+
+from pytest_llenergy.meters import measure
+
+with measure() as energy:
+    with energy.window("load"):
+        load()
+    energy.begin("generate")
+    generate()
+    print(energy.end("generate").energy_j)
+print(energy.total.energy_j, "±", energy.total.energy_u_j)
+"""
 
 from __future__ import annotations
 
-import math
+import asyncio
+import os
+import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from pytest_llenergy.devices.inventory import boards
+from pytest_llenergy.devices.visibility import visible_uuids
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.measure import windows
+from pytest_llenergy.meters.flags import trace_flags
+from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.sampler import Sampler
+from pytest_llenergy.meters.select import Selection, known_meters, open_meters
+from pytest_llenergy.meters.totals import absolute_u_j, add, stored
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.windows import Energy, energy_between, resolvable
 from pytest_llenergy.model import record
 from pytest_llenergy.model.record import DomainEnergy, Flag
 
@@ -20,10 +39,12 @@ TICK_TIMEOUT_S = 1.0
 
 
 class Window:
-    """A stretch of time and its joules, known once it has ended.
+    """A stretch of time and its joules, which are known once it has ended.
 
-    ``start_s`` and ``duration_s`` are monotonic seconds. ``energy_j`` and its standard uncertainty
-    ``energy_u_j`` are sums over ``by_domain``, or ``None`` with ``reason``.
+    Entering and leaving only mark the time. The counters tick later; whoever first asks for joules waits
+    for that, up to a tick (``await window.settled()`` where nothing may block). ``start_s`` and
+    ``duration_s`` are monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums
+    over ``by_domain``, or ``None`` with ``reason``.
     """
 
     def __init__(self, name: str, sampler: Sampler, reasons: Sequence[str]) -> None:
@@ -31,12 +52,15 @@ class Window:
         self._sampler = sampler
         self._reasons = reasons
         self._start_ns: int | None = None
+        self._end_ns: int | None = None
         self._record: record.Window | None = None
 
     def __enter__(self) -> Window:
-        # The first reading of a counter does not say when it last ticked.
-        _await_ticks(self._sampler, 0)
-        self._start_ns = self._sampler.read_now()
+        if self._start_ns is not None:
+            raise MeterError(f"window {self.name!r} was entered twice; make a new one")
+        _synchronize()
+        self._sampler.read_now()
+        self._start_ns = time.monotonic_ns()
         return self
 
     def __exit__(
@@ -45,10 +69,10 @@ class Window:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        end_ns = self._sampler.read_now()
-        assert self._start_ns is not None
-        _await_ticks(self._sampler, end_ns)
-        self._record = _close(self.name, self._sampler.series, self._start_ns, end_ns, self._reasons)
+        _synchronize()
+        # Reading may have to wait for a driver that is slow to answer; the window has ended by then.
+        self._end_ns = time.monotonic_ns()
+        self._sampler.read_now()
 
     async def __aenter__(self) -> Window:
         return self.__enter__()
@@ -61,17 +85,27 @@ class Window:
     ) -> None:
         self.__exit__(kind, error, traceback)
 
-    @property
-    def record(self) -> record.Window:
-        """The window as stored. Raises ``MeterError`` while it is open."""
-        if self._record is None:
-            raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
-        return self._record
+    async def settled(self) -> Window:
+        """Wait for the counters without blocking the event loop."""
+        await asyncio.get_running_loop().run_in_executor(None, lambda: self.record)
+        return self
 
     @property
     def ended(self) -> bool:
         """Whether there is a result."""
-        return self._record is not None
+        return self._end_ns is not None
+
+    @property
+    def record(self) -> record.Window:
+        """The window as stored. Raises ``MeterError`` while it is open."""
+        if self._start_ns is None or self._end_ns is None:
+            raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
+        if self._record is None:
+            self._sampler.await_tick(self._end_ns, TICK_TIMEOUT_S)
+            self._record = _close(
+                self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons
+            )
+        return self._record
 
     @property
     def start_s(self) -> float:
@@ -90,8 +124,18 @@ class Window:
 
     @property
     def energy_u_j(self) -> float | None:
-        """Standard uncertainty of ``energy_j``."""
+        """Standard uncertainty of ``energy_j``, for comparing on the same devices."""
         return self.record.energy_u_j
+
+    @property
+    def energy_u_absolute_j(self) -> float | None:
+        """Standard uncertainty of ``energy_j``, accuracy of the sources included."""
+        return self.record.energy_u_absolute_j
+
+    @property
+    def reason(self) -> str | None:
+        """Why there are no joules."""
+        return self.record.reason
 
     @property
     def by_domain(self) -> dict[str, DomainEnergy]:
@@ -104,65 +148,134 @@ class Window:
         return self.record.flags
 
 
-def _await_ticks(sampler: Sampler, after_ns: int) -> None:
-    """Sleep until every counter has ticked after a moment, or does not within a second."""
-    deadline = time.monotonic() + TICK_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if all(series.reason or series.after(after_ns) for series in sampler.series):
-            return
-        time.sleep(0.01)
+class Measuring:
+    """Open meters and the windows measured with them. Windows may nest and overlap.
+
+    A context manager, plain or async; ``total`` is the window of the whole block.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self.reasons = selection.reasons
+        self.windows: list[Window] = []
+        self._sampler = Sampler(selection.meters)
+        self._open: dict[str, Window] = {}
+        self.total = Window("total", self._sampler, self.reasons)
+
+    @property
+    def series(self) -> list[Series]:
+        """What the meters said so far, one series a domain."""
+        return self._sampler.series
+
+    def start(self) -> None:
+        """Begin to read. Waits for the first tick of every counter: its first value may be old."""
+        self._sampler.__enter__()
+        self._sampler.await_tick(0, TICK_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Wait for the last ticks, then close the meters. Windows left open stay without numbers."""
+        for window in [*self.windows, self.total]:
+            if window.ended:
+                _ = window.record
+        self._sampler.__exit__(None, None, None)
+
+    def window(self, name: str) -> Window:
+        """A new window, for ``with`` or ``async with``."""
+        window = Window(name, self._sampler, self.reasons)
+        self.windows.append(window)
+        return window
+
+    def begin(self, name: str) -> Window:
+        """Open a window by name. Raises ``MeterError`` when one of that name is open."""
+        if name in self._open:
+            raise MeterError(f"window {name!r} is open already; end it first, or give another name")
+        window = self._open[name] = self.window(name).__enter__()
+        return window
+
+    def end(self, name: str) -> Window:
+        """Close the window of that name. Raises ``MeterError`` when there is none."""
+        if name not in self._open:
+            are = ", ".join(map(repr, self._open)) or "none"
+            raise MeterError(f"no window {name!r} is open; open: {are}")
+        window = self._open.pop(name)
+        window.__exit__(None, None, None)
+        return window
+
+    def __enter__(self) -> Measuring:
+        self.start()
+        self.total.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.total.__exit__(kind, error, traceback)
+        self.stop()
+
+    async def __aenter__(self) -> Measuring:
+        await asyncio.get_running_loop().run_in_executor(None, self.start)
+        self.total.__enter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.total.__exit__(kind, error, traceback)
+        await asyncio.get_running_loop().run_in_executor(None, self.stop)
+
+
+def measure(
+    gpus: Sequence[str] | None = None, meters: Sequence[str] = (), *, require_measured: bool = False
+) -> Measuring:
+    """Measure a block of a script: ``with measure() as energy: ...; energy.total.energy_j``.
+
+    ``gpus`` are full UUIDs; by default those that ``CUDA_VISIBLE_DEVICES`` allows, and the CPU where that
+    is none. ``meters`` are names as in ``--energy-meter``. Raises ``MeterError`` with every reason when
+    nothing can be read, or nothing that measures with ``require_measured``.
+    """
+    if gpus is None:
+        gpus = visible_uuids(os.environ, [board.uuid for board in boards()])
+    targets = Targets(tuple(gpus))
+    return Measuring(open_meters(meters, known_meters(), targets, require_measured=require_measured))
+
+
+def _synchronize() -> None:
+    """Wait for what this process has queued on its GPUs: it belongs to the window that queued it."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
 
 
 def _close(
     name: str, trace: Sequence[Series], start_ns: int, end_ns: int, reasons: Sequence[str]
 ) -> record.Window:
-    by_domain: dict[str, DomainEnergy] = {}
-    flags: list[Flag] = []
-    for series in trace:
-        by_domain[series.domain.name] = _domain(series, start_ns, end_ns)
-    missing = [each.reason for each in by_domain.values() if each.energy_j is None]
-    reason = None
-    if missing or not by_domain:
-        reason = missing[0] if missing else "; ".join(reasons) or "no meter was open"
-        flags.append(Flag(name="unmeasured", severity="warning", detail=reason or "no reading"))
-    energies = [each.energy_j for each in by_domain.values() if each.energy_j is not None]
-    limits = sum(((each.high_j or 0.0) - (each.low_j or 0.0)) ** 2 / 12 for each in by_domain.values())
-    variance = sum((each.energy_u_j or 0.0) ** 2 for each in by_domain.values())
+    energies = {series.domain.name: _domain(series, start_ns, end_ns) for series in trace}
+    by_domain = {
+        series.domain.name: stored(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
+        for series in trace
+    }
+    total = add(list(energies.values()), reasons)
+    flags = trace_flags(trace, start_ns, end_ns)
+    if total.energy_j is None:
+        flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
     return record.Window(
         name=name,
         start_s=start_ns / 1e9,
         duration_s=(end_ns - start_ns) / 1e9,
-        energy_j=None if reason else sum(energies),
-        energy_u_j=None if reason else math.sqrt(variance),
-        energy_u_absolute_j=None if reason else math.sqrt(variance + limits),
+        energy_j=total.energy_j,
+        energy_u_j=total.u_j,
+        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
         by_domain=by_domain,
         flags=flags,
-        reason=reason,
+        reason=total.reason,
     )
 
 
-def _domain(series: Series, start_ns: int, end_ns: int) -> DomainEnergy:
-    duration_s = (end_ns - start_ns) / 1e9
-    first, last = series.before(start_ns), series.after(end_ns)
-    wide = (first.earliest_ns if first else start_ns), (last.latest_ns if last else end_ns)
-    highest_w, lowest_w = windows.powers(series, *wide)
-    # One step between ticks says nothing about how power moves within it.
-    lowest_w = lowest_w if lowest_w < highest_w else 0.0
-    start = windows.inside(series, start_ns, highest_w, lowest_w)
-    end = windows.inside(series, end_ns, highest_w, lowest_w)
-    energy = windows.between(start, end, series)
-    tick_s = series.tick_period_s
-    if energy.energy_j is not None and tick_s is not None and duration_s < min(tick_s, 1.0) / 10:
-        reason = f"not resolvable: {duration_s * 1e3:.3g} ms window, {tick_s * 1e3:.3g} ms tick"
-        return DomainEnergy(energy_j=None, energy_u_j=None, kind=series.domain.kind, reason=reason)
-    low_j = high_j = None
-    if energy.energy_j is not None:
-        low_j, high_j = series.domain.limits(energy.energy_j, duration_s)
-    return DomainEnergy(
-        energy_j=energy.energy_j,
-        energy_u_j=energy.u_j,
-        kind=series.domain.kind,
-        reason=energy.reason,
-        low_j=low_j,
-        high_j=high_j,
-    )
+def _domain(series: Series, start_ns: int, end_ns: int) -> Energy:
+    return resolvable(energy_between(series, start_ns, end_ns), series, (end_ns - start_ns) / 1e9)

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_llenergy.model.record import Kind, MeterInfo
+from pytest_llenergy.model.record import Flag, Kind, MeterInfo
+
+Limits = Callable[[float, float], tuple[float, float]]
+"""``limits(energy_j, duration_s)``: the lowest and the highest true energy that a reading allows."""
 
 
-def within(fraction: float) -> Callable[[float, float], tuple[float, float]]:
+def within(fraction: float) -> Limits:
     """Limits of a source that is right to ``fraction`` of its reading."""
 
     def limits(energy_j: float, _duration_s: float) -> tuple[float, float]:
@@ -19,23 +22,38 @@ def within(fraction: float) -> Callable[[float, float], tuple[float, float]]:
     return limits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Domain:
     """One cumulative counter.
 
-    ``limits(energy_j, duration_s)`` gives the lowest and highest true energy (joules) that a reading of
-    ``energy_j`` over ``duration_s`` allows when nothing but the source's accuracy is in doubt.
-    ``update_period_s`` is ``None`` where it is only known by watching the counter tick.
+    ``limits`` holds when nothing but the source's accuracy is in doubt; ``accuracy`` says it in words.
+
+    What is known of its time behaviour, in seconds:
+
+    - ``update_period_s``: nominal time between two ticks; ``None`` where only watching tells.
+    - ``max_age_s``: no reading is ever older; ``None`` for a counter that stands still between ticks.
+    - ``smear_s``: how long a change of power takes to be over in the readings, for running averages.
+
+    ``coverage`` is the share of the time in which the sensor looks: a part-time sensor takes what it saw
+    for the whole of each tick. ``highest_w`` is the most that the device may draw, where it is known.
+    ``covers_others`` says that what other meters read may be inside: the joules cannot be added to theirs.
+    ``flags`` are true of every measurement with this domain (a rejected counter, a shared board).
     """
 
     name: str
     kind: Kind
     source: str
     scope: str
-    update_period_s: float | None
     resolution_j: float
     accuracy: str
-    limits: Callable[[float, float], tuple[float, float]]
+    limits: Limits
+    update_period_s: float | None = None
+    max_age_s: float | None = None
+    smear_s: float = 0.0
+    coverage: float = 1.0
+    highest_w: float | None = None
+    covers_others: bool = False
+    flags: tuple[Flag, ...] = ()
 
     def info(self, meter: str) -> MeterInfo:
         """The part that goes into a record."""
@@ -47,6 +65,7 @@ class Domain:
             scope=self.scope,
             update_period_s=self.update_period_s,
             resolution_j=self.resolution_j,
+            coverage=self.coverage,
             accuracy=self.accuracy,
         )
 
@@ -64,7 +83,7 @@ class Targets:
 
 
 class Meter(Protocol):
-    """An open meter. ``read`` is called from one background thread every ``poll_period_s``."""
+    """What is read in one go. ``read`` is called from one thread at a time, mostly a background one."""
 
     @property
     def name(self) -> str:
@@ -76,7 +95,7 @@ class Meter(Protocol):
 
     @property
     def poll_period_s(self) -> float:
-        """Seconds between two readings."""
+        """Seconds between two readings, until it is known when the counter ticks."""
 
     def read(self) -> Sequence[float | str]:
         """Joules since some fixed moment for each domain, or the reason why there is no value now."""
@@ -89,11 +108,15 @@ class Meter(Protocol):
 class MeterSpec:
     """How to open a meter.
 
-    ``open(targets)`` returns an open meter and raises ``MeterError`` with the reason when the targets
-    cannot be read on this machine. ``kind`` decides the order: estimates come last, and only where
-    nothing was measured.
+    ``open(targets)`` returns the open meters, one for each device whose counter ticks in its own time. It
+    raises ``MeterDoesNotApply`` where it has nothing to do with the targets, and ``MeterError`` with the
+    reason and the remedy when it cannot read them on this machine. ``kind`` decides the order: estimates
+    come last, and only where nothing was measured. With ``takes_argument`` it is chosen as
+    ``NAME:ARGUMENT``, and ``open(targets, argument)`` is called.
     """
 
     name: str
     kind: Kind
-    open: Callable[[Targets], Meter]
+    open: Callable[..., Sequence[Meter]]
+    takes_argument: bool = False
+    by_default: bool = True

@@ -8,8 +8,48 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from pytest_llenergy.meters.pace import Pace
 from pytest_llenergy.meters.protocol import Meter
 from pytest_llenergy.meters.trace import Series
+
+#: Longest sleep, so that the thread ends soon after it is told to (seconds).
+LONGEST_SLEEP_S = 0.05
+
+#: Meters due within this time of one another are read in one go (nanoseconds).
+TOGETHER_NS = 300_000
+
+#: A reading that comes later than this after it was due is noted (nanoseconds).
+LATE_NS = 50_000_000
+
+
+class _Source:
+    """One open meter with what it has said."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.series = [Series(meter.name, domain) for domain in meter.domains]
+        self.pace = Pace(self.series, meter.poll_period_s)
+        self.due_ns = 0
+
+    def read(self) -> None:
+        """Read once."""
+        begin_ns = time.monotonic_ns()
+        try:
+            values = self.meter.read()
+        except Exception as error:
+            # Meters come from third parties too; one that breaks must not end the reading of the rest.
+            values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
+        end_ns = time.monotonic_ns()
+        due_ns = self.due_ns or begin_ns
+        for series, value in zip(self.series, values, strict=True):
+            # Either nobody came to read, or the answer took that long.
+            if end_ns - due_ns > LATE_NS:
+                series.late.append((due_ns, end_ns))
+            if isinstance(value, str):
+                series.fail(begin_ns, value)
+            else:
+                series.add(begin_ns, end_ns, value)
+        self.due_ns = self.pace.next_ns(end_ns)
 
 
 class Sampler:
@@ -20,18 +60,15 @@ class Sampler:
     """
 
     def __init__(self, meters: Sequence[Meter]) -> None:
-        self._meters = meters
+        self._sources = [_Source(meter) for meter in meters]
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
-        self._series = {
-            id(meter): [Series(meter.name, domain) for domain in meter.domains] for meter in meters
-        }
 
     @property
     def series(self) -> list[Series]:
         """One series a domain, in the order of the meters."""
-        return [series for meter in self._meters for series in self._series[id(meter)]]
+        return [series for source in self._sources for series in source.series]
 
     def __enter__(self) -> Sampler:
         self.read_now()
@@ -44,39 +81,32 @@ class Sampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stop.set()
+        self._stopping = True
         self._thread.join()
-        for meter in self._meters:
-            meter.close()
+        for source in self._sources:
+            source.meter.close()
 
-    def read_now(self) -> int:
-        """Read every meter once, from the calling thread. Returns the moment, monotonic nanoseconds."""
-        moments = [self._read(meter) for meter in self._meters]
-        return sum(moments) // len(moments) if moments else time.monotonic_ns()
-
-    def _read(self, meter: Meter) -> int:
+    def read_now(self) -> None:
+        """Read every meter once, from the calling thread."""
         with self._lock:
-            start_ns = time.monotonic_ns()
-            try:
-                values = meter.read()
-            except Exception as error:
-                # Meters come from third parties too; one that breaks must not end the reading of the rest.
-                values = [f"{meter.name}: {type(error).__name__}: {error}"] * len(meter.domains)
-            middle_ns = (start_ns + time.monotonic_ns()) // 2
-            for series, value in zip(self._series[id(meter)], values, strict=True):
-                if isinstance(value, str):
-                    series.fail(value)
-                else:
-                    series.add(middle_ns, value)
-            return middle_ns
+            for source in self._sources:
+                source.read()
+
+    def await_tick(self, after_ns: int, timeout_s: float) -> None:
+        """Sleep until every counter has ticked after a moment, or none is left that will in time."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if all(series.settled(after_ns) for series in self.series):
+                return
+            time.sleep(0.002)
 
     def _run(self) -> None:
-        due = {id(meter): time.monotonic() for meter in self._meters}
-        while self._meters:
-            now = time.monotonic()
-            for meter in self._meters:
-                if due[id(meter)] <= now:
-                    self._read(meter)
-                    due[id(meter)] = now + meter.poll_period_s
-            if self._stop.wait(max(0.0, min(due.values()) - time.monotonic())):
-                return
+        while self._sources and not self._stopping:
+            now_ns = time.monotonic_ns()
+            with self._lock:
+                for source in self._sources:
+                    if source.due_ns <= now_ns + TOGETHER_NS:
+                        source.read()
+            wait_s = (min(source.due_ns for source in self._sources) - time.monotonic_ns()) / 1e9
+            if wait_s > 0:
+                time.sleep(min(wait_s, LONGEST_SLEEP_S))

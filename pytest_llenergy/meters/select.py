@@ -7,17 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
-from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters import estimate, nvml, rapl
+from pytest_llenergy.errors import MeterDoesNotApply, MeterError
+from pytest_llenergy.meters import amd, codecarbon_model, command, estimate, hwmon, nvml, rapl, zeus_devices
 from pytest_llenergy.meters.protocol import Meter, MeterSpec, Targets
 
-BUILTIN = (nvml.SPEC, rapl.SPEC, estimate.SPEC)
+BUILTIN = (
+    nvml.SPEC,
+    rapl.SPEC,
+    estimate.SPEC,
+    amd.SPEC,
+    zeus_devices.SPEC,
+    codecarbon_model.SPEC,
+    hwmon.SPEC,
+    command.SPEC,
+)
 ENTRY_POINTS = "pytest_llenergy.meters"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Open meters, and for each that could not be opened the reason."""
+    """Open meters, and the reason of each that might have read the targets and could not be opened."""
 
     meters: tuple[Meter, ...]
     reasons: tuple[str, ...]
@@ -38,10 +47,15 @@ def known_meters(extra: Sequence[MeterSpec] = ()) -> dict[str, MeterSpec]:
 
 
 def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
-    """Raises ``MeterError`` for a name that is not known."""
+    """Names are ``NAME`` or ``NAME:ARGUMENT``. Raises ``MeterError`` for one that cannot be."""
     for name in names:
-        if name not in specs:
-            raise MeterError(f"unknown meter {name!r}; known: auto, {', '.join(specs)}")
+        known, colon, argument = name.partition(":")
+        if known not in specs:
+            raise MeterError(f"unknown meter {known!r}; known: auto, {', '.join(specs)}")
+        if specs[known].takes_argument and not argument.strip():
+            raise MeterError(f"meter {known} needs an argument: {known}:ARGUMENT")
+        if colon and not specs[known].takes_argument:
+            raise MeterError(f"meter {known} takes no argument, and {argument!r} was given")
 
 
 def open_meters(
@@ -54,23 +68,44 @@ def open_meters(
     meter opens, or none that measures with ``require_measured``.
     """
     check_names(names, specs)
-    wanted = [specs[name] for name in names] or list(specs.values())
+    wanted = list(names) or [name for name, spec in specs.items() if spec.by_default]
     meters: list[Meter] = []
     reasons: list[str] = []
-    for spec in sorted(wanted, key=lambda spec: spec.kind == "estimated"):
+    beside: list[str] = []
+    for name in sorted(wanted, key=lambda name: _spec(name, specs).kind == "estimated"):
+        spec = _spec(name, specs)
         if spec.kind == "estimated" and (require_measured or (meters and not names)):
             continue
         try:
-            meters.append(spec.open(targets))
+            argument = (name.partition(":")[2],) if spec.takes_argument else ()
+            meters += spec.open(targets, *argument)
+        except MeterDoesNotApply as error:
+            beside.append(str(error))
         except MeterError as error:
             reasons.append(str(error))
-    if meters and not (names and reasons):
+    overlap = _overlap(meters)
+    if meters and not overlap and not (names and (reasons or beside)):
         return Selection(tuple(meters), tuple(reasons))
     for meter in meters:
         meter.close()
-    found = "; ".join(reasons) or "none was tried"
+    if overlap:
+        raise MeterError(overlap)
+    found = "; ".join([*reasons, *beside]) or "none was tried"
     required = " that measures (--energy-require=measured)" if require_measured else ""
     raise MeterError(f"no meter{required} for {_describe(targets)}: {found}")
+
+
+def _spec(name: str, specs: Mapping[str, MeterSpec]) -> MeterSpec:
+    return specs[name.partition(":")[0]]
+
+
+def _overlap(meters: Sequence[Meter]) -> str | None:
+    """Why the joules of these meters cannot be added; ``None`` where nothing is counted twice."""
+    covers_others = [meter.name for meter in meters if any(each.covers_others for each in meter.domains)]
+    if not covers_others or len(meters) == 1:
+        return None
+    others = ", ".join(dict.fromkeys(meter.name for meter in meters if meter.name != covers_others[0]))
+    return f"meter {covers_others[0]} covers what {others or 'another'} counts too; choose one of them"
 
 
 def _describe(targets: Targets) -> str:

@@ -9,56 +9,112 @@ from itertools import pairwise
 
 from pytest_llenergy.meters.protocol import Domain
 
+#: A counter of known period cannot have been still for longer than this many periods before it was seen
+#: to have moved, however long nobody looked.
+LONGEST_TICK = 1.5
+
 
 @dataclass(frozen=True)
 class Tick:
-    """The counter moved to ``energy_j`` within ``gap_s`` around ``time_ns``: between two readings."""
+    """The counter moved to ``energy_j`` at some moment between two others, monotonic nanoseconds."""
 
-    time_ns: int
+    earliest_ns: int
+    latest_ns: int
     energy_j: float
-    gap_s: float
 
     @property
-    def earliest_ns(self) -> int:
-        """The counter did not move before this."""
-        return self.time_ns - round(self.gap_s * 5e8)
+    def time_ns(self) -> int:
+        """The middle of the interval."""
+        return (self.earliest_ns + self.latest_ns) // 2
 
     @property
-    def latest_ns(self) -> int:
-        """The counter had moved by then."""
-        return self.time_ns + round(self.gap_s * 5e8)
+    def gap_s(self) -> float:
+        """The length of the interval."""
+        return (self.latest_ns - self.earliest_ns) / 1e9
+
+
+@dataclass
+class Outage:
+    """From when to when a domain could not be read, or its counter could not be believed, and why."""
+
+    start_ns: int
+    end_ns: int
+    reason: str
 
 
 @dataclass
 class Series:
-    """The ticks of one domain in time order. ``reason`` is set once the domain could not be read."""
+    """The ticks of one domain in time order.
+
+    Joules go on rising over an ``Outage``, so that what lies between two of them stays right; a window
+    that touches one has no number. ``late`` holds the stretches in which nobody read although a reading
+    was due.
+    """
 
     meter: str
     domain: Domain
     ticks: list[Tick] = field(default_factory=list)
-    reason: str | None = None
+    outages: list[Outage] = field(default_factory=list)
+    late: list[tuple[int, int]] = field(default_factory=list)
     _last: tuple[int, float] | None = None
+    _offset_j: float = 0.0
+    _out: bool = False
 
-    def add(self, time_ns: int, energy_j: float) -> None:
-        """Note a reading; only one that moved the counter is kept."""
-        last, self._last = self._last, (time_ns, energy_j)
-        period_s = self.domain.update_period_s
+    def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
+        """Note what a reading between two moments said; only one that moved the counter is a tick."""
+        last, self._last = self._last, (begin_ns, energy_j)
+        if last is not None and energy_j < last[1]:
+            self._outage(
+                last[0],
+                end_ns,
+                f"{self.meter}: the counter of {self.domain.name} went backwards, from {last[1]:.3f} J to "
+                f"{energy_j:.3f} J; it was reset or is broken",
+            )
+            self._offset_j += last[1] - energy_j
+            return
+        if self._out:
+            self.outages[-1].end_ns, self._out = end_ns, False
         if last is None:
-            # When the counter came to its first value is not known, unless it is known to be young.
-            if period_s is not None:
-                self._tick(time_ns, energy_j, period_s)
-        elif energy_j < last[1]:
-            self.fail(f"{self.meter}: the counter of {self.domain.name} went backwards")
+            # When a counter came to its first value is not known, unless a reading is never old.
+            if self.domain.max_age_s is not None:
+                self._tick(self._oldest(begin_ns), end_ns, energy_j)
         elif energy_j > last[1]:
-            gap_s = (time_ns - last[0]) / 1e9
-            self._tick(time_ns, energy_j, gap_s if period_s is None else min(gap_s, period_s))
+            self._tick(max(last[0], self._oldest(begin_ns)), end_ns, energy_j)
 
-    def _tick(self, seen_ns: int, energy_j: float, gap_s: float) -> None:
-        self.ticks.append(Tick(seen_ns - round(gap_s * 5e8), energy_j, gap_s))
+    def fail(self, time_ns: int, reason: str) -> None:
+        """Note that a reading gave a reason instead of joules; the next one that does not ends that."""
+        if self._out:
+            self.outages[-1].end_ns = time_ns
+        else:
+            self._outage(self._last[0] if self._last else time_ns, time_ns, reason)
+            self._out = True
 
-    def fail(self, reason: str) -> None:
-        """Remember the first reason for which there is no value."""
-        self.reason = self.reason or reason
+    @property
+    def reason(self) -> str | None:
+        """Why there are no joules at present."""
+        return self.outages[-1].reason if self._out else None
+
+    def reason_between(self, start_ns: int, end_ns: int) -> str | None:
+        """Why the ticks around an interval say nothing about it; ``None`` if they do."""
+        before, after = self.before(start_ns), self.after(end_ns + self.smear_ns)
+        for outage in self.outages:
+            begins_in_time = after is None or outage.start_ns < after.latest_ns
+            if begins_in_time and (before is None or outage.end_ns > before.earliest_ns):
+                return outage.reason
+        return None
+
+    def _outage(self, start_ns: int, end_ns: int, reason: str) -> None:
+        self.outages.append(Outage(start_ns, end_ns, reason))
+
+    def _tick(self, earliest_ns: int, latest_ns: int, energy_j: float) -> None:
+        self.ticks.append(Tick(earliest_ns, latest_ns, energy_j + self._offset_j))
+
+    def _oldest(self, begin_ns: int) -> int:
+        """Before this the counter cannot have moved for the last time."""
+        if self.domain.max_age_s is not None:
+            return begin_ns - round(self.domain.max_age_s * 1e9)
+        period_s = self.domain.update_period_s
+        return begin_ns - round(period_s * LONGEST_TICK * 1e9) if period_s else 0
 
     def before(self, time_ns: int) -> Tick | None:
         """The last tick that was surely over at a moment."""
@@ -70,11 +126,36 @@ class Series:
         index = bisect_left(self.ticks, time_ns, key=_earliest)
         return self.ticks[index] if index < len(self.ticks) else None
 
+    def settled(self, time_ns: int) -> bool:
+        """Whether waiting would not tell more about the energy at a moment."""
+        return self.reason is not None or self.after(time_ns + self.smear_ns) is not None
+
+    @property
+    def smear_ns(self) -> int:
+        """How long after a change of power the readings show it in full (nanoseconds)."""
+        return round(self.domain.smear_s * 1e9)
+
     def between(self, start_ns: int, end_ns: int) -> list[Tick]:
         """The ticks that surely came within a closed interval."""
         first = bisect_left(self.ticks, start_ns, key=_earliest)
         last = bisect_right(self.ticks, end_ns, key=_latest)
         return self.ticks[first:last]
+
+    def around(self, time_ns: int, n: int) -> tuple[list[Tick], list[Tick]]:
+        """Up to ``n`` ticks surely before a moment and ``n`` surely after it, in time order."""
+        last = bisect_right(self.ticks, time_ns, key=_latest)
+        first = bisect_left(self.ticks, time_ns, key=_earliest)
+        return self.ticks[max(0, last - n) : last], self.ticks[first : first + n]
+
+    def latest_pause_s(self, start_ns: int, end_ns: int) -> float:
+        """The longest stretch without a due reading that touches an interval (seconds)."""
+        touching = [end - begin for begin, end in self.late if begin < end_ns and end > start_ns]
+        return max(touching, default=0) / 1e9
+
+    @property
+    def period_s(self) -> float | None:
+        """The period of the counter: as it is known, or else as it was seen."""
+        return self.domain.update_period_s or self.tick_period_s
 
     @property
     def tick_period_s(self) -> float | None:

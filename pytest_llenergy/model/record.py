@@ -28,39 +28,58 @@ class Flag(Data, frozen=True):
 class Metric(Data, frozen=True):
     """One figure of a test over ``n`` rounds.
 
-    ``uncertainty`` is the standard uncertainty (k = 1) for comparing runs on the same devices;
-    ``uncertainty_absolute`` adds what is common to all of them (gain of the meter, model of an estimate).
+    ``uncertainty`` is the standard uncertainty (k = 1) for comparing runs on the same devices, of which
+    ``spread`` is what the scatter of the rounds shows; ``uncertainty_absolute`` adds what is common to all
+    runs (gain of the meter, model of an estimate).
     """
 
     value: float | None
     unit: str
     uncertainty: float | None = None
+    spread: float | None = None
     uncertainty_absolute: float | None = None
     n: int = 0
     reason: str | None = None
 
 
+class Terms(Data, frozen=True):
+    """What is not known of an energy, by cause, as standard uncertainties in joules.
+
+    ``edges_j``: when the counter ticked, and how power went between ticks at the edges of the window.
+    ``outside_j``: the power outside the window, between its edges and the nearest ticks.
+    ``resolution_j``: the steps of the counter. ``coverage_j``: what a part-time sensor did not see.
+    """
+
+    edges_j: float
+    outside_j: float
+    resolution_j: float
+    coverage_j: float
+
+
 class DomainEnergy(Data, frozen=True):
     """Joules of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
 
-    ``low_j`` and ``high_j`` are the limits that the source's own accuracy sets on the true value.
+    ``terms`` split its uncertainty by cause. ``low_j`` and ``high_j`` are the limits that the source's own
+    accuracy sets on the true value.
     """
 
     energy_j: float | None
     energy_u_j: float | None
     kind: Kind
+    terms: Terms | None = None
     low_j: float | None = None
     high_j: float | None = None
     reason: str | None = None
 
 
 class Phase(Data, frozen=True):
-    """A part of a round. Phases of a round follow one another and fill it."""
+    """A part of a round, summed over its iterations. Phases follow one another and fill the round."""
 
     name: str
     duration_s: float
     energy_j: float | None
     energy_u_j: float | None
+    terms: Terms | None = None
     reason: str | None = None
 
 
@@ -72,12 +91,14 @@ class Tokens(Data, frozen=True):
 
 
 class Round(Data, frozen=True):
-    """One repetition.
+    """One repetition: ``iterations`` of the work, one straight after the other.
 
-    ``energy_u_j`` is its standard uncertainty for comparing on the same devices, ``energy_u_absolute_j``
-    adds the accuracy of the sources. ``idle_power_w`` is the power in the quiet gaps around the round,
-    context alive. ``other_cpu_s`` is CPU time that processes outside the measured ones used meanwhile,
-    ``stolen_cpu_s`` what a hypervisor gave to other guests although this one wanted it.
+    Joules, seconds, tokens and requests are those of the whole round. ``phase`` is where in a tick of the
+    slowest counter it started, from 0 to 1. ``energy_u_j`` is the standard uncertainty for comparing on
+    the same devices, split by cause in ``terms``; ``energy_u_absolute_j`` adds the accuracy of the
+    sources. ``idle_power_w`` is the power in the quiet gaps around the round, context alive.
+    ``other_cpu_s`` is CPU time that processes outside the measured ones used meanwhile, ``stolen_cpu_s``
+    what a hypervisor gave to other guests although this one wanted it.
     """
 
     start_s: float
@@ -85,9 +106,12 @@ class Round(Data, frozen=True):
     energy_j: float | None
     energy_u_j: float | None
     energy_u_absolute_j: float | None
-    idle_power_w: float | None
-    idle_power_u_w: float | None
-    by_domain: dict[str, DomainEnergy]
+    iterations: int = 1
+    phase: float | None = None
+    terms: Terms | None = None
+    idle_power_w: float | None = None
+    idle_power_u_w: float | None = None
+    by_domain: dict[str, DomainEnergy] = {}
     phases: list[Phase] = []
     tokens: Tokens | None = None
     requests: int | None = None
@@ -115,7 +139,11 @@ class Window(Data, frozen=True):
 
 
 class MeterInfo(Data, frozen=True):
-    """One domain that was read, and how. ``resolution_j`` is the smallest step of its counter."""
+    """One domain that was read, and how.
+
+    ``resolution_j`` is the smallest step of its counter, ``coverage`` the share of the time in which its
+    sensor looks.
+    """
 
     name: str
     domain: str
@@ -125,6 +153,27 @@ class MeterInfo(Data, frozen=True):
     update_period_s: float | None
     resolution_j: float | None
     accuracy: str
+    coverage: float = 1.0
+
+
+class Procedure(Data, frozen=True):
+    """How a test was measured.
+
+    ``settled`` says whether the warm-up met ``criterion`` before its cap, ``None`` where its length was
+    given. ``iterations`` were chosen for each round so that its uncertainty meets ``target`` (a relative
+    standard uncertainty of ``energy_j``), rounds were added until it was met or ``budget_s`` was spent;
+    ``reached`` is what it came to.
+    """
+
+    warmup_iterations: int
+    settled: bool | None
+    criterion: str
+    iterations: int
+    gap_s: float
+    target: float
+    budget_s: float
+    measuring_s: float
+    reached: float | None
 
 
 class RankInfo(Data, frozen=True):
@@ -176,7 +225,7 @@ class Record(Data, frozen=True):
     devices: list[str] = []
     fallback: str | None = None
     load_average: float | None = None
-    warmup_rounds: int = 0
+    procedure: Procedure | None = None
     meters: list[MeterInfo] = []
     rounds: list[Round] = []
     windows: list[Window] = []

@@ -23,15 +23,33 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     last_token_ns: int | None = None
 
 
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """One repetition of the work on one rank, or ``repeats`` without a look at the clock in between."""
+
+    start_ns: int
+    end_ns: int
+    repeats: int = 1
+    requests: tuple[RequestTimeline, ...] = ()
+
+    @property
+    def first_token_ns(self) -> int | None:
+        """When its last request had its first token; ``None`` where the engine does not say."""
+        first = [request.first_token_ns for request in self.requests]
+        known = [time_ns for time_ns in first if time_ns is not None]
+        return max(known) if known and len(known) == len(first) else None
+
+
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One round on one rank. ``cpu_time_s`` is the CPU time of the rank's process within it."""
 
     rank: int
-    start_ns: int
-    end_ns: int
+    iterations: tuple[Iteration, ...]
     cpu_time_s: float
-    first_token_ns: int | None = None
-    requests: tuple[RequestTimeline, ...] = ()
+
+    @property
+    def requests(self) -> tuple[RequestTimeline, ...]:
+        """Every request of every iteration."""
+        return tuple(request for iteration in self.iterations for request in iteration.requests)
 
 
 class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,19 +60,40 @@ class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def start_ns(self) -> int:
         """First start of any rank."""
-        return min(rank.start_ns for rank in self.ranks)
+        return min(rank.iterations[0].start_ns for rank in self.ranks)
 
     @property
     def end_ns(self) -> int:
         """Last end of any rank."""
-        return max(rank.end_ns for rank in self.ranks)
+        return max(rank.iterations[-1].end_ns for rank in self.ranks)
 
     @property
-    def first_token_ns(self) -> int | None:
-        """When the last rank had its first token, i.e. when prefill was over everywhere."""
-        times = [rank.first_token_ns for rank in self.ranks]
-        known = [time for time in times if time is not None]
-        return max(known) if known and len(known) == len(times) else None
+    def duration_s(self) -> float:
+        """Seconds from start to end."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def iterations(self) -> int:
+        """How often each rank did the work."""
+        return sum(iteration.repeats for iteration in self.ranks[0].iterations)
+
+    @property
+    def borders_ns(self) -> tuple[tuple[int, int], ...]:
+        """For each iteration its start and the moment when prefill was over on every rank.
+
+        Empty where the engine does not say, or where the iterations of the ranks overlap.
+        """
+        borders: list[tuple[int, int]] = []
+        last_ns = self.start_ns
+        for parts in zip(*(rank.iterations for rank in self.ranks), strict=True):
+            start_ns = min(part.start_ns for part in parts) if borders else self.start_ns
+            first = [part.first_token_ns for part in parts]
+            known = [time_ns for time_ns in first if time_ns is not None]
+            if len(known) < len(first) or not last_ns <= start_ns <= max(known) <= self.end_ns:
+                return ()
+            last_ns = max(known)
+            borders.append((start_ns, last_ns))
+        return tuple(borders)
 
     @property
     def requests(self) -> tuple[RequestTimeline, ...]:

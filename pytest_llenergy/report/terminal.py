@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pytest_llenergy.model.record import Metric, Record, Window
+from pytest_llenergy.model.record import Flag, Metric, Record, Window
 
 #: Parameters that have a column of their own.
 OWN_COLUMN = frozenset({"backend"})
@@ -118,10 +118,23 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append(f"estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU.")
     if records:
         notes.append("u: standard uncertainty (k=1), accuracy of the source included")
-    for name in ("contended", "stolen", "imprecise", "few-ticks"):
-        found = [record for record in records if any(flag.name == name for flag in record.flags)]
-        if found:
-            detail = next(flag.detail for flag in found[0].flags if flag.name == name)
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            notes.append(f"{name}: {_name(found[0])}{more}: {detail}")
-    return notes
+    return notes + _flags(records)
+
+
+def _flags(records: Sequence[Record]) -> list[str]:
+    """One line for each flag that a reader must heed: the first test that has it, and how many more do."""
+    first: dict[str, tuple[Record, Flag]] = {}
+    count: Counter[str] = Counter()
+    for record in records:
+        flags = [*record.flags, *(flag for window in record.windows for flag in window.flags)]
+        for flag in {flag.name: flag for flag in reversed(flags) if _heeded(flag)}.values():
+            first.setdefault(flag.name, (record, flag))
+            count[flag.name] += 1
+    return [
+        f"{name}: {_name(record)}{f' and {count[name] - 1} more' if count[name] > 1 else ''}: {flag.detail}"
+        for name, (record, flag) in first.items()
+    ]
+
+
+def _heeded(flag: Flag) -> bool:
+    return flag.severity != "note" or flag.name == "unread-meter"

@@ -18,7 +18,7 @@ import msgspec
 
 from pytest_llenergy.backends.base import Backend, Generation, GenerationParams, Job, RankContext, create
 from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.model.timeline import RankTimeline
+from pytest_llenergy.model.timeline import Iteration, RankTimeline
 from pytest_llenergy.workers.memory import peak_memory_bytes, reset_peak_memory
 
 
@@ -28,11 +28,11 @@ class CallJob:
     def __init__(self, blob: bytes) -> None:
         self._function, self._args, self._kwargs = cloudpickle.loads(blob)
 
-    def run(self) -> None:
-        self._value = self._function(*self._args, **self._kwargs)
+    def run(self) -> Any:
+        return self._function(*self._args, **self._kwargs)
 
-    def result(self) -> Any:
-        return self._value
+    def result(self, outcome: Any) -> Any:
+        return outcome
 
 
 class Server:
@@ -103,39 +103,43 @@ class Server:
         reset_peak_memory()
         self._synchronize()
 
-    def _work(self, _payload: None) -> None:
+    def _work(self, iterations: int) -> None:
         job = self._job
         assert job is not None
+        # Short functions are not slowed down by looking at the clock after each call.
+        repeats = iterations if isinstance(job, CallJob) else 1
+        self._noted: list[tuple[int, int, Any]] = []
+        self._repeats = repeats
         _barrier()
         cpu_before = time.process_time()
-        start_ns = time.monotonic_ns()
-        job.run()
-        self._synchronize()
-        end_ns = time.monotonic_ns()
-        self._noted = (start_ns, end_ns, time.process_time() - cpu_before)
+        for _ in range(iterations // repeats):
+            start_ns = time.monotonic_ns()
+            for _ in range(repeats):
+                outcome = job.run()
+            self._synchronize()
+            self._noted.append((start_ns, time.monotonic_ns(), outcome))
+        self._cpu_time_s = time.process_time() - cpu_before
 
     def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
         """The last round, and the peak memory of this rank in it."""
-        assert self._job is not None
         peak = peak_memory_bytes()
-        result = self._job.result()
-        requests = tuple(result.requests) if isinstance(result, Generation) else ()
-        first = [request.first_token_ns for request in requests]
-        known = [time_ns for time_ns in first if time_ns is not None]
-        start_ns, end_ns, cpu_time_s = self._noted
         timeline = RankTimeline(
             rank=self._boot["rank"],
-            start_ns=start_ns,
-            end_ns=end_ns,
-            cpu_time_s=cpu_time_s,
-            first_token_ns=max(known) if known and len(known) == len(first) else None,
-            requests=requests,
+            iterations=tuple(self._iteration(*noted) for noted in self._noted),
+            cpu_time_s=self._cpu_time_s,
         )
+        del self._noted[:-1]
         return msgspec.json.encode(timeline), peak
+
+    def _iteration(self, start_ns: int, end_ns: int, outcome: Any) -> Iteration:
+        assert self._job is not None
+        result = self._job.result(outcome)
+        requests = tuple(result.requests) if isinstance(result, Generation) else ()
+        return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats, requests=requests)
 
     def _result(self, _payload: None) -> bytes:
         assert self._job is not None
-        return bytes(cloudpickle.dumps(self._job.result()))
+        return bytes(cloudpickle.dumps(self._job.result(self._noted[-1][2])))
 
     def _synchronize(self) -> None:
         if self._backend is not None:

@@ -30,9 +30,9 @@ class RankWorkload:
         """Let every rank collect garbage and finish what its device has queued."""
         self._group.ask_all("ready", None, self._timeout_s)
 
-    def work(self) -> None:
-        """Run the job once on every rank and wait, blocked, for the last."""
-        self._group.ask_all("work", None, self._timeout_s)
+    def work(self, iterations: int = 1) -> None:
+        """Run the job so often on every rank and wait, blocked, for the last."""
+        self._group.ask_all("work", iterations, self._timeout_s)
 
     def timeline(self) -> RoundTimeline:
         """What the ranks noted."""

@@ -251,7 +251,7 @@ from pytest_llenergy.model.timeline import RequestTimeline
 class Job:
     def __init__(self, prompts): self.prompts = prompts
     def run(self): pass
-    def result(self):
+    def result(self, outcome):
         requests = [RequestTimeline(input_tokens=1, output_tokens=1) for _ in self.prompts]
         return Generation(texts=list(self.prompts), token_ids=[[0] for _ in self.prompts], requests=requests)
 

@@ -115,13 +115,23 @@ class TestTransformers:
 
     def test_phases_and_stamps_lie_in_their_order(self, tiny: Engine) -> None:
         _, timeline = tiny.generate(PROMPTS, max_new_tokens=6, ignore_eos=True)
-        (rank,) = timeline.ranks
-        assert rank.first_token_ns is not None
-        assert rank.start_ns < rank.first_token_ns < rank.end_ns
-        assert all(request.first_token_ns == rank.first_token_ns for request in rank.requests)
-        last = rank.requests[0].last_token_ns
+        ((_, border_ns),) = timeline.borders_ns
+        assert timeline.start_ns < border_ns < timeline.end_ns
+        assert all(request.first_token_ns == border_ns for request in timeline.requests)
+        last = timeline.requests[0].last_token_ns
         assert last is not None
-        assert rank.first_token_ns < last <= rank.end_ns
+        assert border_ns < last <= timeline.end_ns
+
+    def test_each_iteration_of_a_round_counts_its_own_tokens(self, tiny: Engine) -> None:
+        params = GenerationParams.of({"max_new_tokens": 5, "ignore_eos": True})
+        workload = generate_workload(tiny.group, PROMPTS, params, 300)
+        workload.ready()
+        workload.work(3)
+        timeline = workload.timeline()
+        assert timeline.iterations == len(timeline.borders_ns) == 3
+        assert [request.output_tokens for request in timeline.requests] == [5] * 9
+        assert [request.input_tokens for request in timeline.requests] == [3, 11, 1] * 3
+        assert Generation.merge(workload.results()).output_tokens == 15
 
     def test_static_cache_and_eager_attention_give_the_same_tokens(self, tiny: Engine) -> None:
         dynamic, _ = tiny.generate(["hello"], max_new_tokens=6, ignore_eos=True)
@@ -214,9 +224,8 @@ class TestOpenVino:
 
     def test_the_engines_clock_is_ours(self, smollm: Engine) -> None:
         _, timeline = smollm.generate(["hello world"], max_new_tokens=5, ignore_eos=True)
-        (rank,) = timeline.ranks
-        assert rank.first_token_ns is not None
-        assert rank.start_ns < rank.first_token_ns < rank.end_ns
+        ((_, border_ns),) = timeline.borders_ns
+        assert timeline.start_ns < border_ns < timeline.end_ns
 
     def test_no_prefix_is_kept_from_round_to_round(self, smollm: Engine) -> None:
         """With the engine's default a repeated prompt would be nearly free."""
@@ -224,8 +233,8 @@ class TestOpenVino:
         prefills = []
         for _ in range(4):
             _, timeline = smollm.generate(prompt, max_new_tokens=2, ignore_eos=True)
-            assert timeline.first_token_ns is not None
-            prefills.append(timeline.first_token_ns - timeline.start_ns)
+            ((start_ns, border_ns),) = timeline.borders_ns
+            prefills.append(border_ns - start_ns)
         assert smollm.info.options["prefix_caching"] is False
         assert min(prefills[1:]) > prefills[0] / 4
 

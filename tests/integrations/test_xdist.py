@@ -23,7 +23,7 @@ def test_skips(energy):
 """
 
 #: What may differ between two runs of the same test.
-VOLATILE = {"rounds", "metrics", "load_average", "flags", "start_s"}
+VOLATILE = {"rounds", "metrics", "load_average", "flags", "start_s", "procedure"}
 
 
 def stable(report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,33 +9,34 @@ import pytest
 
 from pytest_llenergy.measure.energy import account
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.timeline import RankTimeline, RequestTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
 
-from .waves import MS, Wave, domain, measured, seen
+from ..meters.waves import MS, S, Sensor, Wave, domain, seen
+from .marks import iteration, measured, rank_of
 
-S = 1_000 * MS
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
 WAVE = Wave(((9 * S, 50.0), (START, 500.0), (BORDER, 200.0), (END, 50.0)))
+ROUND = iteration(START, END, BORDER)
 READS = range(9 * S + 5 * MS, 12 * S, MS)
 LATCH = 20 * MS
 
 
 def constant(name: str, watts: float, period_ns: int = MS) -> Series:
     """A counter that is read without delay every millisecond."""
-    series = Series("rapl", domain(name, period_s=1e-9))
+    series = Series("rapl", domain(name, max_age_s=1e-9))
     for moment in range(9 * S, 12 * S, period_ns):
-        series.add(moment, watts * moment / 1e9)
+        series.add(moment, moment, watts * moment / 1e9)
     return series
 
 
 def test_phases_fill_the_round() -> None:
-    result = account(measured(START, END, BORDER), [seen(WAVE, READS, LATCH)])
+    result = account(measured(ROUND), [seen(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert (prefill.name, decode.name) == ("prefill", "decode")
     assert (prefill.duration_s, decode.duration_s, result.duration_s) == (0.4, 0.6, 1.0)
     assert prefill.energy_j is not None
     assert decode.energy_j is not None
-    assert result.energy_j == pytest.approx(prefill.energy_j + decode.energy_j, rel=1e-12)
+    assert result.energy_j == pytest.approx(prefill.energy_j + decode.energy_j, rel=1e-9)
     assert result.energy_j == pytest.approx(200 + 120, abs=1)
     assert prefill.energy_j == pytest.approx(200, abs=3)
     assert result.idle_power_w == pytest.approx(50, abs=1)
@@ -44,32 +45,60 @@ def test_phases_fill_the_round() -> None:
 
 
 def test_prefill_lasts_until_the_last_rank_has_its_first_token() -> None:
-    ranks = tuple(
-        RankTimeline(
-            rank=i, start_ns=START + i * MS, end_ns=END - i * MS, cpu_time_s=0.0, first_token_ns=first
-        )
-        for i, first in enumerate((BORDER, BORDER - 100 * MS))
-    )
+    firsts = enumerate((BORDER, BORDER - 100 * MS))
+    ranks = tuple(rank_of(iteration(START + i * MS, END - i * MS, first), rank=i) for i, first in firsts)
     timeline = RoundTimeline(ranks=ranks)
-    assert (timeline.start_ns, timeline.first_token_ns, timeline.end_ns) == (START, BORDER, END)
+    assert (timeline.start_ns, timeline.borders_ns, timeline.end_ns) == (START, ((START, BORDER),), END)
 
 
-def test_a_phase_shorter_than_a_tick_has_no_energy() -> None:
-    border = START + 7 * MS
-    result = account(measured(START, END, border), [seen(WAVE, READS, LATCH)])
+def test_ranks_whose_iterations_overlap_have_no_phases() -> None:
+    slow = rank_of(
+        iteration(START, START + 300 * MS, START + 200 * MS), iteration(START + 300 * MS, END, END)
+    )
+    fast = rank_of(
+        iteration(START, START + 100 * MS, START + 50 * MS), iteration(START + 100 * MS, END, END - MS)
+    )
+    assert RoundTimeline(ranks=(slow, fast)).borders_ns == ()
+    assert len(RoundTimeline(ranks=(slow, slow)).borders_ns) == 2
+
+
+def test_the_phases_of_several_iterations_are_summed() -> None:
+    """Four iterations of 250 ms: 100 ms at 500 W, then 150 ms at 200 W."""
+    starts = [START + i * 250 * MS for i in range(4)]
+    steps = [step for start in starts for step in ((start, 500.0), (start + 100 * MS, 200.0))]
+    wave = Wave(((9 * S, 50.0), *steps, (END, 50.0)))
+    parts = [iteration(start, start + 250 * MS, start + 100 * MS) for start in starts]
+    result = account(measured(*parts), [seen(Sensor(wave, LATCH), READS)])
+    prefill, decode = result.phases
+    assert result.iterations == 4
+    assert (prefill.duration_s, decode.duration_s) == pytest.approx((0.4, 0.6))
+    assert result.energy_j == pytest.approx(200 + 120, abs=1)
+    for phase, true_j in ((prefill, 200), (decode, 120)):
+        assert phase.energy_j is not None
+        assert phase.energy_u_j is not None
+        assert abs(phase.energy_j - true_j) <= 2 * phase.energy_u_j
+        assert phase.energy_u_j < 0.1 * true_j
+
+
+def test_a_phase_that_drowns_in_its_uncertainty_has_no_energy() -> None:
+    border = START + 2 * MS
+    result = account(measured(iteration(START, END, border)), [seen(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert prefill.energy_j is None
     assert prefill.energy_u_j is None
-    assert prefill.duration_s == pytest.approx(0.007)
-    assert prefill.reason == "not resolvable: 7 ms phase, 20 ms tick"
+    assert prefill.duration_s == pytest.approx(0.002)
+    assert prefill.reason == "not resolvable: 2 ms window, 20 ms tick"
     assert decode.energy_j is not None
     assert result.energy_j == pytest.approx(320, abs=1)
 
 
 @pytest.mark.parametrize("gaps", [(START - 15 * MS, END + 250 * MS), (START - 250 * MS, END + 15 * MS)])
 def test_a_gap_with_too_few_ticks_gives_no_number(gaps: tuple[int, int]) -> None:
-    result = account(measured(START, END, BORDER, gaps), [seen(WAVE, READS, LATCH)])
-    reason = "nvml: gpu:GPU-a ticked fewer than 2 times in a quiet gap; lengthen --energy-gap"
+    result = account(measured(ROUND, gaps=gaps), [seen(Sensor(WAVE, LATCH), READS)])
+    reason = (
+        "nvml: gpu:GPU-a ticked fewer than 2 times in a quiet gap; it stands still, or --energy-gap is too "
+        "short"
+    )
     assert (result.energy_j, result.energy_u_j, result.energy_u_absolute_j) == (None, None, None)
     assert result.reason == reason
     assert {(phase.energy_j, phase.reason) for phase in result.phases} == {(None, reason)}
@@ -81,8 +110,8 @@ def test_a_gap_with_too_few_ticks_gives_no_number(gaps: tuple[int, int]) -> None
 def test_a_counter_that_never_moves_is_not_zero() -> None:
     series = Series("nvml", domain())
     for moment in READS:
-        series.add(moment, 1234.5)
-    result = account(measured(START, END), [series])
+        series.add(moment, moment, 1234.5)
+    result = account(measured(iteration(START, END)), [series])
     assert result.energy_j is None
     assert result.by_domain["gpu:GPU-a"].energy_j is None
     assert result.reason is not None
@@ -90,16 +119,19 @@ def test_a_counter_that_never_moves_is_not_zero() -> None:
 
 
 def test_a_counter_that_runs_backwards_gives_no_number() -> None:
-    series = seen(WAVE, READS, LATCH)
-    series.add(12 * S, 0.0)
-    result = account(measured(START, END), [series])
+    series = seen(Sensor(WAVE, LATCH), READS)
+    series = seen(Sensor(WAVE, LATCH), range(9 * S, START + 300 * MS, MS))
+    series.add(START + 310 * MS, START + 310 * MS, 7.0)
+    for moment in range(START + 320 * MS, 12 * S, MS):
+        series.add(moment, moment, Sensor(WAVE, LATCH).counter_j(moment) - 100)
+    result = account(measured(iteration(START, END)), [series])
     assert result.energy_j is None
-    assert result.reason == "nvml: the counter of gpu:GPU-a went backwards"
+    assert (result.reason or "").startswith("nvml: the counter of gpu:GPU-a went backwards, from ")
 
 
 def test_domains_are_summed_with_their_uncertainties() -> None:
     trace = [constant("cpu:package-0", 30.0), constant("dram:package-0", 12.0)]
-    result = account(measured(START, END), trace)
+    result = account(measured(iteration(START, END)), trace)
     assert result.energy_j == pytest.approx(42)
     assert result.idle_power_w == pytest.approx(42)
     parts = [result.by_domain[name] for name in ("cpu:package-0", "dram:package-0")]
@@ -113,17 +145,24 @@ def test_domains_are_summed_with_their_uncertainties() -> None:
 
 
 def test_one_domain_without_a_number_leaves_no_sum() -> None:
-    good, bad = constant("cpu:package-0", 30.0), constant("dram:package-0", 12.0)
-    bad.fail("rapl: dram:package-0 cannot be read")
-    result = account(measured(START, END, BORDER), [good, bad])
+    good, bad = constant("cpu:package-0", 30.0), Series("rapl", domain("dram:package-0"))
+    for moment in range(9 * S, 12 * S, MS):
+        if moment == START + 500 * MS:
+            bad.fail(moment, "rapl: dram:package-0 cannot be read")
+        else:
+            bad.add(moment, moment, 12 * moment / 1e9)
+    result = account(measured(ROUND), [good, bad])
     assert result.by_domain["cpu:package-0"].energy_j == pytest.approx(30)
     assert result.energy_j is None
     assert result.reason == "rapl: dram:package-0 cannot be read"
-    assert [phase.energy_j for phase in result.phases] == [None, None]
+    prefill, decode = result.phases
+    # It was decode that nobody could read.
+    assert prefill.energy_j == pytest.approx(42 * 0.4, rel=0.01)
+    assert (decode.energy_j, decode.reason) == (None, "rapl: dram:package-0 cannot be read")
 
 
 def test_without_a_meter_the_reasons_are_told() -> None:
-    result = account(measured(START, END, BORDER), [], ["nvml: no driver", "rapl: no counter"])
+    result = account(measured(ROUND), [], ["nvml: no driver", "rapl: no counter"])
     assert result.energy_j is None
     assert result.reason == "nvml: no driver; rapl: no counter"
     assert result.duration_s == 1.0
@@ -132,16 +171,14 @@ def test_without_a_meter_the_reasons_are_told() -> None:
 
 def test_idle_power_that_moved_is_uncertain() -> None:
     warm = Wave(((9 * S, 50.0), (START, 500.0), (END, 80.0)))
-    result = account(measured(START, END), [seen(warm, READS, LATCH)])
+    result = account(measured(iteration(START, END)), [seen(Sensor(warm, LATCH), READS)])
     assert result.idle_power_w == pytest.approx(65, abs=1)
     assert result.idle_power_u_w == pytest.approx(30 / math.sqrt(12), rel=0.1)
 
 
 def test_tokens_are_counted_as_produced() -> None:
     requests = tuple(RequestTimeline(input_tokens=i, output_tokens=o) for i, o in ((3, 16), (9, 2), (5, 1)))
-    rank = RankTimeline(rank=0, start_ns=START, end_ns=END, cpu_time_s=0.0, requests=requests)
-    round_ = measured(START, END)
-    round_ = type(round_)(**{**vars(round_), "timeline": RoundTimeline(ranks=(rank,))})
-    result = account(round_, [constant("cpu:package-0", 30.0)])
+    part = Iteration(start_ns=START, end_ns=END, requests=requests)
+    result = account(measured(part), [constant("cpu:package-0", 30.0)])
     assert result.tokens is not None
     assert (result.tokens.input, result.tokens.output, result.requests) == (17, 19, 3)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.measure.latency import inter_token_latency_s, time_to_first_token_s
-from pytest_llenergy.model.timeline import RankTimeline, RequestTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, RoundTimeline
 
-from .waves import MS
+from ..meters.waves import MS
 
 
 def request(output_tokens: int, first_ms: int | None, last_ms: int | None) -> RequestTimeline:
@@ -24,7 +24,9 @@ def round_of(*ranks: tuple[int, list[RequestTimeline]]) -> RoundTimeline:
     return RoundTimeline(
         ranks=tuple(
             RankTimeline(
-                rank=i, start_ns=start * MS, end_ns=5000 * MS, cpu_time_s=0.0, requests=tuple(requests)
+                rank=i,
+                iterations=(Iteration(start_ns=start * MS, end_ns=5000 * MS, requests=tuple(requests)),),
+                cpu_time_s=0.0,
             )
             for i, (start, requests) in enumerate(ranks)
         )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.measure.metrics import summarise
-from pytest_llenergy.model.record import Flag, Metric, Phase, Round, Tokens
+from pytest_llenergy.model.record import Flag, Metric, Phase, Round, Terms, Tokens
 
 
 def round_of(energy_j: float | None, u_j: float = 0.0, own_j: float = 0.0, duration_s: float = 2.0) -> Round:
@@ -36,7 +36,9 @@ def round_of(energy_j: float | None, u_j: float = 0.0, own_j: float = 0.0, durat
 
 
 ROUNDS = [round_of(10.0, 0.3, 1.0), round_of(12.0, 0.4, 1.2), round_of(14.0, 0.5, 1.4)]
-SCATTER = 2 / math.sqrt(3)
+
+#: s/√n, and Student's t for two degrees of freedom.
+SCATTER = 2 / math.sqrt(3) * 1.32
 
 
 def figure(metric: Metric) -> tuple[float | None, float | None, float | None]:
@@ -44,10 +46,60 @@ def figure(metric: Metric) -> tuple[float | None, float | None, float | None]:
 
 
 def test_the_mean_of_rounds_with_both_uncertainties() -> None:
-    metrics = summarise(ROUNDS, None)
-    absolute = math.hypot(SCATTER, 0.4, 1.2)
-    assert figure(metrics["energy_j"]) == pytest.approx((12, math.hypot(SCATTER, 0.4), absolute))
-    assert (metrics["energy_j"].n, metrics["energy_j"].unit, metrics["energy_j"].reason) == (3, "J", None)
+    metric = summarise(ROUNDS, None)["energy_j"]
+    # What the meter does not know, 0.4 J over √3, is part of the scatter already.
+    assert figure(metric) == pytest.approx((12, SCATTER, math.hypot(SCATTER, 1.2)))
+    assert (metric.n, metric.unit, metric.reason) == (3, "J", None)
+    assert metric.spread == pytest.approx(SCATTER)
+
+
+def test_rounds_that_agree_better_than_the_meter_can_know_are_no_surer_than_the_meter() -> None:
+    metric = summarise([round_of(10.0, 0.3)] * 4, None)["energy_j"]
+    assert metric.spread == 0
+    assert metric.uncertainty == pytest.approx(0.3 / math.sqrt(4))
+
+
+def test_figures_are_those_of_one_iteration() -> None:
+    many = [msgspec.structs.replace(each, iterations=5) for each in ROUNDS]
+    one, five = summarise(ROUNDS, None), summarise(many, None)
+    for name in ("energy_j", "net_energy_j", "duration_s", "prefill_energy_j"):
+        assert five[name].value == pytest.approx((one[name].value or 0) / 5), name
+        assert five[name].uncertainty == pytest.approx((one[name].uncertainty or 0) / 5), name
+    # Tokens, requests and power are those of the whole round anyway.
+    for name in ("energy_per_output_token_j", "energy_per_request_j", "mean_power_w", "output_tokens_per_s"):
+        assert figure(five[name]) == pytest.approx(figure(one[name])), name
+
+
+def dithered(energies: list[float], phases: list[float], unseen_j: float) -> Metric:
+    terms = Terms(edges_j=0.0, outside_j=0.0, resolution_j=0.0, coverage_j=unseen_j)
+    rounds = [
+        msgspec.structs.replace(round_of(energy, unseen_j), terms=terms, phase=phase)
+        for energy, phase in zip(energies, phases, strict=True)
+    ]
+    return summarise(rounds, None)["energy_j"]
+
+
+#: A part-time sensor: what it says depends on the phase alone, and slowly.
+PHASES = [0.06, 0.19, 0.31, 0.44, 0.56, 0.69, 0.81, 0.94]
+BY_PHASE = [10 + 5 * math.sin(2 * math.pi * phase) for phase in PHASES]
+
+
+def test_phases_all_over_a_tick_average_out_what_a_part_time_sensor_did_not_see() -> None:
+    metric = dithered(BY_PHASE, PHASES, 8.0)
+    assert metric.value == pytest.approx(10, abs=0.1)
+    assert metric.uncertainty is not None
+    # Neighbours differ by 3.8 J at most; plain scatter would say 1.34, and the sensor 8.
+    assert metric.uncertainty < 1.0
+
+
+def test_rounds_that_start_in_one_part_of_a_tick_leave_the_doubt_in_full() -> None:
+    metric = dithered([9.0, 9.1] * 4, [phase / 5 for phase in PHASES], 8.0)
+    assert metric.uncertainty == pytest.approx(8.0, rel=0.01)
+
+
+def test_a_mean_below_zero_is_no_result() -> None:
+    metric = summarise([round_of(-0.2, 0.3), round_of(0.1, 0.3)], None)["energy_j"]
+    assert (metric.value, metric.reason) == (None, "not resolvable: 2 rounds give -0.05 J on average")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +119,15 @@ def test_scaled_figures(name: str, factor: float, unit: str) -> None:
 
 def test_net_energy_takes_off_the_idle_power_with_its_own_uncertainty() -> None:
     metric = summarise([ROUNDS[0], ROUNDS[0]], None)["net_energy_j"]
-    assert figure(metric) == pytest.approx((10 - 3 * 2, math.hypot(0.3, 0.2), math.hypot(0.3, 1.0, 0.2)))
+    meter = math.hypot(0.3, 0.2) / math.sqrt(2)
+    assert figure(metric) == pytest.approx((10 - 3 * 2, meter, math.hypot(meter, 1.0)))
 
 
 def test_figures_of_time_scatter_only() -> None:
     metrics = summarise([round_of(10, 1, 1, duration_s=2.0), round_of(10, 1, 1, duration_s=4.0)], 4096)
-    assert figure(metrics["duration_s"]) == pytest.approx((3, 1, 1))
-    assert figure(metrics["output_tokens_per_s"]) == pytest.approx((1.5, 0.5, 0.5))
+    # Two values have one degree of freedom.
+    assert figure(metrics["duration_s"]) == pytest.approx((3, 1.84, 1.84))
+    assert figure(metrics["output_tokens_per_s"]) == pytest.approx((1.5, 0.92, 0.92))
     assert figure(metrics["time_to_first_token_s"]) == (0.25, 0, 0)
     assert figure(metrics["inter_token_latency_s"]) == (0.5, 0, 0)
     assert (metrics["peak_memory_bytes"].value, metrics["peak_memory_bytes"].unit) == (4096, "B")
@@ -81,7 +135,8 @@ def test_figures_of_time_scatter_only() -> None:
 
 def test_a_phase_shares_the_accuracy_of_its_round() -> None:
     metrics = summarise([ROUNDS[0], ROUNDS[0]], None)
-    assert figure(metrics["prefill_energy_j"]) == pytest.approx((2, 0.2, math.hypot(0.2, 1.0 * 2 / 10)))
+    meter = 0.2 / math.sqrt(2)
+    assert figure(metrics["prefill_energy_j"]) == pytest.approx((2, meter, math.hypot(meter, 1.0 * 2 / 10)))
     assert (metrics["decode_energy_j"].value, metrics["decode_energy_j"].reason) == (
         None,
         "2 of 2 rounds: not resolvable: x",

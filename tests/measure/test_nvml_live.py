@@ -12,14 +12,15 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.measure.experiment import CallWorkload, Experiment, measure
-from pytest_llenergy.measure.rounds import RoundPlan
+from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.select import known_meters, open_meters
-from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
+from pytest_llenergy.model.timeline import RoundTimeline
 
+from ..meters.waves import MS
 from ..nvml_sim import Board, World
-from .waves import MS
+from .marks import iteration, rank_of
 
 Attach = Callable[[World], ModuleType]
 
@@ -36,7 +37,8 @@ class Surges:
     def ready(self) -> None:
         """Nothing to do."""
 
-    def work(self) -> None:
+    def work(self, iterations: int = 1) -> None:
+        assert iterations == 1
         start_ns = self.world.set_power(0, 500.0)
         time.sleep(self.seconds)
         border_ns = self.world.set_power(0, 300.0)
@@ -44,9 +46,7 @@ class Surges:
         end_ns = self.world.set_power(0, 100.0)
         joules = self.world.true_energy_j
         self.truths.append((joules(0, start_ns, end_ns), joules(0, start_ns, border_ns)))
-        self._rank = RankTimeline(
-            rank=0, start_ns=start_ns, end_ns=end_ns, cpu_time_s=0.0, first_token_ns=border_ns
-        )
+        self._rank = rank_of(iteration(start_ns, end_ns, border_ns))
 
     def timeline(self) -> RoundTimeline:
         return RoundTimeline(ranks=(self._rank,))
@@ -87,36 +87,3 @@ def test_rounds_agree_with_the_truth(tmp_path: Path, nvml_attach: Attach, latch_
         assert [flag.name for flag in round_.flags if flag.severity == "invalid"] == []
     mean_j = sum(true for true, _ in workload.truths) / 2
     assert result.metrics["energy_j"].value == pytest.approx(mean_j, rel=0.05)
-
-
-def test_a_board_lost_midway_gives_a_reason(tmp_path: Path, nvml_attach: Attach) -> None:
-    world = world_of(tmp_path, Board(latch_ns=20 * MS))
-    nvml_attach(world)
-    workload = CallWorkload(lambda: world.update(0, lost=True))
-    result = measure_on(workload, RoundPlan(rounds=2, warmup=0, gap_s=0.1))
-    assert [round_.energy_j for round_ in result.rounds] == [None, None]
-    assert {round_.reason for round_ in result.rounds} == {"nvml: GPU is lost"}
-    assert (result.metrics["energy_j"].value, result.metrics["energy_j"].reason) == (
-        None,
-        "nvml: GPU is lost",
-    )
-
-
-def test_a_frozen_counter_is_not_zero(tmp_path: Path, nvml_attach: Attach) -> None:
-    world = world_of(tmp_path, Board(power_w=300.0, latch_ns=20 * MS))
-    nvml_attach(world)
-    world.update(0, frozen=True)
-    result = measure_on(CallWorkload(lambda: time.sleep(0.05)), RoundPlan(rounds=1, warmup=0, gap_s=0.1))
-    (round_,) = result.rounds
-    assert round_.energy_j is None
-    assert "ticked fewer than 2 times in a quiet gap" in (round_.reason or "")
-    assert result.metrics["energy_j"].value is None
-
-
-def test_a_counter_that_runs_backwards_is_told(tmp_path: Path, nvml_attach: Attach) -> None:
-    world = world_of(tmp_path, Board(latch_ns=20 * MS, energy_offset_mj=9_000_000))
-    nvml_attach(world)
-    workload = CallWorkload(lambda: world.update(0, energy_offset_mj=0))
-    result = measure_on(workload, RoundPlan(rounds=1, warmup=0, gap_s=0.1))
-    assert result.rounds[0].energy_j is None
-    assert result.rounds[0].reason == f"nvml: the counter of gpu:{world.board(0).uuid} went backwards"

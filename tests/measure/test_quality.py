@@ -3,55 +3,197 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Mapping
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from pytest_llenergy.measure.quality import round_flags
-from pytest_llenergy.measure.windows import Energy
+from pytest_llenergy.devices.condition import BoardProcess, Condition
+from pytest_llenergy.measure import quality
+from pytest_llenergy.measure.energy import account
+from pytest_llenergy.measure.quality import compare_rounds, drift_flags, round_flags
+from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.edges import Variances
+from pytest_llenergy.meters.protocol import Domain
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.windows import Energy
+from pytest_llenergy.model.record import Flag, Round
 
-from .waves import MS, domain, measured
+from ..meters.waves import MS, domain
+from .marks import iteration, measured
 
-ROUND = measured(1_000 * MS, 2_000 * MS)
+WORK = iteration(1_000 * MS, 2_000 * MS)
+GOOD = Energy(100.0, Variances(edges=1.0))
+BOARD = "GPU-a"
 
 
-def ticking(period_ms: int) -> Series:
-    series = Series("nvml", domain(period_s=0.0))
+def ticking(period_ms: int = 10, of: Domain | None = None) -> Series:
+    series = Series("nvml", of or domain())
     for moment in range(0, 3_000, period_ms):
-        series.add(moment * MS, float(moment))
+        series.add(moment * MS, moment * MS, float(moment))
     return series
 
 
-def flags(energy: Energy, *, other_s: float = 0.0, stolen_s: float = 0.0, period_ms: int = 10) -> list[str]:
-    round_ = replace(ROUND, other_cpu_s=other_s, stolen_cpu_s=stolen_s)
-    found = round_flags(round_, [ticking(period_ms)], energy, 1.0)
+def flags(
+    energy: Energy = GOOD, round_: MeasuredRound | None = None, series: Series | None = None
+) -> list[str]:
+    found = round_flags(round_ or measured(WORK), [series or ticking()], energy)
     return [f"{flag.severity}: {flag.name}: {flag.detail}" for flag in found]
 
 
+def energy(energy_j: float, u_j: float) -> Energy:
+    return Energy(energy_j, Variances(edges=u_j**2))
+
+
 def test_a_clean_round_has_no_flag() -> None:
-    assert flags(Energy(100.0, 10.0), other_s=0.25, stolen_s=0.25) == []
+    assert flags(energy(100, 10), measured(WORK, other_cpu_s=0.25, stolen_cpu_s=0.25)) == []
 
 
 @pytest.mark.parametrize(
-    ("energy", "condition", "expected"),
+    ("found", "expected"),
     [
-        (Energy(None, None, "gone"), {}, "warning: unmeasured: gone"),
-        (Energy(0.0, 1.0), {}, "invalid: impossible: the counters give 0 J, which no work can use"),
-        (Energy(-2.0, 1.0), {}, "invalid: impossible: the counters give -2 J, which no work can use"),
+        (Energy(None, reason="gone"), "warning: unmeasured: gone"),
+        (energy(-4, 1), "invalid: impossible: the counters give -4 J, which no work can use"),
         (
-            Energy(100.0, 11.0),
-            {},
-            "warning: imprecise: standard uncertainty 11% of the energy; measure longer rounds",
+            energy(-2, 1),
+            "warning: imprecise: standard uncertainty more than all of the energy; measure longer rounds",
         ),
-        (Energy(100.0, 1.0), {"period_ms": 700}, "warning: few-ticks: gpu:GPU-a ticked 1 times in 1000 ms"),
-        (Energy(100.0, 1.0), {"other_s": 0.3}, "warning: contended: other processes used 0.30 cores"),
         (
-            Energy(100.0, 1.0),
-            {"stolen_s": 0.5},
-            "warning: stolen: the hypervisor gave other guests 0.50 cores",
+            energy(100, 11),
+            "warning: imprecise: standard uncertainty 11% of the energy; measure longer rounds",
         ),
     ],
 )
-def test_each_flag(energy: Energy, condition: dict[str, int], expected: str) -> None:
-    assert flags(energy, **condition) == [expected]
+def test_flags_of_the_energy(found: Energy, expected: str) -> None:
+    assert flags(found) == [expected]
+
+
+class TestTheReader:
+    def test_few_ticks(self) -> None:
+        assert flags(series=ticking(700)) == ["warning: few-ticks: gpu:GPU-a ticked 0 times in 1000 ms"]
+
+    def test_too_short(self) -> None:
+        assert flags(series=ticking(400), round_=measured(iteration(1_000 * MS, 1_390 * MS)))[0] == (
+            "warning: too-short: 390 ms, shorter than a tick of the counter (400 ms)"
+        )
+
+    def test_a_reader_gap_near_the_round(self) -> None:
+        series = ticking()
+        series.late.append((1_500 * MS, 1_650 * MS))
+        assert flags(series=series) == [
+            "warning: reader-gap: gpu:GPU-a was not read for 150 ms although it was due"
+        ]
+
+    @pytest.mark.parametrize("pause", [(1_500, 1_590), (2_100, 2_400)], ids=["short", "elsewhere"])
+    def test_a_pause_that_is_short_or_elsewhere_is_none(self, pause: tuple[int, int]) -> None:
+        series = ticking()
+        series.late.append((pause[0] * MS, pause[1] * MS))
+        assert flags(series=series) == []
+
+    def test_flags_of_the_source_come_along(self) -> None:
+        rejected = Flag(name="counter-rejected", severity="warning", detail="stood still")
+        known = domain()
+        shared = Domain(**{**vars(known), "flags": (rejected,)})
+        assert flags(series=ticking(of=shared)) == ["warning: counter-rejected: stood still"]
+
+
+class TestTheHost:
+    def test_other_processes(self) -> None:
+        assert flags(round_=measured(WORK, other_cpu_s=0.3)) == [
+            "warning: contended: other processes used 0.30 cores"
+        ]
+
+    def test_the_hypervisor(self) -> None:
+        assert flags(round_=measured(WORK, stolen_cpu_s=0.5)) == [
+            "warning: stolen: the hypervisor gave other guests 0.50 cores"
+        ]
+
+
+class TestTheBoard:
+    @staticmethod
+    def on(before: Condition, after: Condition) -> list[str]:
+        return flags(round_=measured(WORK, before={BOARD: before}, after={BOARD: after}))
+
+    def test_throttled_for_more_than_a_hundredth_of_the_round(self) -> None:
+        before = Condition(throttled_s={"power-cap": 5.0, "thermal-hardware": 1.0}, processes=())
+        after = Condition(throttled_s={"power-cap": 5.4, "thermal-hardware": 1.0}, processes=())
+        assert self.on(before, after)[0] == (
+            "warning: throttled: GPU-a: held back by power-cap 40% of the round"
+        )
+
+    def test_held_back_for_less_is_no_throttling(self) -> None:
+        before = Condition(throttled_s={"power-cap": 5.0}, processes=())
+        after = Condition(throttled_s={"power-cap": 5.009}, processes=())
+        assert not any("throttled" in flag for flag in self.on(before, after))
+
+    def test_another_process_makes_the_round_invalid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        every_pid_counts(monkeypatch)
+        other = Condition(processes=(BoardProcess(1, "init", 5),))
+        assert self.on(Condition(processes=()), other) == [
+            "invalid: foreign-process: GPU-a is used by another process: 1 (init)"
+        ]
+
+    def test_our_own_process_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        every_pid_counts(monkeypatch)
+        own = Condition(processes=(BoardProcess(os.getpid(), "pytest", 5),))
+        assert self.on(own, own) == []
+
+    def test_processes_that_cannot_be_told_are_said_to_be_unknown(self) -> None:
+        assert self.on(Condition(), Condition()) == [
+            "note: foreign-unknown: GPU-a: other processes cannot be told: the driver does not tell which "
+            "processes are on the board"
+        ]
+
+
+def every_pid_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a host: in a container the numbers of NVML mean nothing."""
+    own = Path("/proc/self/ns/pid").readlink().name
+    inode = int(own.removeprefix("pid:[").removesuffix("]"))
+    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
+
+
+def rounds(*conditions: Mapping[str, Condition]) -> tuple[list[Round], list[MeasuredRound]]:
+    marked = [measured(WORK, before=each, after=each) for each in conditions]
+    return [account(each, [ticking()]) for each in marked], marked
+
+
+class TestBesideOtherRounds:
+    @staticmethod
+    def named(conditions: list[Condition], name: str) -> list[list[str]]:
+        found = compare_rounds(*rounds(*({BOARD: each} for each in conditions)))
+        return [[flag.detail for flag in round_.flags if flag.name == name] for round_ in found]
+
+    def test_temperature_drift(self) -> None:
+        heating = [Condition(temperature_c=celsius) for celsius in (50.0, 55.0, 56.0)]
+        assert self.named(heating, "temperature-drift") == [
+            [],
+            [],
+            ["started at 56 °C, the first round at 50 °C"],
+        ]
+
+    def test_clock_change(self) -> None:
+        clocks = [Condition(sm_clock_mhz=mhz) for mhz in (1980, 1980, 1935, 1755)]
+        assert self.named(clocks, "clock-change") == [
+            [],
+            [],
+            [],
+            ["GPU-a ran at 1755 MHz after the work, the median round at 1958 MHz"],
+        ]
+
+
+def test_a_steady_rise_is_a_drift_and_scatter_is_none() -> None:
+    (base,), _ = rounds({})
+    energies: dict[str, list[float]] = {
+        "rising": [100, 101, 102.1, 103, 104.2],
+        "scattered": [100, 104, 99, 103, 101],
+    }
+    found = {
+        name: drift_flags([msgspec.structs.replace(base, energy_j=value) for value in values])
+        for name, values in energies.items()
+    }
+    assert found["scattered"] == []
+    assert [flag.name for flag in found["rising"]] == ["drift"]
+    assert found["rising"][0].detail.startswith("energy changed by +4.1% over 5 rounds (t = ")
+    assert quality.DRIFT < 0.041

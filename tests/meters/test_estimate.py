@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.errors import MeterDoesNotApply
+from pytest_llenergy.meters.cpu_time import GROUPS, cpu_time, root_group_busy_s
 from pytest_llenergy.meters.estimate import (
     AVERAGE_W,
     HIGHEST_W,
@@ -43,6 +45,12 @@ def test_it_says_that_it_is_an_estimate_of_processors() -> None:
     assert domain.info(meter.name).accuracy == (
         f"0.45-3.04 W idle and 1.69-8.58 W busy per logical CPU ({psutil.cpu_count()})"
     )
+
+
+def test_its_readings_are_as_young_as_a_tick_of_the_kernel() -> None:
+    (meter,) = open_estimate(Targets())
+    (domain,) = meter.domains
+    assert (domain.update_period_s, domain.max_age_s) == (0.01, 0.01)
 
 
 @pytest.mark.parametrize("busy_share", [0.0, 0.3, 1.0])
@@ -95,5 +103,32 @@ def test_busy_seconds_cost_the_difference_between_full_and_idle(cpu_s: float, sl
 
 
 def test_a_test_of_gpus_has_no_model() -> None:
-    with pytest.raises(MeterError, match=r"^estimate: models the CPU only"):
+    with pytest.raises(MeterDoesNotApply, match=r"^estimate: models the CPU only"):
         open_estimate(Targets(("GPU-a",)))
+
+
+def group(root: Path, name: str, *, events: bool = False) -> Path:
+    path = root / name
+    path.mkdir()
+    stat = "usage_usec 9000001\nuser_usec 1500000\nsystem_usec 250001\n"
+    (path / "cpu.stat").write_text(stat)
+    if events:
+        (path / "cgroup.events").write_text("populated 1\n")
+    return path
+
+
+def test_the_root_group_tells_busy_time_in_microseconds(tmp_path: Path) -> None:
+    assert cpu_time([group(tmp_path, "root")]).busy_s == pytest.approx(1.750001)
+
+
+def test_the_group_of_a_container_is_not_the_host(tmp_path: Path) -> None:
+    assert root_group_busy_s([tmp_path / "none", group(tmp_path, "container", events=True)]) is None
+    assert cpu_time([]).busy_s == pytest.approx(host_busy_s(), abs=1)
+
+
+def test_the_root_group_counts_the_same_time_as_the_host() -> None:
+    before_s, busy_s, after_s = host_busy_s(), root_group_busy_s(GROUPS), host_busy_s()
+    if busy_s is None:
+        pytest.skip("the root group is not in sight")
+    # Each of five states is cut to ticks of 10 ms.
+    assert before_s - 0.05 <= busy_s <= after_s + 0.05

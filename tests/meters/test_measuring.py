@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +16,10 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.measure.meter import Window
-from pytest_llenergy.meters.nvml import NvmlMeter
-from pytest_llenergy.meters.sampler import Sampler
+from pytest_llenergy.meters import Measuring, Window, measure
+from pytest_llenergy.meters.nvml import open_nvml
+from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.select import Selection
 
 from ..nvml_sim import Board, World
 from .waves import MS
@@ -31,9 +35,9 @@ def world(tmp_path: Path, nvml_attach: Attach) -> World:
 
 
 @contextmanager
-def sampling(world: World) -> Iterator[Sampler]:
-    with Sampler([NvmlMeter([world.board(0).uuid])]) as sampler:
-        yield sampler
+def sampling(world: World) -> Iterator[Measuring]:
+    with Measuring(Selection(tuple(open_nvml(Targets((world.board(0).uuid,)))), ())) as measuring:
+        yield measuring
 
 
 def truth(world: World, window: Window) -> float:
@@ -42,6 +46,11 @@ def truth(world: World, window: Window) -> float:
 
 
 def check(world: World, window: Window) -> None:
+    check_energy(world, window)
+    assert window.flags == []
+
+
+def check_energy(world: World, window: Window) -> None:
     assert window.energy_j is not None, window.record.reason
     assert window.energy_u_j is not None
     # One that may never fail gets four standard uncertainties.
@@ -50,7 +59,6 @@ def check(world: World, window: Window) -> None:
     (domain,) = window.by_domain.values()
     assert (domain.energy_j, domain.kind) == (window.energy_j, "measured")
     assert domain.low_j == pytest.approx(0.95 * window.energy_j)
-    assert window.flags == []
 
 
 def fail_after(seconds: float) -> None:
@@ -59,11 +67,11 @@ def fail_after(seconds: float) -> None:
 
 
 def test_nested_windows(world: World) -> None:
-    with sampling(world) as sampler:
-        with Window("outer", sampler, ()) as outer:
+    with sampling(world) as energy:
+        with energy.window("outer") as outer:
             time.sleep(0.1)
             world.set_power(0, 500.0)
-            with Window("inner", sampler, ()) as inner:
+            with energy.window("inner") as inner:
                 time.sleep(0.15)
             world.set_power(0, 100.0)
             time.sleep(0.1)
@@ -75,8 +83,8 @@ def test_nested_windows(world: World) -> None:
 
 
 def test_overlapping_windows(world: World) -> None:
-    with sampling(world) as sampler:
-        first, second = Window("first", sampler, ()), Window("second", sampler, ())
+    with sampling(world) as energy:
+        first, second = energy.window("first"), energy.window("second")
         first.__enter__()
         time.sleep(0.1)
         second.__enter__()
@@ -91,27 +99,27 @@ def test_overlapping_windows(world: World) -> None:
 
 
 def test_async_windows(world: World) -> None:
-    async def body(sampler: Sampler) -> Window:
-        async with Window("async", sampler, ()) as window:
+    async def body(energy: Measuring) -> Window:
+        async with energy.window("async") as window:
             await asyncio.sleep(0.1)
         return window
 
-    with sampling(world) as sampler:
-        check(world, asyncio.run(body(sampler)))
+    with sampling(world) as energy:
+        check(world, asyncio.run(body(energy)))
 
 
 def test_the_first_window_knows_that_the_first_reading_is_no_tick(world: World) -> None:
     # What the first reading says is some 340 ms old.
     world.update(0, latch_ns=400 * MS, latch_phase_ns=time.monotonic_ns() + 60 * MS)
-    with sampling(world) as sampler:
-        with Window("first", sampler, ()) as window:
-            time.sleep(0.6)
+    with sampling(world) as energy:
+        with energy.window("first") as window:
+            time.sleep(1.3)
         check(world, window)
 
 
 def test_an_exception_ends_the_window(world: World) -> None:
-    with sampling(world) as sampler:
-        window = Window("broken", sampler, ())
+    with sampling(world) as energy:
+        window = energy.window("broken")
         with pytest.raises(ZeroDivisionError), window:
             fail_after(0.1)
         assert window.ended
@@ -119,7 +127,7 @@ def test_an_exception_ends_the_window(world: World) -> None:
 
 
 def test_an_open_window_has_no_numbers(world: World) -> None:
-    with sampling(world) as sampler, Window("load", sampler, ()) as window:
+    with sampling(world) as energy, energy.window("load") as window:
         assert not window.ended
         for name in ("start_s", "duration_s", "energy_j", "energy_u_j", "by_domain", "flags", "record"):
             with pytest.raises(
@@ -130,28 +138,127 @@ def test_an_open_window_has_no_numbers(world: World) -> None:
 
 def test_a_window_much_shorter_than_a_tick_has_no_energy(world: World) -> None:
     world.update(0, latch_ns=100 * MS)
-    with sampling(world) as sampler:
+    with sampling(world) as energy:
         time.sleep(0.35)
-        with Window("blink", sampler, ()) as window:
-            pass
+        # A load of 2 ms somewhere in a tick of 100 ms.
+        world.set_power(0, 500.0)
+        with energy.window("blink") as window:
+            time.sleep(0.002)
+        world.set_power(0, 100.0)
+        time.sleep(0.35)
         assert window.energy_j is None
         (domain,) = window.by_domain.values()
-        assert (domain.reason or "").startswith("not resolvable: ")
-        assert [(flag.name, flag.severity) for flag in window.flags] == [("unmeasured", "warning")]
+        assert re.fullmatch(
+            r"not resolvable: \S+ ms window, (99|100|101)(\.\d)? ms tick", domain.reason or ""
+        )
+        assert [flag.name for flag in window.flags] == ["unmeasured", "few-ticks"]
 
 
-def test_a_frozen_counter_is_not_zero(world: World) -> None:
+def test_a_counter_that_stood_still_when_it_was_checked_is_replaced_by_its_power(world: World) -> None:
     world.update(0, frozen=True)
-    with sampling(world) as sampler, Window("frozen", sampler, ()) as window:
-        time.sleep(0.05)
-    assert window.energy_j is None
-    uuid = world.board(0).uuid
-    assert window.record.reason == f"nvml: gpu:{uuid} did not tick before the window"
+    with sampling(world) as energy, energy.window("frozen") as window:
+        time.sleep(0.3)
+    check_energy(world, window)
+    assert [flag.name for flag in window.flags] == ["counter-rejected"]
+
+
+def test_a_counter_that_stops_later_is_not_zero(world: World) -> None:
+    with sampling(world) as energy:
+        world.update(0, frozen=True)
+        time.sleep(0.1)
+        with energy.window("frozen") as window:
+            time.sleep(0.05)
+        assert window.energy_j is None
+        assert window.reason == f"nvml: gpu:{world.board(0).uuid} did not tick before the window"
 
 
 def test_without_meters_a_window_has_its_time_and_the_reasons() -> None:
-    with Sampler([]) as sampler, Window("bare", sampler, ("nvml: no driver", "rapl: none")) as window:
+    none = Selection((), ("nvml: no driver", "rapl: none"))
+    with Measuring(none) as energy, energy.window("bare") as window:
         time.sleep(0.02)
     assert window.duration_s >= 0.02
     assert window.energy_j is None
-    assert window.record.reason == "nvml: no driver; rapl: none"
+    assert window.reason == "nvml: no driver; rapl: none"
+
+
+def test_windows_by_name(world: World) -> None:
+    with sampling(world) as energy:
+        energy.begin("a")
+        with pytest.raises(
+            MeterError, match=r"^window 'a' is open already; end it first, or give another name$"
+        ):
+            energy.begin("a")
+        time.sleep(0.1)
+        with pytest.raises(MeterError, match=r"^no window 'b' is open; open: 'a'$"):
+            energy.end("b")
+        check(world, energy.end("a"))
+    check(world, energy.total)
+
+
+def test_a_window_is_entered_once(world: World) -> None:
+    with sampling(world) as energy:
+        window = energy.window("w").__enter__()
+        with pytest.raises(MeterError, match=r"^window 'w' was entered twice; make a new one$"), window:
+            pass
+
+
+def test_async_code_can_wait_for_the_joules_without_blocking(world: World) -> None:
+    world.update(0, latch_ns=100 * MS)
+
+    async def body() -> tuple[float | None, int]:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        selection = Selection(tuple(open_nvml(Targets((world.board(0).uuid,)))), ())
+        async with Measuring(selection) as energy:
+            async with energy.window("async") as window:
+                await asyncio.sleep(0.2)
+            busy = asyncio.create_task(others())
+            await window.settled()
+            seen = turns
+            busy.cancel()
+            return window.energy_j, seen
+
+    energy_j, turns = asyncio.run(body())
+    assert energy_j == pytest.approx(20, rel=0.2)
+    assert turns > 1
+
+
+class TestPlainScripts:
+    def test_the_visible_boards_are_measured(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        with measure() as energy:
+            time.sleep(0.2)
+        assert list(energy.total.by_domain) == [f"gpu:{world.board(0).uuid}"]
+        check(world, energy.total)
+
+    def test_boards_that_the_environment_hides_are_not(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        calls = world.calls(0)
+        with measure(meters=["estimate"]) as energy:
+            time.sleep(0.1)
+        assert list(energy.total.by_domain) == ["cpu:host"]
+        # Its name was asked for, its counter was not.
+        assert world.calls(0) - calls < 20
+
+    def test_what_must_be_measured_and_cannot_be_is_an_error(self, world: World) -> None:
+        world.update(0, lost=True)
+        with pytest.raises(MeterError, match=r"^no meter that measures .*\(GPU is lost\)"):
+            measure(gpus=[world.board(0).uuid], require_measured=True)
+
+    def test_it_works_without_pytest(self) -> None:
+        script = (
+            "import sys, time\nfrom pytest_llenergy.meters import measure\n"
+            "with measure(gpus=(), meters=['estimate']) as energy:\n    time.sleep(0.3)\n"
+            "assert energy.total.energy_j > 0\n"
+            "heavy = {'pytest', '_pytest', 'torch', 'numpy', 'sklearn', 'pandas', 'pynvml'}\n"
+            "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The energy counter of NVIDIA boards, by UUID, and every way of not having one."""
+"""The joules of NVIDIA boards, by UUID, from whichever source a board has, and every way of having none."""
 
 from __future__ import annotations
 
@@ -7,100 +7,392 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.nvml import NvmlMeter, open_nvml
-from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.protocol import Domain, Targets
+from pytest_llenergy.meters.selfcheck import CheckResult
+from pytest_llenergy.meters.sources import find_sources
 
-from ..nvml_sim import Board, World
+from ..nvml_sim import Board, MigInstance, World
+from ..nvml_sim.world import NO_PERMISSION
 
 Attach = Callable[[World], ModuleType]
+MS = 1_000_000
 DRIVER_NOT_LOADED = 9
+COUNTER = "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+FIT = CheckResult(duration_s=1.0, ticks=10, period_s=0.1, mean_w=60.0)
+STILL = CheckResult(duration_s=1.0, mean_w=60.0, reason="stood still for 1.0 s while the board drew 60 W")
 
 OPEN = """
 import ctypes
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.nvml import NvmlMeter
+from pytest_llenergy.meters.nvml import open_nvml
+from pytest_llenergy.meters.protocol import Targets
 try:
     ctypes.CDLL("libnvidia-ml.so.1")
     print("library", end=": ")
 except OSError:
     pass
 try:
-    NvmlMeter(["GPU-a"])
+    open_nvml(Targets(("GPU-a",)))
 except MeterError as error:
     print(error)
 """
 
 
-def test_meters_by_uuid_read_their_own_board(tmp_path: Path, nvml_attach: Attach) -> None:
-    boards = (Board(name="Slow", power_w=50.0, latch_ns=0), Board(name="Fast", power_w=600.0, latch_ns=0))
-    world = World(tmp_path / "world", boards)
-    nvml_attach(world)
-    slow, fast = world.board(0).uuid, world.board(1).uuid
-    meter = NvmlMeter([fast, slow])
-    assert [domain.name for domain in meter.domains] == [f"gpu:{fast}", f"gpu:{slow}"]
-    begin_ns = time.monotonic_ns()
-    first = meter.read()
-    time.sleep(0.1)
-    second = meter.read()
+@pytest.fixture
+def watched(tmp_path: Path, nvml_attach: Attach) -> Callable[..., World]:
+    """Makes the world of the given boards and lets this process see it."""
+
+    def build(*boards: Board, **world: str) -> World:
+        made = World(tmp_path / "world", boards, **world)  # type: ignore[arg-type]
+        nvml_attach(made)
+        return made
+
+    return build
+
+
+@contextmanager
+def one_meter(world: World, result: CheckResult = FIT) -> Iterator[NvmlMeter]:
+    """The meter of the first board after a self-check with this outcome."""
+    session = Session()
+    try:
+        yield NvmlMeter(session, find_sources(session, session.board(world.board(0).uuid)), result)
+    finally:
+        session.close()
+
+
+def only_domain(world: World, result: CheckResult = FIT) -> Domain:
+    with one_meter(world, result) as meter:
+        (domain,) = meter.domains
+        return domain
+
+
+def joules(meter: NvmlMeter) -> float:
+    (value,) = meter.read()
+    assert isinstance(value, float), value
+    return value
+
+
+def test_meters_by_uuid_read_their_own_board(tmp_path: Path, watched: Callable[..., World]) -> None:
+    slow = Board(name="Slow", power_w=50.0, latch_ns=100 * MS, power_limit_w=72.0)
+    world = watched(slow, Board(name="Fast", power_w=600.0, latch_ns=50 * MS, power_limit_w=700.0))
+    uuids = (world.board(1).uuid, world.board(0).uuid)
+    meters = open_nvml(Targets(uuids), tmp_path / "cache")
+    domains = [meter.domains[0] for meter in meters]
+    assert [domain.name for domain in domains] == [f"gpu:{uuid}" for uuid in uuids]
+    assert [domain.highest_w for domain in domains] == [700.0, 72.0]
+    assert [domain.update_period_s for domain in domains] == pytest.approx([0.05, 0.1], rel=0.2)
+    assert [domain.flags for domain in domains] == [(), ()]
+    before_ns = time.monotonic_ns() - 100 * MS
+    first = [joules(meter) for meter in meters]
+    time.sleep(0.3)
+    second = [joules(meter) for meter in meters]
     end_ns = time.monotonic_ns()
-    meter.close()
-    for index, watts, before, after in zip((1, 0), (600, 50), first, second, strict=True):
-        assert isinstance(before, float)
-        assert isinstance(after, float)
-        assert watts * 0.1 - 0.01 <= after - before <= world.true_energy_j(index, begin_ns, end_ns) + 0.01
+    for meter, index, watts, before, after in zip(meters, (1, 0), (600, 50), first, second, strict=True):
+        meter.close()
+        assert watts * 0.2 - 0.01 <= after - before <= world.true_energy_j(index, before_ns, end_ns) + 0.01
 
 
-def test_limits_are_those_of_the_board_sensor(tmp_path: Path, nvml_attach: Attach) -> None:
-    world = World(tmp_path / "world", [Board()])
-    nvml_attach(world)
-    meter = NvmlMeter([world.board(0).uuid])
-    meter.close()
-    (domain,) = meter.domains
+def test_what_is_said_of_a_counter(watched: Callable[..., World]) -> None:
+    domain = only_domain(watched(Board(power_limit_w=450.0)))
     assert domain.limits(100.0, 1.0) == pytest.approx((95, 105))
-    info = domain.info(meter.name)
-    assert (info.name, info.kind, info.scope, info.update_period_s) == ("nvml", "measured", "board", None)
+    assert (domain.resolution_j, domain.update_period_s, domain.max_age_s) == (0.001, 0.1, None)
+    assert (domain.coverage, domain.smear_s, domain.highest_w) == (1.0, 0.0, 450.0)
+    assert domain.accuracy == "within 5% of the reading"
+    info = domain.info("nvml")
+    assert (info.name, info.kind, info.source, info.scope) == ("nvml", "measured", COUNTER, "board")
 
 
-def test_a_board_without_a_counter_is_named(tmp_path: Path, nvml_attach: Attach) -> None:
-    world = World(tmp_path / "world", [Board(), Board(energy_supported=False)])
-    nvml_attach(world)
-    have, lack = world.board(0).uuid, world.board(1).uuid
-    with pytest.raises(MeterError, match=rf"^nvml: no energy counter on {lack} \(Not Supported\)$"):
-        NvmlMeter([have, lack])
-    with pytest.raises(MeterError, match=r"^nvml: no energy counter on GPU-none \(Not Found\)$"):
-        NvmlMeter(["GPU-none"])
+def test_a_part_time_sensor_is_told(watched: Callable[..., World]) -> None:
+    domain = only_domain(watched(Board(name="NVIDIA H100 80GB HBM3")))
+    assert domain.coverage == pytest.approx(0.25)
+    assert domain.accuracy.endswith("(Yang, Adamek, Armour, SC 2024), which the counter is assumed to share")
 
 
-def test_a_failed_open_leaves_nvml_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
-    nvml = nvml_attach(World(tmp_path / "world", [Board(energy_supported=False)]))
-    with pytest.raises(MeterError):
-        NvmlMeter(["GPU-none"])
+def test_a_counter_that_always_moves_is_never_old(watched: Callable[..., World]) -> None:
+    result = CheckResult(duration_s=1.0, ticks=600, period_s=0.0015, continuous=True)
+    with one_meter(watched(Board()), result) as meter:
+        assert meter.domains[0].max_age_s == 0.0015
+        assert meter.poll_period_s == 0.01
+
+
+@pytest.mark.parametrize(("period_s", "poll_s"), [(0.5, 0.01), (0.05, 0.005), (0.005, 0.002)])
+def test_polls_are_a_tenth_of_a_tick_apart(
+    watched: Callable[..., World], period_s: float, poll_s: float
+) -> None:
+    with one_meter(watched(Board()), CheckResult(duration_s=1.0, ticks=9, period_s=period_s)) as meter:
+        assert meter.poll_period_s == pytest.approx(poll_s)
+
+
+@pytest.mark.parametrize(
+    ("board", "counter", "power"),
+    [
+        (Board(), COUNTER, "NVML_FI_DEV_POWER_INSTANT"),
+        (Board(unsupported_fields=(83,)), "NVML_FI_DEV_ENERGY", "NVML_FI_DEV_POWER_INSTANT"),
+        (
+            Board(unsupported_fields=(83, 191, 186)),
+            "nvmlDeviceGetTotalEnergyConsumption",
+            "nvmlDeviceGetPowerUsage",
+        ),
+        (Board(energy_supported=False, power_usage_supported=False), None, "NVML_FI_DEV_POWER_INSTANT"),
+        (
+            Board(energy_supported=False, power_usage_supported=False, scopes=(1,)),
+            None,
+            "NVML_FI_DEV_POWER_INSTANT of the module",
+        ),
+        (Board(energy_supported=False, unsupported_fields=(186,)), None, "nvmlDeviceGetPowerUsage"),
+        (Board(unsupported_fields=(186,), power_usage_supported=False), COUNTER, None),
+    ],
+)
+def test_the_source_is_what_the_board_answers(
+    watched: Callable[..., World], board: Board, counter: str | None, power: str | None
+) -> None:
+    world = watched(board)
+    session = Session()
+    sources = find_sources(session, session.board(world.board(0).uuid))
+    session.close()
+    assert (sources.counter.label if sources.counter else None) == counter
+    assert (sources.power.label if sources.power else None) == power
+    assert sources.cross_check == (sources.power if counter else None)
+
+
+def without_gpu_scope(world: World, nvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Grace Hopper: nothing answers for the GPU by itself."""
+
+    def refuse(_handle: object) -> int:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+
+    world.update(0, scopes=(1,), unsupported_fields=(83,))
+    monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", refuse)
+
+
+def test_a_module_counter_says_what_is_inside(
+    tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path / "world", [Board(name="NVIDIA GH200 480GB", latch_ns=20 * MS)])
+    without_gpu_scope(world, nvml_attach(world), monkeypatch)
+    domain = only_domain(world)
+    assert (domain.source, domain.scope, domain.highest_w) == ("NVML_FI_DEV_ENERGY", "module", None)
+    (flag,) = domain.flags
+    assert (flag.name, flag.severity) == ("module-scope", "warning")
+    assert flag.detail == (
+        f"{world.board(0).uuid}: the driver tells only what the whole module uses: "
+        "its CPU and its memory are inside"
+    )
+    with one_meter(world) as meter:
+        before_j = joules(meter)
+        time.sleep(0.1)
+        assert joules(meter) - before_j >= 60 * 0.06
+
+
+def test_a_module_counter_is_not_held_against_the_power_of_the_gpu(
+    tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path / "world", [Board()])
+    without_gpu_scope(world, nvml_attach(world), monkeypatch)
+    world.update(0, unsupported_fields=(83, 186))
+    session = Session()
+    sources = find_sources(session, session.board(world.board(0).uuid))
+    session.close()
+    assert sources.counter is not None
+    assert sources.counter.scope == "module"
+    assert sources.power is not None
+    assert (sources.power.scope, sources.cross_check) == ("board", None)
+
+
+def test_a_board_that_tells_nothing_is_named_with_every_answer(
+    tmp_path: Path, watched: Callable[..., World]
+) -> None:
+    dumb = Board(energy_supported=False, unsupported_fields=(186,), power_usage_supported=False)
+    world = watched(Board(), dumb)
+    with pytest.raises(MeterError) as raised:
+        open_nvml(Targets((world.board(0).uuid, world.board(1).uuid)), tmp_path)
+    assert str(raised.value) == (
+        f"nvml: {world.board(1).uuid} (NVIDIA Sim 100) tells neither energy nor power "
+        f"({COUNTER}: Not Supported; "
+        "NVML_FI_DEV_ENERGY: Not Supported; "
+        "nvmlDeviceGetTotalEnergyConsumption: Not Supported; "
+        "NVML_FI_DEV_ENERGY of the module: Not Supported; "
+        "NVML_FI_DEV_POWER_INSTANT: Not Supported; "
+        "NVML_FI_DEV_POWER_INSTANT of the module: Not Supported; "
+        "nvmlDeviceGetPowerUsage: Not Supported)"
+    )
+
+
+def test_a_frozen_counter_gives_way_to_integrated_power(
+    tmp_path: Path, watched: Callable[..., World]
+) -> None:
+    world = watched(Board(power_w=60.0, frozen=True))
+    uuid = world.board(0).uuid
+    (meter,) = open_nvml(Targets((uuid,)), tmp_path)
+    (domain,) = meter.domains
+    assert (domain.source, domain.kind) == ("NVML_FI_DEV_POWER_INSTANT integrated", "measured")
+    assert domain.resolution_j == pytest.approx(0.0001)
+    (flag,) = domain.flags
+    assert (flag.name, flag.severity) == ("counter-rejected", "warning")
+    head, tail = flag.detail.split("stood still for 1.")
+    assert head == f"{uuid}: energy counter rejected: "
+    assert tail[1:] == " s while the board drew 60 W; NVML_FI_DEV_POWER_INSTANT is integrated instead"
+    meter.close()
+
+
+def test_a_counter_that_disagrees_gives_way_too(tmp_path: Path, watched: Callable[..., World]) -> None:
+    world = watched(Board(power_w=300.0, latch_ns=20 * MS, energy_gain=0.57))
+    (meter,) = open_nvml(Targets((world.board(0).uuid,)), tmp_path)
+    (flag,) = meter.domains[0].flags
+    assert "where integrated power says" in flag.detail
+    assert "(-43 %); NVML_FI_DEV_POWER_INSTANT is integrated instead" in flag.detail
+    meter.close()
+
+
+def test_integrated_power_is_the_energy(watched: Callable[..., World]) -> None:
+    world = watched(Board(power_w=200.0, energy_supported=False))
+    with one_meter(world, CheckResult(duration_s=1.0, mean_w=200.0)) as meter:
+        assert meter.domains[0].update_period_s == 0.1
+        outer_ns = time.monotonic_ns()
+        before_j = joules(meter)
+        inner_ns = time.monotonic_ns()
+        time.sleep(0.15)
+        end_inner_ns = time.monotonic_ns()
+        measured_j = joules(meter) - before_j
+        end_outer_ns = time.monotonic_ns()
+    assert measured_j >= world.true_energy_j(0, inner_ns, end_inner_ns) - 0.01
+    assert measured_j <= world.true_energy_j(0, outer_ns, end_outer_ns) + 0.01
+
+
+def test_the_period_of_integrated_power_is_what_the_check_saw(watched: Callable[..., World]) -> None:
+    world = watched(Board(energy_supported=False))
+    seen = CheckResult(duration_s=1.0, power_period_s=0.02, mean_w=60.0)
+    assert only_domain(world, seen).update_period_s == 0.02
+    assert only_domain(world, seen).resolution_j == pytest.approx(0.00002)
+    always = CheckResult(duration_s=1.0, power_period_s=0.0015, power_continuous=True, mean_w=60.0)
+    assert only_domain(world, always).max_age_s == 0.0015
+
+
+@pytest.mark.parametrize(("architecture", "smear_s"), [(9, 1.0), (6, 0.0)])
+def test_power_usage_is_smeared_since_ampere(
+    watched: Callable[..., World], architecture: int, smear_s: float
+) -> None:
+    world = watched(Board(energy_supported=False, unsupported_fields=(186,), architecture=architecture))
+    domain = only_domain(world)
+    assert (domain.source, domain.smear_s) == ("nvmlDeviceGetPowerUsage integrated", smear_s)
+
+
+def test_a_rejected_counter_without_power_is_an_error(watched: Callable[..., World]) -> None:
+    world = watched(Board(unsupported_fields=(186,), power_usage_supported=False))
+    with pytest.raises(MeterError) as raised:
+        only_domain(world, STILL)
+    assert str(raised.value) == (
+        f"nvml: {world.board(0).uuid}: energy counter rejected: stood still for 1.0 s while the board drew "
+        "60 W; the driver tells no power to integrate"
+    )
+
+
+def test_zero_watts_are_no_power(watched: Callable[..., World]) -> None:
+    world = watched(Board(power_w=0.0, energy_supported=False))
+    with pytest.raises(MeterError) as raised:
+        only_domain(world, CheckResult(duration_s=1.0, mean_w=0.0))
+    assert str(raised.value) == (
+        f"nvml: {world.board(0).uuid}: no energy counter; NVML_FI_DEV_POWER_INSTANT says 0 W"
+    )
+
+
+def test_a_board_is_checked_once_and_again_after_a_new_driver(tmp_path: Path, nvml_attach: Attach) -> None:
+    def calls_to_open(driver: str) -> int:
+        world = World(tmp_path / "world", [Board(latch_ns=50 * MS)], driver_version=driver)
+        nvml_attach(world)
+        (meter,) = open_nvml(Targets((world.board(0).uuid,)), tmp_path / "cache")
+        assert meter.domains[0].update_period_s == pytest.approx(0.05, rel=0.2)
+        meter.close()
+        return world.calls(0)
+
+    first, again, other = calls_to_open("580.1"), calls_to_open("580.1"), calls_to_open("581.2")
+    assert again < 20
+    assert first > 5 * again
+    assert other > 5 * again
+
+
+def test_instances_of_one_board_are_measured_once_and_shared(
+    tmp_path: Path, watched: Callable[..., World]
+) -> None:
+    instances = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
+    divided = Board(latch_ns=20 * MS, mig_enabled=True, mig_instances=instances)
+    world = watched(Board(latch_ns=20 * MS), divided)
+    targets = (world.board(1).uuid, world.board(0).uuid, "MIG-a", "MIG-b")
+    meters = open_nvml(Targets(targets), tmp_path)
+    domains = [meter.domains[0] for meter in meters]
+    assert [domain.name for domain in domains] == [f"gpu:{world.board(i).uuid}" for i in (1, 0)]
+    assert [[flag.name for flag in domain.flags] for domain in domains] == [["shared-board"], []]
+    assert (domains[0].scope, domains[0].flags[0].severity) == ("board", "warning")
+    assert domains[0].flags[0].detail == (
+        f"{world.board(1).uuid}: MIG instances have no joules of their own: those of the whole board, "
+        "shared with others"
+    )
+    assert all(joules(meter) > 0 for meter in meters)
+    for meter in meters:
+        meter.close()
+
+
+def test_a_lost_board_gives_a_reason_and_the_other_its_value(
+    tmp_path: Path, watched: Callable[..., World]
+) -> None:
+    world = watched(Board(latch_ns=20 * MS), Board(latch_ns=20 * MS))
+    uuids = (world.board(0).uuid, world.board(1).uuid)
+    lost, alive = open_nvml(Targets(uuids), tmp_path)
+    world.update(0, lost=True)
+    assert lost.read() == [f"nvml: GPU is lost ({uuids[0]})"]
+    assert joules(alive) > 0
+    lost.close()
+    assert joules(alive) > 0
+    alive.close()
+    with pytest.raises(
+        MeterError, match=rf"^nvml: {uuids[0]} does not answer \(GPU is lost\); see nvidia-smi -L$"
+    ):
+        open_nvml(Targets(uuids), tmp_path)
+
+
+def test_an_unknown_board_is_named(tmp_path: Path, watched: Callable[..., World]) -> None:
+    watched(Board())
+    with pytest.raises(
+        MeterError, match=r"^nvml: GPU-none does not answer \(Not Found\); see nvidia-smi -L$"
+    ):
+        open_nvml(Targets(("GPU-none",)), tmp_path)
+
+
+def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board(), Board(power_w=0.0, energy_supported=False)])
+    nvml = nvml_attach(world)
+    fit, dead = world.board(0).uuid, world.board(1).uuid
+    (meter,) = open_nvml(Targets((fit,)), tmp_path)
+    meter.close()
+    for uuids in (("GPU-none",), (fit, dead)):
+        with pytest.raises(MeterError):
+            open_nvml(Targets(uuids), tmp_path)
     nvml.nvmlShutdown()
     with pytest.raises(nvml.NVMLError_Uninitialized):
         nvml.nvmlDeviceGetCount()
 
 
-def test_a_lost_board_gives_a_reason_and_the_other_its_value(tmp_path: Path, nvml_attach: Attach) -> None:
-    world = World(tmp_path / "world", [Board(), Board()])
-    nvml_attach(world)
-    meter = NvmlMeter([world.board(0).uuid, world.board(1).uuid])
-    world.update(0, lost=True)
-    lost, alive = meter.read()
-    meter.close()
-    assert lost == "nvml: GPU is lost"
-    assert isinstance(alive, float)
-
-
 def test_a_test_without_gpus_is_not_for_nvml() -> None:
-    with pytest.raises(MeterError, match=r"^nvml: the test uses no GPU$"):
+    with pytest.raises(MeterDoesNotApply, match=r"^nvml: the test uses no GPU$"):
         open_nvml(Targets())
+
+
+def test_a_driver_that_refuses_is_told(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board()])
+    nvml_attach(world).nvmlShutdown()
+    world.set_init_result(NO_PERMISSION)
+    with pytest.raises(MeterError, match=r"^nvml: Insufficient Permissions; see nvidia-smi$"):
+        open_nvml(Targets((world.board(0).uuid,)), tmp_path)
 
 
 def opened(environment: dict[str, str]) -> str:
@@ -115,10 +407,10 @@ def test_without_the_library_there_is_no_meter() -> None:
     said = opened(bare)
     if said.startswith("library"):
         pytest.skip("this host has an NVIDIA driver")
-    assert said == "nvml: NVML Shared Library Not Found"
+    assert said == "nvml: NVML Shared Library Not Found; install the NVIDIA driver"
 
 
 def test_without_a_driver_there_is_no_meter(tmp_path: Path, nvml_library: Path) -> None:
     world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
     said = opened({**os.environ, **world.environment(nvml_library.parent)})
-    assert said == "library: nvml: Driver Not Loaded"
+    assert said == "library: nvml: Driver Not Loaded; load the NVIDIA kernel module"

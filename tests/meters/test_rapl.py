@@ -1,142 +1,300 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RAPL on trees that look like those of the kernel: what is counted, wrap-around, refusals."""
+"""RAPL on trees that look like those of the kernel: what is counted, wrap-around, mirrors, refusals."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.rapl import RaplMeter, open_rapl
+from tests.meters.unprivileged import open_directory, unprivileged
 
 RANGE_UJ = 262_143_328_850
-NOBODY = 65534
+JOULE = 1_000_000
+
+#: Two sockets with memory, a die with cores and graphics, the platform, and the memory-mapped mirrors.
+SERVER = {
+    "intel-rapl:0": "package-0",
+    "intel-rapl:0:0": "core",
+    "intel-rapl:0:1": "uncore",
+    "intel-rapl:0:2": "dram",
+    "intel-rapl:1": "package-1",
+    "intel-rapl:1:0": "dram",
+    "intel-rapl:2": "psys",
+    "intel-rapl-mmio:0": "package-0",
+    "intel-rapl-mmio:0:0": "dram",
+}
 
 
-def zone(root: Path, directory: str, name: str, energy_uj: int = 1_000_000) -> Path:
-    path = root / directory
-    path.mkdir()
-    (path / "name").write_text(f"{name}\n")
-    (path / "energy_uj").write_text(f"{energy_uj}\n")
-    (path / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
-    return path
+class Machine:
+    """A powercap tree. Its counters move by a joule whenever somebody pauses."""
+
+    def __init__(self, root: Path, zones: dict[str, str]) -> None:
+        self.root = root
+        for index, (directory, name) in enumerate(zones.items()):
+            (root / directory).mkdir(parents=True)
+            (root / directory / "name").write_text(f"{name}\n")
+            (root / directory / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
+            self.set(directory, (index + 1) * 1000 * JOULE)
+        self.moving = list(zones)
+
+    def counter(self, zone: str) -> Path:
+        return self.root / zone / "energy_uj"
+
+    def get(self, zone: str) -> int:
+        return int(self.counter(zone).read_text())
+
+    def set(self, zone: str, energy_uj: int) -> None:
+        # In one write to the file that is open elsewhere: a reader never finds it empty.
+        with self.counter(zone).open("r+" if self.counter(zone).exists() else "w") as file:
+            file.write(f"{energy_uj}\n".ljust(32))
+
+    def add(self, zone: str, joules: float) -> None:
+        self.set(zone, (self.get(zone) + round(joules * JOULE)) % RANGE_UJ)
+
+    def pause(self, _seconds: float) -> None:
+        for zone in self.moving:
+            self.add(zone, 1)
+
+    def open(self, still_s: float = 60) -> RaplMeter:
+        (meter,) = open_rapl(
+            Targets(),
+            powercap_root=self.root,
+            system_root=self.root / "no-perf",
+            still_s=still_s,
+            pause=self.pause,
+        )
+        return meter
 
 
-def server(root: Path) -> dict[str, Path]:
-    """Two sockets with memory, a die with cores and graphics, the platform, and the memory-mapped mirrors."""
-    zones = {
-        "intel-rapl:0": "package-0",
-        "intel-rapl:0:0": "core",
-        "intel-rapl:0:1": "uncore",
-        "intel-rapl:0:2": "dram",
-        "intel-rapl:1": "package-1",
-        "intel-rapl:1:0": "dram",
-        "intel-rapl:2": "psys",
-        "intel-rapl-mmio:0": "package-0",
-        "intel-rapl-mmio:0:0": "dram",
-    }
-    (root / "intel-rapl").mkdir()
-    return {directory: zone(root, directory, name) for directory, name in zones.items()}
+Build = Callable[[dict[str, str]], Machine]
 
 
-def test_packages_and_their_memory_are_counted_and_nothing_twice(tmp_path: Path) -> None:
-    zones = server(tmp_path)
-    meter = RaplMeter(tmp_path)
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return lambda zones: Machine(tmp_path, zones)
+
+
+def joules(values: Sequence[float | str]) -> list[float]:
+    assert all(isinstance(value, float) for value in values), values
+    return [float(value) for value in values]
+
+
+def names(meter: RaplMeter) -> list[str]:
+    return [domain.name for domain in meter.domains]
+
+
+def test_packages_and_their_memory_are_counted_and_nothing_twice(build: Build) -> None:
+    machine = build(SERVER)
+    meter = machine.open()
     assert [(domain.name, domain.scope) for domain in meter.domains] == [
         ("cpu:package-0", "package"),
         ("dram:package-0", "memory"),
         ("cpu:package-1", "package"),
         ("dram:package-1", "memory"),
     ]
+    before = joules(meter.read())
     steps = {"intel-rapl:0": 5, "intel-rapl:0:2": 7, "intel-rapl:1": 11, "intel-rapl:1:0": 13}
-    for directory, path in zones.items():
-        step = steps.get(directory, 1000)
-        (path / "energy_uj").write_text(f"{1_000_000 + step * 1_000_000}\n")
-    assert meter.read() == [5.0, 7.0, 11.0, 13.0]
+    for zone in SERVER:
+        machine.add(zone, steps.get(zone, 1000))
+    after = joules(meter.read())
+    assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([5, 7, 11, 13])
+    assert {domain.source for domain in meter.domains} == {"powercap intel-rapl energy_uj"}
+    assert not any(domain.flags for domain in meter.domains)
     meter.close()
 
 
-def test_a_wrap_is_computed_from_the_two_readings(tmp_path: Path) -> None:
-    path = zone(tmp_path, "intel-rapl:0", "package-0", RANGE_UJ - 2_000_000) / "energy_uj"
-    meter = RaplMeter(tmp_path)
-    assert meter.read() == [0.0]
-    path.write_text("3000000\n")
-    assert meter.read() == [pytest.approx(5.0)]
-    path.write_text("4000000\n")
-    assert meter.read() == [pytest.approx(6.0)]
-    path.write_text("3999999\n")
-    assert meter.read() == [pytest.approx(6.0 + RANGE_UJ / 1e6 - 1e-6)]
+def test_an_amd_package_is_read_like_any_other(build: Build) -> None:
+    meter = build({"intel-rapl:0": "package-0", "intel-rapl:0:0": "core"}).open()
+    assert names(meter) == ["cpu:package-0"]
     meter.close()
 
 
-def test_a_counter_that_cannot_be_read_any_more_gives_a_reason(tmp_path: Path) -> None:
-    path = zone(tmp_path, "intel-rapl:0", "package-0") / "energy_uj"
-    meter = RaplMeter(tmp_path)
-    path.write_text("")
+def test_zones_whose_limit_is_off_count_all_the_same(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    (machine.root / "intel-rapl:0" / "enabled").write_text("0\n")
+    meter = machine.open()
+    (before,) = joules(meter.read())
+    machine.add("intel-rapl:0", 3)
+    assert joules(meter.read()) == [pytest.approx(before + 3)]
+    meter.close()
+
+
+def test_a_wrap_is_computed_from_the_two_readings_around_it(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    machine.set("intel-rapl:0", RANGE_UJ - 2 * JOULE)
+    machine.moving = []
+    machine.pause = lambda _seconds: machine.set("intel-rapl:0", RANGE_UJ - JOULE)  # type: ignore[method-assign]
+    meter = machine.open()
+    (before,) = joules(meter.read())
+    machine.set("intel-rapl:0", 3 * JOULE)
+    assert joules(meter.read()) == [pytest.approx(before + 4)]
+    machine.set("intel-rapl:0", 4 * JOULE)
+    assert joules(meter.read()) == [pytest.approx(before + 5)]
+    meter.close()
+
+
+def test_a_counter_that_goes_back_without_a_wrap_gives_a_reason(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    meter = machine.open()
+    machine.set("intel-rapl:0", 7)
+    (value,) = meter.read()
+    meter.close()
+    assert isinstance(value, str)
+    assert value.startswith("rapl: cpu:package-0 cannot be read (the counter went back from 100")
+    assert value.endswith(" to 7 µJ, which is no wrap)")
+
+
+def test_dies_with_counters_of_their_own_add_up(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"})
+    meter = machine.open()
+    assert names(meter) == ["cpu:package-0-die-0", "cpu:package-0-die-1"]
+    meter.close()
+
+
+@pytest.mark.parametrize("second", ["package-0-die-1", "package-1"])
+def test_zones_that_show_the_same_counter_are_counted_once(build: Build, second: str) -> None:
+    machine = build({"intel-rapl:0": "package-0", "intel-rapl:1": second})
+    machine.set("intel-rapl:1", machine.get("intel-rapl:0") + 70_000)
+    meter = machine.open()
+    assert names(meter) == ["cpu:package-0"]
+    (flag,) = meter.domains[0].flags
+    assert (flag.name, flag.severity) == ("mirror", "note")
+    assert flag.detail == f"cpu:{second} shows the same counter as cpu:package-0 and is not counted"
+    meter.close()
+
+
+def test_zones_that_agree_by_chance_and_part_again_are_two(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0", "intel-rapl:1": "package-1"})
+    machine.set("intel-rapl:1", machine.get("intel-rapl:0"))
+    machine.moving = ["intel-rapl:0"]
+    machine.pause(0)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        machine.add("intel-rapl:0", 2)
+        machine.add("intel-rapl:1", 5)
+
+    (meter,) = open_rapl(Targets(), powercap_root=machine.root, still_s=60, pause=pause)
+    assert names(meter) == ["cpu:package-0", "cpu:package-1"]
+    assert len(pauses) == 2
+    meter.close()
+
+
+def test_two_zones_of_one_name_are_one_package(build: Build) -> None:
+    meter = build({"intel-rapl:0": "package-0", "intel-rapl:1": "package-0"}).open()
+    assert names(meter) == ["cpu:package-0"]
+    meter.close()
+
+
+def test_memory_whose_counter_stands_still_is_left_out_and_told(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
+    machine.moving = ["intel-rapl:0"]
+    meter = machine.open()
+    assert names(meter) == ["cpu:package-0"]
+    assert [(flag.name, flag.severity, flag.detail) for flag in meter.domains[0].flags] == [
+        ("unmoving", "warning", "the counter of dram:package-0 stands still; it is not in the energy")
+    ]
+    meter.close()
+
+
+def test_a_package_whose_counter_stands_still_gives_a_reason(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0", "intel-rapl:1": "package-1"})
+    machine.moving = ["intel-rapl:0"]
+    meter = machine.open(still_s=0.001)
+    time.sleep(0.002)
+    machine.pause(0)
+    moving, still = meter.read()
+    meter.close()
+    assert isinstance(moving, float)
+    assert isinstance(still, str)
+    assert still.startswith("rapl: the counter of cpu:package-1 has stood still for ")
+
+
+def test_a_counter_that_stops_while_it_is_read_gives_a_reason(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    meter = machine.open(still_s=0.001)
+    time.sleep(0.002)
+    (value,) = meter.read()
+    meter.close()
+    assert isinstance(value, str)
+    assert value.startswith("rapl: the counter of cpu:package-0 has stood still for ")
+
+
+def test_without_a_package_that_moves_there_is_no_meter(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
+    machine.moving = ["intel-rapl:0:0"]
+    with pytest.raises(MeterError) as caught:
+        machine.open(still_s=0.1)
+    assert str(caught.value) == "rapl: no package counter moves (cpu:package-0 stood still for 0.1 s)"
+
+
+def test_a_counter_that_cannot_be_read_any_more_gives_a_reason(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    meter = machine.open()
+    machine.counter("intel-rapl:0").write_text("")
     (value,) = meter.read()
     meter.close()
     assert isinstance(value, str)
     assert value.startswith("rapl: cpu:package-0 cannot be read (")
 
 
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """Root may read everything, so it steps down for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-def test_without_permission_the_remedy_is_told() -> None:
-    # Not tmp_path, whose parents other users may not enter.
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        root.chmod(0o755)
-        counter = zone(root, "intel-rapl:0", "package-0") / "energy_uj"
+def test_without_permission_the_file_and_a_remedy_that_lasts_are_told() -> None:
+    with open_directory() as root:
+        counter = Machine(root, {"intel-rapl:0": "package-0"}).counter("intel-rapl:0")
         counter.chmod(0 if os.geteuid() != 0 else 0o400)
         with unprivileged(), pytest.raises(MeterError) as caught:
-            RaplMeter(root)
+            open_rapl(Targets(), powercap_root=root, system_root=root)
     assert str(caught.value) == (
-        f"rapl: no permission to read {counter}; sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
+        f"rapl: no permission to read {counter}; "
+        f"no energy-pkg event under {root}/sys/bus/event_source/devices/power; "
+        """echo 'ACTION=="add", SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", """
+        """RUN+="/bin/chmod a+r /sys%p/energy_uj"' | sudo tee /etc/udev/rules.d/70-rapl.rules """
+        """&& sudo udevadm control -R && sudo udevadm trigger -c add -s powercap"""
     )
 
 
-@pytest.mark.parametrize("directories", [[], ["intel-rapl"]])
-def test_without_a_package_there_is_no_meter(tmp_path: Path, directories: list[str]) -> None:
-    root = tmp_path / "powercap"
-    for directory in directories:
-        (root / directory).mkdir(parents=True)
-    with pytest.raises(MeterError, match=rf"^rapl: no package counter under {root}$"):
-        RaplMeter(root)
+def test_without_a_package_both_places_are_named(tmp_path: Path) -> None:
+    (tmp_path / "intel-rapl").mkdir()
+    with pytest.raises(MeterError) as caught:
+        open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path)
+    assert str(caught.value) == (
+        f"rapl: no package counter under {tmp_path}; "
+        f"no energy-pkg event under {tmp_path}/sys/bus/event_source/devices/power"
+    )
 
 
-def test_a_zone_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    (zone(tmp_path, "intel-rapl:0", "package-0") / "energy_uj").write_text("many\n")
+def test_a_zone_that_makes_no_sense_is_refused(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0"})
+    machine.counter("intel-rapl:0").write_text("many\n")
     with pytest.raises(MeterError, match=r"^rapl: invalid literal"):
-        RaplMeter(tmp_path)
+        machine.open()
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
-    zones = server(tmp_path)
+def test_no_descriptor_is_left_open(build: Build) -> None:
+    machine = build(SERVER | {"intel-rapl:3": "package-1", "intel-rapl:3:0": "dram"})
+    machine.moving.remove("intel-rapl:0:2")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    RaplMeter(tmp_path).close()
-    (zones["intel-rapl:1:0"] / "energy_uj").write_text("many\n")
-    with pytest.raises(MeterError):
-        RaplMeter(tmp_path)
+    meter = machine.open()
+    # One zone is a mirror and one stands still: both are closed already.
+    assert [flag.name for flag in meter.domains[0].flags] == ["mirror", "mirror", "unmoving"]
+    meter.close()
+    machine.moving = []
+    with pytest.raises(MeterError, match="no package counter moves"):
+        machine.open()
+    machine.counter("intel-rapl:1:0").write_text("many\n")
+    with pytest.raises(MeterError, match="invalid literal"):
+        machine.open()
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 def test_a_test_of_gpus_is_not_for_rapl() -> None:
-    with pytest.raises(MeterError, match=r"^rapl: the test uses GPUs"):
+    with pytest.raises(MeterDoesNotApply, match=r"^rapl: the test uses GPUs"):
         open_rapl(Targets(("GPU-a",)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.protocol import Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.meters.select import check_names, known_meters, open_meters
 from pytest_llenergy.model.record import Kind
@@ -38,14 +38,24 @@ class Bench:
     def __init__(self) -> None:
         self.opened: list[Constant] = []
 
-    def spec(self, name: str, kind: Kind = "measured", refusal: str | None = None) -> MeterSpec:
-        def open_(targets: Targets) -> Meter:
+    def spec(
+        self,
+        name: str,
+        kind: Kind = "measured",
+        refusal: str | None = None,
+        beside: str | None = None,
+        takes_argument: bool = False,
+    ) -> MeterSpec:
+        def open_(targets: Targets, argument: str = "") -> list[Meter]:
+            if beside is not None:
+                raise MeterDoesNotApply(f"{name}: {beside}")
             if refusal is not None:
                 raise MeterError(f"{name}: {refusal}")
-            self.opened.append(Constant(name))
-            return self.opened[-1]
+            self.opened.append(Constant(f"{name}:{argument}" if argument else name))
+            return [self.opened[-1]]
 
-        return MeterSpec(name=name, kind=kind, open=open_)
+        by_default = not takes_argument
+        return MeterSpec(name, kind, open_, takes_argument=takes_argument, by_default=by_default)
 
     def specs(self, *specs: MeterSpec) -> dict[str, MeterSpec]:
         return {spec.name: spec for spec in specs}
@@ -75,6 +85,46 @@ def test_an_estimate_only_where_nothing_measures() -> None:
     selection = open_meters((), specs, CPU)
     assert [meter.name for meter in selection.meters] == ["guess"]
     assert selection.reasons == ("a: no driver", "b: none")
+
+
+def test_a_meter_that_has_nothing_to_do_with_the_targets_is_no_reason() -> None:
+    bench = Bench()
+    specs = bench.specs(
+        bench.spec("a", beside="the test uses no GPU"),
+        bench.spec("b", refusal="no permission"),
+        bench.spec("guess", "estimated"),
+    )
+    assert open_meters((), specs, CPU).reasons == ("b: no permission",)
+    with pytest.raises(MeterError, match=r"^no meter for the CPU of this host: a: the test uses no GPU$"):
+        open_meters(["a"], specs, CPU)
+
+
+class TestArguments:
+    def test_an_argument_is_handed_on_whole(self) -> None:
+        bench = Bench()
+        specs = bench.specs(bench.spec("a"), bench.spec("command", takes_argument=True))
+        selection = open_meters(["command:watts --of a,b:c"], specs, CPU)
+        assert [meter.name for meter in selection.meters] == ["command:watts --of a,b:c"]
+
+    def test_a_meter_that_needs_one_is_never_chosen_by_itself(self) -> None:
+        bench = Bench()
+        specs = bench.specs(bench.spec("a"), bench.spec("command", takes_argument=True))
+        assert [meter.name for meter in open_meters((), specs, CPU).meters] == ["a"]
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("command", "meter command needs an argument: command:ARGUMENT"),
+            ("command: ", "meter command needs an argument: command:ARGUMENT"),
+            ("a:b", "meter a takes no argument, and 'b' was given"),
+        ],
+    )
+    def test_one_that_is_missing_or_too_much(self, name: str, message: str) -> None:
+        bench = Bench()
+        specs = bench.specs(bench.spec("a"), bench.spec("command", takes_argument=True))
+        with pytest.raises(MeterError) as caught:
+            check_names([name], specs)
+        assert str(caught.value) == message
 
 
 def test_required_measurement_lists_every_reason() -> None:

@@ -11,20 +11,23 @@ from pytest_llenergy.meters.trace import Series
 MS = 1_000_000
 
 
-def series_of(*readings: tuple[int, float], period_s: float | None = None) -> Series:
+def series_of(
+    *readings: tuple[int, float], period_s: float | None = None, max_age_s: float | None = None
+) -> Series:
     domain = Domain(
         name="cpu:x",
         kind="measured",
         source="test",
         scope="test",
         update_period_s=period_s,
+        max_age_s=max_age_s,
         resolution_j=0.001,
         accuracy="exact",
         limits=within(0),
     )
     series = Series("test", domain)
     for time_ms, energy_j in readings:
-        series.add(time_ms * MS, energy_j)
+        series.add(time_ms * MS, time_ms * MS, energy_j)
     return series
 
 
@@ -39,13 +42,26 @@ def test_a_tick_lies_between_the_two_readings_that_saw_it() -> None:
 
 def test_the_first_reading_is_a_tick_only_where_the_counter_is_known_to_be_fresh() -> None:
     assert series_of((0, 5.0)).ticks == []
-    (tick,) = series_of((10, 5.0), period_s=0.001).ticks
+    (tick,) = series_of((10, 5.0), max_age_s=0.001).ticks
     assert (tick.earliest_ns, tick.latest_ns) == (9 * MS, 10 * MS)
 
 
-def test_a_known_period_narrows_the_gap() -> None:
-    ticks = series_of((0, 1.0), (100, 2.0), period_s=0.01).ticks
+def test_a_reading_that_is_never_old_narrows_the_gap() -> None:
+    ticks = series_of((0, 1.0), (100, 2.0), max_age_s=0.01).ticks
     assert (ticks[-1].earliest_ns, ticks[-1].latest_ns, ticks[-1].gap_s) == (90 * MS, 100 * MS, 0.01)
+
+
+def test_after_a_long_pause_the_last_tick_is_no_older_than_the_period_allows() -> None:
+    ticks = series_of((0, 1.0), (1000, 9.0), period_s=0.1).ticks
+    assert (ticks[-1].earliest_ns, ticks[-1].latest_ns) == (850 * MS, 1000 * MS)
+
+
+def test_a_slow_reading_is_a_wide_tick() -> None:
+    series = series_of((0, 1.0))
+    series.add(10 * MS, 15 * MS, 1.0)
+    series.add(20 * MS, 60 * MS, 2.0)
+    # The value may be as old as the start of the reading that did not have it, or as young as the end.
+    assert [(tick.earliest_ns // MS, tick.latest_ns // MS) for tick in series.ticks] == [(10, 60)]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +99,35 @@ def test_the_period_is_the_median_and_needs_three_ticks() -> None:
     assert series_of(*readings).tick_period_s == pytest.approx(0.01)
 
 
-def test_a_counter_that_runs_backwards_is_remembered() -> None:
-    series = series_of((0, 5.0), (10, 6.0), (20, 2.0), (30, 7.0))
-    assert series.reason == "test: the counter of cpu:x went backwards"
-    series.fail("later")
-    assert series.reason == "test: the counter of cpu:x went backwards"
+BACKWARDS = "test: the counter of cpu:x went backwards, from 6.000 J to 2.000 J; it was reset or is broken"
+
+
+def test_a_counter_that_runs_backwards_spoils_the_windows_that_it_touches_and_no_others() -> None:
+    readings = [(0, 3.0), (10, 4.0), (20, 5.0), (30, 6.0), (40, 2.0), (50, 3.0), (60, 4.5), (70, 5.0)]
+    series = series_of(*readings)
+    assert series.reason_between(10 * MS, 20 * MS) is None
+    assert series.reason_between(25 * MS, 45 * MS) == BACKWARDS
+    assert series.reason_between(10 * MS, 60 * MS) == BACKWARDS
+    assert series.reason_between(50 * MS, 60 * MS) is None
+    # What lies between two ticks after it is right: 1 J, 1.5 J, 0.5 J.
+    assert [tick.energy_j for tick in series.ticks] == pytest.approx([4, 5, 6, 7, 8.5, 9])
+
+
+def test_an_outage_ends_with_the_next_reading() -> None:
+    series = series_of((0, 1.0), (10, 2.0))
+    series.fail(20 * MS, "test: lost")
+    series.fail(30 * MS, "test: lost again")
+    assert series.reason == "test: lost"
+    assert series.reason_between(25 * MS, 40 * MS) == "test: lost"
+    for time_ms, energy_j in ((40, 5.0), (50, 6.0), (60, 7.0), (70, 8.0)):
+        series.add(time_ms * MS, time_ms * MS, energy_j)
+    assert series.reason_between(60 * MS, 65 * MS) is None
+    assert series.reason_between(15 * MS, 35 * MS) == "test: lost"
+    assert series.reason_between(60 * MS, 65 * MS) is None
+
+
+def test_a_stretch_without_a_due_reading_is_found_where_it_touches() -> None:
+    series = series_of((0, 1.0))
+    series.late.append((100 * MS, 400 * MS))
+    assert series.latest_pause_s(0, 99 * MS) == 0
+    assert series.latest_pause_s(350 * MS, 900 * MS) == pytest.approx(0.3)

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known power waveforms, the latched counter of one, and what a reader sees of it."""
+"""Power known exactly, the counter of a sensor that looks at it, and what a reader sees of that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from random import Random
 
-from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.pace import Pace
 from pytest_llenergy.meters.protocol import Domain, within
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
 
 MS = 1_000_000
-POLL_NS = 10 * MS
-GAP_NS = 250 * MS
+S = 1_000_000_000
+
+#: A moment well after the clock's start.
+EPOCH = 1000 * S
 
 
 @dataclass(frozen=True)
@@ -23,63 +25,148 @@ class Wave:
     """Watts from each moment (nanoseconds) to the next; nothing before the first."""
 
     steps: tuple[tuple[int, float], ...]
+    _moments: list[int] = field(init=False, repr=False)
+    _joules: list[float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = [watts * (end - start) / S for (start, watts), (end, _) in pairwise(self.steps)]
+        object.__setattr__(self, "_moments", [start for start, _ in self.steps])
+        object.__setattr__(self, "_joules", list(accumulate(parts, initial=0.0)))
+
+    def energy_j(self, time_ns: int) -> float:
+        """Joules from the first moment on."""
+        index = bisect_right(self._moments, time_ns) - 1
+        if index < 0:
+            return 0.0
+        start_ns, watts = self.steps[index]
+        return self._joules[index] + watts * (time_ns - start_ns) / S
 
     def joules(self, start_ns: int, end_ns: int) -> float:
         """The true energy between two moments."""
-        borders = [*self.steps, (end_ns, 0.0)]
-        total = 0.0
-        for (begin, watts), (finish, _) in pairwise(borders):
-            total += watts * max(0, min(finish, end_ns) - max(begin, start_ns)) / 1e9
-        return total
-
-    def counter_j(self, time_ns: int, latch_ns: int, phase_ns: int = 0) -> float:
-        """What a counter in millijoules says that looks at the truth every ``latch_ns``."""
-        latched_ns = (time_ns - phase_ns) // latch_ns * latch_ns + phase_ns
-        return int(self.joules(0, latched_ns) * 1000) / 1000
+        return self.energy_j(end_ns) - self.energy_j(start_ns)
 
 
-def domain(name: str = "gpu:GPU-a", period_s: float | None = None) -> Domain:
+@dataclass(frozen=True)
+class Sensor:
+    """A counter in millijoules that ticks every ``latch_ns``, up to ``jitter_ns`` late.
+
+    With ``window_ns`` it sees only the end of each tick and takes that for the whole. ``latch_ns`` 0 is a
+    counter that moves all the time.
+    """
+
+    wave: Wave
+    latch_ns: int
+    phase_ns: int = 0
+    jitter_ns: int = 0
+    window_ns: int = 0
+    _ticks: list[tuple[int, float]] = field(default_factory=list, init=False, repr=False)
+
+    def counter_j(self, time_ns: int) -> float:
+        """What it says at a moment."""
+        if self.latch_ns == 0:
+            return int(self.wave.energy_j(time_ns) * 1000) / 1000
+        if not self._ticks:
+            self._ticks.append((self._moment(self.wave.steps[0][0] // self.latch_ns), 0.0))
+        while self._ticks[-1][0] <= time_ns:
+            self._ticks.append(self._next(*self._ticks[-1]))
+        index = bisect_right(self._ticks, time_ns, key=lambda tick: tick[0]) - 1
+        return int(self._ticks[max(0, index)][1] * 1000) / 1000
+
+    def _moment(self, k: int) -> int:
+        late_ns = Random(k).randrange(self.jitter_ns) if self.jitter_ns else 0
+        return k * self.latch_ns + self.phase_ns + late_ns
+
+    def _next(self, last_ns: int, energy_j: float) -> tuple[int, float]:
+        tick_ns = self._moment((last_ns - self.phase_ns) // self.latch_ns + 1)
+        seen_ns = self.window_ns or tick_ns - last_ns
+        return tick_ns, energy_j + self.wave.joules(tick_ns - seen_ns, tick_ns) * (
+            tick_ns - last_ns
+        ) / seen_ns
+
+
+def domain(
+    name: str = "gpu:GPU-a",
+    period_s: float | None = None,
+    coverage: float = 1.0,
+    highest_w: float | None = None,
+    max_age_s: float | None = None,
+    smear_s: float = 0.0,
+) -> Domain:
     return Domain(
         name=name,
         kind="measured",
         source="wave",
         scope="board",
         update_period_s=period_s,
+        max_age_s=max_age_s,
         resolution_j=0.001,
         accuracy="within 5%",
         limits=within(0.05),
+        coverage=coverage,
+        highest_w=highest_w,
+        smear_s=smear_s,
     )
 
 
-def seen(wave: Wave, moments: Iterable[int], latch_ns: int, phase_ns: int = 0) -> Series:
+def seen(sensor: Sensor, moments: Iterable[int], of: Domain | None = None) -> Series:
     """The series of a reader that looked at these moments."""
-    series = Series("nvml", domain())
+    series = Series("nvml", of or domain())
     for moment in sorted(moments):
-        series.add(moment, wave.counter_j(moment, latch_ns, phase_ns))
+        series.add(moment, moment, sensor.counter_j(moment))
     return series
 
 
-def moments(rng: Random, start_ns: int, end_ns: int) -> list[int]:
-    """When a thread reads that sleeps 10 ms, and is now and then not scheduled for longer."""
-    found: list[int] = []
-    now = start_ns + rng.randrange(POLL_NS)
-    while now < end_ns:
-        found.append(now)
-        now += POLL_NS + rng.randrange(MS) + (rng.randrange(40 * MS) if rng.random() < 0.03 else 0)
-    return found
+def watched(
+    sensor: Sensor, rng: Random, start_ns: int, end_ns: int, of: Domain, extra: Iterable[int] = ()
+) -> Series:
+    """The series of a background reader that keeps its own pace on a busy machine.
+
+    It wakes up to a millisecond late, is now and then not scheduled for tens of milliseconds, and reads
+    at the ``extra`` moments besides.
+    """
+    series = Series("nvml", of)
+    pace = Pace([series], 0.01)
+    now_ns, edges = start_ns, sorted(extra)
+    while now_ns < end_ns:
+        while edges and edges[0] <= now_ns:
+            edge_ns = edges.pop(0)
+            series.add(edge_ns, edge_ns, sensor.counter_j(edge_ns))
+        series.add(now_ns, now_ns + 20_000, sensor.counter_j(now_ns + 10_000))
+        now_ns = pace.next_ns(now_ns + 20_000) + rng.randrange(50_000, MS // 2)
+        now_ns += rng.randrange(40 * MS) if rng.random() < 0.02 else 0
+    return series
 
 
-def measured(
-    start_ns: int, end_ns: int, border_ns: int | None = None, gaps: Sequence[int] | None = None
-) -> MeasuredRound:
-    """A round with a quarter of a second of quiet at either side, or up to the two moments in ``gaps``."""
-    rank = RankTimeline(rank=0, start_ns=start_ns, end_ns=end_ns, cpu_time_s=0.0, first_token_ns=border_ns)
-    before, after = gaps or (start_ns - GAP_NS, end_ns + GAP_NS)
-    return MeasuredRound(
-        timeline=RoundTimeline(ranks=(rank,)),
-        gap_start_ns=before,
-        gap_end_ns=after,
-        other_cpu_s=0.0,
-        stolen_cpu_s=0.0,
-        temperature_start_c=None,
-    )
+def steps(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
+    """Up to ten powers, at random moments."""
+    moments = sorted({start_ns, *(rng.randrange(start_ns, end_ns) for _ in range(rng.randrange(10)))})
+    return [(moment, rng.uniform(120, 700)) for moment in moments]
+
+
+def bursts(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
+    """A square wave of 2 to 500 ms."""
+    low_w, high_w = sorted((rng.uniform(80, 700), rng.uniform(80, 700)))
+    period_ns = rng.randrange(2 * MS, 500 * MS)
+    high_ns = round(period_ns * rng.uniform(0.1, 0.9))
+    found: list[tuple[int, float]] = []
+    for moment in range(start_ns, end_ns, period_ns):
+        found += [(moment, high_w), (moment + high_ns, low_w)]
+    return [(moment, watts) for moment, watts in found if moment < end_ns]
+
+
+def noise(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
+    """A new power every 1 to 50 ms."""
+    period_ns, middle_w = rng.randrange(MS, 50 * MS), rng.uniform(200, 500)
+    width_w = middle_w * rng.uniform(0.05, 0.5)
+    moments = range(start_ns, end_ns, period_ns)
+    return [(moment, rng.uniform(middle_w - width_w, middle_w + width_w)) for moment in moments]
+
+
+def ramp(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
+    """From one power to another, by the millisecond."""
+    from_w, to_w = rng.uniform(120, 700), rng.uniform(120, 700)
+    n = max(1, (end_ns - start_ns) // MS)
+    return [(start_ns + index * MS, from_w + (to_w - from_w) * index / n) for index in range(n)]
+
+
+SHAPES = (steps, bursts, noise, ramp)

@@ -12,6 +12,7 @@ from pytest_llenergy.model.record import (
     Metric,
     Parallel,
     Phase,
+    Procedure,
     RankInfo,
     Record,
     Round,
@@ -68,7 +69,17 @@ RECORD = Record(
     start_s=3.2,
     devices=["GPU-a"],
     load_average=0.2,
-    warmup_rounds=1,
+    procedure=Procedure(
+        warmup_iterations=3,
+        settled=True,
+        criterion="within 5%",
+        iterations=2,
+        gap_s=0.35,
+        target=0.02,
+        budget_s=20.0,
+        measuring_s=9.5,
+        reached=0.015,
+    ),
     meters=[
         MeterInfo(
             name="nvml",

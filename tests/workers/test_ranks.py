@@ -320,6 +320,6 @@ def test_the_window_runs_from_the_first_start_to_the_last_end(pair: RankGroup) -
     assert before < timeline.start_ns < timeline.end_ns < after
     assert 0.3 <= (timeline.end_ns - timeline.start_ns) / 1e9 < 0.6
     first, second = timeline.ranks
-    assert first.end_ns < second.end_ns == timeline.end_ns
+    assert first.iterations[-1].end_ns < second.iterations[-1].end_ns == timeline.end_ns
     assert workload.peak_memory_bytes is not None
     assert workload.peak_memory_bytes > 10_000_000

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_llenergy.backends.cache import cache_root
+from pytest_llenergy.model.places import cache_root
 
 REQUIREMENTS = Path(__file__).resolve().with_name("requirements.txt")
 #: Oldest Python for which the pinned versions exist.

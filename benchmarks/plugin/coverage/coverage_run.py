@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the uncertainty true? Thousands of random windows with an energy known to the last bit.
+
+The windows are those of the test suite (tests/meters/cases.py), of which it takes a few hundred.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from tests.meters.cases import KINDS, Case, Kind, Summary, draw, summarise
+
+#: What the tool promises.
+COVERED, FULLNESS = 0.95, 0.2
+
+HEADER = ("windows", "resolved", "within 2u", "median error/u", "median error", "two readings")
+RULE = ("---", *["---:"] * len(HEADER))
+
+
+def main() -> int:
+    """Print the table. Returns 1 when a promise is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--windows", type=int, default=2500, help="of each kind (default: 2500)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    args = parser.parse_args()
+    found = {str(kind): _cases(kind, args.windows, args.seed) for kind in KINDS}
+    rows = {name: summarise(cases) for name, cases in found.items()}
+    every = [case for cases in found.values() for case in cases]
+    for shape in sorted({case.shape for case in every}):
+        rows[f"of these, {shape}"] = summarise([case for case in every if case.shape == shape])
+    rows["all"] = summarise(every)
+    print(_table(rows))
+    if args.json is not None:
+        figures: dict[str, Any] = {
+            "seed": args.seed,
+            "rows": {name: asdict(row) for name, row in rows.items()},
+        }
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    kept = all(rows[str(kind)].covered >= COVERED and rows[str(kind)].fullness > FULLNESS for kind in KINDS)
+    return 0 if kept else 1
+
+
+def _cases(kind: Kind, windows: int, seed: int) -> list[Case]:
+    rng = Random(f"{kind} {seed}")
+    return [draw(rng, kind) for _ in range(windows)]
+
+
+def _table(rows: dict[str, Summary]) -> str:
+    lines = [("", *HEADER), RULE, *((name, *_cells(row)) for name, row in rows.items())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(row: Summary) -> tuple[str, ...]:
+    return (
+        str(row.windows),
+        f"{row.resolved / row.windows:.0%}",
+        f"{row.covered:.1%}",
+        f"{row.fullness:.2f}",
+        f"{row.error:.2%}",
+        f"{row.naive_error:.2%}",
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

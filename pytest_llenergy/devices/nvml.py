@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVML, initialised: the one place that opens it, finds boards and turns its return codes into words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llenergy.errors import DeviceError, NoDriverError
+
+#: The member of ``nvmlValue_t`` that holds a value, by ``nvmlValueType_t`` (nvml.h).
+VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+@dataclass(frozen=True)
+class BoardHandle:
+    """An open board. ``shared`` where it was asked for by the UUID of one of its MIG instances."""
+
+    uuid: str
+    name: str
+    handle: Any
+    shared: bool
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number that NVML tells of a board, in thousandths of J or W.
+
+    It is a field with its scope (0 board, 1 module: ``NVML_POWER_SCOPE_*``), or a function of its own.
+    """
+
+    name: str
+    scope: str = "board"
+    field: tuple[int, int] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, and the scope where it is not the board's."""
+        return self.name if self.scope == "board" else f"{self.name} of the {self.scope}"
+
+
+class Session:
+    """NVML from construction to ``close``. It counts how often it is initialised: sessions may overlap.
+
+    Raises ``NoDriverError``, or ``DeviceError`` for a driver that is there and refuses.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+        except ImportError:
+            raise NoDriverError("NVML: the module pynvml is missing; pip install nvidia-ml-py") from None
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError_LibraryNotFound as error:
+            raise NoDriverError(f"NVML: {error}; install the NVIDIA driver") from None
+        except pynvml.NVMLError_DriverNotLoaded as error:
+            raise NoDriverError(f"NVML: {error}; load the NVIDIA kernel module") from None
+        except pynvml.NVMLError as error:
+            # A driver that is there and does not answer is not the same as no GPU.
+            raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
+        self.module: Any = pynvml
+
+    def close(self) -> None:
+        """Give NVML back."""
+        with suppress(self.module.NVMLError):
+            self.module.nvmlShutdown()
+
+    def board(self, uuid: str) -> BoardHandle:
+        """The board with this UUID, or the board on which the MIG instance with this UUID lives.
+
+        Raises ``DeviceError`` naming the UUID and what the driver said.
+        """
+        try:
+            handle = self.module.nvmlDeviceGetHandleByUUID(uuid)
+            shared = self._is_mig(handle)
+            if shared:
+                handle = self.module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            own = str(self.module.nvmlDeviceGetUUID(handle))
+            return BoardHandle(own, str(self.module.nvmlDeviceGetName(handle)), handle, shared)
+        except self.module.NVMLError as error:
+            raise DeviceError(f"NVML: {uuid} does not answer ({error}); see nvidia-smi -L") from None
+
+    def _is_mig(self, handle: Any) -> bool:
+        try:
+            answer = self.module.nvmlDeviceIsMigDeviceHandle(handle)
+            # pynvml hands out the C integer itself, which is true whatever it holds.
+            return bool(getattr(answer, "value", answer))
+        except self.module.NVMLError:
+            # Drivers and boards that know nothing of MIG.
+            return False
+
+    def fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
+        """Field values by (field, scope) in one call; what the driver said for each that has none."""
+        try:
+            values = self.module.nvmlDeviceGetFieldValues(handle, codes)
+        except self.module.NVMLError as error:
+            return [str(error)] * len(codes)
+        return [
+            getattr(value.value, VALUE_MEMBERS[value.valueType])
+            if value.nvmlReturn == 0
+            else str(self.module.NVMLError(value.nvmlReturn))
+            for value in values
+        ]
+
+    def read(self, handle: Any, quantities: Sequence[Quantity]) -> list[float | str]:
+        """Each quantity in J or W, or what the driver said; in one call where all of them are fields."""
+        codes = [quantity.field for quantity in quantities if quantity.field is not None]
+        if len(codes) == len(quantities):
+            raw = self.fields(handle, codes)
+        else:
+            raw = [self._raw(handle, quantity) for quantity in quantities]
+        return [value if isinstance(value, str) else value / 1000 for value in raw]
+
+    def _raw(self, handle: Any, quantity: Quantity) -> float | str:
+        if quantity.field is not None:
+            return self.fields(handle, (quantity.field,))[0]
+        try:
+            return float(getattr(self.module, quantity.name)(handle))
+        except self.module.NVMLError as error:
+            return str(error)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warm-up: until duration and power have settled, or a cap is reached."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_llenergy.measure.rounds import Workload
+from pytest_llenergy.meters.edges import powers
+from pytest_llenergy.meters.sampler import Sampler
+
+#: Two blocks in a row may differ by this much to count as settled.
+SETTLED = 0.05
+
+#: A block shorter than this is not judged; it is made longer (seconds).
+LEAST_BLOCK_S = 0.05
+
+#: Blocks after which the warm-up ends in any case.
+MOST_BLOCKS = 10
+
+#: Share of the budget after which the warm-up ends in any case.
+MOST_OF_BUDGET = 0.5
+
+CRITERION = (
+    f"duration and power of two blocks in a row within {SETTLED:.0%}, at most {MOST_BLOCKS} blocks or "
+    f"{MOST_OF_BUDGET:.0%} of the budget"
+)
+GIVEN = "number of iterations given"
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What it took. ``iteration_s`` and ``power_w`` are those of its last block, where they are known."""
+
+    iterations: int
+    settled: bool | None
+    criterion: str
+    iteration_s: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True)
+class _Block:
+    iterations: int
+    duration_s: float
+    power_w: float | None
+
+    @property
+    def iteration_s(self) -> float:
+        return self.duration_s / self.iterations
+
+    def like(self, other: _Block) -> bool:
+        """Whether both differ by no more than the criterion; a power that is not known does not count."""
+        pairs = [(self.iteration_s, other.iteration_s)]
+        if self.power_w is not None and other.power_w is not None:
+            pairs.append((self.power_w, other.power_w))
+        return all(abs(a - b) <= SETTLED * max(a, b) for a, b in pairs)
+
+
+def warm_up(workload: Workload, given: int | None, budget_s: float, sampler: Sampler) -> WarmUp:
+    """Run ``given`` iterations, or without a number until the work has settled."""
+    if given is not None:
+        blocks = [_block(workload, 1, sampler) for _ in range(given)]
+        last = blocks[-1] if blocks else None
+        return WarmUp(given, None, GIVEN, last.iteration_s if last else None, last.power_w if last else None)
+    block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
+    for _ in range(MOST_BLOCKS - 1):
+        spent_s += block.duration_s
+        if spent_s > MOST_OF_BUDGET * budget_s:
+            break
+        iterations = block.iterations
+        if block.duration_s < LEAST_BLOCK_S:
+            iterations = math.ceil(iterations * min(10.0, 2 * LEAST_BLOCK_S / block.duration_s))
+        following = _block(workload, iterations, sampler)
+        total += iterations
+        if iterations == block.iterations and following.like(block):
+            return WarmUp(total, True, CRITERION, following.iteration_s, following.power_w)
+        block = following
+    return WarmUp(total, False, CRITERION, block.iteration_s, block.power_w)
+
+
+def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
+    workload.ready()
+    workload.work(iterations)
+    timeline = workload.timeline()
+    inside = [powers(series, timeline.start_ns, timeline.end_ns) for series in sampler.series]
+    known = bool(inside) and all(len(steps) > 1 for steps in inside)
+    power_w = sum(sum(steps) / len(steps) for steps in inside) if known else None
+    return _Block(iterations, timeline.duration_s, power_w)

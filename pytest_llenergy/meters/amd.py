@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AMD GPUs: the energy accumulator that AMD SMI reads (extra ``amd``, ``--energy-meter=amd``).
+
+The count times ``counter_resolution`` is microjoules (AMD SMI: ``amdsmi_get_energy_count``). Guests of a
+virtual machine have none, and on some boards it stands still or belongs to two dies (ROCm/amdsmi issues 22
+and 38), so a board whose counter does not move is not measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.accuracy import unknown
+from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
+from pytest_llenergy.model.record import Flag
+
+MICRO = 1e-6
+#: A board draws watts, and a count is some 15 µJ: every counter that works moves in this time.
+STILL_S = 0.5
+PAUSE_S = 0.01
+
+
+class Library:
+    """AMD SMI, open as long as one of its boards is."""
+
+    def __init__(self) -> None:
+        """Raises ``MeterError`` where the package, its library or the driver is missing."""
+        self._smi = _import()
+        self._users = 0
+        try:
+            self._smi.amdsmi_init()
+        except self._smi.AmdSmiException as error:
+            raise MeterError(f"amd: {_one_line(error)}") from None
+
+    def boards(self) -> dict[str, Any]:
+        """Handles by UUID. Raises ``MeterError``."""
+        try:
+            return {
+                str(self._smi.amdsmi_get_gpu_device_uuid(handle)): handle
+                for handle in self._smi.amdsmi_get_processor_handles()
+            }
+        except self._smi.AmdSmiException as error:
+            raise MeterError(f"amd: {_one_line(error)}") from None
+
+    def count(self, handle: Any) -> tuple[float, float]:
+        """Joules since the driver was loaded, and joules of one count. Raises ``MeterError``."""
+        try:
+            answer = self._smi.amdsmi_get_energy_count(handle)
+        except self._smi.AmdSmiException as error:
+            raise MeterError(f"amd: {_one_line(error)}") from None
+        step_j = float(answer["counter_resolution"]) * MICRO
+        return int(answer["energy_accumulator"]) * step_j, step_j
+
+    def enter(self) -> None:
+        """One more board is open."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """One board less; the last one shuts the library down."""
+        self._users -= 1
+        if self._users <= 0:
+            self._smi.amdsmi_shut_down()
+
+
+class AmdMeter:
+    """One board."""
+
+    name = "amd"
+    poll_period_s = 0.01
+
+    def __init__(self, library: Library, uuid: str, handle: Any, flags: tuple[Flag, ...] = ()) -> None:
+        """Raises ``MeterError`` when the board has no counter."""
+        self._library = library
+        self._handle = handle
+        accuracy = unknown("AMD SMI")
+        self.domains = (
+            Domain(
+                name=f"gpu:{uuid}",
+                kind="measured",
+                source="amdsmi_get_energy_count",
+                scope="board",
+                resolution_j=library.count(handle)[1],
+                accuracy=accuracy.words,
+                limits=accuracy.limits,
+                flags=(*accuracy.flags, *flags),
+            ),
+        )
+        library.enter()
+
+    def read(self) -> list[float | str]:
+        try:
+            return [self._library.count(self._handle)[0]]
+        except MeterError as error:
+            return [str(error)]
+
+    def close(self) -> None:
+        self._library.leave()
+
+
+def open_amd(targets: Targets, pause: Callable[[float], None] = time.sleep) -> list[AmdMeter]:
+    """The boards of the targets; without GPUs among them, every AMD board of this host.
+
+    Raises ``MeterError`` where AMD SMI or a board of the targets is missing, or no counter moves.
+    """
+    library = Library()
+    try:
+        return _open(library, targets.gpus, pause)
+    except MeterError:
+        library.leave()
+        raise
+
+
+def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None]) -> list[AmdMeter]:
+    boards = library.boards()
+    missing = [uuid for uuid in wanted if uuid not in boards]
+    if missing:
+        found = ", ".join(boards) or "none"
+        raise MeterError(f"amd: no board {', '.join(missing)}; found: {found}")
+    if not boards:
+        raise MeterError("amd: AMD SMI finds no board")
+    chosen = {uuid: boards[uuid] for uuid in wanted or boards}
+    still = _still(library, chosen, pause)
+    if still and (wanted or len(still) == len(chosen)):
+        raise MeterError(f"amd: the energy counter of {', '.join(still)} stood still for {STILL_S:g} s")
+    detail = f"no energy counter moves on {', '.join(still)}: not in the energy, or in that of the other die"
+    flags = (Flag(name="unmoving", severity="warning", detail=detail),) if still else ()
+    return [AmdMeter(library, uuid, chosen[uuid], flags) for uuid in chosen if uuid not in still]
+
+
+def _still(library: Library, boards: dict[str, Any], pause: Callable[[float], None]) -> list[str]:
+    first = {uuid: library.count(handle)[0] for uuid, handle in boards.items()}
+    still = list(boards)
+    for _ in range(round(STILL_S / PAUSE_S)):
+        pause(PAUSE_S)
+        still = [uuid for uuid in still if library.count(boards[uuid])[0] == first[uuid]]
+        if not still:
+            break
+    return still
+
+
+def _import() -> Any:
+    try:
+        # Without its library the package prints to standard output and fails with KeyError.
+        with contextlib.redirect_stdout(io.StringIO()):
+            import amdsmi
+    except ImportError:
+        raise MeterError("amd: amdsmi is missing; pip install 'pytest-llenergy[amd]'") from None
+    except (KeyError, OSError, AttributeError) as error:
+        raise MeterError(
+            f"amd: amdsmi cannot load libamd_smi.so ({error}); install amd-smi-lib of the same ROCm release"
+        ) from None
+    return amdsmi
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+SPEC = MeterSpec(name="amd", kind="measured", open=open_amd, by_default=False)

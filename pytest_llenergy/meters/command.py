@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A power meter of the user's own: a program that prints watts, one number a line.
+
+``--energy-meter='command:PROGRAM ARGS'``, with ``@2%`` at the end where its accuracy is known. Each
+number is the mean power since the line before, and holds from there to the moment at which it arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.accuracy import Accuracy, split_accuracy
+from pytest_llenergy.meters.power import IntegratedPower
+from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
+
+FIRST_LINE_S = 5.0
+#: A program is silent when nothing came for this many of its usual intervals, and at least this long.
+SILENT_INTERVALS = 5
+SILENT_AT_LEAST_S = 2.0
+REMEMBERED_INTERVALS = 50
+END_S = 2.0
+
+#: Above 0, so that a number holds for the time before it; below any interval, so that every line counts.
+EACH_LINE_S = 1e-9
+
+
+class CommandMeter:
+    """Runs the program from opening to closing. A thread takes its lines as they come."""
+
+    name = "command"
+    poll_period_s = 0.01
+
+    def __init__(self, command: str, accuracy: Accuracy, first_line_s: float = FIRST_LINE_S) -> None:
+        """Starts the program and waits for its first line. Raises ``MeterError``."""
+        arguments = _split(command)
+        self._program = Path(arguments[0]).name
+        self._power = IntegratedPower(EACH_LINE_S)
+        self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
+        self._last_s: float | None = None
+        self._energy_j = 0.0
+        self._reason: str | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        # A file and no pipe: a program that complains at length must not block.
+        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the meter
+        try:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._complaints.close()
+            raise MeterError(f"command: {self._program} cannot be started ({error.strerror})") from None
+        self._thread = threading.Thread(target=self._take_lines, name="llenergy-command", daemon=True)
+        self._thread.start()
+        self._wait_for_first_line(first_line_s)
+        self.domains = (
+            Domain(
+                name=f"external:{self._program}",
+                kind="measured",
+                source=f"watts printed by: {command}",
+                scope="external: whatever the meter is plugged to",
+                # Joules are made here and have no step; how coarse the watts are is not known.
+                resolution_j=0.0,
+                accuracy=accuracy.words,
+                limits=accuracy.limits,
+                covers_others=True,
+                flags=accuracy.flags,
+            ),
+        )
+
+    def _wait_for_first_line(self, first_line_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._reason or self._last_s is not None, first_line_s)
+            reason, last_s = self._reason, self._last_s
+        if reason is None and last_s is None:
+            reason = (
+                f"command: {self._program} printed no line within {first_line_s:g} s; "
+                f"it must flush each one (try: stdbuf -oL {self._program})"
+            )
+        if reason:
+            self.close()
+            raise MeterError(reason)
+
+    def _take_lines(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            now_s = time.monotonic()
+            if not line.endswith(b"\n"):
+                # Half a number, cut off by the program's end.
+                continue
+            watts = _watts(line)
+            with self._changed:
+                if watts is None:
+                    self._fail(
+                        f"printed {line.decode(errors='replace').rstrip()!r}, which is no number of watts"
+                    )
+                    break
+                self._energy_j = self._power.add(now_s, watts)
+                if self._last_s is not None:
+                    self._intervals.append(now_s - self._last_s)
+                self._last_s = now_s
+                self._changed.notify()
+        else:
+            self._note_end()
+
+    def _fail(self, what: str) -> None:
+        self._reason = self._reason or f"command: {self._program} {what}"
+        self._changed.notify()
+
+    def _note_end(self) -> None:
+        """Its output has ended: by itself, unless it is being closed."""
+        if self._closing:
+            return
+        try:
+            status = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            what = "closed its output"
+        else:
+            self._signal(signal.SIGKILL)
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
+            complaint = self._last_complaint()
+            what = f"ended {how}" + (f": {complaint}" if complaint else "")
+        with self._changed:
+            self._fail(what)
+
+    def _last_complaint(self) -> str:
+        self._complaints.seek(0)
+        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def read(self) -> list[float | str]:
+        with self._changed:
+            assert self._last_s is not None
+            silent_s = time.monotonic() - self._last_s
+            if self._reason is None and silent_s > self._longest_silence_s():
+                return [f"command: {self._program} has printed nothing for {silent_s:.1f} s"]
+            return [self._reason or self._energy_j]
+
+    def _longest_silence_s(self) -> float:
+        if not self._intervals:
+            return FIRST_LINE_S
+        return max(SILENT_AT_LEAST_S, SILENT_INTERVALS * statistics.median(self._intervals))
+
+    def close(self) -> None:
+        """End the program and everything that it started in its session."""
+        self._closing = True
+        if self._process.poll() is None:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        self._thread.join(END_S)
+        if self._process.stdout is not None and not self._thread.is_alive():
+            self._process.stdout.close()
+        self._complaints.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The group outlives its leader while anything in it lives. Its number is free once all are gone, so
+        # this comes at once after the leader was reaped, or before.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _split(command: str) -> list[str]:
+    try:
+        arguments = shlex.split(command)
+    except ValueError as error:
+        raise MeterError(f"command: {command!r} is no command line ({error})") from None
+    if not arguments:
+        raise MeterError("command: no program; write --energy-meter='command:PROGRAM ARGS'")
+    return arguments
+
+
+def _watts(line: bytes) -> float | None:
+    try:
+        watts = float(line)
+    except ValueError:
+        return None
+    return watts if math.isfinite(watts) and watts >= 0 else None
+
+
+def open_command(_targets: Targets, argument: str) -> list[CommandMeter]:
+    """Covers CPUs and GPUs alike: what it covers is up to its plug.
+
+    Raises ``MeterError`` when the program cannot be started, ends, prints what is no number, or prints
+    nothing for five seconds.
+    """
+    command, accuracy = split_accuracy(argument, "the program")
+    return [CommandMeter(command, accuracy)]
+
+
+SPEC = MeterSpec(name="command", kind="measured", open=open_command, takes_argument=True, by_default=False)

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is an energy counter fit to measure with, and when does it tick? Asked once per board, driver and boot.
+
+For a second or two the counter is polled together with the board's power. From the readings follow the
+period of the ticks and whether the counter agrees with the integral of power over the same ticks. Counters
+that stand still, run backwards or count half of the joules exist and look like any other.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from statistics import fmean, median, median_low, stdev
+from typing import NamedTuple
+
+import msgspec
+
+from pytest_llenergy.model.record import Data
+
+#: The largest difference from integrated power that the gains of two sensors explain (nvml.GAIN_LIMIT).
+DISAGREEMENT = 0.05
+
+#: A counter that has not moved for so long will not bracket any window.
+STANDSTILL_S = 1.0
+
+#: The check ends when this much was seen and all of it was steady, or when its time is up.
+ENOUGH_TICKS = 10
+ENOUGH_S = 1.0
+LONGEST_S = 2.5
+
+#: What sampling may leave open, as a share of the energy, for the check to end early.
+ENOUGH_DOUBT = 0.02
+
+POLL_S = 0.0015
+JUDGE_EVERY_S = 0.1
+
+#: A counter that moves between so many of its readings moves all the time.
+CONTINUOUS = 0.95
+
+#: Ticks are put together into spans of at least this length before counter and power are compared.
+SPAN_S = 0.05
+
+#: Standard deviations that count as possible.
+SIGMAS = 3.0
+
+
+class Reading(NamedTuple):
+    """One poll: monotonic ns before and after, J, W. ``None`` where there is no counter or no sensor."""
+
+    begin_ns: int
+    end_ns: int
+    energy_j: float | None
+    watts: float | None
+
+    @property
+    def time_s(self) -> float:
+        """The middle, in seconds."""
+        return (self.begin_ns + self.end_ns) / 2e9
+
+
+class CheckResult(Data, frozen=True):
+    """What was found. ``reason`` says why the counter must not be used; ``None`` where it may.
+
+    - ``period_s``: typical time between ticks; ``jitter_s``: median absolute deviation from it;
+      ``longest_s``: the longest time between two ticks. The last two include the time between polls.
+    - ``still_s``: the longest time for which the counter was seen not to move; ``None`` without a counter.
+    - ``continuous``: the counter moved between any two polls, so ``period_s`` is only an upper limit.
+    - ``ratio``: counter over integrated power; ``doubt``: what sampling left open of it, as a share of the
+      energy. Both ``None`` where the power was not told.
+    - ``power_period_s``: typical time between changes of the power reading; ``None`` below three changes.
+    - ``power_continuous``: it changed between any two polls.
+    - ``mean_w``: mean of the power readings.
+    """
+
+    duration_s: float
+    ticks: int = 0
+    period_s: float | None = None
+    jitter_s: float | None = None
+    longest_s: float | None = None
+    still_s: float | None = None
+    continuous: bool = False
+    ratio: float | None = None
+    doubt: float | None = None
+    power_period_s: float | None = None
+    power_continuous: bool = False
+    mean_w: float | None = None
+    reason: str | None = None
+
+
+class _Tick(NamedTuple):
+    """The counter moved between two polls: position of the second, when at the earliest and the latest."""
+
+    at: int
+    earliest_s: float
+    latest_s: float
+
+    @property
+    def time_s(self) -> float:
+        return (self.earliest_s + self.latest_s) / 2
+
+
+def judge(readings: Sequence[Reading], power_age_s: float = 0.1) -> CheckResult:
+    """What the readings of one board say. ``power_age_s`` is how old the power that they tell may be.
+
+    The counter is rejected when it differs from integrated power by more than ``DISAGREEMENT`` and what
+    the sampling cannot tell, which is, in joules,
+
+        SIGMAS sd(d) √n  +  power_age_s (P_max - P_min)  +  P_mean (g_first + g_last) / 2
+
+    d are the n differences between counter and integral over spans of a few ticks: sensors that look at
+    different times, or only part of the time, scatter here when power is not steady. The second term is
+    for power that is told late, so that the integral covers another stretch of time; the third for the
+    gaps g between the polls around the first and the last tick.
+    """
+    if len(readings) < 2:
+        return CheckResult(duration_s=0.0)
+    ticks = _ticks(readings, [reading.energy_j for reading in readings])
+    changes = _ticks(readings, [reading.watts for reading in readings])
+    poll_s = _poll_period_s(readings)
+    watts = [reading.watts for reading in readings if reading.watts is not None]
+    result = CheckResult(
+        duration_s=(readings[-1].end_ns - readings[0].begin_ns) / 1e9,
+        ticks=len(ticks),
+        continuous=_continuous(ticks, readings),
+        power_period_s=_typical(_gaps(changes), poll_s) if len(changes) > 2 else None,
+        power_continuous=_continuous(changes, readings),
+        mean_w=sum(watts) / len(watts) if watts else None,
+    )
+    if readings[0].energy_j is None:
+        return result
+    result = _timed(result, readings, ticks, poll_s)
+    reason = _backwards(readings) or _standstill(result)
+    if reason is None and len(ticks) < 2:
+        reason = f"ticked {len(ticks)} times in {result.duration_s:.1f} s"
+    if reason is not None:
+        return msgspec.structs.replace(result, reason=reason)
+    return _compare(result, readings, ticks, power_age_s)
+
+
+def _ticks(readings: Sequence[Reading], values: Sequence[float | None]) -> list[_Tick]:
+    return [
+        _Tick(at, readings[at - 1].begin_ns / 1e9, readings[at].end_ns / 1e9)
+        for at, (before, after) in enumerate(pairwise(values), start=1)
+        if before != after and before is not None and after is not None
+    ]
+
+
+def _gaps(ticks: Sequence[_Tick]) -> list[float]:
+    return [after.time_s - before.time_s for before, after in pairwise(ticks)]
+
+
+def _continuous(ticks: Sequence[_Tick], readings: Sequence[Reading]) -> bool:
+    return len(ticks) >= ENOUGH_TICKS and len(ticks) >= CONTINUOUS * (len(readings) - 1)
+
+
+def _backwards(readings: Sequence[Reading]) -> str | None:
+    energies = [reading.energy_j for reading in readings if reading.energy_j is not None]
+    fall_j = max((before - after for before, after in pairwise(energies)), default=0.0)
+    return f"went backwards by {_joules(fall_j)}" if fall_j > 0 else None
+
+
+def _timed(
+    result: CheckResult, readings: Sequence[Reading], ticks: Sequence[_Tick], poll_s: float
+) -> CheckResult:
+    starts = [0, *(tick.at for tick in ticks)]
+    ends = [*(tick.at - 1 for tick in ticks), len(readings) - 1]
+    # Time between two polls proves nothing: from after the first one with a value to before the last one.
+    still_s = max(
+        (readings[end].begin_ns - readings[start].end_ns) / 1e9
+        for start, end in zip(starts, ends, strict=True)
+    )
+    result = msgspec.structs.replace(result, still_s=still_s)
+    gaps = _gaps(ticks)
+    if not gaps:
+        return result
+    period_s = _typical(gaps, poll_s)
+    jitter_s = median(abs(gap - period_s) for gap in gaps)
+    return msgspec.structs.replace(result, period_s=period_s, jitter_s=jitter_s, longest_s=max(gaps))
+
+
+def _poll_period_s(readings: Sequence[Reading]) -> float:
+    return median(after.begin_ns - before.begin_ns for before, after in pairwise(readings)) / 1e9
+
+
+def _typical(gaps: Sequence[float], poll_s: float) -> float:
+    """The mean of the gaps that the time between two polls, or jitter, explains.
+
+    The median by itself is a multiple of that time; the mean of all is spoilt by every tick that was missed.
+    """
+    middle_s = median_low(gaps)
+    spread_s = median(abs(gap - middle_s) for gap in gaps)
+    return fmean(gap for gap in gaps if abs(gap - middle_s) <= max(1.1 * poll_s, SIGMAS * spread_s))
+
+
+def _standstill(result: CheckResult) -> str | None:
+    if result.still_s is None or result.still_s < STANDSTILL_S:
+        return None
+    drew = f" while the board drew {result.mean_w:.0f} W" if result.mean_w else ""
+    return f"stood still for {result.still_s:.1f} s{drew}"
+
+
+def _compare(
+    result: CheckResult, readings: Sequence[Reading], ticks: Sequence[_Tick], power_age_s: float
+) -> CheckResult:
+    spans = _spans(ticks)
+    watts = [reading.watts for reading in readings if reading.watts is not None]
+    if len(watts) < len(readings) or not any(watts) or len(spans) < 2:
+        return result
+    counted = [_energy(readings, after) - _energy(readings, before) for before, after in pairwise(spans)]
+    power = _Integral([reading.time_s for reading in readings], watts)
+    integrated = [power.until(after.time_s) - power.until(before.time_s) for before, after in pairwise(spans)]
+    counter_j, power_j = sum(counted), sum(integrated)
+    if power_j <= 0:
+        return result
+    differences = [one - other for one, other in zip(counted, integrated, strict=True)]
+    scatter_j = stdev(differences) * len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    mean_w = power_j / (spans[-1].time_s - spans[0].time_s)
+    edges_s = sum(tick.latest_s - tick.earliest_s for tick in (spans[0], spans[-1])) / 2
+    doubt_j = SIGMAS * scatter_j + power_age_s * (max(watts) - min(watts)) + mean_w * edges_s
+    ratio = counter_j / power_j
+    reason = None
+    if abs(counter_j - power_j) > DISAGREEMENT * power_j + doubt_j:
+        both = f"counter says {_joules(counter_j)} where integrated power says {_joules(power_j)}"
+        reason = f"{both} ({(ratio - 1) * 100:+.0f} %)"
+    return msgspec.structs.replace(result, ratio=ratio, doubt=doubt_j / power_j, reason=reason)
+
+
+def _spans(ticks: Sequence[_Tick]) -> list[_Tick]:
+    """The first tick, and then each that comes at least ``SPAN_S`` after the one before."""
+    borders = [ticks[0]]
+    for tick in ticks:
+        if tick.time_s - borders[-1].time_s >= SPAN_S:
+            borders.append(tick)
+    return borders
+
+
+def _energy(readings: Sequence[Reading], tick: _Tick) -> float:
+    energy_j = readings[tick.at].energy_j
+    assert energy_j is not None
+    return energy_j
+
+
+class _Integral:
+    """Joules from the first reading on, by the trapezoid rule."""
+
+    def __init__(self, times_s: Sequence[float], watts: Sequence[float]) -> None:
+        pairs = zip(pairwise(times_s), pairwise(watts), strict=True)
+        areas = ((t1 - t0) * (p0 + p1) / 2 for (t0, t1), (p0, p1) in pairs)
+        self._times_s, self._watts = times_s, watts
+        self._energies_j = [0.0, *accumulate(areas)]
+
+    def until(self, time_s: float) -> float:
+        before = max(bisect_right(self._times_s, time_s) - 1, 0)
+        return self._energies_j[before] + (time_s - self._times_s[before]) * self._watts[before]
+
+
+def _joules(energy_j: float) -> str:
+    return f"{energy_j:.0f} J" if energy_j >= 10 else f"{energy_j:.3g} J"
+
+
+Poll = Callable[[], tuple[float | None, float | None]]
+"""Reads one board: joules and watts, ``None`` for what it does not have."""
+
+
+def check(
+    polls: Mapping[str, Poll], power_age_s: Mapping[str, float], longest_s: float = LONGEST_S
+) -> dict[str, CheckResult]:
+    """Check boards, all of them at once, by what their polls return. Takes one to ``longest_s`` seconds."""
+    results: dict[str, CheckResult] = {}
+    readings: dict[str, list[Reading]] = {name: [] for name in polls}
+    begin_s = judged_s = time.monotonic()
+    while len(results) < len(polls):
+        for name in polls.keys() - results.keys():
+            readings[name].append(_poll(polls[name]))
+        now_s = time.monotonic()
+        if now_s - begin_s < ENOUGH_S or now_s - judged_s < JUDGE_EVERY_S:
+            time.sleep(POLL_S)
+            continue
+        judged_s = now_s
+        for name in polls.keys() - results.keys():
+            result = judge(readings[name], power_age_s[name])
+            if now_s - begin_s > longest_s or settled(result):
+                results[name] = result
+    return results
+
+
+def _poll(poll: Poll) -> Reading:
+    begin_ns = time.monotonic_ns()
+    energy_j, watts = poll()
+    return Reading(begin_ns, time.monotonic_ns(), energy_j, watts)
+
+
+def settled(result: CheckResult) -> bool:
+    """Whether more readings would not change the verdict."""
+    if result.duration_s < ENOUGH_S:
+        return False
+    if result.still_s is None or result.still_s >= STANDSTILL_S:
+        return True
+    if result.period_s is None or result.jitter_s is None:
+        return False
+    steady = result.jitter_s <= result.period_s / 10 + 2 * POLL_S
+    return result.ticks >= ENOUGH_TICKS and steady and (result.doubt or 0.0) <= ENOUGH_DOUBT

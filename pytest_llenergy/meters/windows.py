@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The joules of a window. The form is chosen for each edge by what is there: quiet, load, nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pytest_llenergy.meters.edges import (
+    Quiet,
+    Reading,
+    Variances,
+    at_end,
+    at_start,
+    powers,
+    resolution_variance,
+    unbracketed,
+    under_load,
+)
+from pytest_llenergy.meters.trace import Series
+
+NOTHING = Variances()
+
+#: A window whose standard uncertainty is above this share of its energy says nothing.
+RESOLVABLE = 1 / 3
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Joules of a window and what is in doubt of them, or the reason why there are none."""
+
+    energy_j: float | None
+    variances: Variances = NOTHING
+    reason: str | None = None
+
+    @property
+    def u_j(self) -> float | None:
+        """The combined standard uncertainty (J)."""
+        return None if self.energy_j is None else math.sqrt(self.variances.total)
+
+
+def energy_between(
+    series: Series, start_ns: int, end_ns: int, before: Quiet | None = None, after: Quiet | None = None
+) -> Energy:
+    """The energy of one domain between two monotonic moments.
+
+    ``before`` and ``after`` are the quiet gaps at its edges, where there are any.
+    """
+    reason = series.reason_between(start_ns, end_ns)
+    if reason is not None:
+        return Energy(None, reason=reason)
+    start = at_start(series, start_ns, before) if before else edge(series, start_ns)
+    end = at_end(series, end_ns, after) if after else edge(series, end_ns)
+    if start is None or end is None:
+        side = "before" if start is None else "after"
+        return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
+    resolution = Variances(resolution=resolution_variance(series))
+    energy = Energy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
+    if series.domain.coverage >= 1:
+        return energy
+    unseen = unseen_variance(series, start_ns, end_ns, before, after)
+    if unseen is None:
+        reason = (
+            f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window, and a sensor that sees "
+            f"{series.domain.coverage:.0%} of each tick of a board whose power limit is not known"
+        )
+        return Energy(None, reason=reason)
+    return replace(energy, variances=energy.variances + Variances(coverage=unseen))
+
+
+def edge(series: Series, time_ns: int) -> Reading | None:
+    """The energy at a moment without a quiet gap beside it."""
+    return under_load(series, time_ns) or unbracketed(series, time_ns)
+
+
+def resolvable(energy: Energy, series: Series, duration_s: float) -> Energy:
+    """A window is no result when it drowns in its own uncertainty; then there is a reason."""
+    if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
+        return energy
+    tick_ms = (series.period_s or 0.0) * 1e3
+    reason = f"not resolvable: {duration_s * 1e3:.3g} ms window, {tick_ms:.3g} ms tick"
+    if series.domain.coverage < 1:
+        reason += f" of which the sensor sees {series.domain.coverage:.0%}"
+    return Energy(None, reason=reason)
+
+
+def unseen_variance(
+    series: Series, start_ns: int, end_ns: int, before: Quiet | None, after: Quiet | None
+) -> float | None:
+    """What a part-time sensor may have missed (J²), or ``None`` where nothing bounds it.
+
+    The sensor sees a share f of each tick of length T and takes that for the whole. A step of power ΔP
+    at a random moment of a tick is then wrong by an amount that is uniform over (1-f) T ΔP, whatever part
+    of the tick it sees: variance ((1-f) T ΔP)²/12 an edge. A load of length D < T is seen or not: its
+    variance is at most (ΔP D)² (1/f - 1). A change of power from tick to tick inside the window is such a
+    step if power changes slowly, with (1-f)²/12; if it changes fast it is the scatter of a sample, with
+    (1-f)/2. Which it is does not show; (1-f)/5 lies between the two, by the geometric mean of the factors.
+    """
+    period_s, f = series.period_s, series.domain.coverage
+    if period_s is None:
+        return None
+    missed_s = (1 - f) * period_s
+    inside = powers(series, start_ns, end_ns)
+    outside = [each.watts for each in (before, after) if each is not None]
+    if not outside:
+        wide_ns = round(3 * period_s * 1e9)
+        outside = powers(series, start_ns - wide_ns, start_ns) + powers(series, end_ns, end_ns + wide_ns)
+    if len(inside) < 2:
+        if series.domain.highest_w is None:
+            return None
+        step_w = series.domain.highest_w - min(outside, default=0.0)
+        duration_s = (end_ns - start_ns) / 1e9
+        return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
+    edges = (inside[0] - outside[0]) ** 2 + (inside[-1] - outside[-1]) ** 2 if outside else 0.0
+    changes = sum((b - a) ** 2 for a, b in pairwise(inside))
+    return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5

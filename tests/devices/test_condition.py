@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a board goes through, and who else is on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pytest_llenergy.devices.condition import BoardProcess, BoardWatch, Condition, foreign
+from pytest_llenergy.errors import DeviceError
+
+from ..nvml_sim import Board, MigInstance, Process, World
+from ..nvml_sim.boards import GIB
+
+Attach = Callable[[World], ModuleType]
+
+#: No process has this number: it is above the largest pid_max that Linux allows (2^22).
+NOBODY = 1 << 23
+
+
+@pytest.fixture
+def conditions(tmp_path: Path, nvml_attach: Attach) -> Callable[..., list[Condition]]:
+    """The conditions of boards, in their order."""
+
+    def read(*boards: Board) -> list[Condition]:
+        world = World(tmp_path / "world", boards)
+        nvml_attach(world)
+        uuids = [world.board(index).uuid for index in range(len(boards))]
+        watch = BoardWatch(uuids)
+        found = watch.read()
+        watch.close()
+        return [found[uuid] for uuid in uuids]
+
+    return read
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    """The pid of a process that this one started."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process.pid
+    process.communicate(b"\n", timeout=60)
+
+
+def proc_of(root: Path, namespace: int, *pids: int) -> Path:
+    """A /proc of a pid namespace with these processes."""
+    (root / "self" / "ns").mkdir(parents=True)
+    (root / "self" / "ns" / "pid").symlink_to(f"pid:[{namespace}]")
+    for pid in pids:
+        (root / str(pid)).mkdir()
+    return root
+
+
+def test_each_board_has_its_own_condition(conditions: Callable[..., list[Condition]]) -> None:
+    cool, hot = conditions(
+        Board(temperature_c=33, clocks_mhz=(210, 345, 405, 300)),
+        Board(temperature_c=84, throttle_ns={74: 2_500_000_000, 270: 1_000_000}),
+    )
+    assert (cool.temperature_c, cool.sm_clock_mhz) == (33.0, 345)
+    assert (hot.temperature_c, hot.sm_clock_mhz) == (84.0, 1980)
+    assert set(cool.throttled_s.values()) == {0.0}
+    assert hot.throttled_s == {
+        "power-cap": 2.5,
+        "sync-boost": 0.0,
+        "thermal-software": 0.0,
+        "thermal-hardware": 0.001,
+        "power-brake": 0.0,
+    }
+    assert (cool.processes, hot.processes) == ((), ())
+
+
+def test_throttling_adds_up_while_it_is_watched(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board(throttle_ns={269: 5_000_000_000})])
+    nvml_attach(world)
+    uuid = world.board(0).uuid
+    watch = BoardWatch([uuid])
+    before = watch.read()[uuid].throttled_s
+    world.update(0, throttle_ns={269: 5_750_000_000, 271: 1_000_000_000})
+    after = watch.read()[uuid].throttled_s
+    watch.close()
+    assert {reason: after[reason] - before[reason] for reason in after} == {
+        "power-cap": 0.0,
+        "sync-boost": 0.0,
+        "thermal-software": 0.75,
+        "thermal-hardware": 0.0,
+        "power-brake": 1.0,
+    }
+
+
+def test_what_the_driver_refuses_is_absent(conditions: Callable[..., list[Condition]]) -> None:
+    (some,) = conditions(Board(unsupported_fields=(76, 269, 271), throttle_ns={74: 1_000_000_000}))
+    assert some.throttled_s == {"power-cap": 1.0, "thermal-hardware": 0.0}
+    (none,) = conditions(Board(unsupported_fields=(74, 76, 269, 270, 271)))
+    assert none.throttled_s == {}
+    assert none.temperature_c == 40.0
+
+
+def test_a_lost_board_has_no_condition(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board(temperature_c=70), Board(temperature_c=50)])
+    nvml_attach(world)
+    uuids = [world.board(index).uuid for index in range(2)]
+    watch = BoardWatch(uuids)
+    world.update(0, lost=True)
+    lost, alive = (watch.read()[uuid] for uuid in uuids)
+    watch.close()
+    assert lost == Condition(temperature_c=None, sm_clock_mhz=None, throttled_s={}, processes=None)
+    assert alive.temperature_c == 50.0
+    with pytest.raises(DeviceError, match=rf"^NVML: {uuids[0]} does not answer \(GPU is lost\)"):
+        BoardWatch(uuids)
+
+
+def test_an_instance_has_the_condition_of_its_board(tmp_path: Path, nvml_attach: Attach) -> None:
+    divided = Board(
+        temperature_c=71,
+        mig_enabled=True,
+        mig_instances=(MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2)),
+        processes=(Process(NOBODY, gpu_instance=1), Process(NOBODY + 1, gpu_instance=2)),
+        throttle_ns={74: 3_000_000_000},
+    )
+    nvml_attach(World(tmp_path / "world", [Board(), divided]))
+    watch = BoardWatch(["MIG-a"])
+    (condition,) = watch.read().values()
+    watch.close()
+    assert (condition.temperature_c, condition.throttled_s["power-cap"]) == (71.0, 3.0)
+    assert [process.pid for process in condition.processes or ()] == [NOBODY, NOBODY + 1]
+
+
+def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board()])
+    nvml = nvml_attach(world)
+    watch = BoardWatch([world.board(0).uuid])
+    with pytest.raises(
+        DeviceError, match=r"^NVML: GPU-none does not answer \(Not Found\); see nvidia-smi -L$"
+    ):
+        BoardWatch([world.board(0).uuid, "GPU-none"])
+    watch.close()
+    nvml.nvmlShutdown()
+    with pytest.raises(nvml.NVMLError_Uninitialized):
+        nvml.nvmlDeviceGetCount()
+
+
+def test_processes_have_a_number_a_name_and_memory(conditions: Callable[..., list[Condition]]) -> None:
+    me = os.getpid()
+    unknown = Process(NOBODY, used_memory=None)
+    drawing = Process(me, used_memory=3 * GIB, graphics=True)
+    (condition,) = conditions(Board(processes=(unknown, drawing)))
+    own = Path("/proc/self/comm").read_text().strip()
+    found = condition.processes or ()
+    assert [(process.pid, process.used_memory_bytes) for process in found] == [(me, 3 * GIB), (NOBODY, None)]
+    assert found[0].name in {own, None}
+    assert found[1].name is None
+
+
+def processes(*pids: int) -> Condition:
+    return Condition(processes=tuple(BoardProcess(pid, None, None) for pid in pids))
+
+
+FIRST_NAMESPACE = 4026531836
+CONTAINER = 4026532201
+
+
+def test_this_process_and_what_it_started_are_not_foreign(tmp_path: Path, child: int) -> None:
+    me, parent = os.getpid(), os.getppid()
+    proc = proc_of(tmp_path, FIRST_NAMESPACE, me, parent, child)
+    assert foreign(processes(me, child), proc=proc) == ()
+    assert foreign(processes(me, child, parent), proc=proc) == (BoardProcess(parent, None, None),)
+    assert foreign(processes(child, parent), own_pids={parent}, proc=proc) == (
+        BoardProcess(child, None, None),
+    )
+
+
+def test_an_idle_board_has_nobody_on_it(tmp_path: Path) -> None:
+    assert foreign(processes(), proc=proc_of(tmp_path, FIRST_NAMESPACE)) == ()
+
+
+def test_a_process_that_cannot_be_seen_is_not_accused(tmp_path: Path) -> None:
+    """It may be a child of ours that just ended, or be hidden by the mount options of /proc."""
+    proc = proc_of(tmp_path, FIRST_NAMESPACE, 7)
+    told = f"processes that cannot be seen from here were on the board: {NOBODY}"
+    assert foreign(processes(NOBODY), proc=proc) == told
+    assert foreign(processes(7, NOBODY), own_pids=(), proc=proc) == (BoardProcess(7, None, None),)
+
+
+@pytest.mark.parametrize("pids", [(), (1,), (os.getpid(),), (NOBODY,)])
+def test_in_a_container_nothing_is_known(tmp_path: Path, pids: tuple[int, ...]) -> None:
+    """The numbers are the host's, and processes of other containers may be left out."""
+    proc = proc_of(tmp_path, CONTAINER, 1, os.getpid())
+    told = "NVML numbers processes as the host does, and this is another pid namespace"
+    assert foreign(processes(*pids), proc=proc) == told
+
+
+def test_a_system_without_namespaces_tells_nothing(tmp_path: Path) -> None:
+    assert "another pid namespace" in foreign(processes(1), proc=tmp_path)
+
+
+def test_a_driver_that_does_not_tell_is_not_an_empty_board(tmp_path: Path) -> None:
+    told = foreign(Condition(processes=None), proc=proc_of(tmp_path, FIRST_NAMESPACE))
+    assert told == "the driver does not tell which processes are on the board"

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds as a workload would have marked them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, RoundTimeline
+
+from ..meters.waves import MS
+
+GAP_NS = 250 * MS
+
+
+def iteration(start_ns: int, end_ns: int, border_ns: int | None = None, repeats: int = 1) -> Iteration:
+    """One request whose first token comes at the border, or none."""
+    requests: tuple[RequestTimeline, ...] = ()
+    if border_ns is not None:
+        request = RequestTimeline(
+            input_tokens=3, output_tokens=4, first_token_ns=border_ns, last_token_ns=end_ns
+        )
+        requests = (request,)
+    return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=repeats, requests=requests)
+
+
+def rank_of(*iterations: Iteration, rank: int = 0) -> RankTimeline:
+    return RankTimeline(rank=rank, iterations=iterations, cpu_time_s=0.0)
+
+
+def measured(
+    *iterations: Iteration,
+    gaps: Sequence[int] | None = None,
+    other_cpu_s: float = 0.0,
+    stolen_cpu_s: float = 0.0,
+    before: Mapping[str, Condition] | None = None,
+    after: Mapping[str, Condition] | None = None,
+) -> MeasuredRound:
+    """A round of one rank with a quarter of a second of quiet at either side, or up to the two ``gaps``."""
+    timeline = RoundTimeline(ranks=(rank_of(*iterations),))
+    gap_start_ns, gap_end_ns = gaps or (timeline.start_ns - GAP_NS, timeline.end_ns + GAP_NS)
+    return MeasuredRound(
+        timeline, gap_start_ns, gap_end_ns, other_cpu_s, stolen_cpu_s, before=before, after=after
+    )

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds in which there is no number, or none without a word of caution: never a zero, always a reason."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pytest_llenergy.devices.allot import GpuRequest, allot
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.meters import Measuring, Window
+from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.rapl import open_rapl
+from pytest_llenergy.meters.select import Selection, known_meters, open_meters
+from pytest_llenergy.model.record import Round
+
+from ..meters.waves import MS
+from ..nvml_sim import Board, MigInstance, World
+
+Attach = Callable[[World], ModuleType]
+MIG = "MIG-3f1d8a52-0000-5c7e-8a3f-111111111111"
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_attach: Attach) -> World:
+    made = World(tmp_path / "world", [Board(power_w=200.0, latch_ns=20 * MS)])
+    nvml_attach(made)
+    return made
+
+
+def run(
+    function: Callable[[], object], rounds: int = 1, gap_s: float = 0.1, targets: Targets | None = None
+) -> Experiment:
+    lease = allot(GpuRequest(1), environment={})
+    selection = open_meters((), known_meters(), targets or Targets(lease.uuids))
+    plan = RoundPlan(rounds=rounds, warmup=0, gap_s=gap_s, budget_s=0.1)
+    return measure(CallWorkload(function), plan, selection, lease)
+
+
+def check(round_: Round, watts: float) -> None:
+    """The energy is that of a constant power; one that may never fail gets four standard uncertainties."""
+    assert round_.energy_j is not None, round_.reason
+    assert round_.energy_u_j is not None
+    assert abs(round_.energy_j - watts * round_.duration_s) <= 4 * round_.energy_u_j
+    assert round_.energy_u_j < 0.3 * round_.energy_j
+
+
+def names(round_: Round) -> set[str]:
+    return {flag.name for flag in round_.flags}
+
+
+def test_a_board_lost_in_the_middle_of_a_round(world: World) -> None:
+    result = run(lambda: world.update(0, lost=True), rounds=2)
+    reason = f"nvml: GPU is lost ({world.board(0).uuid})"
+    assert [round_.energy_j for round_ in result.rounds] == [None, None]
+    assert {round_.reason for round_ in result.rounds} == {reason}
+    assert (result.metrics["energy_j"].value, result.metrics["energy_j"].reason) == (None, reason)
+    assert {"unmeasured"} <= names(result.rounds[0])
+
+
+def test_a_board_that_comes_back_spoils_one_round(world: World) -> None:
+    turns = iter(range(3))
+
+    def work() -> None:
+        if next(turns) == 1:
+            world.update(0, lost=True)
+            time.sleep(0.1)
+            world.update(0, lost=False)
+        time.sleep(0.1)
+
+    first, second, third = run(work, rounds=3).rounds
+    assert second.reason == f"nvml: GPU is lost ({world.board(0).uuid})"
+    for round_ in (first, third):
+        check(round_, 200)
+
+
+def test_a_counter_that_froze_before_is_replaced_by_integrated_power(world: World) -> None:
+    world.update(0, frozen=True)
+    (round_,) = run(lambda: time.sleep(0.3)).rounds
+    check(round_, 200)
+    (flag,) = (flag for flag in round_.flags if flag.name == "counter-rejected")
+    assert flag.detail == (
+        f"{world.board(0).uuid}: energy counter rejected: stood still for 1.0 s while the board drew 200 W; "
+        "NVML_FI_DEV_POWER_INSTANT is integrated instead"
+    )
+
+
+def test_a_counter_that_counts_half_is_replaced_by_integrated_power(world: World) -> None:
+    world.update(0, energy_gain=0.57)
+    (round_,) = run(lambda: time.sleep(0.3)).rounds
+    check(round_, 200)
+    (flag,) = (flag for flag in round_.flags if flag.name == "counter-rejected")
+    assert "where integrated power says" in flag.detail
+    assert "(-43 %)" in flag.detail
+
+
+def test_a_counter_that_freezes_in_the_middle(world: World) -> None:
+    turns = iter(range(2))
+
+    def work() -> None:
+        if next(turns) == 0:
+            world.update(0, frozen=True)
+        time.sleep(0.05)
+
+    for round_ in run(work, rounds=2).rounds:
+        assert round_.energy_j is None
+        assert round_.reason == (
+            f"nvml: gpu:{world.board(0).uuid} ticked fewer than 2 times in a quiet gap; it stands still, or "
+            "--energy-gap is too short"
+        )
+
+
+@pytest.mark.parametrize(
+    "reset",
+    [lambda world: world.update(0, energy_offset_mj=0), lambda world: world.reset_counter(0)],
+    ids=["backwards", "reset"],
+)
+def test_a_counter_that_runs_backwards(world: World, reset: Callable[[World], None]) -> None:
+    turns = iter(range(2))
+
+    def work() -> None:
+        if next(turns) == 0:
+            reset(world)
+        time.sleep(0.1)
+
+    first, second = run(work, rounds=2).rounds
+    assert first.energy_j is None
+    assert (first.reason or "").startswith(
+        f"nvml: the counter of gpu:{world.board(0).uuid} went backwards, from "
+    )
+    assert (first.reason or "").endswith("; it was reset or is broken")
+    check(second, 200)
+
+
+def test_a_mig_instance_is_measured_as_its_whole_board(tmp_path: Path, nvml_attach: Attach) -> None:
+    board = Board(power_w=200.0, latch_ns=20 * MS, mig_enabled=True, mig_instances=(MigInstance(uuid=MIG),))
+    world = World(tmp_path / "mig", [board])
+    nvml_attach(world)
+    (round_,) = run(lambda: time.sleep(0.2), targets=Targets((MIG,))).rounds
+    assert list(round_.by_domain) == [f"gpu:{world.board(0).uuid}"]
+    check(round_, 200)
+    assert "shared-board" in names(round_)
+
+
+def test_a_module_that_counts_as_a_whole_says_so(tmp_path: Path, nvml_attach: Attach) -> None:
+    """Grace Hopper: the GPU by itself has no counter and no power."""
+    world = World(tmp_path / "gh", [Board(power_w=200.0, latch_ns=20 * MS, scopes=(1,), module_factor=1.5)])
+    nvml_attach(world)
+    result = run(lambda: time.sleep(0.2))
+    (round_,) = result.rounds
+    check(round_, 300)
+    assert result.meters[0].scope == "module"
+    assert "module-scope" in names(round_)
+
+
+def test_no_driver_and_a_driver_without_permission(world: World, nvml_attach: Attach) -> None:
+    uuid = world.board(0).uuid
+    pynvml = nvml_attach(world)
+    pynvml.nvmlShutdown()
+    for code, said in (
+        (4, "nvml: Insufficient Permissions; see nvidia-smi"),
+        (9, "nvml: Driver Not Loaded; load the NVIDIA kernel module"),
+    ):
+        world.set_init_result(code)
+        with pytest.raises(MeterError) as caught:
+            open_meters(("nvml",), known_meters(), Targets((uuid,)))
+        assert str(caught.value) == f"no meter for GPUs {uuid}: {said}"
+
+
+def test_rapl_that_may_not_be_read_leaves_its_remedy_in_the_record(tmp_path: Path) -> None:
+    unreadable = "rapl: no permission to read energy_uj; sudo tee"
+    selection = Selection((), (unreadable,))
+    result = measure(
+        CallWorkload(lambda: time.sleep(0.01)),
+        RoundPlan(rounds=1, warmup=0),
+        selection,
+        Lease(devices=("cpu",)),
+    )
+    assert [(flag.name, flag.severity, flag.detail) for flag in result.flags] == [
+        ("unread-meter", "note", unreadable)
+    ]
+
+
+def test_a_rapl_counter_that_wraps_inside_a_window_of_5_ms(tmp_path: Path) -> None:
+    """10 W, and a register that is full 2 ms after the window begins."""
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "name").write_text("package-0\n")
+    (zone / "max_energy_range_uj").write_text("262143328850\n")
+    counter = zone / "energy_uj"
+    stop = threading.Event()
+    wrapped_at_ns: list[int] = []
+
+    def drive() -> None:
+        # A constant 10 W from 1 J below the top on, moved along as fast as the file can be written.
+        begin_ns = time.monotonic_ns()
+        while not stop.is_set():
+            spent_uj = (time.monotonic_ns() - begin_ns) // 100
+            value = 262143328850 - 1_000_000 + spent_uj
+            if value >= 262143328850 and not wrapped_at_ns:
+                wrapped_at_ns.append(time.monotonic_ns())
+            with counter.open("r+") as file:
+                file.write(f"{value % 262143328850:<20d}\n")
+
+    counter.write_text(f"{262143328850 - 1_000_000:<20d}\n")
+    thread = threading.Thread(target=drive)
+    thread.start()
+    try:
+        meters = open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path / "none", still_s=60)
+        with Measuring(Selection(tuple(meters), ())) as energy:
+            windows: list[Window] = []
+            while not wrapped_at_ns or len(windows) < 30:
+                with energy.window("5 ms") as window:
+                    time.sleep(0.005)
+                windows.append(window)
+            time.sleep(0.1)
+            around = [
+                each
+                for each in windows
+                if each.start_s * 1e9 <= wrapped_at_ns[0] <= (each.start_s + each.duration_s) * 1e9
+            ]
+            for window in [*windows[:3], *around]:
+                assert window.energy_j is None or 0 <= window.energy_j < 1, window.record
+        assert energy.total.energy_j == pytest.approx(10 * energy.total.duration_s, rel=0.1)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_jump_of_the_wall_clock_moves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+
+    def work() -> None:
+        monkeypatch.setattr(time, "time", lambda: real() + 86_400)
+        time.sleep(0.2)
+        monkeypatch.setattr(time, "time", lambda: real() - 86_400)
+
+    (round_,) = run(work).rounds
+    check(round_, 200)
+    assert 0.2 <= round_.duration_s < 1
+
+
+def test_a_reader_that_starves_for_300_ms_is_flagged_and_still_right(world: World) -> None:
+    world.set_power(0, 500.0)
+
+    def work() -> None:
+        # The driver answers nobody for a while: the reader hangs in its call.
+        world.update(0, call_delay_ns=300 * MS)
+        time.sleep(0.35)
+        world.update(0, call_delay_ns=0)
+        time.sleep(0.2)
+
+    (round_,) = run(work, gap_s=0.3).rounds
+    check(round_, 500)
+    (flag,) = (flag for flag in round_.flags if flag.name == "reader-gap")
+    assert re.fullmatch(
+        rf"gpu:{world.board(0).uuid} was not read for [23]\d\d ms although it was due", flag.detail
+    )

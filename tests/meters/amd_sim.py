@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for libamd_smi.so: two boards behind the real amdsmi package.
+
+The first board's counter gains 100 000 counts with every call, the second one's stands still.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = """
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+typedef void *handle;
+int amdsmi_init(uint64_t flags) { return 0; }
+int amdsmi_shut_down(void) { puts("shut down"); fflush(stdout); return 0; }
+int amdsmi_get_socket_handles(uint32_t *count, handle *handles) {
+    *count = 1;
+    if (handles) handles[0] = (handle)1;
+    return 0;
+}
+int amdsmi_get_processor_handles(handle socket, uint32_t *count, handle *handles) {
+    *count = 2;
+    if (handles) { handles[0] = (handle)10; handles[1] = (handle)11; }
+    return 0;
+}
+int amdsmi_get_gpu_device_uuid(handle board, uint32_t *length, char *uuid) {
+    strcpy(uuid, board == (handle)10 ? "moves" : "stands");
+    return 0;
+}
+int amdsmi_get_energy_count(handle board, uint64_t *count, float *resolution, uint64_t *timestamp) {
+    static uint64_t moving;
+    *count = board == (handle)10 ? (moving += 100000) : 7;
+    *resolution = 15.3f;
+    *timestamp = 0;
+    return 0;
+}
+"""
+
+#: The package looks up every function when it is imported; those not above say "not supported" (2).
+MISSING = "int {}(void) {{ return 2; }}\n"
+
+
+def build(directory: Path, wrapper: Path) -> Path:
+    """A ROCm directory (for ``ROCM_PATH``) with a library that fits the package's ``amdsmi_wrapper.py``."""
+    names = set(re.findall(r"_libraries\['libamd_smi.so'\]\.(\w+)", wrapper.read_text()))
+    missing = (MISSING.format(name) for name in sorted(names) if f"int {name}(" not in SOURCE)
+    code = directory / "amd_smi.c"
+    code.write_text(SOURCE + "".join(missing))
+    (directory / "lib").mkdir()
+    compiler = shutil.which("cc")
+    assert compiler
+    output = directory / "lib" / "libamd_smi.so"
+    subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", output, code], check=True)
+    return directory

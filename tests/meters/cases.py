@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random windows of random waves under random sensors, with the truth of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean, median
+
+from pytest_llenergy.meters.edges import quiet_power
+from pytest_llenergy.meters.windows import Energy, energy_between, resolvable
+
+from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain, watched
+
+#: The power limit that the meter is told; no wave goes above 700 W.
+HIGHEST_W = 750.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is varied on purpose: a sensor that sees everything or a part, quiet gaps or load all around."""
+
+    part_time: bool
+    quiet: bool
+
+    def __str__(self) -> str:
+        sensor = "part-time" if self.part_time else "full"
+        return f"{sensor} sensor, {'quiet gaps' if self.quiet else 'load all around'}"
+
+
+KINDS = [Kind(part_time, quiet) for part_time in (False, True) for quiet in (True, False)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One window: its length and the counter's period, what was found, the truth, and two bare readings."""
+
+    kind: Kind
+    shape: str
+    duration_s: float
+    period_s: float
+    energy: Energy
+    true_j: float
+    naive_j: float
+
+    @property
+    def score(self) -> float:
+        """The error in units of the stated standard uncertainty."""
+        assert self.energy.energy_j is not None
+        assert self.energy.u_j is not None
+        return abs(self.energy.energy_j - self.true_j) / self.energy.u_j
+
+
+def draw(rng: Random, kind: Kind) -> Case:
+    """A window of 10 ms to 10 s, the logarithm uniform; a counter that ticks every 10 to 110 ms.
+
+    Half of the counters tick late by up to an eighth of that, half have a known period, half of the edges
+    are read as they happen.
+    """
+    latch_ns = rng.randrange(10 * MS, 110 * MS)
+    jitter_ns = rng.randrange(1, latch_ns // 8) if rng.random() < 0.5 else 0
+    window_ns = round(latch_ns * rng.uniform(0.2, 0.8)) if kind.part_time else 0
+    start_ns = EPOCH + rng.randrange(latch_ns)
+    end_ns = start_ns + round(10 ** rng.uniform(7, 10))
+    shape = rng.choice(SHAPES)
+    margin = (0, 0) if kind.quiet else (rng.randrange(200 * MS, S), rng.randrange(200 * MS, S))
+    load = (start_ns - margin[0], end_ns + margin[1])
+    idle_w = rng.uniform(20, 120)
+    wave = Wave(((EPOCH - 3 * S, idle_w), *shape(rng, *load), (load[1], idle_w)))
+    sensor = Sensor(wave, latch_ns, rng.randrange(latch_ns), jitter_ns, window_ns)
+    known = latch_ns / S if rng.random() < 0.5 else None
+    coverage = window_ns / latch_ns if kind.part_time else 1.0
+    # Reading takes place a little outside the window: the one who reads is not the one who works.
+    lags = (start_ns - rng.randrange(20_000, MS), end_ns + rng.randrange(20_000, MS))
+    gap_ns = max(250 * MS, round(3.5 * latch_ns))
+    series = watched(
+        sensor,
+        rng,
+        lags[0] - gap_ns - S,
+        lags[1] + gap_ns + 3 * latch_ns,
+        domain(period_s=known, coverage=coverage, highest_w=HIGHEST_W),
+        lags if rng.random() < 0.5 else (),
+    )
+    before = after = None
+    if kind.quiet:
+        before = quiet_power(series, lags[0] - gap_ns, start_ns)
+        after = quiet_power(series, end_ns, lags[1] + gap_ns)
+    duration_s = (end_ns - start_ns) / S
+    energy = resolvable(energy_between(series, start_ns, end_ns, before, after), series, duration_s)
+    naive_j = sensor.counter_j(end_ns) - sensor.counter_j(start_ns)
+    true_j = wave.joules(start_ns, end_ns)
+    return Case(kind, shape.__name__, duration_s, latch_ns / S, energy, true_j, naive_j)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of the windows that have a number: how many, how often the truth lies within 2u, how full u is."""
+
+    windows: int
+    resolved: int
+    covered: float
+    fullness: float
+    error: float
+    naive_error: float
+
+
+def summarise(cases: list[Case]) -> Summary:
+    """``fullness`` is the median of |E - truth|/u; the errors are medians relative to the truth."""
+    known = [case for case in cases if case.energy.energy_j is not None]
+    return Summary(
+        windows=len(cases),
+        resolved=len(known),
+        covered=fmean(case.score <= 2 for case in known),
+        fullness=median(case.score for case in known),
+        error=median(abs((case.energy.energy_j or 0.0) - case.true_j) / case.true_j for case in known),
+        naive_error=median(abs(case.naive_j - case.true_j) / case.true_j for case in known),
+    )

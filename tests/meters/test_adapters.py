@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meters that other packages read. Those packages are extras; without them there is one clear line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.errors import MeterDoesNotApply, MeterError
+from pytest_llenergy.meters import amd, codecarbon_model, zeus_devices
+from pytest_llenergy.meters.protocol import MeterSpec, Targets
+from tests.meters import amd_sim
+
+SPECS = [amd.SPEC, zeus_devices.SPEC, codecarbon_model.SPEC]
+PACKAGES = {"amd": "amdsmi", "zeus": "zeus.device.soc", "codecarbon": "codecarbon"}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_without_its_package_the_command_to_install_it_is_told(
+    spec: MeterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[spec.name], None)
+    with pytest.raises(MeterError) as caught:
+        spec.open(Targets())
+    package = PACKAGES[spec.name].split(".")[0]
+    assert str(caught.value) == (
+        f"{spec.name}: {package} is missing; pip install 'pytest-llenergy[{spec.name}]'"
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_none_is_used_unless_it_is_named(spec: MeterSpec) -> None:
+    assert not spec.by_default
+
+
+# AMD, with the real package on a stand-in of its library.
+
+OPEN_AMD = """
+import sys
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.amd import open_amd
+from pytest_llenergy.meters.protocol import Targets
+try:
+    meters = open_amd(Targets(tuple(sys.argv[1:])))
+    for meter in meters:
+        (domain,), (first,), (second,) = meter.domains, meter.read(), meter.read()
+        print(domain.name, round(domain.resolution_j * 1e6, 2), round(second - first, 3))
+        print(*(f"{flag.name}: {flag.detail}" for flag in domain.flags), sep="\\n")
+        meter.close()
+except MeterError as error:
+    print(error)
+"""
+
+
+def open_amd(rocm: Path, *uuids: str) -> list[str]:
+    """What a process prints that opens the boards."""
+    environment = {**os.environ, "ROCM_PATH": str(rocm)}
+    environment.pop("ROCM_HOME", None)
+    command = [sys.executable, "-c", OPEN_AMD, *uuids]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return run.stdout.splitlines()
+
+
+def package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{name} is not installed")
+    return Path(spec.origin).parent
+
+
+@pytest.fixture
+def rocm(tmp_path: Path) -> Path:
+    wrapper = package("amdsmi") / "amdsmi_wrapper.py"
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    return amd_sim.build(tmp_path, wrapper)
+
+
+def test_a_board_of_amd_is_counts_times_their_resolution(rocm: Path) -> None:
+    measured, accuracy, end = open_amd(rocm, "moves")
+    assert measured == "gpu:moves 15.3 1.53"
+    assert accuracy.startswith("accuracy-unknown: ")
+    assert end == "shut down"
+
+
+def test_without_targets_every_board_that_counts_is_read_and_the_others_are_told(rocm: Path) -> None:
+    measured, _, still, _ = open_amd(rocm)
+    assert measured == "gpu:moves 15.3 1.53"
+    assert still == (
+        "unmoving: no energy counter moves on stands: not in the energy, or in that of the other die"
+    )
+
+
+def test_a_board_of_amd_whose_counter_stands_still_is_refused(rocm: Path) -> None:
+    assert open_amd(rocm, "stands") == [
+        "shut down",
+        "amd: the energy counter of stands stood still for 0.5 s",
+    ]
+
+
+def test_a_board_of_amd_that_is_not_there_is_refused(rocm: Path) -> None:
+    assert open_amd(rocm, "GPU-a") == ["shut down", "amd: no board GPU-a; found: moves, stands"]
+
+
+def test_without_the_library_of_amd_it_is_told_what_to_install(tmp_path: Path) -> None:
+    package("amdsmi")
+    (said,) = open_amd(tmp_path)
+    assert said == (
+        "amd: amdsmi cannot load libamd_smi.so ('libamd_smi.so'); "
+        "install amd-smi-lib of the same ROCm release"
+    )
+
+
+# Zeus
+
+
+class Chip:
+    """What ``zeus.device.soc.get_soc`` returns, on machines that are not here."""
+
+    def __init__(self, **millijoules: float | list[float] | None) -> None:
+        self.now = SimpleNamespace(**millijoules)
+
+    def get_total_energy_consumption(self) -> SimpleNamespace:
+        return self.now
+
+
+def test_parts_of_apple_silicon_are_added_once_and_called_estimated() -> None:
+    chip = Chip(cpu_total_mj=5000, efficiency_cluster_mj=[2000], gpu_mj=250, gpu_sram_mj=None, dram_mj=30)
+    meter = zeus_devices.ZeusSocMeter(chip)
+    assert [domain.name for domain in meter.domains] == ["soc:cpu", "soc:gpu", "soc:dram"]
+    assert {domain.kind for domain in meter.domains} == {"estimated"}
+    assert meter.read() == pytest.approx([5.0, 0.25, 0.03])
+
+
+def test_the_rails_of_jetson_are_not_added_to_their_total() -> None:
+    chip = Chip(cpu_energy_mj=1000.0, gpu_energy_mj=2000.0, total_energy_mj=7000.0)
+    meter = zeus_devices.ZeusSocMeter(chip)
+    (domain,) = meter.domains
+    assert (domain.name, domain.kind, domain.max_age_s) == ("soc:total", "measured", 0.1)
+    assert meter.read() == [7.0]
+
+
+def test_a_jetson_without_a_total_is_read_by_its_rails() -> None:
+    meter = zeus_devices.ZeusSocMeter(Chip(cpu_energy_mj=1.0, gpu_energy_mj=2.0, total_energy_mj=None))
+    assert [domain.name for domain in meter.domains] == ["soc:cpu", "soc:gpu"]
+
+
+def test_a_part_that_vanishes_gives_a_reason() -> None:
+    chip = Chip(total_energy_mj=7000.0)
+    meter = zeus_devices.ZeusSocMeter(chip)
+    chip.now = SimpleNamespace(total_energy_mj=None)
+    assert meter.read() == ["zeus: total_energy_mj is missing"]
+
+
+def test_a_chip_that_tells_no_energy_is_refused() -> None:
+    with pytest.raises(MeterError, match=r"^zeus: SimpleNamespace holds no energy that is known here$"):
+        zeus_devices.ZeusSocMeter(Chip())
+
+
+def test_the_fields_are_those_of_zeus() -> None:
+    apple = pytest.importorskip("zeus.device.soc.apple")
+    jetson = pytest.importorskip("zeus.device.soc.jetson")
+    for parts, measurement in (
+        (zeus_devices.APPLE, apple.AppleSiliconMeasurement),
+        ((*zeus_devices.JETSON_TOTAL, *zeus_devices.JETSON_RAILS), jetson.JetsonMeasurement),
+    ):
+        assert {part.field for part in parts} <= {field.name for field in fields(measurement)}
+
+
+def test_zeus_itself_refuses_other_chips() -> None:
+    soc = pytest.importorskip("zeus.device.soc")
+    try:
+        soc.get_soc()
+    except soc.ZeusSoCInitError as error:
+        refused = str(error)
+    else:
+        pytest.skip("this is such a chip")
+    with pytest.raises(MeterError) as caught:
+        zeus_devices.open_zeus(Targets())
+    assert str(caught.value) == f"zeus: {refused} It reads Apple silicon and Jetson."
+
+
+# CodeCarbon
+
+
+def test_codecarbon_models_no_gpus() -> None:
+    with pytest.raises(MeterDoesNotApply, match=r"^codecarbon: models the CPU only"):
+        codecarbon_model.open_codecarbon(Targets(("GPU-a",)))
+
+
+@pytest.fixture
+def codecarbon() -> Callable[[], Any]:
+    pytest.importorskip("codecarbon")
+    return lambda: codecarbon_model.open_codecarbon(Targets())[0]
+
+
+def test_codecarbon_says_that_it_is_an_estimate(codecarbon: Callable[[], Any]) -> None:
+    (domain,) = codecarbon().domains
+    assert (domain.name, domain.kind, domain.scope) == ("cpu:codecarbon", "estimated", "host processors")
+    assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
+
+
+def test_codecarbon_gives_joules_within_its_own_limits(codecarbon: Callable[[], Any]) -> None:
+    start_s = time.monotonic()
+    meter = codecarbon()
+    opened_s = time.monotonic()
+    assert meter.read() == [0.0]
+    time.sleep(codecarbon_model.SAMPLE_S)
+    read_s = time.monotonic()
+    (energy_j,) = meter.read()
+    lowest_j, _ = meter.domains[0].limits(energy_j, read_s - opened_s)
+    _, highest_j = meter.domains[0].limits(energy_j, time.monotonic() - start_s)
+    assert 0 < lowest_j <= energy_j <= highest_j

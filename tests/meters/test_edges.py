@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each form of an edge, on waves whose answer is known by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+
+from pytest_llenergy.meters.edges import (
+    Quiet,
+    at_end,
+    at_start,
+    quiet_power,
+    unbracketed,
+    under_load,
+)
+from pytest_llenergy.meters.trace import Series
+
+from .waves import EPOCH, MS, S, Sensor, Wave, domain, seen
+
+START, END = EPOCH + 530 * MS, EPOCH + 870 * MS
+WAVE = Wave(((EPOCH - 4 * S, 50.0), (START, 400.0), (END, 60.0), (EPOCH + 9 * S, 60.0)))
+TICK = 100 * MS
+
+
+def fine(start_ns: int = EPOCH - S // 2, end_ns: int = EPOCH + 2 * S) -> Iterable[int]:
+    return range(start_ns, end_ns, 100_000)
+
+
+def quiet(series: Series, start_ns: int, end_ns: int) -> Quiet:
+    found = quiet_power(series, start_ns, end_ns)
+    assert found is not None
+    return found
+
+
+class TestQuietEdges:
+    def test_idle_power_carries_the_counter_to_the_edge(self) -> None:
+        series = seen(Sensor(WAVE, TICK), fine())
+        before, after = quiet(series, EPOCH, START), quiet(series, END, EPOCH + 3 * S // 2)
+        assert (before.watts, after.watts) == pytest.approx((50, 60), rel=0.01)
+        start, end = at_start(series, START, before), at_end(series, END, after)
+        assert start is not None
+        assert end is not None
+        # 340 ms at 400 W. The readings are 0.1 ms apart, and idle power is 60 W at most.
+        assert end.energy_j - start.energy_j == pytest.approx(136, abs=0.02)
+
+    def test_the_uncertainty_is_that_of_two_ticks_at_idle_power(self) -> None:
+        gap_ns = 8 * MS
+        series = seen(Sensor(WAVE, TICK), range(EPOCH - S // 2, EPOCH + 2 * S, gap_ns))
+        before = quiet(series, EPOCH, START)
+        start = at_start(series, START, before)
+        assert start is not None
+        tick = series.before(START)
+        assert tick is not None
+        head_s = (START - tick.time_ns) / 1e9
+        reach = head_s / before.length_s
+        expected = before.watts * 0.008 / math.sqrt(12)
+        assert math.sqrt(start.variances.edges) == pytest.approx(expected * (1 + reach))
+        outside = math.hypot(expected * reach, before.fluctuation_w * head_s)
+        assert math.sqrt(start.variances.outside) == pytest.approx(outside)
+
+    def test_one_tick_in_a_gap_is_no_power(self) -> None:
+        series = seen(Sensor(WAVE, TICK), fine())
+        assert quiet_power(series, START - 120 * MS, START) is None
+
+    def test_idle_power_that_fluctuates_is_less_sure(self) -> None:
+        steps = [(EPOCH - S + index * TICK, 50.0 + 20 * (index % 2)) for index in range(30)]
+        series = seen(Sensor(Wave(tuple(steps)), TICK), fine())
+        assert quiet(series, EPOCH, EPOCH + S).fluctuation_w == pytest.approx(10.5, rel=0.1)
+        steady = seen(Sensor(WAVE, TICK), fine())
+        assert quiet(steady, EPOCH - S // 2, START).fluctuation_w == pytest.approx(0, abs=0.1)
+
+    def test_a_running_average_is_waited_for(self) -> None:
+        """The readings lag: what is drawn before the end arrives up to a second after it."""
+        series = Series("nvml", domain(smear_s=1.0, period_s=0.1))
+        for moment in range(EPOCH - 2 * S, EPOCH + 6 * S, TICK):
+            averaged = sum(WAVE.energy_j(moment - late * TICK) for late in range(10)) / 10
+            series.add(moment, moment, averaged)
+        before, after = quiet(series, EPOCH - S, START), quiet(series, END, EPOCH + 5 * S)
+        assert after.watts == pytest.approx(60, rel=0.01)
+        end, start = at_end(series, END, after), at_start(series, START, before)
+        assert end is not None
+        assert start is not None
+        # The averaged counter lags by 0.45 s, at 50 W before and 60 W after.
+        assert end.energy_j - start.energy_j == pytest.approx(136, abs=0.45 * 10 + 1)
+
+
+class TestUnderLoad:
+    @pytest.mark.parametrize("at_ms", [310, 350, 390])
+    def test_a_step_at_the_edge_is_found(self, at_ms: int) -> None:
+        at_ns = EPOCH + at_ms * MS
+        wave = Wave(((EPOCH - S, 200.0), (at_ns, 600.0), (EPOCH + 9 * S, 600.0)))
+        reading = under_load(seen(Sensor(wave, TICK), fine()), at_ns)
+        assert reading is not None
+        assert reading.energy_j == pytest.approx(wave.energy_j(at_ns), abs=0.1)
+
+    @pytest.mark.parametrize("step_ms", [310, 340, 380, 395])
+    def test_a_step_beside_the_edge_is_found(self, step_ms: int) -> None:
+        edge_ns = EPOCH + 350 * MS
+        wave = Wave(((EPOCH - S, 200.0), (EPOCH + step_ms * MS, 600.0), (EPOCH + 9 * S, 600.0)))
+        reading = under_load(seen(Sensor(wave, TICK), fine()), edge_ns)
+        assert reading is not None
+        assert reading.energy_j == pytest.approx(wave.energy_j(edge_ns), abs=0.1)
+
+    def test_a_burst_between_two_ticks_cannot_be_found_and_is_within_the_uncertainty(self) -> None:
+        edge_ns = EPOCH + 350 * MS
+        burst = (EPOCH + 315 * MS, 700.0), (EPOCH + 345 * MS, 200.0)
+        wave = Wave(((EPOCH - S, 200.0), *burst, (EPOCH + 9 * S, 200.0)))
+        reading = under_load(seen(Sensor(wave, TICK), fine()), edge_ns)
+        assert reading is not None
+        error_j = abs(reading.energy_j - wave.energy_j(edge_ns))
+        assert error_j > 1
+        assert error_j <= 2 * math.sqrt(reading.variances.total)
+
+    def test_a_counter_read_at_the_edge_needs_no_guess(self) -> None:
+        at_ns = EPOCH + 400 * MS
+        series = seen(Sensor(WAVE, TICK), [*fine(), at_ns - 30_000, at_ns + 30_000])
+        reading = under_load(series, at_ns)
+        assert reading is not None
+        assert math.sqrt(reading.variances.total) < 0.02
+
+    def test_a_moment_beyond_the_ticks_is_not_under_load_but_unbracketed(self) -> None:
+        series = seen(Sensor(WAVE, TICK), fine(end_ns=EPOCH + 700 * MS))
+        assert under_load(series, EPOCH + 750 * MS) is None
+        reading = unbracketed(series, EPOCH + 750 * MS)
+        assert reading is not None
+        error_j = abs(reading.energy_j - WAVE.energy_j(EPOCH + 750 * MS))
+        assert error_j <= 2 * math.sqrt(reading.variances.total)
+        assert unbracketed(series, EPOCH + 2 * S) is None

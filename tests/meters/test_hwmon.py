@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sensors of hwmon on trees that look like those of the kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.hwmon import HwmonMeter, open_hwmon
+from pytest_llenergy.meters.protocol import Targets
+
+
+def chip(root: Path, directory: str, name: str, **files: str | int) -> Path:
+    path = root / directory
+    path.mkdir(parents=True)
+    for file, content in {"name": name, **files}.items():
+        (path / file).write_text(f"{content}\n")
+    return path
+
+
+def opened(root: Path, argument: str) -> HwmonMeter:
+    (meter,) = open_hwmon(Targets(), argument, root)
+    return meter
+
+
+def refusal(root: Path, argument: str) -> str:
+    with pytest.raises(MeterError) as caught:
+        open_hwmon(Targets(), argument, root)
+    return str(caught.value)
+
+
+def test_an_energy_counter_is_read_in_microjoules(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=5_000_000, energy1_label="Esocket0")
+    meter = opened(tmp_path, "amd_energy/Esocket0")
+    assert meter.read() == [5.0]
+    (path / "energy1_input").write_text("7500000\n")
+    assert meter.read() == [7.5]
+    (domain,) = meter.domains
+    meter.close()
+    assert (domain.name, domain.source) == ("hwmon:amd_energy/Esocket0", "hwmon energy1_input")
+    assert domain.resolution_j == 1e-6
+    assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
+
+
+def test_power_in_microwatts_is_integrated_over_time(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "ina238", power1_input=20_000_000)
+    before_s = time.monotonic()
+    meter = opened(tmp_path, "ina238")
+    assert meter.read() == [0.0]
+    first_s = time.monotonic()
+    time.sleep(0.2)
+    second_s = time.monotonic()
+    (energy_j,) = meter.read()
+    meter.close()
+    assert isinstance(energy_j, float)
+    assert second_s - first_s <= energy_j / 20 <= time.monotonic() - before_s
+
+
+def test_what_the_chip_tells_of_its_time_behaviour_is_used(tmp_path: Path) -> None:
+    chip(
+        tmp_path,
+        "hwmon0",
+        "power_meter",
+        power1_average=1_000_000,
+        power1_average_interval=1500,
+        update_interval=250,
+    )
+    meter = opened(tmp_path, "power_meter@2%")
+    (domain,) = meter.domains
+    meter.close()
+    assert (domain.smear_s, domain.update_period_s) == (1.5, 0.25)
+    assert domain.source == "hwmon power1_average integrated"
+    assert domain.limits(50.0, 1.0) == pytest.approx((49, 51))
+    assert domain.flags == ()
+
+
+def test_what_the_chip_does_not_tell_is_flagged(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "amdgpu", power1_average=1_000_000)
+    meter = opened(tmp_path, "amdgpu@2%")
+    (domain,) = meter.domains
+    meter.close()
+    assert [(flag.name, flag.severity) for flag in domain.flags] == [
+        ("refresh-unknown", "note"),
+        ("averaging-unknown", "note"),
+    ]
+
+
+def test_the_present_value_is_preferred_to_the_average(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "amdgpu", power1_average=1, power1_input=1, power1_cap=1)
+    meter = opened(tmp_path, "amdgpu")
+    meter.close()
+    assert meter.domains[0].source == "hwmon power1_input integrated"
+
+
+@pytest.mark.parametrize("argument", ["ina/CPU", "ina/power2", "hwmon3/CPU"])
+def test_a_sensor_is_found_by_label_or_channel(tmp_path: Path, argument: str) -> None:
+    chip(tmp_path, "hwmon3", "ina", power1_input=1, power2_input=2, power2_label="CPU")
+    meter = opened(tmp_path, argument)
+    meter.close()
+    assert meter.domains[0].name == "hwmon:ina/CPU"
+
+
+def test_of_several_sensors_one_must_be_chosen(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=1, power2_input=2, power2_label="CPU")
+    listed = "choose one of hwmon:ina/power1, hwmon:ina/CPU"
+    assert refusal(tmp_path, "ina") == f"hwmon: {path} (ina) has several sensors; {listed}"
+    assert refusal(tmp_path, "ina/GPU") == f"hwmon: {path} (ina) has no sensor 'GPU'; {listed}"
+
+
+def test_of_several_chips_of_a_name_one_must_be_chosen(tmp_path: Path) -> None:
+    for directory in ("hwmon1", "hwmon2"):
+        chip(tmp_path, directory, "amdgpu", power1_average=1)
+    assert refusal(tmp_path, "amdgpu") == (
+        "hwmon: several chips are called 'amdgpu'; name one by its directory: hwmon1, hwmon2"
+    )
+    opened(tmp_path, "hwmon2").close()
+
+
+def test_without_the_chip_those_that_are_there_are_told(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: none"
+    path = chip(tmp_path, "hwmon0", "coretemp", temp1_input=50_000)
+    assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: coretemp"
+    assert refusal(tmp_path, "coretemp") == f"hwmon: {path} (coretemp) has no power or energy sensor"
+
+
+def test_a_sensor_that_makes_no_sense_is_refused_and_closed(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input="many")
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert refusal(tmp_path, "ina").startswith(f"hwmon: {path}/power1_input cannot be read (invalid literal")
+    assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=1)
+    meter = opened(tmp_path, "ina")
+    (path / "power1_input").write_text("")
+    (value,) = meter.read()
+    meter.close()
+    assert isinstance(value, str)
+    assert value.startswith(f"hwmon: {path}/power1_input cannot be read (")
