@@ -22,7 +22,7 @@ from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.measure.calibration import iterations_for
 from pytest_llenergy.measure.energy import account
 from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
-from pytest_llenergy.measure.phase import PhaseDither
+from pytest_llenergy.measure.phase import PhaseDither, strata_for
 from pytest_llenergy.measure.quality import compare_rounds, drift_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, Watch, Workload, gap_needed_s, run_round
 from pytest_llenergy.measure.warmup import WarmUp, warm_up
@@ -79,18 +79,21 @@ def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease:
         gap_s = gap_needed_s(sampler.series, plan.gap_s)
         iterations = iterations_for(warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler)
         start_s = time.monotonic()
-        dither = PhaseDither(plan.rounds)
+        coverage = min((series.domain.coverage for series in sampler.series), default=1.0)
+        dither = PhaseDither(max(plan.rounds, strata_for(coverage)))
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
-        while not _enough(rounds, plan, time.monotonic() - start_s):
+        while not _enough(rounds, plan, time.monotonic() - start_s, coverage):
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch))
             rounds.append(account(measured[-1], sampler.series, selection.reasons))
         measuring_s = time.monotonic() - start_s
     rounds = compare_rounds(rounds, measured)
     infos = [_info(series) for series in sampler.series]
-    procedure = _procedure(plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds))
+    procedure = _procedure(
+        plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage)
+    )
     flags = [*drift_flags(rounds), *_inconclusive(procedure, len(rounds)), *_unread(selection.reasons)]
-    metrics = summarise(rounds, workload.peak_memory_bytes)
+    metrics = summarise(rounds, workload.peak_memory_bytes, coverage)
     return Experiment(rounds, metrics, infos, load, procedure, flags)
 
 
@@ -118,13 +121,13 @@ def watching(uuids: Sequence[str]) -> Iterator[Watch]:
         watch.close()
 
 
-def _enough(rounds: Sequence[Round], plan: RoundPlan, spent_s: float) -> bool:
+def _enough(rounds: Sequence[Round], plan: RoundPlan, spent_s: float, coverage: float) -> bool:
     """Whether the target is met, or cannot be: the budget is spent, or rounds give no energy."""
     if len(rounds) < plan.rounds:
         return False
     if plan.rounds == 1 or spent_s >= plan.budget_s:
         return True
-    reached = relative_uncertainty(rounds)
+    reached = relative_uncertainty(rounds, coverage)
     return reached is None or reached <= plan.target
 
 

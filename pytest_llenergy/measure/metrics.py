@@ -46,8 +46,13 @@ def is_valid(round_: Round) -> bool:
     return not any(flag.severity == "invalid" for flag in round_.flags)
 
 
-def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[str, Metric]:
-    """Every metric of a test, by name. A metric that cannot be had is there with its reason."""
+def summarise(
+    rounds: Sequence[Round], peak_memory_bytes: int | None, coverage: float = 1.0
+) -> dict[str, Metric]:
+    """Every metric of a test, by name. A metric that cannot be had is there with its reason.
+
+    ``coverage`` is the share of the time in which the sensors look.
+    """
     valid = [round_ for round_ in rounds if is_valid(round_)]
     why = _why_no_energy(rounds)
     metrics: dict[str, Metric] = {}
@@ -57,7 +62,8 @@ def summarise(rounds: Sequence[Round], peak_memory_bytes: int | None) -> dict[st
         reason = (why or missing) if "J" in unit or unit == "W" or not valid else missing
         if values:
             # Net of idle there may be nothing left; gross there cannot.
-            metrics[name] = _mean(values, unit, gross="J" in unit and name != "net_energy_j")
+            gross = "J" in unit and name != "net_energy_j"
+            metrics[name] = _mean(values, unit, coverage, gross=gross)
         else:
             metrics[name] = Metric(value=None, unit=unit, reason=reason)
 
@@ -99,18 +105,18 @@ def _why_no_energy(rounds: Sequence[Round]) -> str | None:
     return reasons[0] if reasons else "no valid round"
 
 
-def relative_uncertainty(rounds: Sequence[Round]) -> float | None:
+def relative_uncertainty(rounds: Sequence[Round], coverage: float = 1.0) -> float | None:
     """Of the energy of an iteration, over the valid rounds; ``None`` below two, or without energy."""
     values = [value for round_ in rounds if is_valid(round_) and (value := _energy(round_)) is not None]
     if len(values) < 2:
         return None
-    metric = _mean(values, "J", gross=True)
+    metric = _mean(values, "J", coverage, gross=True)
     if metric.value is None or metric.uncertainty is None or metric.value <= 0:
         return None
     return metric.uncertainty / metric.value
 
 
-def _mean(values: Sequence[Value], unit: str, *, gross: bool) -> Metric:
+def _mean(values: Sequence[Value], unit: str, coverage: float, *, gross: bool) -> Metric:
     n, mean = len(values), fmean(each.value for each in values)
     if gross and mean <= 0:
         return Metric(
@@ -121,7 +127,7 @@ def _mean(values: Sequence[Value], unit: str, *, gross: bool) -> Metric:
         return Metric(value=mean, unit=unit, n=1, reason=reason)
     phases = [each.phase for each in values]
     unseen = fmean(each.unseen for each in values)
-    dithered = unseen > 0 and spread.covers_tick(phases)
+    dithered = unseen > 0 and spread.covers_tick(phases, coverage)
     numbers = [each.value for each in values]
     if dithered:
         scatter = spread.of_dithered_mean(numbers, [phase or 0.0 for phase in phases])

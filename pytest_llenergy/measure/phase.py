@@ -8,6 +8,7 @@ n strata of the tick, one each, in random order.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from random import Random
@@ -38,6 +39,11 @@ class PhaseDither:
         target_ns = leader.ticks[-1].time_ns + round(phase * period_ns)
         ahead_ns = time.monotonic_ns() - target_ns
         time.sleep((-ahead_ns % period_ns) / 1e9)
+
+
+def strata_for(coverage: float) -> int:
+    """Strata in which random starts leave no stretch of a tick out that is as long as the sensor looks."""
+    return math.ceil(2 / coverage) if coverage < 1 else 1
 
 
 def slowest(trace: Sequence[Series]) -> Series | None:

@@ -11,9 +11,6 @@ from statistics import fmean, linear_regression, stdev
 #: table G.2.
 STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.07, 9: 1.06, 10: 1.05}
 
-#: The largest part of a tick, in strata, that dithered rounds may leave out.
-WIDEST_HOLE = 2.5
-
 
 def student(degrees: float) -> float:
     """By how much a standard uncertainty from few values is too small. Above the table 1 + 1/(2ν)."""
@@ -39,13 +36,17 @@ def of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
     return math.sqrt(squares / 2) / n * student(max(1, (n - 1) * 2 / 3))
 
 
-def covers_tick(phases: Sequence[float | None]) -> bool:
-    """Whether rounds started all over a tick, so that their mean is that of every phase."""
+def covers_tick(phases: Sequence[float | None], seen: float) -> bool:
+    """Whether rounds started all over a tick, so that their mean is that of every phase.
+
+    A sensor that sees the share ``seen`` of each tick sees something of any load, however short, unless
+    all rounds miss a stretch of the tick as long as that.
+    """
     known = sorted(phase for phase in phases if phase is not None)
-    if len(known) < 4 or len(known) < len(phases):
+    if not known or len(known) < len(phases):
         return False
     holes = [b - a for a, b in zip(known, [*known[1:], known[0] + 1], strict=True)]
-    return max(holes) <= WIDEST_HOLE / len(known)
+    return max(holes) <= seen
 
 
 def drift(values: Sequence[float]) -> tuple[float, float] | None:

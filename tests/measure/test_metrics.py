@@ -76,7 +76,7 @@ def dithered(energies: list[float], phases: list[float], unseen_j: float) -> Met
         msgspec.structs.replace(round_of(energy, unseen_j), terms=terms, phase=phase)
         for energy, phase in zip(energies, phases, strict=True)
     ]
-    return summarise(rounds, None)["energy_j"]
+    return summarise(rounds, None, coverage=0.25)["energy_j"]
 
 
 #: A part-time sensor: what it says depends on the phase alone, and slowly.

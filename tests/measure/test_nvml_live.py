@@ -87,3 +87,37 @@ def test_rounds_agree_with_the_truth(tmp_path: Path, nvml_attach: Attach, latch_
         assert [flag.name for flag in round_.flags if flag.severity == "invalid"] == []
     mean_j = sum(true for true, _ in workload.truths) / 2
     assert result.metrics["energy_j"].value == pytest.approx(mean_j, rel=0.05)
+
+
+@dataclass
+class Bursts(Surges):
+    """30 ms of 500 W, shorter than what a part-time sensor leaves out."""
+
+    def work(self, iterations: int = 1) -> None:
+        start_ns = self.world.set_power(0, 500.0)
+        time.sleep(0.03)
+        end_ns = self.world.set_power(0, 100.0)
+        self.truths.append((self.world.true_energy_j(0, start_ns, end_ns), 0.0))
+        self._rank = rank_of(iteration(start_ns, end_ns))
+
+
+def test_shuffled_phases_find_what_a_part_time_sensor_misses(tmp_path: Path, nvml_attach: Attach) -> None:
+    """One round alone is 100 % too low or 200 % too high."""
+    board = Board(name="NVIDIA H100 80GB HBM3", power_w=100.0, latch_ns=100 * MS, sensor_window_ns=25 * MS)
+    world = world_of(tmp_path, board)
+    nvml_attach(world)
+    workload = Bursts(world)
+    result = measure_on(workload, RoundPlan(rounds=16, warmup=0, gap_s=0.1, budget_s=0.1))
+    assert result.meters[0].coverage == pytest.approx(0.25, rel=0.05)
+    errors = [
+        abs((round_.energy_j or 0.0) - true_j) / true_j
+        for round_, (true_j, _) in zip(result.rounds, workload.truths, strict=True)
+    ]
+    assert max(errors) > 0.5
+    energy = result.metrics["energy_j"]
+    true_j = sum(true for true, _ in workload.truths) / len(workload.truths)
+    assert energy.value is not None
+    assert energy.uncertainty is not None
+    assert energy.value == pytest.approx(true_j, rel=0.2)
+    assert abs(energy.value - true_j) <= 4 * energy.uncertainty
+    assert energy.uncertainty < 0.2 * true_j

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pytest_llenergy.measure.phase import PhaseDither, phase_of, slowest
+from pytest_llenergy.measure.phase import PhaseDither, phase_of, slowest, strata_for
 from pytest_llenergy.measure.spread import covers_tick
 from pytest_llenergy.meters.trace import Series
 
@@ -30,7 +30,7 @@ def test_starts_are_spread_over_the_tick_one_in_each_stratum() -> None:
     for _ in range(6):
         dither.wait([series])
         phases.append(phase_of([series], time.monotonic_ns()))
-    assert covers_tick(phases)
+    assert covers_tick(phases, 0.45)
 
 
 def test_they_do_not_come_in_order() -> None:
@@ -54,3 +54,7 @@ def test_without_ticks_nothing_is_waited_for(trace: list[Series], monkeypatch: p
     monkeypatch.delattr(time, "sleep")
     PhaseDither(6).wait(trace)
     assert phase_of(trace, time.monotonic_ns()) is None
+
+
+def test_a_part_time_sensor_needs_more_strata() -> None:
+    assert [strata_for(share) for share in (1.0, 0.5, 0.25, 0.2)] == [1, 4, 8, 10]

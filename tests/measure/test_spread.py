@@ -62,12 +62,13 @@ def test_dithered_values_without_a_trend_scatter_as_any_others() -> None:
     [
         ([0.1, 0.3, 0.6, 0.9], True),
         ([0.1, 0.2, 0.3, 0.35], False),
-        ([0.1, 0.3, 0.6], False),
+        ([0.05, 0.4, 0.6, 0.9], False),
         ([0.1, 0.3, 0.6, None], False),
+        ([], False),
     ],
 )
 def test_phases_that_leave_a_hole_do_not_cover_a_tick(phases: list[float | None], covers: bool) -> None:
-    assert spread.covers_tick(phases) is covers
+    assert spread.covers_tick(phases, 0.35) is covers
 
 
 def test_a_drift_is_the_change_along_a_straight_line() -> None:

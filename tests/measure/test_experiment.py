@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole procedure on a meter of known power: iterations, rounds, target, budget."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.spread import covers_tick
+from pytest_llenergy.meters.protocol import Domain, within
+from pytest_llenergy.meters.select import Selection
+
+PERIOD_S = 0.05
+WATTS = 40.0
+
+
+@dataclass
+class Latched:
+    """A board that always draws 40 W, and whose counter ticks every 50 ms."""
+
+    name: str = "latched"
+    poll_period_s: float = 0.005
+    domains: tuple[Domain, ...] = (
+        Domain(
+            name="gpu:GPU-a",
+            kind="measured",
+            source="test",
+            scope="board",
+            resolution_j=1e-6,
+            accuracy="exact",
+            limits=within(0.0),
+            update_period_s=PERIOD_S,
+        ),
+    )
+
+    def read(self) -> list[float | str]:
+        return [WATTS * PERIOD_S * (time.monotonic() // PERIOD_S)]
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def run(seconds: float, **plan: float) -> Experiment:
+    chosen = RoundPlan(**{"rounds": 4, "gap_s": 0.1, **plan})  # type: ignore[arg-type]
+    workload = CallWorkload(lambda: time.sleep(seconds))
+    return measure(workload, chosen, Selection((Latched(),), ()), Lease(devices=("cpu",)))
+
+
+def test_short_work_is_repeated_until_the_counter_ticks_three_times_and_told_for_one_iteration() -> None:
+    result = run(0.01)
+    procedure = result.procedure
+    assert procedure.settled is True
+    # Sleeping takes a little longer than it is told to, and an ill-rested machine a little more.
+    assert 5 <= procedure.iterations <= 15
+    assert {round_.iterations for round_ in result.rounds} == {procedure.iterations}
+    assert all(round_.duration_s >= procedure.iterations * 0.01 for round_ in result.rounds)
+    duration_s, energy = result.metrics["duration_s"].value, result.metrics["energy_j"]
+    assert duration_s is not None
+    assert energy.value is not None
+    assert energy.uncertainty is not None
+    assert 0.01 <= duration_s < 0.03
+    assert abs(energy.value - WATTS * duration_s) <= 4 * energy.uncertainty
+
+
+def test_gaps_hold_three_ticks_of_the_slowest_counter() -> None:
+    result = run(0.2, gap_s=0.01)
+    assert result.procedure.gap_s == pytest.approx(3.5 * PERIOD_S)
+    assert all(round_.idle_power_w == pytest.approx(WATTS, rel=0.2) for round_ in result.rounds)
+
+
+def test_rounds_start_all_over_a_tick() -> None:
+    assert covers_tick([round_.phase for round_ in run(0.1, rounds=6).rounds], 0.5)
+
+
+def test_a_target_that_is_met_ends_the_rounds() -> None:
+    result = run(0.3, target=0.2)
+    assert len(result.rounds) == 4
+    assert result.procedure.reached is not None
+    assert result.procedure.reached <= 0.2
+    assert "inconclusive" not in {flag.name for flag in result.flags}
+
+
+def test_a_target_that_cannot_be_met_ends_with_the_budget_and_says_what_was_reached() -> None:
+    lengths = count(1)
+    workload = CallWorkload(lambda: time.sleep(0.05 * (1 + next(lengths) % 3)))
+    plan = RoundPlan(rounds=3, warmup=0, gap_s=0.05, target=0.0001, budget_s=3.0)
+    result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
+    assert len(result.rounds) > 3
+    assert result.procedure.measuring_s >= 3.0
+    (flag,) = (flag for flag in result.flags if flag.name == "inconclusive")
+    assert flag.severity == "warning"
+    assert flag.detail == (
+        f"standard uncertainty {result.procedure.reached:.1%} after {len(result.rounds)} rounds and "
+        f"{result.procedure.measuring_s:.0f} s; the target is 0.0% (--energy-target), the budget 3 s "
+        "(--energy-budget)"
+    )
+
+
+def test_one_round_is_one_round() -> None:
+    result = run(0.1, rounds=1, target=0.0001)
+    assert len(result.rounds) == 1
+    assert result.procedure.reached is None
+    assert result.flags == []
