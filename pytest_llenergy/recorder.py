@@ -13,7 +13,7 @@ import pytest
 from pytest_llenergy import marks
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.meters.measuring import Window
+from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.record import (
     BackendInfo,
     Flag,

@@ -13,9 +13,10 @@ from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.handles import BackendHandle, Call, Place, Workers, outcomes
 from pytest_llenergy.measure.call import CallWorkload
 from pytest_llenergy.measure.experiment import RoundPlan, measure
-from pytest_llenergy.meters.measuring import Measuring, Window
+from pytest_llenergy.meters.measuring import Measuring
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
+from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.workers.workload import RankWorkload
 

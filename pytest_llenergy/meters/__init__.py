@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.meters.measuring import Measuring, Window, measure
+from pytest_llenergy.meters.measuring import Measuring, measure
+from pytest_llenergy.meters.window import Window
 
 __all__ = ["Measuring", "Window", "measure"]

@@ -22,6 +22,10 @@ TOGETHER_NS = 300_000
 LATE_NS = 50_000_000
 
 
+#: Periods of a counter within which it must have ticked.
+SLOW_TICKS = 2.5
+
+
 class _Source:
     """One open meter with what it has said."""
 
@@ -93,8 +97,14 @@ class Sampler:
                 source.read()
 
     def await_tick(self, after_ns: int, timeout_s: float) -> None:
-        """Sleep until every counter has ticked after a moment, or none is left that will in time."""
-        deadline = time.monotonic() + timeout_s
+        """Sleep until every counter has ticked after a moment, or the time for it is over.
+
+        Counters that are known to tick slowly have two and a half periods longer.
+        """
+        slowest_s = max(
+            (SLOW_TICKS * (s.period_s or 0.0) + s.domain.smear_s for s in self.series), default=0.0
+        )
+        deadline = time.monotonic() + timeout_s + slowest_s
         while time.monotonic() < deadline:
             if all(series.settled(after_ns) for series in self.series):
                 return

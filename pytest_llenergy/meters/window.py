@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One named window: two moments now, joules when the counters have ticked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.flags import trace_flags
+from pytest_llenergy.meters.sampler import Sampler
+from pytest_llenergy.meters.totals import absolute_u_j, add, stored
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.windows import Energy, energy_between, resolvable
+from pytest_llenergy.model import record
+from pytest_llenergy.model.record import DomainEnergy, Flag
+
+#: How long to wait for a counter to tick (seconds).
+TICK_TIMEOUT_S = 1.0
+
+
+class Window:
+    """A stretch of time and its joules, which are known once it has ended.
+
+    Entering and leaving only mark the time. The counters tick later; whoever first asks for joules waits
+    for that, up to a tick (``await window.settled()`` where nothing may block). ``start_s`` and
+    ``duration_s`` are monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums
+    over ``by_domain``, or ``None`` with ``reason``.
+    """
+
+    def __init__(self, name: str, sampler: Sampler, reasons: Sequence[str]) -> None:
+        self.name = name
+        self._sampler = sampler
+        self._reasons = reasons
+        self._start_ns: int | None = None
+        self._end_ns: int | None = None
+        self._record: record.Window | None = None
+
+    def __enter__(self) -> Window:
+        if self._start_ns is not None:
+            raise MeterError(f"window {self.name!r} was entered twice; make a new one")
+        _synchronize()
+        self._sampler.read_now()
+        self._start_ns = time.monotonic_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _synchronize()
+        # Reading may have to wait for a driver that is slow to answer; the window has ended by then.
+        self._end_ns = time.monotonic_ns()
+        self._sampler.read_now()
+
+    async def __aenter__(self) -> Window:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    async def settled(self) -> Window:
+        """Wait for the counters without blocking the event loop."""
+        await asyncio.get_running_loop().run_in_executor(None, lambda: self.record)
+        return self
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is a result."""
+        return self._end_ns is not None
+
+    @property
+    def record(self) -> record.Window:
+        """The window as stored. Raises ``MeterError`` while it is open."""
+        if self._start_ns is None or self._end_ns is None:
+            raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
+        if self._record is None:
+            self._sampler.await_tick(self._end_ns, TICK_TIMEOUT_S)
+            self._record = _close(
+                self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons
+            )
+        return self._record
+
+    @property
+    def start_s(self) -> float:
+        """Start, monotonic seconds."""
+        return self.record.start_s
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds."""
+        return self.record.duration_s
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules of all domains."""
+        return self.record.energy_j
+
+    @property
+    def energy_u_j(self) -> float | None:
+        """Standard uncertainty of ``energy_j``, for comparing on the same devices."""
+        return self.record.energy_u_j
+
+    @property
+    def energy_u_absolute_j(self) -> float | None:
+        """Standard uncertainty of ``energy_j``, accuracy of the sources included."""
+        return self.record.energy_u_absolute_j
+
+    @property
+    def reason(self) -> str | None:
+        """Why there are no joules."""
+        return self.record.reason
+
+    @property
+    def by_domain(self) -> dict[str, DomainEnergy]:
+        """Each domain by name."""
+        return self.record.by_domain
+
+    @property
+    def flags(self) -> list[Flag]:
+        """What to know about the numbers."""
+        return self.record.flags
+
+
+def _synchronize() -> None:
+    """Wait for what this process has queued on its GPUs: it belongs to the window that queued it."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.synchronize()
+
+
+def _close(
+    name: str, trace: Sequence[Series], start_ns: int, end_ns: int, reasons: Sequence[str]
+) -> record.Window:
+    energies = {series.domain.name: _domain(series, start_ns, end_ns) for series in trace}
+    by_domain = {
+        series.domain.name: stored(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
+        for series in trace
+    }
+    total = add(list(energies.values()), reasons)
+    flags = trace_flags(trace, start_ns, end_ns)
+    if total.energy_j is None:
+        flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
+    return record.Window(
+        name=name,
+        start_s=start_ns / 1e9,
+        duration_s=(end_ns - start_ns) / 1e9,
+        energy_j=total.energy_j,
+        energy_u_j=total.u_j,
+        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
+        by_domain=by_domain,
+        flags=flags,
+        reason=total.reason,
+    )
+
+
+def _domain(series: Series, start_ns: int, end_ns: int) -> Energy:
+    return resolvable(energy_between(series, start_ns, end_ns), series, (end_ns - start_ns) / 1e9)
