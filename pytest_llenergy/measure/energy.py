@@ -11,10 +11,11 @@ from pytest_llenergy.measure.latency import inter_token_latency_s, time_to_first
 from pytest_llenergy.measure.phase import phase_of
 from pytest_llenergy.measure.quality import round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Power, Quiet, quiet_power
+from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Quiet, quiet_power
+from pytest_llenergy.meters.quantities import Energy, Power
 from pytest_llenergy.meters.totals import absolute_u_j, add, stored
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import Energy, energy_between, resolvable
+from pytest_llenergy.meters.windows import energy_between, resolvable
 from pytest_llenergy.model.record import Phase, Round, Tokens
 from pytest_llenergy.model.timeline import RoundTimeline
 

@@ -74,7 +74,7 @@ def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease:
     """Measure a workload that is ready to run. Closes the meters."""
     load = load_average()
     with Sampler(selection.meters) as sampler, watching(lease.uuids) as watch:
-        sampler.await_tick(0, FIRST_TICK_S)
+        sampler.await_ticks(0, FIRST_TICK_S)
         warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler)
         gap_s = gap_needed_s(sampler.series, plan.gap_s)
         iterations = iterations_for(warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler)

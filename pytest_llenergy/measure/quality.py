@@ -12,8 +12,8 @@ from pytest_llenergy.devices.condition import Condition, foreign
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.measure.spread import drift
 from pytest_llenergy.meters.flags import trace_flags
+from pytest_llenergy.meters.quantities import Energy
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import Energy
 from pytest_llenergy.model.record import Flag, Round
 
 #: Cores that others may use during a round before it is called contended, or stolen by a hypervisor.

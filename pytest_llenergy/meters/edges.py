@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pytest_llenergy.meters.quantities import Power, Reading, Variances
 from pytest_llenergy.meters.trace import Series, Tick
-from pytest_llenergy.model.record import Terms
 
 #: Ticks needed inside a quiet gap before its power is believed.
 MIN_GAP_TICKS = 2
@@ -42,46 +42,6 @@ UNBRACKETED_TICKS = 2.0
 
 
 @dataclass(frozen=True)
-class Variances:
-    """What is not known of an energy, by cause, in J²."""
-
-    edges: float = 0.0
-    outside: float = 0.0
-    resolution: float = 0.0
-    coverage: float = 0.0
-
-    def __add__(self, other: Variances) -> Variances:
-        return Variances(
-            self.edges + other.edges,
-            self.outside + other.outside,
-            self.resolution + other.resolution,
-            self.coverage + other.coverage,
-        )
-
-    @property
-    def total(self) -> float:
-        """All causes together."""
-        return self.edges + self.outside + self.resolution + self.coverage
-
-    def terms(self) -> Terms:
-        """As standard uncertainties, for a record."""
-        return Terms(
-            edges_j=math.sqrt(self.edges),
-            outside_j=math.sqrt(self.outside),
-            resolution_j=math.sqrt(self.resolution),
-            coverage_j=math.sqrt(self.coverage),
-        )
-
-
-@dataclass(frozen=True)
-class Power:
-    """Watts and their standard uncertainty."""
-
-    watts: float
-    u_watts: float
-
-
-@dataclass(frozen=True)
 class Quiet(Power):
     """The power of a quiet gap: between its first and its last tick."""
 
@@ -95,22 +55,17 @@ class Quiet(Power):
         return (self.last.time_ns - self.first.time_ns) / 1e9
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The cumulative energy at one moment."""
-
-    energy_j: float
-    variances: Variances
-
-
 def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
     """Mean power between the first and the last tick inside a quiet gap; ``None`` with too few ticks.
 
     The readings of a running average are of the gap only once its smear is over.
     """
     ticks = series.between(start_ns + series.smear_ns, end_ns)
-    if len(ticks) < MIN_GAP_TICKS:
-        return None
+    return quiet_from(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
+
+
+def quiet_from(series: Series, ticks: Sequence[Tick]) -> Quiet:
+    """Mean power from the first to the last of some ticks in a row."""
     first, last = ticks[0], ticks[-1]
     watts = power_between(first, last)
     elapsed_s = (last.time_ns - first.time_ns) / 1e9
@@ -125,9 +80,7 @@ def at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
     if tick is None:
         return None
     head_s = (time_ns - tick.time_ns) / 1e9
-    return Reading(
-        tick.energy_j + quiet.watts * head_s, _quiet_edge(series, quiet, tick, quiet.first, head_s)
-    )
+    return Reading(tick.energy_j + quiet.watts * head_s, quiet_edge(series, quiet, tick, quiet.first, head_s))
 
 
 def at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
@@ -136,7 +89,7 @@ def at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
     if tick is None:
         return None
     tail_s = (tick.time_ns - time_ns) / 1e9
-    return Reading(tick.energy_j - quiet.watts * tail_s, _quiet_edge(series, quiet, tick, quiet.last, tail_s))
+    return Reading(tick.energy_j - quiet.watts * tail_s, quiet_edge(series, quiet, tick, quiet.last, tail_s))
 
 
 def under_load(series: Series, time_ns: int) -> Reading | None:
@@ -151,7 +104,7 @@ def under_load(series: Series, time_ns: int) -> Reading | None:
     lowest_w, highest_w = _swing(series, lefts[0].earliest_ns, rights[-1].latest_ns)
     before, after = lefts[-1], rights[0]
     smear = ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2 / 3
-    met = _met(series, time_ns, before, after)
+    met = meeting(series, time_ns)
     if met is not None:
         return Reading(met.energy_j, Variances(edges=(highest_w * met.gap_s) ** 2 / 12 + smear))
     head_s, tail_s = (time_ns - before.time_ns) / 1e9, (after.time_ns - time_ns) / 1e9
@@ -193,7 +146,8 @@ def powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
     return [power_between(a, b) for a, b in pairwise(series.between(start_ns, end_ns))]
 
 
-def _quiet_edge(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
+def quiet_edge(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
+    """What is not known of an edge so far (seconds) from the nearest tick of a quiet gap."""
     # The idle power was taken from the near tick too: were that later than thought, the power would be
     # wrong as well, in the direction that makes the joules more wrong.
     reach = distance_s / quiet.length_s
@@ -204,8 +158,11 @@ def _quiet_edge(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s:
     )
 
 
-def _met(series: Series, time_ns: int, before: Tick, after: Tick) -> Tick | None:
+def meeting(series: Series, time_ns: int) -> Tick | None:
     """A tick that came within a small interval around the moment: the counter was read just then."""
+    before, after = series.before(time_ns), series.after(time_ns)
+    if before is None or after is None:
+        return None
     found = series.between(before.latest_ns + 1, after.earliest_ns - 1)
     if not found:
         return None
@@ -243,6 +200,7 @@ def _fluctuation(steps: Sequence[float], ticks: Sequence[Tick]) -> float:
 
 
 def power_between(first: Tick, last: Tick) -> float:
+    """Mean power (W) from one tick to another."""
     return (last.energy_j - first.energy_j) / ((last.time_ns - first.time_ns) / 1e9)
 
 

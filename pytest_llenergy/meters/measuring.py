@@ -50,7 +50,7 @@ class Measuring:
     def start(self) -> None:
         """Begin to read. Waits for the first tick of every counter: its first value may be old."""
         self._sampler.__enter__()
-        self._sampler.await_tick(0, TICK_TIMEOUT_S)
+        self._sampler.await_ticks(0, TICK_TIMEOUT_S)
 
     def stop(self) -> None:
         """Wait for the last ticks, then close the meters. Windows left open stay without numbers."""

@@ -22,8 +22,8 @@ TOGETHER_NS = 300_000
 LATE_NS = 50_000_000
 
 
-#: Periods of a counter within which it must have ticked.
-SLOW_TICKS = 2.5
+#: Periods of a counter by which a tick may be late.
+SLOW_TICKS = 1.5
 
 
 class _Source:
@@ -96,17 +96,17 @@ class Sampler:
             for source in self._sources:
                 source.read()
 
-    def await_tick(self, after_ns: int, timeout_s: float) -> None:
-        """Sleep until every counter has ticked after a moment, or the time for it is over.
+    def await_ticks(self, after_ns: int, timeout_s: float, ticks: int = 1) -> None:
+        """Sleep until every counter has ticked so often after a moment, or the time for it is over.
 
-        Counters that are known to tick slowly have two and a half periods longer.
+        Counters that are known to tick slowly have longer.
         """
         slowest_s = max(
-            (SLOW_TICKS * (s.period_s or 0.0) + s.domain.smear_s for s in self.series), default=0.0
+            ((SLOW_TICKS + ticks) * (s.period_s or 0.0) + s.domain.smear_s for s in self.series), default=0.0
         )
         deadline = time.monotonic() + timeout_s + slowest_s
         while time.monotonic() < deadline:
-            if all(series.settled(after_ns) for series in self.series):
+            if all(series.settled(after_ns, ticks) for series in self.series):
                 return
             time.sleep(0.002)
 

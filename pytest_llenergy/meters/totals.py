@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pytest_llenergy.meters.quantities import Energy
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import Energy
 from pytest_llenergy.model.record import DomainEnergy
 
 

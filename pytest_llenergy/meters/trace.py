@@ -126,9 +126,9 @@ class Series:
         index = bisect_left(self.ticks, time_ns, key=_earliest)
         return self.ticks[index] if index < len(self.ticks) else None
 
-    def settled(self, time_ns: int) -> bool:
-        """Whether waiting would not tell more about the energy at a moment."""
-        return self.reason is not None or self.after(time_ns + self.smear_ns) is not None
+    def settled(self, time_ns: int, ticks: int = 1) -> bool:
+        """Whether so many ticks have come after a moment, or none will."""
+        return self.reason is not None or len(self.around(time_ns + self.smear_ns, ticks)[1]) >= ticks
 
     @property
     def smear_ns(self) -> int:

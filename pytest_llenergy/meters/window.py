@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.edges import NEIGHBOURS
 from pytest_llenergy.meters.flags import trace_flags
+from pytest_llenergy.meters.quantities import Energy
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.totals import absolute_u_j, add, stored
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import Energy, energy_between, resolvable
+from pytest_llenergy.meters.windows import energy_between, resolvable
 from pytest_llenergy.model import record
 from pytest_llenergy.model.record import DomainEnergy, Flag
 
@@ -85,7 +87,7 @@ class Window:
         if self._start_ns is None or self._end_ns is None:
             raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
         if self._record is None:
-            self._sampler.await_tick(self._end_ns, TICK_TIMEOUT_S)
+            self._sampler.await_ticks(self._end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
             self._record = _close(
                 self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons
             )

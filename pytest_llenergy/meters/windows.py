@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from pytest_llenergy.meters.edges import (
     Quiet,
-    Reading,
-    Variances,
     at_end,
     at_start,
     powers,
@@ -18,26 +15,12 @@ from pytest_llenergy.meters.edges import (
     unbracketed,
     under_load,
 )
+from pytest_llenergy.meters.quantities import Energy, Reading, Variances
+from pytest_llenergy.meters.short import is_short, short_window
 from pytest_llenergy.meters.trace import Series
-
-NOTHING = Variances()
 
 #: A window whose standard uncertainty is above this share of its energy says nothing.
 RESOLVABLE = 1 / 3
-
-
-@dataclass(frozen=True)
-class Energy:
-    """Joules of a window and what is in doubt of them, or the reason why there are none."""
-
-    energy_j: float | None
-    variances: Variances = NOTHING
-    reason: str | None = None
-
-    @property
-    def u_j(self) -> float | None:
-        """The combined standard uncertainty (J)."""
-        return None if self.energy_j is None else math.sqrt(self.variances.total)
 
 
 def energy_between(
@@ -50,13 +33,16 @@ def energy_between(
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return Energy(None, reason=reason)
-    start = at_start(series, start_ns, before) if before else edge(series, start_ns)
-    end = at_end(series, end_ns, after) if after else edge(series, end_ns)
-    if start is None or end is None:
-        side = "before" if start is None else "after"
-        return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
-    resolution = Variances(resolution=resolution_variance(series))
-    energy = Energy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
+    if before is None and after is None and is_short(series, start_ns, end_ns):
+        energy = short_window(series, start_ns, end_ns)
+    else:
+        start = at_start(series, start_ns, before) if before else edge(series, start_ns)
+        end = at_end(series, end_ns, after) if after else edge(series, end_ns)
+        if start is None or end is None:
+            side = "before" if start is None else "after"
+            return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
+        resolution = Variances(resolution=resolution_variance(series))
+        energy = Energy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
     if series.domain.coverage >= 1:
         return energy
     unseen = unseen_variance(series, start_ns, end_ns, before, after)
@@ -109,7 +95,8 @@ def unseen_variance(
     if len(inside) < 2:
         if series.domain.highest_w is None:
             return None
-        step_w = series.domain.highest_w - min(outside, default=0.0)
+        # Up to the limit, or down to nothing.
+        step_w = max(series.domain.highest_w - min(outside, default=0.0), *outside, 0.0)
         duration_s = (end_ns - start_ns) / 1e9
         return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
     edges = (inside[0] - outside[0]) ** 2 + (inside[-1] - outside[-1]) ** 2 if outside else 0.0

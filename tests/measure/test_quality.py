@@ -15,10 +15,9 @@ from pytest_llenergy.measure import quality
 from pytest_llenergy.measure.energy import account
 from pytest_llenergy.measure.quality import compare_rounds, drift_flags, round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.edges import Variances
 from pytest_llenergy.meters.protocol import Domain
+from pytest_llenergy.meters.quantities import Energy, Variances
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import Energy
 from pytest_llenergy.model.record import Flag, Round
 
 from ..meters.waves import MS, domain

@@ -8,7 +8,8 @@ from random import Random
 from statistics import fmean, median
 
 from pytest_llenergy.meters.edges import quiet_power
-from pytest_llenergy.meters.windows import Energy, energy_between, resolvable
+from pytest_llenergy.meters.quantities import Energy
+from pytest_llenergy.meters.windows import energy_between, resolvable
 
 from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain, watched
 
