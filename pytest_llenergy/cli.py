@@ -85,6 +85,9 @@ def _doctor(_args: argparse.Namespace) -> int:
     if not gpus:
         print("gpu      none (NVML shows no board)")
     for name, meter in known_meters().items():
+        if meter.takes_argument:
+            print(f"meter    {name}: by name only, --energy-meter={name}:ARGUMENT")
+            continue
         for targets in [Targets(), *(Targets((gpu.uuid,)) for gpu in gpus)]:
             label = targets.gpus[0] if targets.gpus else "cpu"
             try:

@@ -117,6 +117,8 @@ def _names_of(parts: Sequence[str], text: str) -> tuple[str, ...]:
     names = tuple(name for name in (part.strip() for part in parts) if name)
     if text.strip() and not names:
         raise ValueError("names nothing")
+    if "auto" in names and len(names) > 1:
+        raise ValueError("auto stands alone: it chooses the meters")
     return () if names == ("auto",) else names
 
 
@@ -160,7 +162,13 @@ OPTIONS = (
     Option("warmup", "N", "auto", _warmup, "Unmeasured iterations before them (default: until settled)"),
     Option("gap", "SECONDS", "0.25", _seconds, "Least quiet time around each round (default: 0.25)"),
     Option("target", "PERCENT", "2%", _share, "Relative standard uncertainty to reach (default: 2%)"),
-    Option("budget", "SECONDS", "20", _seconds, "Longest measuring time of a test (default: 20)"),
+    Option(
+        "budget",
+        "SECONDS",
+        "20",
+        _seconds,
+        "Measuring time of a test after which no round is added\nto the least number (default: 20)",
+    ),
     Option(
         "model",
         "MODEL",

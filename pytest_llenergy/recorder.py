@@ -190,7 +190,8 @@ def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo]) -> list[F
     rounds = experiment.rounds if experiment is not None else []
     seen: dict[str, list[Flag]] = {}
     for round_ in rounds:
-        for flag in round_.flags:
+        # Two boards may raise the same flag in one round.
+        for flag in {flag.name: flag for flag in reversed(round_.flags)}.values():
             seen.setdefault(flag.name, []).append(flag)
     total = len(rounds)
     flags = [

@@ -21,10 +21,11 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.measure.calibration import iterations_for
 from pytest_llenergy.measure.energy import account
+from pytest_llenergy.measure.lookout import Watch
 from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
 from pytest_llenergy.measure.phase import PhaseDither, strata_for
 from pytest_llenergy.measure.quality import compare_rounds, drift_flags
-from pytest_llenergy.measure.rounds import MeasuredRound, Watch, Workload, gap_needed_s, run_round
+from pytest_llenergy.measure.rounds import MeasuredRound, Workload, gap_needed_s, run_round
 from pytest_llenergy.measure.warmup import WarmUp, warm_up
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection

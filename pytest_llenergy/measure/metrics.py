@@ -184,7 +184,9 @@ def _net(round_: Round) -> Value | None:
     duration_s = round_.duration_s / round_.iterations
     idle_u_j = (round_.idle_power_u_w or 0.0) * duration_s
     net_j = energy.value - round_.idle_power_w * duration_s
-    return Value(net_j, math.hypot(energy.meter, idle_u_j), energy.unseen, energy.own, energy.phase)
+    # A gain that is off is off for idle as well.
+    own = energy.own * abs(net_j / energy.value) if energy.value else 0.0
+    return Value(net_j, math.hypot(energy.meter, idle_u_j), energy.unseen, own, energy.phase)
 
 
 def _throughput(round_: Round) -> Value | None:

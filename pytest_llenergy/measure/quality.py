@@ -113,7 +113,8 @@ def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     for uuid, after in (measured.after or {}).items():
         before = (measured.before or {}).get(uuid)
         flags += _throttled(uuid, before, after, duration_s)
-        flags += _foreign(uuid, before, after)
+        during = [each[uuid] for each in measured.during if uuid in each]
+        flags += _foreign(uuid, [before, *during, after] if before is not None else [*during, after])
     return flags
 
 
@@ -130,10 +131,10 @@ def _throttled(uuid: str, before: Condition | None, after: Condition, duration_s
     return [Flag(name="throttled", severity="warning", detail=f"{uuid}: held back by {shares} of the round")]
 
 
-def _foreign(uuid: str, before: Condition | None, after: Condition) -> list[Flag]:
+def _foreign(uuid: str, conditions: Sequence[Condition]) -> list[Flag]:
     unknown: str | None = None
-    for condition in (before, after):
-        others = foreign(condition) if condition is not None else ()
+    for condition in conditions:
+        others = foreign(condition)
         if isinstance(others, str):
             unknown = others
         elif others:

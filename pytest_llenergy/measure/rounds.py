@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.measure.lookout import Watch, looking_out
 from pytest_llenergy.measure.phase import PhaseDither
 from pytest_llenergy.meters.cpu_time import CpuTime, cpu_time
 from pytest_llenergy.meters.sampler import Sampler
@@ -36,18 +37,12 @@ class Workload(Protocol):
         """What happened in ``work``; counting and detokenising are done here."""
 
 
-class Watch(Protocol):
-    """Tells the condition of the boards that are measured."""
-
-    def read(self) -> Mapping[str, Condition]:
-        """By UUID; empty where there are no boards."""
-
-
 @dataclass(frozen=True)
 class MeasuredRound:
     """A round with the quiet gaps before and after it (monotonic nanoseconds).
 
-    ``before`` and ``after`` are the conditions of the boards at its start and right after the work.
+    ``before``, ``during`` and ``after`` are the conditions of the boards at its start, every half second of
+    the work, and right after it.
     """
 
     timeline: RoundTimeline
@@ -56,6 +51,7 @@ class MeasuredRound:
     other_cpu_s: float = 0.0
     stolen_cpu_s: float = 0.0
     before: Mapping[str, Condition] | None = None
+    during: Sequence[Mapping[str, Condition]] = ()
     after: Mapping[str, Condition] | None = None
 
     @property
@@ -83,7 +79,8 @@ def run_round(
     dither.wait(sampler.series)
     # Edges of work in this process are read as they happen; for ranks it costs nothing.
     sampler.read_now()
-    workload.work(iterations)
+    with looking_out(watch) as during:
+        workload.work(iterations)
     sampler.read_now()
     cpu_after = cpu_time()
     after = watch.read()
@@ -97,6 +94,7 @@ def run_round(
         other_cpu_s=_others(cpu_before, cpu_after, timeline),
         stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
         before=before,
+        during=during,
         after=after,
     )
 

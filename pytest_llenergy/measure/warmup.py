@@ -13,8 +13,9 @@ from pytest_llenergy.meters.sampler import Sampler
 #: Two blocks in a row may differ by this much to count as settled.
 SETTLED = 0.05
 
-#: A block shorter than this is not judged; it is made longer (seconds).
+#: A block shorter than this (seconds), or than so many ticks, is not judged; it is made longer.
 LEAST_BLOCK_S = 0.05
+BLOCK_TICKS = 3.5
 
 #: Blocks after which the warm-up ends in any case.
 MOST_BLOCKS = 10
@@ -64,14 +65,15 @@ def warm_up(workload: Workload, given: int | None, budget_s: float, sampler: Sam
         blocks = [_block(workload, 1, sampler) for _ in range(given)]
         last = blocks[-1] if blocks else None
         return WarmUp(given, None, GIVEN, last.iteration_s if last else None, last.power_w if last else None)
+    least_s = max([LEAST_BLOCK_S, *(BLOCK_TICKS * (series.period_s or 0.0) for series in sampler.series)])
     block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
     for _ in range(MOST_BLOCKS - 1):
         spent_s += block.duration_s
         if spent_s > MOST_OF_BUDGET * budget_s:
             break
         iterations = block.iterations
-        if block.duration_s < LEAST_BLOCK_S:
-            iterations = math.ceil(iterations * min(10.0, 2 * LEAST_BLOCK_S / block.duration_s))
+        if block.duration_s < least_s:
+            iterations = math.ceil(iterations * min(10.0, 1.2 * least_s / block.duration_s))
         following = _block(workload, iterations, sampler)
         total += iterations
         if iterations == block.iterations and following.like(block):

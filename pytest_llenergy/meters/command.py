@@ -8,6 +8,7 @@ number is the mean power since the line before, and holds from there to the mome
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import shlex
@@ -17,6 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import IO
@@ -33,8 +35,8 @@ SILENT_AT_LEAST_S = 2.0
 REMEMBERED_INTERVALS = 50
 END_S = 2.0
 
-#: Above 0, so that a number holds for the time before it; below any interval, so that every line counts.
-EACH_LINE_S = 1e-9
+#: Linux: include/uapi/linux/prctl.h.
+PR_SET_PDEATHSIG = 1
 
 
 class CommandMeter:
@@ -47,7 +49,7 @@ class CommandMeter:
         """Starts the program and waits for its first line. Raises ``MeterError``."""
         arguments = _split(command)
         self._program = Path(arguments[0]).name
-        self._power = IntegratedPower(EACH_LINE_S)
+        self._power = IntegratedPower(math.inf)
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
@@ -63,10 +65,14 @@ class CommandMeter:
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         except OSError as error:
             self._complaints.close()
             raise MeterError(f"command: {self._program} cannot be started ({error.strerror})") from None
+        self._owner = os.getpid()
+        # For a meter that is never closed: forgotten, or the program's end.
+        self._abandon = weakref.finalize(self, _kill, self._process.pid, self._owner)
         self._thread = threading.Thread(target=self._take_lines, name="llenergy-command", daemon=True)
         self._thread.start()
         self._wait_for_first_line(first_line_s)
@@ -160,6 +166,10 @@ class CommandMeter:
 
     def close(self) -> None:
         """End the program and everything that it started in its session."""
+        self._abandon.detach()
+        if os.getpid() != self._owner:
+            # A forked child: the program is not its to end.
+            return
         self._closing = True
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
@@ -177,6 +187,18 @@ class CommandMeter:
         # this comes at once after the leader was reaped, or before.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def _die_with_parent() -> None:
+    """Runs in the program's process before it is replaced: it ends when this one does, by any means."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _kill(pid: int, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _split(command: str) -> list[str]:

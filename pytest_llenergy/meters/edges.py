@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pytest_llenergy.meters.quantities import Power, Reading, Variances
+from pytest_llenergy.meters.student import student
 from pytest_llenergy.meters.trace import Series, Tick
 
 #: Ticks needed inside a quiet gap before its power is believed.
@@ -37,6 +38,12 @@ NEIGHBOURS = 3
 #: The worst is one full swing exactly at the edge, which `_joined` accounts for; this is for the rest.
 SHAPE = 0.5
 
+#: How much more than by the blur of its ticks the power of a gap must change to be on the move.
+TREND = 4.0
+
+#: Share by which power may go up and down unseen between two ticks, at an edge under load.
+HIDDEN = 0.6
+
 #: How far an edge may lie beyond the ticks that were seen, in ticks.
 UNBRACKETED_TICKS = 2.0
 
@@ -48,11 +55,24 @@ class Quiet(Power):
     first: Tick
     last: Tick
     fluctuation_w: float
+    steps: tuple[float, ...]
+    blur_w: float
 
     @property
     def length_s(self) -> float:
         """Seconds between the two ticks."""
         return (self.last.time_ns - self.first.time_ns) / 1e9
+
+    def beside(self, steps: Sequence[float], distance_s: float) -> float:
+        """Power (W) between an edge and the nearest tick, so far away; ``steps`` begin at that tick.
+
+        The mean of the gap, unless power still rises or falls by more than the times of the ticks explain,
+        as it does while a board cools down or a clock goes back: then the trend is carried on to the edge.
+        """
+        if len(steps) < 2 or abs(steps[0] - steps[1]) <= TREND * self.blur_w:
+            return self.watts
+        step_s = self.length_s / len(steps)
+        return max(0.0, steps[0] + (steps[0] - steps[1]) * (1 + distance_s / step_s) / 2)
 
 
 def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
@@ -70,8 +90,10 @@ def quiet_from(series: Series, ticks: Sequence[Tick]) -> Quiet:
     watts = power_between(first, last)
     elapsed_s = (last.time_ns - first.time_ns) / 1e9
     edges = (watts * first.gap_s) ** 2 / 12 + (watts * last.gap_s) ** 2 / 12 + resolution_variance(series)
-    steps = [power_between(a, b) for a, b in pairwise(ticks)]
-    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, _fluctuation(steps, ticks))
+    steps = tuple(power_between(a, b) for a, b in pairwise(ticks))
+    blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
+    fluctuation_w = _fluctuation(steps, blur_w)
+    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, blur_w)
 
 
 def at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
@@ -89,7 +111,8 @@ def at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
     if tick is None:
         return None
     tail_s = (tick.time_ns - time_ns) / 1e9
-    return Reading(tick.energy_j - quiet.watts * tail_s, quiet_edge(series, quiet, tick, quiet.last, tail_s))
+    watts = quiet.beside(quiet.steps, tail_s)
+    return Reading(tick.energy_j - watts * tail_s, quiet_edge(series, quiet, tick, quiet.last, tail_s))
 
 
 def under_load(series: Series, time_ns: int) -> Reading | None:
@@ -103,7 +126,8 @@ def under_load(series: Series, time_ns: int) -> Reading | None:
         return None
     lowest_w, highest_w = _swing(series, lefts[0].earliest_ns, rights[-1].latest_ns)
     before, after = lefts[-1], rights[0]
-    smear = ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2 / 3
+    # A step at the edge, the usual case, is the worst; and both edges of a window err the same way.
+    smear = 2 * ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2
     met = meeting(series, time_ns)
     if met is not None:
         return Reading(met.energy_j, Variances(edges=(highest_w * met.gap_s) ** 2 / 12 + smear))
@@ -116,7 +140,8 @@ def under_load(series: Series, time_ns: int) -> Reading | None:
     energy_j = min(max(energy_j, before.energy_j), after.energy_j)
     # Power between its bounds on both sides of the moment cannot take the counter further off than this.
     lever_s = head_s * tail_s / (head_s + tail_s)
-    shape = (SHAPE * (highest_w - lowest_w) * lever_s) ** 2 / 3
+    swing_w = max(highest_w - lowest_w, 2 * HIDDEN * mean_w)
+    shape = (SHAPE * swing_w * lever_s) ** 2 / 3
     share = head_s / (head_s + tail_s)
     # The two sides disagree most about the middle, and hardly at all about a moment beside a tick.
     apart = (4 * share * (1 - share) * (from_left - from_right)) ** 2 / 12
@@ -188,15 +213,16 @@ def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
     return max(0.0, lowest_w - margin_w), highest_w + margin_w
 
 
-def _fluctuation(steps: Sequence[float], ticks: Sequence[Tick]) -> float:
+def _fluctuation(steps: Sequence[float], blur_w: float) -> float:
     """Standard deviation (W) of the power from tick to tick that the ticks' times do not explain."""
-    if len(steps) < 3:
+    n = len(steps)
+    if n < 2:
         return 0.0
-    mean_w = sum(steps) / len(steps)
-    seen = sum((step - mean_w) ** 2 for step in steps) / (len(steps) - 1)
-    gap_s = max(tick.gap_s for tick in ticks)
-    step_s = (ticks[-1].time_ns - ticks[0].time_ns) / 1e9 / len(steps)
-    return math.sqrt(max(0.0, seen - (mean_w * gap_s / step_s) ** 2 / 6))
+    from statistics import variance
+
+    # Of one more step, beside those that the mean was taken of.
+    unexplained = variance(steps) * (1 + 1 / n) - blur_w**2
+    return student(n - 1) * math.sqrt(max(0.0, unexplained))
 
 
 def power_between(first: Tick, last: Tick) -> float:

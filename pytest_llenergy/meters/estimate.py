@@ -55,6 +55,7 @@ class EstimateMeter:
                     f"per logical CPU ({self._cpus})"
                 ),
                 limits=self._limits,
+                covers_others=True,
                 update_period_s=TICK_S,
                 max_age_s=TICK_S,
             ),

@@ -14,13 +14,12 @@ print(energy.total.energy_j, "±", energy.total.energy_u_j)
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from types import TracebackType
 
 from pytest_llenergy.devices.inventory import boards
-from pytest_llenergy.devices.visibility import visible_uuids
+from pytest_llenergy.devices.visibility import VARIABLE, visible_uuids
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.sampler import Sampler
@@ -96,6 +95,8 @@ class Measuring:
         self.stop()
 
     async def __aenter__(self) -> Measuring:
+        import asyncio
+
         await asyncio.get_running_loop().run_in_executor(None, self.start)
         self.total.__enter__()
         return self
@@ -106,6 +107,8 @@ class Measuring:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        import asyncio
+
         self.total.__exit__(kind, error, traceback)
         await asyncio.get_running_loop().run_in_executor(None, self.stop)
 
@@ -115,11 +118,25 @@ def measure(
 ) -> Measuring:
     """Measure a block of a script: ``with measure() as energy: ...; energy.total.energy_j``.
 
-    ``gpus`` are full UUIDs; by default those that ``CUDA_VISIBLE_DEVICES`` allows, and the CPU where that
-    is none. ``meters`` are names as in ``--energy-meter``. Raises ``MeterError`` with every reason when
-    nothing can be read, or nothing that measures with ``require_measured``.
+    ``gpus`` are full UUIDs, none of them means the CPU; by default those that ``CUDA_VISIBLE_DEVICES``
+    allows, and the CPU on a host without any. ``meters`` are names as in ``--energy-meter``.
+
+    Raises ``MeterError`` with every reason when nothing can be read, or nothing that measures with
+    ``require_measured``, or when the environment hides every GPU of the host.
     """
-    if gpus is None:
-        gpus = visible_uuids(os.environ, [board.uuid for board in boards()])
-    targets = Targets(tuple(gpus))
+    targets = Targets(tuple(_visible() if gpus is None else gpus))
     return Measuring(open_meters(meters, known_meters(), targets, require_measured=require_measured))
+
+
+def _visible() -> Sequence[str]:
+    value = os.environ.get(VARIABLE, "")
+    if value.startswith("MIG-"):
+        return value.split(",")
+    present = [board.uuid for board in boards()]
+    visible = visible_uuids(os.environ, present)
+    if present and not visible:
+        raise MeterError(
+            f"{VARIABLE}={value!r} allows no GPU, and the driver shows {len(present)}; measure(gpus=()) "
+            "measures the CPU, measure(gpus=[UUID]) what it names"
+        )
+    return visible

@@ -17,10 +17,11 @@ from pytest_llenergy.meters.sensors import SLOWEST_REFRESH_S, coverage
 from pytest_llenergy.meters.sources import Sources, find_sources
 from pytest_llenergy.model.record import Flag
 
-#: NVML documents no accuracy for the counter; ±5 % is what NVIDIA states for board power (nvml.h,
-#: nvmlDeviceGetPowerUsage) and what independent work found (Yang et al., "Part-time Power
-#: Measurements: nvidia-smi's Lack of Attention", SC 2024).
-GAIN_LIMIT = 0.05
+#: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
+#: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them
+#: by about -5 % (Yang et al., "Part-time Power Measurements: nvidia-smi's Lack of Attention", SC 2024). As
+#: limits of a rectangle ±10 % hold that in two standard uncertainties.
+GAIN_LIMIT = 0.10
 
 #: Counters and power readings are in mJ and mW.
 STEP = 0.001

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ LATE_NS = 50_000_000
 SLOW_TICKS = 1.5
 
 
+#: How long a reading is waited for before it counts as one that will not come (seconds).
+HANGING_S = 5.0
+
+
 class _Source:
     """One open meter with what it has said."""
 
@@ -34,12 +39,15 @@ class _Source:
         self.series = [Series(meter.name, domain) for domain in meter.domains]
         self.pace = Pace(self.series, meter.poll_period_s)
         self.due_ns = 0
+        self.always_fresh = all(each.domain.max_age_s is not None for each in self.series)
 
     def read(self) -> None:
         """Read once."""
         begin_ns = time.monotonic_ns()
         try:
-            values = self.meter.read()
+            values = [_checked(self.meter, value) for value in self.meter.read()]
+            if len(values) != len(self.series):
+                raise ValueError(f"{len(values)} values for {len(self.series)} domains")
         except Exception as error:
             # Meters come from third parties too; one that breaks must not end the reading of the rest.
             values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
@@ -56,6 +64,14 @@ class _Source:
         self.due_ns = self.pace.next_ns(end_ns)
 
 
+def _checked(meter: Meter, value: object) -> float | str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return f"{meter.name}: it read {value!r}, which is no number of joules"
+
+
 class Sampler:
     """Reads meters from ``__enter__`` to ``__exit__`` and keeps what they said in ``series``.
 
@@ -65,6 +81,7 @@ class Sampler:
 
     def __init__(self, meters: Sequence[Meter]) -> None:
         self._sources = [_Source(meter) for meter in meters]
+        self._edges = [each for each in self._sources if each.always_fresh]
         self._lock = threading.Lock()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
@@ -75,7 +92,9 @@ class Sampler:
         return [series for source in self._sources for series in source.series]
 
     def __enter__(self) -> Sampler:
-        self.read_now()
+        for source in self._sources:
+            source.read()
+        self._start_ns = time.monotonic_ns()
         self._thread.start()
         return self
 
@@ -86,15 +105,24 @@ class Sampler:
         traceback: TracebackType | None,
     ) -> None:
         self._stopping = True
-        self._thread.join()
-        for source in self._sources:
-            source.meter.close()
+        self._thread.join(HANGING_S)
+        if not self._thread.is_alive():
+            # A driver that never answers must not keep the program from its end.
+            for source in self._sources:
+                source.meter.close()
 
     def read_now(self) -> None:
-        """Read every meter once, from the calling thread."""
-        with self._lock:
-            for source in self._sources:
+        """Read every meter that is never old, from the calling thread.
+
+        A counter that stands still between its ticks would say nothing new.
+        """
+        if not self._edges or not self._lock.acquire(timeout=HANGING_S):
+            return
+        try:
+            for source in self._edges:
                 source.read()
+        finally:
+            self._lock.release()
 
     def await_ticks(self, after_ns: int, timeout_s: float, ticks: int = 1) -> None:
         """Sleep until every counter has ticked so often after a moment, or the time for it is over.
@@ -104,9 +132,15 @@ class Sampler:
         slowest_s = max(
             ((SLOW_TICKS + ticks) * (s.period_s or 0.0) + s.domain.smear_s for s in self.series), default=0.0
         )
-        deadline = time.monotonic() + timeout_s + slowest_s
+        patience_s = timeout_s + slowest_s
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
-            if all(series.settled(after_ns, ticks) for series in self.series):
+            # One that has stood still for as long already is not waited for again.
+            stale_ns = time.monotonic_ns() - round(patience_s * 1e9)
+            if all(
+                series.settled(after_ns, ticks) or series.latest_ns(self._start_ns) < stale_ns
+                for series in self.series
+            ):
                 return
             time.sleep(0.002)
 

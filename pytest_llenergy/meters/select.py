@@ -5,22 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib import import_module
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters import amd, codecarbon_model, command, estimate, hwmon, nvml, rapl, zeus_devices
 from pytest_llenergy.meters.protocol import Meter, MeterSpec, Targets
 
-BUILTIN = (
-    nvml.SPEC,
-    rapl.SPEC,
-    estimate.SPEC,
-    amd.SPEC,
-    zeus_devices.SPEC,
-    codecarbon_model.SPEC,
-    hwmon.SPEC,
-    command.SPEC,
-)
+#: Modules of this room, each with a ``SPEC``. They are imported when meters are asked for, not before.
+BUILTIN = ("nvml", "rapl", "estimate", "amd", "zeus_devices", "codecarbon_model", "hwmon", "command")
+
 ENTRY_POINTS = "pytest_llenergy.meters"
 
 
@@ -39,7 +31,10 @@ class Selection:
 
 def known_meters(extra: Sequence[MeterSpec] = ()) -> dict[str, MeterSpec]:
     """Built-in meters, those of entry points (group ``pytest_llenergy.meters``), then ``extra``."""
-    specs = {spec.name: spec for spec in BUILTIN}
+    from importlib.metadata import entry_points
+
+    modules = [import_module(f"pytest_llenergy.meters.{name}") for name in BUILTIN]
+    specs: dict[str, MeterSpec] = {module.SPEC.name: module.SPEC for module in modules}
     for point in entry_points(group=ENTRY_POINTS):
         specs[point.name] = point.load()
     specs.update((spec.name, spec) for spec in extra)
@@ -48,6 +43,8 @@ def known_meters(extra: Sequence[MeterSpec] = ()) -> dict[str, MeterSpec]:
 
 def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
     """Names are ``NAME`` or ``NAME:ARGUMENT``. Raises ``MeterError`` for one that cannot be."""
+    if len(set(names)) < len(names):
+        raise MeterError(f"a meter is named twice: {', '.join(names)}")
     for name in names:
         known, colon, argument = name.partition(":")
         if known not in specs:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pytest_llenergy.meters.edges import (
+    HIDDEN,
     NEIGHBOURS,
     Quiet,
     meeting,
@@ -30,9 +31,6 @@ INSIDE = 2
 
 #: Share by which power may differ from tick to tick and still be called steady.
 STEADY = 0.05
-
-#: Share by which power that looks steady may go up and down unseen between ticks.
-HIDDEN = 0.3
 
 
 def is_short(series: Series, start_ns: int, end_ns: int) -> bool:

@@ -41,8 +41,12 @@ def stored(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
 
 
 def absolute_u_j(total: Energy, domains: Sequence[DomainEnergy]) -> float | None:
-    """The standard uncertainty with the limits of the sources, each rectangular, taken in."""
+    """The standard uncertainty with the limits of the sources, rectangular, taken in.
+
+    What is wrong with one sensor is wrong with the next of its kind, in the same direction: the limits of
+    domains are added as they are.
+    """
     if total.energy_j is None:
         return None
     widths = [(each.high_j or 0.0) - (each.low_j or 0.0) for each in domains]
-    return math.sqrt(total.variances.total + sum(width**2 for width in widths) / 12)
+    return math.sqrt(total.variances.total + sum(widths) ** 2 / 12)

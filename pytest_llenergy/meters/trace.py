@@ -130,6 +130,10 @@ class Series:
         """Whether so many ticks have come after a moment, or none will."""
         return self.reason is not None or len(self.around(time_ns + self.smear_ns, ticks)[1]) >= ticks
 
+    def latest_ns(self, default_ns: int) -> int:
+        """When the counter last ticked, or else the default."""
+        return self.ticks[-1].latest_ns if self.ticks else default_ns
+
     @property
     def smear_ns(self) -> int:
         """How long after a change of power the readings show it in full (nanoseconds)."""

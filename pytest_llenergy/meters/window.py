@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -73,6 +72,8 @@ class Window:
 
     async def settled(self) -> Window:
         """Wait for the counters without blocking the event loop."""
+        import asyncio
+
         await asyncio.get_running_loop().run_in_executor(None, lambda: self.record)
         return self
 
@@ -151,7 +152,7 @@ def _close(
         for series in trace
     }
     total = add(list(energies.values()), reasons)
-    flags = trace_flags(trace, start_ns, end_ns)
+    flags = [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns)]
     if total.energy_j is None:
         flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
     return record.Window(
@@ -165,6 +166,23 @@ def _close(
         flags=flags,
         reason=total.reason,
     )
+
+
+def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
+    """What is true of every window of these meters."""
+    flags = [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons if trace]
+    for series in trace:
+        domain = series.domain
+        if domain.kind == "estimated":
+            detail = f"{domain.source}; {domain.accuracy}"
+            flags.append(Flag(name="estimated", severity="note", detail=detail))
+        if domain.coverage < 1:
+            detail = (
+                f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
+                "tell a load that repeats in step with it; rounds in shuffled phase can"
+            )
+            flags.append(Flag(name="part-time-sensor", severity="warning", detail=detail))
+    return flags
 
 
 def _domain(series: Series, start_ns: int, end_ns: int) -> Energy:

@@ -35,11 +35,19 @@ def measured(
     other_cpu_s: float = 0.0,
     stolen_cpu_s: float = 0.0,
     before: Mapping[str, Condition] | None = None,
+    during: Sequence[Mapping[str, Condition]] = (),
     after: Mapping[str, Condition] | None = None,
 ) -> MeasuredRound:
     """A round of one rank with a quarter of a second of quiet at either side, or up to the two ``gaps``."""
     timeline = RoundTimeline(ranks=(rank_of(*iterations),))
     gap_start_ns, gap_end_ns = gaps or (timeline.start_ns - GAP_NS, timeline.end_ns + GAP_NS)
     return MeasuredRound(
-        timeline, gap_start_ns, gap_end_ns, other_cpu_s, stolen_cpu_s, before=before, after=after
+        timeline,
+        gap_start_ns,
+        gap_end_ns,
+        other_cpu_s,
+        stolen_cpu_s,
+        before=before,
+        during=during,
+        after=after,
     )

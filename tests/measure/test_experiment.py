@@ -57,7 +57,7 @@ def test_short_work_is_repeated_until_the_counter_ticks_three_times_and_told_for
     procedure = result.procedure
     assert procedure.settled is True
     # Sleeping takes a little longer than it is told to, and an ill-rested machine a little more.
-    assert 5 <= procedure.iterations <= 15
+    assert 5 <= procedure.iterations <= 60
     assert {round_.iterations for round_ in result.rounds} == {procedure.iterations}
     assert all(round_.duration_s >= procedure.iterations * 0.01 for round_ in result.rounds)
     duration_s, energy = result.metrics["duration_s"].value, result.metrics["energy_j"]

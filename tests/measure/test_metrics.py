@@ -120,7 +120,7 @@ def test_scaled_figures(name: str, factor: float, unit: str) -> None:
 def test_net_energy_takes_off_the_idle_power_with_its_own_uncertainty() -> None:
     metric = summarise([ROUNDS[0], ROUNDS[0]], None)["net_energy_j"]
     meter = math.hypot(0.3, 0.2) / math.sqrt(2)
-    assert figure(metric) == pytest.approx((10 - 3 * 2, meter, math.hypot(meter, 1.0)))
+    assert figure(metric) == pytest.approx((4, meter, math.hypot(meter, 1.0 * 4 / 10)))
 
 
 def test_figures_of_time_scatter_only() -> None:

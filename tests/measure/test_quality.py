@@ -134,6 +134,14 @@ class TestTheBoard:
             "invalid: foreign-process: GPU-a is used by another process: 1 (init)"
         ]
 
+    def test_another_process_that_came_and_went_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        every_pid_counts(monkeypatch)
+        alone, other = Condition(processes=()), Condition(processes=(BoardProcess(1, "init", 5),))
+        found = flags(
+            round_=measured(WORK, before={BOARD: alone}, during=[{BOARD: other}], after={BOARD: alone})
+        )
+        assert [flag.split(": ")[1] for flag in found] == ["foreign-process"]
+
     def test_our_own_process_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         every_pid_counts(monkeypatch)
         own = Condition(processes=(BoardProcess(os.getpid(), "pytest", 5),))

@@ -10,12 +10,13 @@ from statistics import fmean
 import pytest
 
 from pytest_llenergy.measure import spread
+from pytest_llenergy.meters.student import student
 
 
 def test_few_values_are_widened_by_student() -> None:
     assert spread.of_mean([1.0, 3.0]) == pytest.approx(1.84)
     assert spread.of_mean([1.0, 2.0, 3.0]) == pytest.approx(1.32 / math.sqrt(3))
-    assert spread.student(30) == pytest.approx(1.0167, abs=1e-3)
+    assert student(30) == pytest.approx(1.0167, abs=1e-3)
 
 
 @pytest.mark.parametrize("n", [3, 6, 20])

@@ -68,7 +68,7 @@ class TestQuietEdges:
     def test_idle_power_that_fluctuates_is_less_sure(self) -> None:
         steps = [(EPOCH - S + index * TICK, 50.0 + 20 * (index % 2)) for index in range(30)]
         series = seen(Sensor(Wave(tuple(steps)), TICK), fine())
-        assert quiet(series, EPOCH, EPOCH + S).fluctuation_w == pytest.approx(10.5, rel=0.1)
+        assert quiet(series, EPOCH, EPOCH + S).fluctuation_w == pytest.approx(11.9, rel=0.1)
         steady = seen(Sensor(WAVE, TICK), fine())
         assert quiet(steady, EPOCH - S // 2, START).fluctuation_w == pytest.approx(0, abs=0.1)
 

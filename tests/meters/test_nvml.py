@@ -104,10 +104,10 @@ def test_meters_by_uuid_read_their_own_board(tmp_path: Path, watched: Callable[.
 
 def test_what_is_said_of_a_counter(watched: Callable[..., World]) -> None:
     domain = only_domain(watched(Board(power_limit_w=450.0)))
-    assert domain.limits(100.0, 1.0) == pytest.approx((95, 105))
+    assert domain.limits(100.0, 1.0) == pytest.approx((90, 110))
     assert (domain.resolution_j, domain.update_period_s, domain.max_age_s) == (0.001, 0.1, None)
     assert (domain.coverage, domain.smear_s, domain.highest_w) == (1.0, 0.0, 450.0)
-    assert domain.accuracy == "within 5% of the reading"
+    assert domain.accuracy == "within 10% of the reading"
     info = domain.info("nvml")
     assert (info.name, info.kind, info.source, info.scope) == ("nvml", "measured", COUNTER, "board")
 
@@ -265,7 +265,9 @@ def test_integrated_power_is_the_energy(watched: Callable[..., World]) -> None:
         end_inner_ns = time.monotonic_ns()
         measured_j = joules(meter) - before_j
         end_outer_ns = time.monotonic_ns()
-    assert measured_j >= world.true_energy_j(0, inner_ns, end_inner_ns) - 0.01
+    # Where power does not change, it counts from refresh to refresh.
+    assert measured_j >= world.true_energy_j(0, inner_ns, end_inner_ns) - 200 * 0.1
+    assert measured_j > 0
     assert measured_j <= world.true_energy_j(0, outer_ns, end_outer_ns) + 0.01
 
 

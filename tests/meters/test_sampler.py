@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -62,7 +64,7 @@ def test_meters_are_read_at_their_own_pace_and_closed() -> None:
 
 
 def test_reading_now_is_done_by_the_caller_between_two_moments() -> None:
-    meter = Counting(10.0)
+    meter = Counting(10.0, domains=(replace(DOMAIN, max_age_s=0.001),))
     with Sampler([meter]) as sampler:
         before_ns = time.monotonic_ns()
         sampler.read_now()
@@ -70,6 +72,42 @@ def test_reading_now_is_done_by_the_caller_between_two_moments() -> None:
         assert meter.readings == 2
         assert before_ns <= sampler.series[0].ticks[-1].latest_ns <= after_ns
     assert meter.threads == {"MainThread"}
+
+
+def test_reading_now_leaves_counters_alone_that_only_move_in_ticks() -> None:
+    meter = Counting(10.0)
+    with Sampler([meter]) as sampler:
+        sampler.read_now()
+        assert meter.readings == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ([None], "counting: it read None, which is no number of joules"),
+        ([math.nan], "counting: it read nan, which is no number of joules"),
+        ([math.inf], "counting: it read inf, which is no number of joules"),
+        ([1.0, 2.0], "counting: ValueError: 2 values for 1 domains"),
+        ([], "counting: ValueError: 0 values for 1 domains"),
+    ],
+)
+def test_what_is_no_reading_gives_a_reason(given: list[Any], reason: str) -> None:
+    odd = Odd(0.01, given=given)
+    with Sampler([odd]) as sampler:
+        time.sleep(0.05)
+    assert sampler.series[0].reason == reason
+    assert odd.closed == 1
+
+
+def test_a_counter_that_has_stood_still_is_waited_for_once() -> None:
+    still = Still(0.01)
+    with Sampler([still]) as sampler:
+        sampler.await_ticks(0, 0.2)
+        begin = still.readings
+        for _ in range(20):
+            sampler.await_ticks(time.monotonic_ns(), 0.2)
+        # Twenty more waits of 200 ms would be 400 readings.
+        assert still.readings - begin < 60
 
 
 def test_a_reader_that_was_kept_from_reading_says_so() -> None:
@@ -97,6 +135,24 @@ def test_without_meters_there_is_only_the_clock() -> None:
     with Sampler([]) as sampler:
         sampler.read_now()
         assert sampler.series == []
+
+
+@dataclass
+class Odd(Counting):
+    """Reads what no meter should."""
+
+    given: list[Any] = field(default_factory=list)
+
+    def read(self) -> list[float | str]:
+        return self.given
+
+
+class Still(Counting):
+    """A counter that never moves."""
+
+    def read(self) -> list[float | str]:
+        self.readings += 1
+        return [5.0]
 
 
 class Blocking(Counting):
