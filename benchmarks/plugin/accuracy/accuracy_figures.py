@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tools said beside the truth → errors, and tables of them in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from accuracy_world import DURATIONS_S, FULL, PART
+
+TOOLS = (
+    "pytest-llenergy, rounds",
+    "pytest-llenergy, window",
+    "Zeus",
+    "Zeus, approx_instant_energy",
+    "CodeCarbon",
+    "power every 100 ms",
+)
+OURS = TOOLS[:2]
+
+SENSOR_NAMES = {FULL: "looks all the time", PART: "looks for 25 of 100 ms"}
+
+Figures = dict[str, Any]
+Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def figures(entry: Mapping[str, Any]) -> Figures:
+    """The errors of one tool at one sensor and duration, as shares of the truth.
+
+    ``error_of_mean`` compares the mean of all readings with the mean of their truths. ``within_2u`` counts
+    the readings whose error is at most twice the standard uncertainty that the tool gave with them.
+    """
+    readings = entry["readings"]
+    told = [each for each in readings if each["energy_j"] is not None]
+    result: Figures = {"n": len(readings), "told": len(told)}
+    if not told:
+        return {**result, "reason": readings[0]["reason"]}
+    errors = [each["energy_j"] / each["true_j"] - 1 for each in told]
+    truth_j = fmean(each["true_j"] for each in told)
+    result |= {
+        "mean_error": fmean(map(abs, errors)),
+        "max_error": max(map(abs, errors)),
+        "bias": fmean(errors),
+        "error_of_mean": fmean(each["energy_j"] for each in told) / truth_j - 1,
+        "zeros": sum(each["energy_j"] == 0 for each in told),
+    }
+    known = [each for each in told if each["u_j"] is not None]
+    if known:
+        result["within_2u"] = sum(abs(each["energy_j"] - each["true_j"]) <= 2 * each["u_j"] for each in known)
+        result["u"] = fmean(each["u_j"] / each["true_j"] for each in known)
+    if entry.get("mean_j") is not None:
+        result["error_of_mean"] = entry["mean_j"] / truth_j - 1
+        result["u_of_mean"] = entry["mean_u_j"] / truth_j if entry["mean_u_j"] is not None else None
+    return result
+
+
+def all_figures(results: Mapping[str, Results]) -> dict[str, dict[str, dict[str, Figures]]]:
+    """By sensor, seconds of work and tool."""
+    return {
+        sensor: {
+            seconds: {tool: figures(by_tool[tool]) for tool in TOOLS} for seconds, by_tool in by_time.items()
+        }
+        for sensor, by_time in results.items()
+    }
+
+
+def markdown(found: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
+    """Three tables: single readings, the mean of all of them, and whether our uncertainties hold."""
+    repeats = max(each["n"] for by_time in found.values() for by in by_time.values() for each in by.values())
+    parts = [
+        "Error of a single reading, mean / largest:",
+        _table(found, TOOLS, _single),
+        f"Error of the mean of {repeats} readings:",
+        _table(found, TOOLS, _of_mean),
+        "Readings whose truth lies within twice the standard uncertainty that was given (mean of it), and "
+        "the same of the mean of the rounds:",
+        _table(found, OURS, _within),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(
+    found: Mapping[str, Mapping[str, Mapping[str, Figures]]],
+    tools: Sequence[str],
+    cell: Callable[[Figures], str],
+) -> str:
+    lines = [
+        "| sensor | work | " + " | ".join(tools) + " |",
+        "| --- | ---: |" + " ---: |" * len(tools),
+    ]
+    for sensor, by_time in found.items():
+        for seconds in (f"{each:g}" for each in DURATIONS_S):
+            cells = " | ".join(cell(by_time[seconds][tool]) for tool in tools)
+            lines.append(f"| {SENSOR_NAMES[sensor]} | {float(seconds) * 1e3:g} ms | {cells} |")
+    return "\n".join(lines)
+
+
+def percent(share: float, *, sign: bool = False) -> str:
+    """A share with the digits that matter."""
+    digits = 0 if abs(share) >= 0.1 else 1 if abs(share) >= 0.01 else 2
+    return f"{share * 100:{'+' if sign else ''}.{digits}f} %"
+
+
+def _single(each: Figures) -> str:
+    if not each["told"]:
+        return "no result"
+    silent = each["n"] - each["told"]
+    notes = [f"{silent} without result"] if silent else []
+    notes += [f"{each['zeros']} zeros"] if each["zeros"] else []
+    text = f"{percent(each['mean_error'])} / {percent(each['max_error'])}"
+    return text + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _of_mean(each: Figures) -> str:
+    return percent(each["error_of_mean"], sign=True) if each["told"] else "no result"
+
+
+def _within(each: Figures) -> str:
+    if not each["told"]:
+        return "no result"
+    text = f"{each['within_2u']} of {each['told']} (u {percent(each['u'])})"
+    if each.get("u_of_mean") is not None:
+        holds = "within" if abs(each["error_of_mean"]) <= 2 * each["u_of_mean"] else "not within"
+        text += (
+            f"; mean {percent(each['error_of_mean'], sign=True)}, {holds} 2 × {percent(each['u_of_mean'])}"
+        )
+    return text

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far from the truth are pytest-llenergy, Zeus, CodeCarbon and power polling? See the README here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import accuracy_world
+from accuracy_figures import all_figures, markdown
+from meter_peers import peer_python
+
+from tests.nvml_sim import build_library
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=32, metavar="N", help="bursts of each kind (32)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the random rests (1)")
+    parser.add_argument("--peer-python", type=Path, metavar="PATH", help="use this environment of the peers")
+    parser.add_argument("--json", type=Path, default=Path("accuracy.json"), metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the errors, as .svg or .png")
+    return parser.parse_args(argv)
+
+
+def environment(scratch: Path, library: Path) -> dict[str, str]:
+    """For a worker: the stand-in as the NVML, nothing of this user's settings, and no other GPU."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "LD_LIBRARY_PATH": str(library.parent),
+        "PATH": f"{scratch / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(scratch),
+        "LLENERGY_CACHE_DIR": str(scratch / "cache"),
+        "LLENERGY_LOCK_DIR": str(scratch / "locks"),
+    }
+
+
+def run_workers(python: Path, scratch: Path, repeats: int, seed: int) -> dict[str, Any]:
+    """One process for each sensor, at the same time: they sleep for most of it."""
+    library = build_library(scratch / "library")
+    accuracy_world.provide_nvidia_smi(scratch / "bin")
+    workers = {}
+    for sensor in accuracy_world.SENSORS:
+        out = scratch / sensor
+        out.mkdir()
+        script = str(HERE / "accuracy_worker.py")
+        command = [str(python), script, sensor, str(library), str(out), str(repeats), str(seed)]
+        with (out / "log").open("w") as log:
+            workers[sensor] = subprocess.Popen(
+                command, env=environment(scratch, library), cwd=out, stdout=log, stderr=subprocess.STDOUT
+            )
+    for sensor, worker in workers.items():
+        if worker.wait() != 0:
+            log_text = (scratch / sensor / "log").read_text()
+            raise SystemExit(f"the worker of the {sensor} sensor failed:\n{log_text[-4000:]}")
+    return {sensor: json.loads((scratch / sensor / "results.json").read_text()) for sensor in workers}
+
+
+def others_cores(before: tuple[float, float], wall_s: float) -> float:
+    """Cores that neither this run nor idling used since ``before``, the busy and own CPU seconds then."""
+    busy_s, own_s = cpu_seconds()
+    return max(0.0, (busy_s - before[0]) - (own_s - before[1])) / wall_s
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """CPU seconds that the host has spent, stolen ones included, and those of this run."""
+    import psutil
+
+    times, own = psutil.cpu_times(), os.times()
+    busy_s = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+    return busy_s, sum(own[:4])
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run, print the tables, write the files."""
+    given = arguments(argv)
+    python = given.peer_python or peer_python()
+    print("five to six minutes with the default number of repeats", flush=True)
+    before, begin_s = cpu_seconds(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="accuracy-") as directory:
+        results = run_workers(python, Path(directory), given.repeats, given.seed)
+    wall_s = time.monotonic() - begin_s
+    found = all_figures(results)
+    content = {
+        "world": {
+            name: value
+            for name, value in vars(accuracy_world).items()
+            if name.isupper() and isinstance(value, int | float | tuple)
+        },
+        "repeats": given.repeats,
+        "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
+        "wall_s": wall_s,
+        "cores_others_used": others_cores(before, wall_s),
+        "figures": found,
+        "results": results,
+    }
+    given.json.write_text(json.dumps(content, indent=1) + "\n")
+    tables = markdown(found)
+    print(f"\n{tables}\n{wall_s:.0f} s; others used {content['cores_others_used']:.2f} cores meanwhile")
+    if given.markdown:
+        given.markdown.write_text(tables)
+    if given.picture:
+        subprocess.run([python, HERE / "accuracy_picture.py", given.json, given.picture], check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

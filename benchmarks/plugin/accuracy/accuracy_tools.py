@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools that measure a window of which they know nothing but its two ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Protocol
+
+from pytest_llenergy.meters import Window, measure
+
+J_PER_KWH = 3.6e6
+
+#: ``NVML_FI_DEV_POWER_INSTANT`` of the GPU (nvml.h).
+INSTANT_POWER = (186, 0)
+
+#: How often a power monitor asks, as `nvidia-smi --loop-ms=100` does (seconds).
+POLL_S = 0.1
+
+OURS_WINDOW = "pytest-llenergy, window"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Joules, with their standard uncertainty if the tool tells one, or why there are none."""
+
+    energy_j: float | None
+    u_j: float | None = None
+    reason: str | None = None
+
+
+class Tool(Protocol):
+    """One tool, ready to measure. ``answer`` is called some ticks after ``end``."""
+
+    name: str
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def answer(self) -> Answer: ...
+
+    def close(self) -> None: ...
+
+
+class OurWindow:
+    """A window of ``pytest_llenergy.meters.measure``."""
+
+    name = OURS_WINDOW
+
+    def __init__(self, uuid: str) -> None:
+        self._measuring = measure([uuid])
+        self._measuring.start()
+        self._window: Window | None = None
+
+    def begin(self) -> None:
+        self._measuring.begin("burst")
+
+    def end(self) -> None:
+        self._window = self._measuring.end("burst")
+
+    def answer(self) -> Answer:
+        assert self._window is not None
+        return Answer(self._window.energy_j, self._window.energy_u_j, self._window.reason)
+
+    def close(self) -> None:
+        self._measuring.stop()
+
+
+class Zeus:
+    """``ZeusMonitor``: the counter at both ends; or power times duration where the counter stood still."""
+
+    def __init__(self, *, approximate: bool) -> None:
+        self.name = "Zeus, approx_instant_energy" if approximate else "Zeus"
+        monitor = import_module("zeus.monitor").ZeusMonitor
+        self._monitor: Any = monitor(gpu_indices=[0], cpu_indices=[], approx_instant_energy=approximate)
+        self._energy_j = 0.0
+
+    def begin(self) -> None:
+        self._monitor.begin_window("burst", sync_execution=False)
+
+    def end(self) -> None:
+        self._energy_j = self._monitor.end_window("burst", sync_execution=False).gpu_energy[0]
+
+    def answer(self) -> Answer:
+        return Answer(self._energy_j)
+
+    def close(self) -> None:
+        pass
+
+
+class CodeCarbon:
+    """``start_task`` and ``stop_task`` of a tracker with its defaults; the GPU's part of the energy."""
+
+    name = "CodeCarbon"
+
+    def __init__(self) -> None:
+        tracker = import_module("codecarbon").OfflineEmissionsTracker
+        self._tracker: Any = tracker(country_iso_code="USA", save_to_file=False, log_level="critical")
+        self._task = 0
+        self._energy_j = 0.0
+
+    def begin(self) -> None:
+        self._task += 1
+        self._tracker.start_task(f"burst {self._task}")
+
+    def end(self) -> None:
+        self._energy_j = self._tracker.stop_task(f"burst {self._task}").gpu_energy * J_PER_KWH
+
+    def answer(self) -> Answer:
+        return Answer(self._energy_j)
+
+    def close(self) -> None:
+        self._tracker.stop()
+
+
+class PowerPolling:
+    """The power reading every 100 ms, joined by straight lines and integrated from begin to end."""
+
+    name = "power every 100 ms"
+
+    def __init__(self) -> None:
+        self._nvml: Any = import_module("pynvml")
+        self._nvml.nvmlInit()
+        self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
+        self._samples: list[tuple[float, float]] = []
+        self._start_s = self._end_s = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._stop.wait(POLL_S):
+            (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [INSTANT_POWER])
+            self._samples.append((time.monotonic(), value.value.uiVal / 1000))
+
+    def begin(self) -> None:
+        self._start_s = time.monotonic()
+
+    def end(self) -> None:
+        self._end_s = time.monotonic()
+
+    def answer(self) -> Answer:
+        # The line to the end of the window needs the sample after it.
+        while self._samples[-1][0] <= self._end_s:
+            time.sleep(POLL_S / 10)
+        return Answer(_trapezoids(self._samples, self._start_s, self._end_s))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def _trapezoids(samples: list[tuple[float, float]], start_s: float, end_s: float) -> float:
+    """The area under the lines through the samples, which reach beyond the interval on both sides."""
+    times = [when for when, _ in samples]
+    first, last = bisect_left(times, start_s), bisect_left(times, end_s)
+    inside = [
+        (start_s, _line(samples[first - 1], samples[first], start_s)),
+        *samples[first:last],
+        (end_s, _line(samples[last - 1], samples[last], end_s)),
+    ]
+    return sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(inside))
+
+
+def _line(before: tuple[float, float], after: tuple[float, float], when: float) -> float:
+    return before[1] + (after[1] - before[1]) * (when - before[0]) / (after[0] - before[0])
+
+
+def open_tools(uuid: str) -> list[Tool]:
+    """Every tool, in the order in which windows are to be opened: what takes longest to open is outside."""
+    return [CodeCarbon(), Zeus(approximate=True), Zeus(approximate=False), PowerPolling(), OurWindow(uuid)]

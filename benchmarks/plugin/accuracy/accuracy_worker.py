@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure one sensor with every tool and write what they said beside the truth; runs in the peers' Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from accuracy_tools import Answer, open_tools
+from accuracy_world import DURATIONS_S, TICK_NS, board, burst, enter
+
+from pytest_llenergy.devices.allot import GpuRequest, allot
+from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.measure.experiment import RoundPlan, measure
+from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.select import known_meters, open_meters
+from pytest_llenergy.model.timeline import RoundTimeline
+from tests.nvml_sim import World
+
+OURS_ROUNDS = "pytest-llenergy, rounds"
+
+#: Length of the warm-up before the rounds of one duration.
+WARMUP_S = 1.0
+
+#: Rest between two bursts that are measured as windows, and what is added to it at random (seconds). A
+#: window without a gap of its own takes the power beside it from the three ticks there.
+REST_S = 0.4
+RANDOM_REST_S = TICK_NS / 1e9
+
+
+@dataclass
+class Bursts:
+    """A burst as the work of a round; keeps the true joules of each, those of the warm-up among them."""
+
+    world: World
+    seconds: float
+    truths_j: list[float] = field(default_factory=list)
+    peak_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        self._call = CallWorkload(lambda: burst(self.world, self.seconds))
+
+    def ready(self) -> None:
+        self._call.ready()
+
+    def work(self, iterations: int = 1) -> None:
+        assert iterations == 1
+        self._call.work(iterations)
+
+    def timeline(self) -> RoundTimeline:
+        timeline = self._call.timeline()
+        self.truths_j.append(self.world.true_energy_j(0, timeline.start_ns, timeline.end_ns))
+        return timeline
+
+
+def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
+    """One measurement as a test has it, one burst a round: each round, and the mean with its uncertainty."""
+    lease = allot(GpuRequest(1), environment={})
+    workload = Bursts(world, seconds)
+    # Without a budget there are no more rounds than asked, of one iteration each.
+    plan = RoundPlan(rounds=repeats, warmup=math.ceil(WARMUP_S / seconds), budget_s=0.0)
+    selection = open_meters(("nvml",), known_meters(), Targets(lease.uuids))
+    result = measure(workload, plan, selection, lease)
+    truths_j = workload.truths_j[-repeats:]
+    readings = [
+        _reading(Answer(round_.energy_j, round_.energy_u_j, round_.reason), true_j)
+        | {"phase": round_.phase, "flags": [flag.name for flag in round_.flags]}
+        for round_, true_j in zip(result.rounds, truths_j, strict=True)
+    ]
+    mean = result.metrics["energy_j"]
+    return {"readings": readings, "mean_j": mean.value, "mean_u_j": mean.uncertainty}
+
+
+def windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float, dict[str, Any]]]:
+    """All other tools, each of them at once around the same bursts, and so often for each duration."""
+    tools = open_tools(world.board(0).uuid)
+    readings: dict[float, dict[str, list[dict[str, Any]]]] = {
+        seconds: {tool.name: [] for tool in tools} for seconds in DURATIONS_S
+    }
+    time.sleep(1.0)
+    for _ in range(repeats):
+        for seconds in random.sample(DURATIONS_S, len(DURATIONS_S)):
+            time.sleep(random.random() * RANDOM_REST_S)
+            opened: list[int] = []
+            for tool in tools:
+                tool.begin()
+                opened.append(time.monotonic_ns())
+            burst(world, seconds)
+            closed: list[int] = []
+            for tool in reversed(tools):
+                closed.append(time.monotonic_ns())
+                tool.end()
+            time.sleep(REST_S)
+            # What a tool needs to open or close a window is not held against it.
+            for tool, start_ns, end_ns in zip(tools, opened, reversed(closed), strict=True):
+                true_j = world.true_energy_j(0, start_ns, end_ns)
+                readings[seconds][tool.name].append(_reading(tool.answer(), true_j))
+    for tool in tools:
+        tool.close()
+    for seconds, by_tool in readings.items():
+        yield seconds, {name: {"readings": each} for name, each in by_tool.items()}
+
+
+def _reading(answer: Answer, true_j: float) -> dict[str, Any]:
+    return {**asdict(answer), "true_j": true_j}
+
+
+def main(sensor: str, library: Path, out: Path, repeats: int, seed: int) -> None:
+    """Run the bursts of one sensor; ``out`` is a new directory for the world and the results."""
+    with World(out / "world", [board(sensor)]) as world:
+        enter(world, library)
+        results: dict[str, dict[str, Any]] = {}
+        for seconds in DURATIONS_S:
+            results[f"{seconds:g}"] = {OURS_ROUNDS: rounds(world, seconds, repeats)}
+            print(f"{sensor}: rounds of {seconds:g} s done", flush=True)
+        for seconds, by_tool in windows(world, repeats, Random(seed)):
+            results[f"{seconds:g}"].update(by_tool)
+    (out / "results.json").write_text(json.dumps(results))
+    print(f"{sensor}: windows done", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boards that are measured, whose energy is known exactly, and the work that they do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+from tests.nvml_sim import Board, World
+from tests.nvml_sim.world import WORLD_VARIABLE
+
+MS = 1_000_000
+
+IDLE_W = 100.0
+BUSY_W = 500.0
+
+#: Seconds of work.
+DURATIONS_S = (0.01, 0.03, 0.1, 0.25, 1.0)
+
+TICK_NS = 100 * MS
+#: Each tick comes up to this much late, as on boards whose period was seen to vary by about a percent.
+JITTER_NS = 1 * MS
+
+FULL, PART = "full", "part-time"
+SENSORS = (FULL, PART)
+
+
+def board(sensor: str) -> Board:
+    """A board that is refreshed every 100 ms: from all of that time, or from its last quarter.
+
+    The name of the second is one that is known for it (Yang, Adamek, Armour, SC 2024). The power reading
+    and the counter of a board share the sensor.
+    """
+    window_ns = TICK_NS if sensor == FULL else TICK_NS // 4
+    return Board(
+        name="NVIDIA Sim 100" if sensor == FULL else "NVIDIA H100 80GB HBM3",
+        power_w=IDLE_W,
+        latch_ns=TICK_NS,
+        latch_phase_ns=37 * MS,
+        latch_jitter_ns=JITTER_NS,
+        sensor_window_ns=0 if sensor == FULL else window_ns,
+        power_latch_ns=TICK_NS,
+        power_window_ns=window_ns,
+    )
+
+
+def enter(world: World, library: Path) -> None:
+    """Make this world the NVML of this process and of those that it starts."""
+    ctypes.CDLL(str(library))
+    os.environ[WORLD_VARIABLE] = str(world.path)
+
+
+def burst(world: World, seconds: float) -> None:
+    """The work: busy power for a while."""
+    world.set_power(0, BUSY_W)
+    time.sleep(seconds)
+    world.set_power(0, IDLE_W)
+
+
+def provide_nvidia_smi(directory: Path) -> None:
+    """CodeCarbon sees NVIDIA boards only where this program is on ``PATH``; it just has to succeed."""
+    directory.mkdir(parents=True)
+    program = directory / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What metering costs, as tables in Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from statistics import median, stdev
+from typing import Any
+
+OURS, ZEUS, CODECARBON = "pytest-llenergy", "Zeus", "CodeCarbon"
+POLLED, BUSY = "Zeus PowerMonitor, 100 ms", "Zeus PowerMonitor, default"
+BARE = "bare loop, all boards every 100 ms"
+READERS = (OURS, ZEUS, POLLED, BUSY, CODECARBON, BARE)
+
+RESAMPLES = 2000
+
+LOOP_NAMES = {"python": "pure Python, same process", "matrices": "matrices on all cores, another process"}
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Speed with metering over speed without: median over the pairs, and its standard uncertainty.
+
+    The uncertainty is the scatter of the median over resampled pairs (bootstrap), since single pairs that
+    were disturbed by others are no normal distribution.
+    """
+    logs = [math.log(without / metered) for without, metered in pairs]
+    random = Random(0)
+    medians = [median(random.choices(logs, k=len(logs))) for _ in range(RESAMPLES)]
+    ratio = math.exp(median(logs))
+    return ratio, ratio * stdev(medians)
+
+
+def markdown(content: Mapping[str, Any]) -> str:
+    """The figures of all tools, then the speed of the workload."""
+    rows: list[Row] = []
+    if "import" in content:
+        rows += _imports(content["import"])
+    if "construct" in content:
+        rows += _construct(content["construct"]["8"])
+    if "window" in content:
+        for number, by_tool in content["window"].items():
+            rows += _windows(number, by_tool)
+    lines = [f"| figure | {OURS} | {ZEUS} | {CODECARBON} |", "| --- | ---: | ---: | ---: |"]
+    parts = ["\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])] if rows else []
+    if "reader" in content:
+        parts.append(_readers(content["reader"]))
+    if "speed" in content:
+        parts.append(_speed(content["speed"]))
+    return "\n\n".join(parts) + "\n"
+
+
+Row = tuple[str, str, str, str]
+
+
+def _row(name: str, by_tool: Mapping[str, Any], cell: Callable[[Any], str]) -> Row:
+    ours, zeus, codecarbon = (cell(by_tool[tool]) for tool in (OURS, ZEUS, CODECARBON))
+    return name, ours, zeus, codecarbon
+
+
+def _imports(found: Mapping[str, Any]) -> list[Row]:
+    return [
+        _row("import, over a bare interpreter", found, lambda one: f"{one['over_bare_ms']:.0f} ms"),
+        _row("modules after the import", found, lambda one: str(one["modules"])),
+        _row("heavy ones among them", found, lambda one: ", ".join(one["heavy"]) or "none"),
+    ]
+
+
+def _construct(by_tool: Mapping[str, Any]) -> list[Row]:
+    names = {
+        "first_ms": "construct for 8 boards, first in a process",
+        "again_ms": "construct for 8 boards, again",
+        "ready_ms": "first construct until a window can be opened",
+    }
+    return [_row(name, by_tool, _in_ms(figure)) for figure, name in names.items()]
+
+
+def _in_ms(figure: str) -> Callable[[Any], str]:
+    return lambda one: f"{one[figure]:.3g} ms"
+
+
+def _windows(number: str, by_tool: Mapping[str, Any]) -> list[Row]:
+    what = f"begin and end of a window, {number} board(s)"
+    return [
+        _row(f"{what}, in a loop", by_tool, lambda one: f"{one['running_us']:.3g} µs"),
+        _row(f"{what}, after 3 ms of sleep", by_tool, lambda one: f"{one['rested_us']:.3g} µs"),
+    ]
+
+
+def _readers(by_number: Mapping[str, Any]) -> str:
+    numbers = list(by_number)
+    lines = [
+        "| CPU time while nothing is done | "
+        + " | ".join(f"{n} board(s)" for n in numbers)
+        + " | processes |",
+        "| --- |" + " ---: |" * (len(numbers) + 1),
+    ]
+    for tool in READERS:
+        cells = [f"{by_number[number][tool]['percent']:.2f} % of a core" for number in numbers]
+        helpers = max(by_number[number][tool]["helper_processes"] for number in numbers)
+        lines.append(f"| {tool} | " + " | ".join(cells) + f" | {1 + round(helpers)} |")
+    return "\n".join(lines)
+
+
+def _speed(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["| loop | boards read | speed with / without metering | pairs |", "| --- | ---: | ---: | ---: |"]
+    lines += [
+        f"| {LOOP_NAMES[row['loop']]} | {row['boards']} | {row['ratio']:.4f} ± {row['u_ratio']:.4f} | "
+        f"{len(row['pairs_s'])} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
