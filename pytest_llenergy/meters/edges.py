@@ -38,6 +38,9 @@ NEIGHBOURS = 3
 #: The worst is one full swing exactly at the edge, which `_joined` accounts for; this is for the rest.
 SHAPE = 0.5
 
+#: A tick in a quiet gap that is known so many times worse than the best, and by so many seconds, is left out.
+BLUNT, BLUNT_S = 4.0, 0.002
+
 #: How much more than by the blur of its ticks the power of a gap must change to be on the move.
 TREND = 4.0
 
@@ -80,8 +83,14 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
 
     The readings of a running average are of the gap only once its smear is over.
     """
-    ticks = series.between(start_ns + series.smear_ns, end_ns)
+    ticks = _sharp(series.between(start_ns + series.smear_ns, end_ns))
     return quiet_from(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
+
+
+def _sharp(ticks: Sequence[Tick]) -> list[Tick]:
+    """Without those that are known much worse in time than others: they came when nobody looked."""
+    limit_s = BLUNT * min((tick.gap_s for tick in ticks), default=0.0) + BLUNT_S
+    return [tick for tick in ticks if tick.gap_s <= limit_s]
 
 
 def quiet_from(series: Series, ticks: Sequence[Tick]) -> Quiet:
@@ -96,20 +105,16 @@ def quiet_from(series: Series, ticks: Sequence[Tick]) -> Quiet:
     return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, blur_w)
 
 
-def at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
+def at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
     """The energy at the start of a window that follows a quiet gap."""
-    tick = series.before(time_ns)
-    if tick is None:
-        return None
+    tick = quiet.last
     head_s = (time_ns - tick.time_ns) / 1e9
     return Reading(tick.energy_j + quiet.watts * head_s, quiet_edge(series, quiet, tick, quiet.first, head_s))
 
 
-def at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading | None:
+def at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
     """The energy at the end of a window that a quiet gap follows."""
-    tick = series.after(time_ns + series.smear_ns)
-    if tick is None:
-        return None
+    tick = quiet.first
     tail_s = (tick.time_ns - time_ns) / 1e9
     watts = quiet.beside(quiet.steps, tail_s)
     return Reading(tick.energy_j - watts * tail_s, quiet_edge(series, quiet, tick, quiet.last, tail_s))

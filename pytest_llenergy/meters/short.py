@@ -62,7 +62,9 @@ def short_window(series: Series, start_ns: int, end_ns: int) -> Energy:
     else:
         limits = [_limits(before, after, start_ns, end_ns, (left_w, right_w))]
     energy_j = sum((low_j + high_j) / 2 for low_j, high_j in limits)
-    variance = sum((high_j - low_j) ** 2 / 12 for low_j, high_j in limits)
+    # The usual case is one of the limits and not the middle: u is half of the width over √2, as for the
+    # U-shaped distribution (JCGM 101:2008, 6.4.6).
+    variance = sum((high_j - low_j) ** 2 / 8 for low_j, high_j in limits)
     ticks = (mean_w * before.gap_s) ** 2 / 12 + (mean_w * after.gap_s) ** 2 / 12
     return Energy(energy_j, Variances(edges=variance + ticks, resolution=resolution_variance(series)))
 
