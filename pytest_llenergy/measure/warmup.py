@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from pytest_llenergy.measure.rounds import Workload
-from pytest_llenergy.meters.edges import powers
+from pytest_llenergy.meters.edges import power_between
 from pytest_llenergy.meters.sampler import Sampler
 
 #: Two blocks in a row may differ by this much to count as settled.
@@ -16,6 +16,9 @@ SETTLED = 0.05
 #: A block shorter than this (seconds), or than so many ticks, is not judged; it is made longer.
 LEAST_BLOCK_S = 0.05
 BLOCK_TICKS = 3.5
+
+#: Ticks in a block from which on its power counts.
+LEAST_TICKS = 3
 
 #: Blocks after which the warm-up ends in any case.
 MOST_BLOCKS = 10
@@ -46,17 +49,24 @@ class _Block:
     iterations: int
     duration_s: float
     power_w: float | None
+    blur: float
 
     @property
     def iteration_s(self) -> float:
         return self.duration_s / self.iterations
 
     def like(self, other: _Block) -> bool:
-        """Whether both differ by no more than the criterion; a power that is not known does not count."""
-        pairs = [(self.iteration_s, other.iteration_s)]
-        if self.power_w is not None and other.power_w is not None:
-            pairs.append((self.power_w, other.power_w))
-        return all(abs(a - b) <= SETTLED * max(a, b) for a, b in pairs)
+        """Whether both differ by no more than the criterion; a power that is not known does not count.
+
+        ``blur`` is the share of a power that the times of the ticks leave open.
+        """
+        settled = abs(self.iteration_s - other.iteration_s) <= SETTLED * max(
+            self.iteration_s, other.iteration_s
+        )
+        if self.power_w is None or other.power_w is None:
+            return settled
+        allowed = SETTLED + self.blur + other.blur
+        return settled and abs(self.power_w - other.power_w) <= allowed * max(self.power_w, other.power_w)
 
 
 def warm_up(workload: Workload, given: int | None, budget_s: float, sampler: Sampler) -> WarmUp:
@@ -86,7 +96,12 @@ def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
     workload.ready()
     workload.work(iterations)
     timeline = workload.timeline()
-    inside = [powers(series, timeline.start_ns, timeline.end_ns) for series in sampler.series]
-    known = bool(inside) and all(len(steps) > 1 for steps in inside)
-    power_w = sum(sum(steps) / len(steps) for steps in inside) if known else None
-    return _Block(iterations, timeline.duration_s, power_w)
+    power_w, blur = 0.0, 0.0
+    for series in sampler.series:
+        ticks = series.between(timeline.start_ns, timeline.end_ns)
+        if len(ticks) < LEAST_TICKS:
+            return _Block(iterations, timeline.duration_s, None, 0.0)
+        first, last = ticks[0], ticks[-1]
+        power_w += power_between(first, last)
+        blur = max(blur, (first.gap_s + last.gap_s) / ((last.time_ns - first.time_ns) / 1e9))
+    return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur)

@@ -38,7 +38,7 @@ IMPORTS = {
 HEAVY = ("torch", "numpy", "sklearn", "scipy", "pandas", "transformers")
 
 #: The loops of which the speed is compared, and the number of boards that are read meanwhile.
-LOOPS = (("python", 1), ("python", 8), ("matrices", 8))
+LOOPS = (("python", 1), ("python", 8), ("matrices", 1), ("matrices", 8))
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
