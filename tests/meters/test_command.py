@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -227,3 +229,27 @@ def test_no_descriptor_is_left_open() -> None:
     with pytest.raises(MeterError, match="cannot be started"):
         open_command(Targets(), "/no/such/meter")
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_the_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    meter = tmp_path / "watts.py"
+    meter.write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_IGN)\n"
+        f"open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "while True:\n    os.write(2, b'.')\n"
+        "    try:\n        os.write(1, b'5\\n')\n    except OSError:\n        pass\n    time.sleep(0.05)\n"
+    )
+    parent = (
+        "import os, signal\nfrom pytest_llenergy.meters.command import open_command\n"
+        "from pytest_llenergy.meters.protocol import Targets\n"
+        f"open_command(Targets(), {f'{sys.executable} {meter}'!r})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", parent], check=False).returncode == -signal.SIGKILL
+    pid = int(note.read_text())
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()

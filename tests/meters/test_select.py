@@ -189,3 +189,11 @@ def test_built_in_meters_come_first_and_others_are_added() -> None:
     bench = Bench()
     assert list(known_meters([bench.spec("mine")]))[:3] == ["nvml", "rapl", "estimate"]
     assert known_meters([bench.spec("mine")])["mine"].kind == "measured"
+
+
+def test_the_same_joules_are_not_added_twice() -> None:
+    with pytest.raises(MeterError, match=r"^a meter is named twice: estimate, estimate$"):
+        open_meters(["estimate", "estimate"], known_meters(), CPU)
+    specs = {**known_meters(), **Bench().specs(Bench().spec("mine"))}
+    with pytest.raises(MeterError, match=r"^meter estimate covers what mine counts too; choose one of them$"):
+        open_meters(["mine", "estimate"], specs, CPU)
