@@ -84,9 +84,11 @@ def windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float,
     readings: dict[float, dict[str, list[dict[str, Any]]]] = {
         seconds: {tool.name: [] for tool in tools} for seconds in DURATIONS_S
     }
+    # Readers and averages of the tools come to rest before the first burst.
     time.sleep(1.0)
     for _ in range(repeats):
         for seconds in random.sample(DURATIONS_S, len(DURATIONS_S)):
+            # A start at random to the ticks of the counter.
             time.sleep(random.random() * RANDOM_REST_S)
             opened: list[int] = []
             for tool in tools:
@@ -97,6 +99,7 @@ def windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float,
             for tool in reversed(tools):
                 closed.append(time.monotonic_ns())
                 tool.end()
+            # Idle power of its own, so that no burst is seen in the reading of the next.
             time.sleep(REST_S)
             # What a tool needs to open or close a window is not held against it.
             for tool, start_ns, end_ns in zip(tools, opened, reversed(closed), strict=True):

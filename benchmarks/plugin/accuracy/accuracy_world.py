@@ -55,6 +55,7 @@ def enter(world: World, library: Path) -> None:
 def burst(world: World, seconds: float) -> None:
     """The work: busy power for a while."""
     world.set_power(0, BUSY_W)
+    # The board of the stand-in works while this waits.
     time.sleep(seconds)
     world.set_power(0, IDLE_W)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -99,12 +100,13 @@ def window(tool: str, uuids: list[str]) -> Figures:
 
         measuring = measure(uuids, ("nvml",))
         measuring.start()
+        # The background reader has found the ticks by then, as in a run that has begun.
         time.sleep(1.0)
         begin, end, close = measuring.begin, measuring.end, measuring.stop
     elif tool == "Zeus":
         monitor = import_module("zeus.monitor").ZeusMonitor(cpu_indices=[])
-        begin = lambda name: monitor.begin_window(name, sync_execution=False)  # noqa: E731
-        end = lambda name: monitor.end_window(name, sync_execution=False)  # noqa: E731
+        begin = partial(monitor.begin_window, sync_execution=False)
+        end = partial(monitor.end_window, sync_execution=False)
         import_module("warnings").simplefilter("ignore")
     else:
         tracker = import_module("codecarbon").OfflineEmissionsTracker(**CODECARBON)
@@ -114,6 +116,7 @@ def window(tool: str, uuids: list[str]) -> Figures:
     for name, rest_s in (("running", 0.0), ("rested", REST_S)):
         spent_us = []
         for index in range(times):
+            # Nothing, or long enough for the caches to forget.
             time.sleep(rest_s)
             start_ns = time.perf_counter_ns()
             begin(f"{name} {index}")
@@ -137,6 +140,7 @@ class BareLoop:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            # As often as the counters tick.
             time.sleep(0.1)
             for handle in self._handles:
                 self._nvml.nvmlDeviceGetFieldValues(handle, [(83, 0)])
@@ -170,6 +174,7 @@ def reader(tool: str, uuids: list[str]) -> Figures:
     else:
         period_s = 0.1 if tool == "Zeus PowerMonitor, 100 ms" else None
         monitor = import_module("zeus.monitor").PowerMonitor(update_period=period_s)
+    # Starting up is not what is measured here.
     time.sleep(SETTLE_S)
     me = psutil.Process()
 
@@ -178,6 +183,7 @@ def reader(tool: str, uuids: list[str]) -> Figures:
         return sum(times.user + times.system for times in each)
 
     before_s, start_s, own_s = children_s(), time.monotonic(), time.process_time()
+    # The process does nothing of its own meanwhile: all CPU time is that of the tool.
     time.sleep(WATCH_S)
     own_s, elapsed_s = time.process_time() - own_s, time.monotonic() - start_s
     helpers_s = children_s() - before_s
