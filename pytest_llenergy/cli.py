@@ -75,8 +75,8 @@ def _doctor(_args: argparse.Namespace) -> int:
     from pytest_llenergy.backends.registry import known_backends
     from pytest_llenergy.devices.host import host
     from pytest_llenergy.devices.inventory import boards
+    from pytest_llenergy.meters.known import KnownMeters
     from pytest_llenergy.meters.protocol import Targets
-    from pytest_llenergy.meters.select import known_meters
 
     machine, gpus = host(), boards()
     print(f"cpu      {machine.cpu_model}, {machine.logical_cpus} logical CPUs")
@@ -84,7 +84,7 @@ def _doctor(_args: argparse.Namespace) -> int:
         print(f"gpu {index}    {gpu.name} {gpu.uuid}")
     if not gpus:
         print("gpu      none (NVML shows no board)")
-    for name, meter in known_meters().items():
+    for name, meter in KnownMeters().items():
         if meter.takes_argument:
             print(f"meter    {name}: by name only, --energy-meter={name}:ARGUMENT")
             continue

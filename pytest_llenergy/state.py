@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import pytest
@@ -11,9 +12,9 @@ from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.model import ModelSource, resolve
 from pytest_llenergy.backends.registry import known_backends, select
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.meters.known import KnownMeters
 from pytest_llenergy.meters.protocol import MeterSpec
 from pytest_llenergy.meters.select import check_names as check_meters
-from pytest_llenergy.meters.select import known_meters
 from pytest_llenergy.options import SETTINGS, Settings
 from pytest_llenergy.workers.pool import RankPool
 
@@ -37,10 +38,10 @@ class State:
         return select(self.settings.backend, self.backends)
 
     @property
-    def meters(self) -> dict[str, MeterSpec]:
+    def meters(self) -> Mapping[str, MeterSpec]:
         """Every known meter."""
         given = self._config.hook.pytest_llenergy_meters(config=self._config)
-        return known_meters([spec for specs in given for spec in specs])
+        return KnownMeters([spec for specs in given for spec in specs])
 
     @cached_property
     def model(self) -> ModelSource:

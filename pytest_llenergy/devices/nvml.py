@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_llenergy.errors import DeviceError, NoDriverError
+
+#: A fork copies the locks of the driver's library as they are at that moment. One that another thread holds
+#: then is never released in the child, so a session is of no use there.
+FORKED = "NVML was opened before a fork; only the process that opened it can use it"
 
 #: The member of ``nvmlValue_t`` that holds a value, by ``nvmlValueType_t`` (nvml.h).
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-@dataclass(frozen=True)
-class BoardHandle:
+class BoardHandle(NamedTuple):
     """An open board. ``shared`` where it was asked for by the UUID of one of its MIG instances."""
 
     uuid: str
@@ -24,8 +27,7 @@ class BoardHandle:
     shared: bool
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """One number that NVML tells of a board, in thousandths of J or W.
 
     It is a field with its scope (0 board, 1 module: ``NVML_POWER_SCOPE_*``), or a function of its own.
@@ -43,6 +45,8 @@ class Quantity:
 
 class Session:
     """NVML from construction to ``close``. It counts how often it is initialised: sessions may overlap.
+
+    It belongs to the process that opened it; in a child forked from that it gives a reason for values.
 
     Raises ``NoDriverError``, or ``DeviceError`` for a driver that is there and refuses.
     """
@@ -62,9 +66,12 @@ class Session:
             # A driver that is there and does not answer is not the same as no GPU.
             raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
         self.module: Any = pynvml
+        self._owner = os.getpid()
 
     def close(self) -> None:
         """Give NVML back."""
+        if os.getpid() != self._owner:
+            return
         with suppress(self.module.NVMLError):
             self.module.nvmlShutdown()
 
@@ -94,6 +101,8 @@ class Session:
 
     def fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
         """Field values by (field, scope) in one call; what the driver said for each that has none."""
+        if os.getpid() != self._owner:
+            return [FORKED] * len(codes)
         try:
             values = self.module.nvmlDeviceGetFieldValues(handle, codes)
         except self.module.NVMLError as error:
@@ -114,9 +123,34 @@ class Session:
             raw = [self._raw(handle, quantity) for quantity in quantities]
         return [value if isinstance(value, str) else value / 1000 for value in raw]
 
+    def reader(self, handle: Any, quantity: Quantity) -> Callable[[], float | str]:
+        """``read`` of one quantity, with everything prepared that is the same each time.
+
+        A background reader finds cold caches: what it touches costs more than what it computes.
+        """
+        if quantity.field is None:
+            return lambda: self.read(handle, (quantity,))[0]
+        module, owner = self.module, self._owner
+        values = (module.c_nvmlFieldValue_t * 1)()
+        value = values[0]
+        value.fieldId, value.scopeId = quantity.field
+        function, union = module.nvmlLib.nvmlDeviceGetFieldValues, value.value
+
+        def read() -> float | str:
+            if os.getpid() != owner:
+                return FORKED
+            result = function(handle, 1, values) or value.nvmlReturn
+            if result:
+                return str(module.NVMLError(result))
+            return float(getattr(union, VALUE_MEMBERS[value.valueType])) / 1000
+
+        return read
+
     def _raw(self, handle: Any, quantity: Quantity) -> float | str:
         if quantity.field is not None:
             return self.fields(handle, (quantity.field,))[0]
+        if os.getpid() != self._owner:
+            return FORKED
         try:
             return float(getattr(self.module, quantity.name)(handle))
         except self.module.NVMLError as error:

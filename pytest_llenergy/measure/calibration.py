@@ -28,7 +28,8 @@ def iterations_for(
     if not warmup.iteration_s:
         return 1
     start_ns = time.monotonic_ns()
-    time.sleep(gap_s)
+    with sampler.closely():
+        time.sleep(gap_s)
     end_ns = time.monotonic_ns()
     needed = [
         round_needed_s(series, start_ns, end_ns, warmup.power_w, rounds, target) for series in sampler.series

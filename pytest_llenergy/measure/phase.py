@@ -13,10 +13,15 @@ import time
 from collections.abc import Sequence
 from random import Random
 
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Series, Tick
 
 #: Counters that tick slower than this are not waited for (seconds).
 LONGEST_WAIT_S = 2.0
+
+#: Ticks among which the one is chosen that the phase is counted from, and the share of a period by which a
+#: period may be off: a tick is worth less the older it is.
+LOOK_BACK = 8
+PERIOD_OFF = 0.02
 
 
 class PhaseDither:
@@ -28,7 +33,7 @@ class PhaseDither:
         self._strata: list[int] = []
 
     def wait(self, trace: Sequence[Series]) -> None:
-        """Sleep until the phase of the next stratum, counted from the last tick of the slowest counter."""
+        """Sleep until the phase of the next stratum in the ticks of the slowest counter."""
         leader = slowest(trace)
         if leader is None or not leader.ticks or not leader.period_s:
             return
@@ -36,7 +41,7 @@ class PhaseDither:
             self._strata = self._random.sample(range(self._n), self._n)
         phase = (self._strata.pop() + self._random.random()) / self._n
         period_ns = round(leader.period_s * 1e9)
-        target_ns = leader.ticks[-1].time_ns + round(phase * period_ns)
+        target_ns = _best_known(leader.ticks[-LOOK_BACK:]).time_ns + round(phase * period_ns)
         ahead_ns = time.monotonic_ns() - target_ns
         time.sleep((-ahead_ns % period_ns) / 1e9)
 
@@ -59,7 +64,16 @@ def slowest(trace: Sequence[Series]) -> Series | None:
 def phase_of(trace: Sequence[Series], time_ns: int) -> float | None:
     """Where in a tick of the slowest counter a moment lies, from 0 to 1; ``None`` without ticks."""
     leader = slowest(trace)
-    tick = leader.before(time_ns) if leader is not None else None
-    if leader is None or tick is None or not leader.period_s:
+    ticks = leader.around(time_ns, LOOK_BACK)[0] if leader is not None else []
+    if leader is None or not ticks or not leader.period_s:
         return None
-    return (time_ns - tick.time_ns) / 1e9 / leader.period_s % 1.0
+    return (time_ns - _best_known(ticks).time_ns) / 1e9 / leader.period_s % 1.0
+
+
+def _best_known(ticks: Sequence[Tick]) -> Tick:
+    """The tick from which the phase after the last one can be told best.
+
+    On a busy machine a tick may be known to half a period only, and the one before it to a millisecond.
+    """
+    newest_ns = ticks[-1].time_ns
+    return min(ticks, key=lambda tick: tick.gap_s / 2 + (newest_ns - tick.time_ns) / 1e9 * PERIOD_OFF)

@@ -74,17 +74,19 @@ def run_round(
     workload.ready()
     before = watch.read()
     gap_start_ns = time.monotonic_ns()
-    time.sleep(gap_s)
-    cpu_before = cpu_time()
-    dither.wait(sampler.series)
+    with sampler.closely():
+        time.sleep(gap_s)
+        cpu_before = cpu_time()
+        dither.wait(sampler.series)
     # Edges of work in this process are read as they happen; for ranks it costs nothing.
     sampler.read_now()
-    with looking_out(watch) as during:
+    with sampler.at_work(), looking_out(watch) as during:
         workload.work(iterations)
     sampler.read_now()
-    cpu_after = cpu_time()
-    after = watch.read()
-    time.sleep(gap_s)
+    with sampler.closely():
+        cpu_after = cpu_time()
+        after = watch.read()
+        time.sleep(gap_s)
     gap_end_ns = time.monotonic_ns()
     timeline = workload.timeline()
     return MeasuredRound(

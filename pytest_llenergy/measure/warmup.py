@@ -94,7 +94,8 @@ def warm_up(workload: Workload, given: int | None, budget_s: float, sampler: Sam
 
 def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
     workload.ready()
-    workload.work(iterations)
+    with sampler.at_work():
+        workload.work(iterations)
     timeline = workload.timeline()
     power_w, blur = 0.0, 0.0
     for series in sampler.series:

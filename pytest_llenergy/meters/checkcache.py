@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
+import re
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +12,7 @@ from typing import ClassVar
 import msgspec
 
 from pytest_llenergy import __version__
-from pytest_llenergy.meters.selfcheck import DISAGREEMENT, CheckResult
+from pytest_llenergy.meters.checkresult import DISAGREEMENT, CheckResult
 from pytest_llenergy.model.places import cache_root
 from pytest_llenergy.model.record import Data
 
@@ -72,7 +71,7 @@ class CheckCache:
             self._unwritten.pop(path, None)
 
     def _path(self, board: CheckedBoard) -> Path:
-        return self._directory / f"nvml-{hashlib.sha256(board.uuid.encode()).hexdigest()[:16]}.json"
+        return self._directory / f"nvml-{re.sub('[^A-Za-z0-9-]', '_', board.uuid)}.json"
 
 
 def boot_id() -> str:
@@ -92,6 +91,8 @@ def _read(path: Path) -> _Entry | None:
 
 def _write(path: Path, content: bytes) -> None:
     """The file appears whole or not at all: other processes may read and write it meanwhile."""
+    import tempfile
+
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     scratch = Path(name)

@@ -26,13 +26,10 @@ from itertools import pairwise
 
 from pytest_llenergy.meters.quantities import Power, Reading, Variances
 from pytest_llenergy.meters.student import student
-from pytest_llenergy.meters.trace import Series, Tick
+from pytest_llenergy.meters.trace import NEIGHBOURS, Series, Tick
 
 #: Ticks needed inside a quiet gap before its power is believed.
 MIN_GAP_TICKS = 2
-
-#: Neighbouring ticks from which the power on either side of an edge under load is taken.
-NEIGHBOURS = 3
 
 #: Share of the worst shape of power between two ticks that is taken as the limit of an edge under load.
 #: The worst is one full swing exactly at the edge, which `_joined` accounts for; this is for the rest.

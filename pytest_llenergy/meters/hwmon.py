@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llenergy.errors import MeterError
@@ -21,8 +21,15 @@ from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
 from pytest_llenergy.model.record import Flag
 
 ROOT = Path("/sys/class/hwmon")
-INPUT = re.compile(r"^(?P<channel>(?P<kind>power|energy)\d+)_(?P<what>input|average)$")
+INPUT = re.compile(r"^(?P<channel>(?P<kind>power|energy)\d+)_(input|average)$")
 MICRO = 1e-6
+
+#: What no sensor of a host can mean. Integrated, one such reading would outweigh hours of true ones.
+MOST_W = 100_000
+#: The kernel counts in 64 bits.
+MOST_MICROJOULES = 2**64 - 1
+#: Longest time that a chip may give for refreshing or averaging (milliseconds).
+LONGEST_INTERVAL_MS = 600_000
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,10 @@ class HwmonMeter:
             self._descriptor = os.open(sensor.file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise MeterError(f"hwmon: {sensor.file} cannot be opened ({error.strerror})") from None
-        try:
-            self._micro()
-        except (OSError, ValueError) as error:
+        first = self._value()
+        if isinstance(first, str):
             self.close()
-            raise MeterError(f"hwmon: {sensor.file} cannot be read ({error})") from None
+            raise MeterError(first)
         self.domains = (
             Domain(
                 name=f"hwmon:{sensor.chip}/{sensor.label}",
@@ -69,19 +75,30 @@ class HwmonMeter:
                 covers_others=True,
                 update_period_s=sensor.update_period_s,
                 smear_s=sensor.smear_s,
+                integrated=True,
                 flags=(*accuracy.flags, *_flags(sensor)),
             ),
         )
 
-    def _micro(self) -> int:
-        return int(os.pread(self._descriptor, 32, 0))
+    def _value(self) -> float | str:
+        """Watts or joules, or the reason why there are none."""
+        try:
+            text = os.pread(self._descriptor, 32, 0)
+        except OSError as error:
+            return f"hwmon: {self._sensor.file} cannot be read ({error.strerror})"
+        number = _whole(text.decode(errors="replace"))
+        most = round(MOST_W / MICRO) if self._sensor.is_power else MOST_MICROJOULES
+        if number is None or not 0 <= number <= most:
+            what = f"power in µW from 0 to {most}" if self._sensor.is_power else "energy in µJ from 0 up"
+            said = text.decode(errors="replace").strip()
+            return f"hwmon: {self._sensor.file} says {said!r}, which is no {what}"
+        return number * MICRO
 
     def read(self) -> list[float | str]:
-        try:
-            value = self._micro() * MICRO
-        except (OSError, ValueError) as error:
-            return [f"hwmon: {self._sensor.file} cannot be read ({error})"]
-        return [self._power.add(time.monotonic(), value) if self._sensor.is_power else value]
+        value = self._value()
+        if isinstance(value, str) or not self._sensor.is_power:
+            return [value]
+        return [self._power.add(time.monotonic(), value)]
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -102,7 +119,10 @@ def _flags(sensor: Sensor) -> list[Flag]:
 
 
 def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
-    """The sensor called ``CHIP[/LABEL]``. Raises ``MeterError`` listing what there is."""
+    """The sensor called ``CHIP[/LABEL]``.
+
+    Raises ``MeterError`` listing what there is, or naming a time that the chip tells and that cannot be.
+    """
     name, _, label = argument.partition("/")
     chip = _find_chip(name, root)
     sensors = _sensors(chip)
@@ -110,7 +130,7 @@ def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
         raise MeterError(f"hwmon: {chip} ({name}) has no power or energy sensor")
     found = [sensor for sensor in sensors if label in ("", sensor.label, sensor.file.name.split("_")[0])]
     if len(found) == 1:
-        return found[0]
+        return _with_times(found[0])
     what = f"has no sensor {label!r}" if label else "has several sensors"
     labels = ", ".join(f"hwmon:{name}/{sensor.label}" for sensor in sensors)
     raise MeterError(f"hwmon: {chip} ({name}) {what}; choose one of {labels}")
@@ -136,27 +156,55 @@ def _sensors(chip: Path) -> list[Sensor]:
     for path in sorted(chip.iterdir(), key=lambda path: path.name.replace("_input", "_")):
         match = INPUT.match(path.name)
         if match and match["channel"] not in sensors:
-            sensors[match["channel"]] = _sensor(chip, path, match["channel"], match["what"] == "average")
+            sensors[match["channel"]] = _sensor(chip, path, match["channel"])
     return list(sensors.values())
 
 
-def _sensor(chip: Path, path: Path, channel: str, averaged: bool) -> Sensor:
-    average_ms = _text(chip / f"{channel}_average_interval") if averaged else "0"
-    update_ms = _text(chip / "update_interval")
+def _sensor(chip: Path, path: Path, channel: str) -> Sensor:
     return Sensor(
         chip=_text(chip / "name") or chip.name,
         label=_text(chip / f"{channel}_label") or channel,
         file=path,
         is_power=channel.startswith("power"),
-        smear_s=float(average_ms or 0) / 1000,
-        smear_known=average_ms is not None,
-        update_period_s=float(update_ms) / 1000 if update_ms else None,
     )
+
+
+def _with_times(sensor: Sensor) -> Sensor:
+    """What its chip tells of its time behaviour. Raises ``MeterError`` where that cannot be."""
+    channel, what = sensor.file.name.split("_")
+    averaged = what == "average"
+    average_ms = _interval_ms(sensor.file.with_name(f"{channel}_average_interval")) if averaged else 0
+    # No interval at all: the chip does not tell.
+    update_ms = _interval_ms(sensor.file.with_name("update_interval")) or None
+    return replace(
+        sensor,
+        smear_s=(average_ms or 0) / 1000,
+        smear_known=average_ms is not None,
+        update_period_s=None if update_ms is None else update_ms / 1000,
+    )
+
+
+def _interval_ms(file: Path) -> int | None:
+    """``None`` without the file. Raises ``MeterError`` for what is no interval."""
+    text = _text(file)
+    if text is None:
+        return None
+    interval_ms = _whole(text)
+    if interval_ms is None or not 0 <= interval_ms <= LONGEST_INTERVAL_MS:
+        raise MeterError(
+            f"hwmon: {file} says {text!r}, which is no interval in ms from 0 to {LONGEST_INTERVAL_MS}"
+        )
+    return interval_ms
+
+
+def _whole(text: str) -> int | None:
+    # As the kernel prints them; Python's own notion of a number is wider.
+    return int(text) if re.fullmatch(r"\s*-?[0-9]+\s*", text) else None
 
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return None
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from types import TracebackType
 
-from pytest_llenergy.devices.inventory import boards
-from pytest_llenergy.devices.visibility import VARIABLE, visible_uuids
 from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.known import KnownMeters
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.select import Selection, known_meters, open_meters
+from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window import TICK_TIMEOUT_S, Window
 
@@ -39,7 +39,8 @@ class Measuring:
         self.windows: list[Window] = []
         self._sampler = Sampler(selection.meters)
         self._open: dict[str, Window] = {}
-        self.total = Window("total", self._sampler, self.reasons)
+        # It is open between the windows too, where the ticks beside them matter.
+        self.total = Window("total", self._sampler, self.reasons, at_work=False)
 
     @property
     def series(self) -> list[Series]:
@@ -49,6 +50,8 @@ class Measuring:
     def start(self) -> None:
         """Begin to read. Waits for the first tick of every counter: its first value may be old."""
         self._sampler.__enter__()
+        # Loaded while the ticks come, so that no window that is still open pays for it.
+        import_module("pytest_llenergy.meters.closing")
         self._sampler.await_ticks(0, TICK_TIMEOUT_S)
 
     def stop(self) -> None:
@@ -125,10 +128,13 @@ def measure(
     ``require_measured``, or when the environment hides every GPU of the host.
     """
     targets = Targets(tuple(_visible() if gpus is None else gpus))
-    return Measuring(open_meters(meters, known_meters(), targets, require_measured=require_measured))
+    return Measuring(open_meters(meters, KnownMeters(), targets, require_measured=require_measured))
 
 
 def _visible() -> Sequence[str]:
+    from pytest_llenergy.devices.inventory import boards
+    from pytest_llenergy.devices.visibility import VARIABLE, visible_uuids
+
     value = os.environ.get(VARIABLE, "")
     if value.startswith("MIG-"):
         return value.split(",")

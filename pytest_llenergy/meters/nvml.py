@@ -6,16 +6,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.checkcache import CheckCache, CheckedBoard, boot_id
+from pytest_llenergy.meters.checkresult import CheckResult
 from pytest_llenergy.meters.power import IntegratedPower
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets, within
-from pytest_llenergy.meters.selfcheck import CheckResult, Poll, check
 from pytest_llenergy.meters.sensors import SLOWEST_REFRESH_S, coverage
 from pytest_llenergy.meters.sources import Sources, find_sources
 from pytest_llenergy.model.record import Flag
+
+if TYPE_CHECKING:
+    from pytest_llenergy.meters.selfcheck import Poll
 
 #: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
 #: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them
@@ -45,20 +49,20 @@ class NvmlMeter:
         self._handle = sources.board.handle
         self._integral: IntegratedPower | None = None
         if sources.counter is not None and result.reason is None:
-            self._quantities: tuple[Quantity] = (sources.counter,)
+            quantity = sources.counter
             domain = _counter_domain(sources, sources.counter, result)
         else:
-            power = _power_to_integrate(sources, result)
-            self._quantities = (power,)
-            domain = _power_domain(sources, power, result)
+            quantity = _power_to_integrate(sources, result)
+            domain = _power_domain(sources, quantity, result)
             every_reading_is_new = domain.max_age_s is not None
             self._integral = IntegratedPower(0.0 if every_reading_is_new else domain.update_period_s or 0.0)
         self.domains: Sequence[Domain] = (domain,)
         self.poll_period_s = _poll_period_s(domain)
+        self._value = session.reader(self._handle, quantity)
 
     def read(self) -> list[float | str]:
         begin_s = time.monotonic()
-        value = self._session.read(self._handle, self._quantities)[0]
+        value = self._value()
         if isinstance(value, str):
             return [f"nvml: {value} ({self._uuid})"]
         if self._integral is None:
@@ -119,6 +123,7 @@ def _power_domain(sources: Sources, power: Quantity, result: CheckResult) -> Dom
         update_period_s=period_s,
         max_age_s=period_s if was_watched and result.power_continuous else None,
         smear_s=sources.smear_s(power),
+        integrated=True,
         coverage=share,
         highest_w=_highest_w(sources, power),
         flags=_flags(sources, power, result.reason),
@@ -221,6 +226,8 @@ def _checked(session: Session, found: Sequence[Sources], cache: CheckCache) -> d
     results = {uuid: result for uuid, key in keys.items() if (result := cache.load(key)) is not None}
     unchecked = {sources.board.uuid: sources for sources in found if sources.board.uuid not in results}
     if unchecked:
+        from pytest_llenergy.meters.selfcheck import check
+
         fresh = check(
             {uuid: _poll(session, sources) for uuid, sources in unchecked.items()},
             {uuid: sources.power_age_s for uuid, sources in unchecked.items()},

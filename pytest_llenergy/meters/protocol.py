@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pytest_llenergy.model.record import Flag, Kind, MeterInfo
+if TYPE_CHECKING:
+    from pytest_llenergy.model.record import Flag, Kind, MeterInfo
 
 Limits = Callable[[float, float], tuple[float, float]]
 """``limits(energy_j, duration_s)``: the lowest and the highest true energy that a reading allows."""
@@ -22,8 +22,7 @@ def within(fraction: float) -> Limits:
     return limits
 
 
-@dataclass(frozen=True, kw_only=True)
-class Domain:
+class Domain(NamedTuple):
     """One cumulative counter.
 
     ``limits`` holds when nothing but the source's accuracy is in doubt; ``accuracy`` says it in words.
@@ -33,6 +32,9 @@ class Domain:
     - ``update_period_s``: nominal time between two ticks; ``None`` where only watching tells.
     - ``max_age_s``: no reading is ever older; ``None`` for a counter that stands still between ticks.
     - ``smear_s``: how long a change of power takes to be over in the readings, for running averages.
+
+    ``integrated`` says that the joules are made of power readings as they come: one that is not made is
+    missing from them, while a counter goes on when nobody reads it.
 
     ``coverage`` is the share of the time in which the sensor looks: a part-time sensor takes what it saw
     for the whole of each tick. ``highest_w`` is the most that the device may draw, where it is known.
@@ -50,6 +52,7 @@ class Domain:
     update_period_s: float | None = None
     max_age_s: float | None = None
     smear_s: float = 0.0
+    integrated: bool = False
     coverage: float = 1.0
     highest_w: float | None = None
     covers_others: bool = False
@@ -57,6 +60,8 @@ class Domain:
 
     def info(self, meter: str) -> MeterInfo:
         """The part that goes into a record."""
+        from pytest_llenergy.model.record import MeterInfo
+
         return MeterInfo(
             name=meter,
             domain=self.name,
@@ -70,8 +75,7 @@ class Domain:
         )
 
 
-@dataclass(frozen=True)
-class Targets:
+class Targets(NamedTuple):
     """What a test uses and a meter must therefore cover: GPUs by full UUID, or the CPU."""
 
     gpus: tuple[str, ...] = ()
@@ -104,8 +108,7 @@ class Meter(Protocol):
         """Release what was opened. Called once."""
 
 
-@dataclass(frozen=True)
-class MeterSpec:
+class MeterSpec(NamedTuple):
     """How to open a meter.
 
     ``open(targets)`` returns the open meters, one for each device whose counter ticks in its own time. It

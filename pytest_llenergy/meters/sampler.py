@@ -3,73 +3,29 @@
 
 from __future__ import annotations
 
-import math
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
-from pytest_llenergy.meters.pace import Pace
+from pytest_llenergy.meters.follower import Follower
 from pytest_llenergy.meters.protocol import Meter
+from pytest_llenergy.meters.thrift import Thrift
 from pytest_llenergy.meters.trace import Series
 
-#: Longest sleep, so that the thread ends soon after it is told to (seconds).
-LONGEST_SLEEP_S = 0.05
+#: Longest sleep from which the thread cannot be called (seconds).
+LONGEST_SLEEP_S = 0.02
 
 #: Meters due within this time of one another are read in one go (nanoseconds).
 TOGETHER_NS = 300_000
 
-#: A reading that comes later than this after it was due is noted (nanoseconds).
-LATE_NS = 50_000_000
-
-
 #: Periods of a counter by which a tick may be late.
 SLOW_TICKS = 1.5
 
-
 #: How long a reading is waited for before it counts as one that will not come (seconds).
 HANGING_S = 5.0
-
-
-class _Source:
-    """One open meter with what it has said."""
-
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
-        self.series = [Series(meter.name, domain) for domain in meter.domains]
-        self.pace = Pace(self.series, meter.poll_period_s)
-        self.due_ns = 0
-        self.always_fresh = all(each.domain.max_age_s is not None for each in self.series)
-
-    def read(self) -> None:
-        """Read once."""
-        begin_ns = time.monotonic_ns()
-        try:
-            values = [_checked(self.meter, value) for value in self.meter.read()]
-            if len(values) != len(self.series):
-                raise ValueError(f"{len(values)} values for {len(self.series)} domains")
-        except Exception as error:
-            # Meters come from third parties too; one that breaks must not end the reading of the rest.
-            values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
-        end_ns = time.monotonic_ns()
-        due_ns = self.due_ns or begin_ns
-        for series, value in zip(self.series, values, strict=True):
-            # Either nobody came to read, or the answer took that long.
-            if end_ns - due_ns > LATE_NS:
-                series.late.append((due_ns, end_ns))
-            if isinstance(value, str):
-                series.fail(begin_ns, value)
-            else:
-                series.add(begin_ns, end_ns, value)
-        self.due_ns = self.pace.next_ns(end_ns)
-
-
-def _checked(meter: Meter, value: object) -> float | str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return f"{meter.name}: it read {value!r}, which is no number of joules"
 
 
 class Sampler:
@@ -80,20 +36,26 @@ class Sampler:
     """
 
     def __init__(self, meters: Sequence[Meter]) -> None:
-        self._sources = [_Source(meter) for meter in meters]
-        self._edges = [each for each in self._sources if each.always_fresh]
+        self._followers = [Follower(meter) for meter in meters]
+        self._edges = [each for each in self._followers if each.always_fresh]
         self._lock = threading.Lock()
         self._stopping = False
+        # Locked, but for a moment when the thread is called: to wait for an event would cost twice as much.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._hangs = False
+        self._owner = os.getpid()
+        self._thrift = Thrift()
         self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
 
     @property
     def series(self) -> list[Series]:
         """One series a domain, in the order of the meters."""
-        return [series for source in self._sources for series in source.series]
+        return [series for each in self._followers for series in each.series]
 
     def __enter__(self) -> Sampler:
-        for source in self._sources:
-            source.read()
+        for each in self._followers:
+            each.read()
         self._start_ns = time.monotonic_ns()
         self._thread.start()
         return self
@@ -104,23 +66,56 @@ class Sampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._is_fork():
+            # The meters are the parent's, and so is the thread that read them.
+            return
         self._stopping = True
-        self._thread.join(HANGING_S)
+        self._ring()
+        self._thread.join(0 if self._hangs else HANGING_S)
         if not self._thread.is_alive():
             # A driver that never answers must not keep the program from its end.
-            for source in self._sources:
-                source.meter.close()
+            for each in self._followers:
+                each.meter.close()
+
+    @contextmanager
+    def closely(self) -> Iterator[None]:
+        """Read as closely as the timetable wants: nothing else is going on."""
+        with self._thrift.closely():
+            self._ring()
+            yield
+
+    def work_begins(self) -> None:
+        """Keep out of the way of what is measured, until ``work_ends`` was called as often."""
+        self._thrift.work_begins()
+
+    def work_ends(self) -> None:
+        """See ``work_begins``. The ticks that come now matter again."""
+        self._thrift.work_ends()
+        self._ring()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """``work_begins`` and ``work_ends``."""
+        self.work_begins()
+        try:
+            yield
+        finally:
+            self.work_ends()
 
     def read_now(self) -> None:
         """Read every meter that is never old, from the calling thread.
 
         A counter that stands still between its ticks would say nothing new.
         """
-        if not self._edges or not self._lock.acquire(timeout=HANGING_S):
+        if not self._edges or self._is_fork():
             return
+        if not self._lock.acquire(timeout=0 if self._hangs else HANGING_S):
+            self._note_hanging()
+            return
+        self._hangs = False
         try:
-            for source in self._edges:
-                source.read()
+            for each in self._edges:
+                each.read()
         finally:
             self._lock.release()
 
@@ -129,28 +124,85 @@ class Sampler:
 
         Counters that are known to tick slowly have longer.
         """
+        if self._is_fork():
+            return
         slowest_s = max(
             ((SLOW_TICKS + ticks) * (s.period_s or 0.0) + s.domain.smear_s for s in self.series), default=0.0
         )
         patience_s = timeout_s + slowest_s
         deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            # One that has stood still for as long already is not waited for again.
-            stale_ns = time.monotonic_ns() - round(patience_s * 1e9)
-            if all(
-                series.settled(after_ns, ticks) or series.latest_ns(self._start_ns) < stale_ns
-                for series in self.series
-            ):
-                return
-            time.sleep(0.002)
+        # Whoever waits does not work.
+        with self.closely():
+            while time.monotonic() < deadline:
+                # One that has stood still for as long already is not waited for again.
+                stale_ns = time.monotonic_ns() - round(patience_s * 1e9)
+                if all(
+                    series.settled(after_ns, ticks) or series.latest_ns(self._start_ns) < stale_ns
+                    for series in self.series
+                ):
+                    return
+                time.sleep(0.002)
+
+    def _is_fork(self) -> bool:
+        """A forked child has no reader, and locks that nobody releases."""
+        return os.getpid() != self._owner
+
+    def _note_hanging(self) -> None:
+        """The thread has not come back from a meter; nobody is waited for twice."""
+        self._hangs, now_ns = True, time.monotonic_ns()
+        for each in self._followers:
+            if each.asked_ns is not None:
+                waited_s = (now_ns - each.asked_ns) / 1e9
+                for series in each.series:
+                    series.fail(
+                        each.asked_ns,
+                        f"{each.meter.name}: no answer from {series.domain.name} for {waited_s:.0f} s",
+                    )
 
     def _run(self) -> None:
-        while self._sources and not self._stopping:
-            now_ns = time.monotonic_ns()
+        woken_ns, spent_ns = time.monotonic_ns(), time.thread_time_ns()
+        put_off_to_ns, planned_ns, noting = 0, woken_ns, False
+        while self._followers and not self._stopping:
+            now_ns, sparing = time.monotonic_ns(), self._thrift.sparing
+            # Where readings are put off, they are made together: to wake up costs most. At work they are then
+            # rare and only noted, until the timetable can be paid for again.
+            put_off = put_off_to_ns > woken_ns
+            if noting:
+                put_off_to_ns = max(put_off_to_ns, planned_ns)
+            noting = sparing and (put_off or (noting and not self._thrift.recovered))
+            until_ns = now_ns + (self._longest_ns if noting or put_off else TOGETHER_NS)
             with self._lock:
-                for source in self._sources:
-                    if source.due_ns <= now_ns + TOGETHER_NS:
-                        source.read()
-            wait_s = (min(source.due_ns for source in self._sources) - time.monotonic_ns()) / 1e9
-            if wait_s > 0:
-                time.sleep(min(wait_s, LONGEST_SLEEP_S))
+                for each in self._followers:
+                    if each.due_ns > until_ns:
+                        continue
+                    if noting:
+                        each.note(planned_ns)
+                    else:
+                        each.read(put_off_to_ns, sparing)
+            spent_before_ns, spent_ns = spent_ns, time.thread_time_ns()
+            self._thrift.pay(spent_ns - spent_before_ns, now_ns - woken_ns)
+            woken_ns = now_ns
+            put_off_to_ns = now_ns + self._thrift.wait_ns(self._longest_ns)
+            due_ns = now_ns + self._longest_ns if noting else min(each.due_ns for each in self._followers)
+            planned_ns = max(put_off_to_ns, round(due_ns))
+            self._sleep((planned_ns - time.monotonic_ns()) / 1e9)
+        with self._lock:
+            for each in self._followers:
+                each.catch_up()
+
+    @property
+    def _longest_ns(self) -> float:
+        """How long all meters may be left alone."""
+        return min(each.pace.longest_ns for each in self._followers)
+
+    def _ring(self) -> None:
+        """Call the thread from its sleep, or from its next one."""
+        with suppress(RuntimeError):
+            self._bell.release()
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds > LONGEST_SLEEP_S:
+            self._bell.acquire(timeout=seconds)
+        elif seconds > 0:
+            # Cheaper still.
+            time.sleep(seconds)

@@ -4,20 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from typing import NamedTuple
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.protocol import Meter, MeterSpec, Targets
 
-#: Modules of this room, each with a ``SPEC``. They are imported when meters are asked for, not before.
-BUILTIN = ("nvml", "rapl", "estimate", "amd", "zeus_devices", "codecarbon_model", "hwmon", "command")
 
-ENTRY_POINTS = "pytest_llenergy.meters"
-
-
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """Open meters, and the reason of each that might have read the targets and could not be opened."""
 
     meters: tuple[Meter, ...]
@@ -27,18 +20,6 @@ class Selection:
         """Close the meters unread."""
         for meter in self.meters:
             meter.close()
-
-
-def known_meters(extra: Sequence[MeterSpec] = ()) -> dict[str, MeterSpec]:
-    """Built-in meters, those of entry points (group ``pytest_llenergy.meters``), then ``extra``."""
-    from importlib.metadata import entry_points
-
-    modules = [import_module(f"pytest_llenergy.meters.{name}") for name in BUILTIN]
-    specs: dict[str, MeterSpec] = {module.SPEC.name: module.SPEC for module in modules}
-    for point in entry_points(group=ENTRY_POINTS):
-        specs[point.name] = point.load()
-    specs.update((spec.name, spec) for spec in extra)
-    return specs
 
 
 def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 from pytest_llenergy.meters.edges import (
     HIDDEN,
-    NEIGHBOURS,
     Quiet,
     meeting,
     power_between,
@@ -24,7 +23,7 @@ from pytest_llenergy.meters.edges import (
     resolution_variance,
 )
 from pytest_llenergy.meters.quantities import Energy, Variances
-from pytest_llenergy.meters.trace import Series, Tick
+from pytest_llenergy.meters.trace import NEIGHBOURS, Series, Tick
 
 #: Ticks inside a window from which on its edges stand for themselves.
 INSIDE = 2

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
 from pytest_llenergy.errors import MeterError
@@ -28,8 +28,7 @@ POWERS = (
 )
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """The counter of a board, the power to hold it against, and the power to fall back on.
 
     ``averaging_s`` is the span in seconds over which ``nvmlDeviceGetPowerUsage`` averages on this board.

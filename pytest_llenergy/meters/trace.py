@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from pytest_llenergy.meters.protocol import Domain
 
@@ -13,9 +13,14 @@ from pytest_llenergy.meters.protocol import Domain
 #: to have moved, however long nobody looked.
 LONGEST_TICK = 1.5
 
+#: Ticks from which the period of a counter is taken.
+LATEST = 256
 
-@dataclass(frozen=True)
-class Tick:
+#: Ticks on either side of a moment from which the power there is taken.
+NEIGHBOURS = 3
+
+
+class Tick(NamedTuple):
     """The counter moved to ``energy_j`` at some moment between two others, monotonic nanoseconds."""
 
     earliest_ns: int
@@ -33,8 +38,7 @@ class Tick:
         return (self.latest_ns - self.earliest_ns) / 1e9
 
 
-@dataclass
-class Outage:
+class Outage(NamedTuple):
     """From when to when a domain could not be read, or its counter could not be believed, and why."""
 
     start_ns: int
@@ -42,7 +46,6 @@ class Outage:
     reason: str
 
 
-@dataclass
 class Series:
     """The ticks of one domain in time order.
 
@@ -51,14 +54,15 @@ class Series:
     was due.
     """
 
-    meter: str
-    domain: Domain
-    ticks: list[Tick] = field(default_factory=list)
-    outages: list[Outage] = field(default_factory=list)
-    late: list[tuple[int, int]] = field(default_factory=list)
-    _last: tuple[int, float] | None = None
-    _offset_j: float = 0.0
-    _out: bool = False
+    def __init__(self, meter: str, domain: Domain) -> None:
+        self.meter = meter
+        self.domain = domain
+        self.ticks: list[Tick] = []
+        self.outages: list[Outage] = []
+        self.late: list[tuple[int, int]] = []
+        self._last: tuple[int, float] | None = None
+        self._offset_j = 0.0
+        self._out = False
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
         """Note what a reading between two moments said; only one that moved the counter is a tick."""
@@ -73,7 +77,8 @@ class Series:
             self._offset_j += last[1] - energy_j
             return
         if self._out:
-            self.outages[-1].end_ns, self._out = end_ns, False
+            self._out_until(end_ns)
+            self._out = False
         if last is None:
             # When a counter came to its first value is not known, unless a reading is never old.
             if self.domain.max_age_s is not None:
@@ -84,7 +89,7 @@ class Series:
     def fail(self, time_ns: int, reason: str) -> None:
         """Note that a reading gave a reason instead of joules; the next one that does not ends that."""
         if self._out:
-            self.outages[-1].end_ns = time_ns
+            self._out_until(time_ns)
         else:
             self._outage(self._last[0] if self._last else time_ns, time_ns, reason)
             self._out = True
@@ -102,6 +107,9 @@ class Series:
             if begins_in_time and (before is None or outage.end_ns > before.earliest_ns):
                 return outage.reason
         return None
+
+    def _out_until(self, end_ns: int) -> None:
+        self.outages[-1] = self.outages[-1]._replace(end_ns=end_ns)
 
     def _outage(self, start_ns: int, end_ns: int, reason: str) -> None:
         self.outages.append(Outage(start_ns, end_ns, reason))
@@ -163,10 +171,10 @@ class Series:
 
     @property
     def tick_period_s(self) -> float | None:
-        """Median time between ticks as seen; ``None`` below three ticks."""
+        """Median time between the latest ticks as seen; ``None`` below three ticks."""
         if len(self.ticks) < 3:
             return None
-        steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(self.ticks))
+        steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(self.ticks[-LATEST:]))
         return steps[len(steps) // 2] / 1e9
 
 

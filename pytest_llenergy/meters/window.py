@@ -7,17 +7,15 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.edges import NEIGHBOURS
-from pytest_llenergy.meters.flags import trace_flags
-from pytest_llenergy.meters.quantities import Energy
 from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.totals import absolute_u_j, add, stored
-from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import energy_between, resolvable
-from pytest_llenergy.model import record
-from pytest_llenergy.model.record import DomainEnergy, Flag
+from pytest_llenergy.meters.trace import NEIGHBOURS
+
+if TYPE_CHECKING:
+    from pytest_llenergy.model import record
+    from pytest_llenergy.model.record import DomainEnergy, Flag
 
 #: How long to wait for a counter to tick (seconds).
 TICK_TIMEOUT_S = 1.0
@@ -29,11 +27,13 @@ class Window:
     Entering and leaving only mark the time. The counters tick later; whoever first asks for joules waits
     for that, up to a tick (``await window.settled()`` where nothing may block). ``start_s`` and
     ``duration_s`` are monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums
-    over ``by_domain``, or ``None`` with ``reason``.
+    over ``by_domain``, or ``None`` with ``reason``. ``at_work`` tells the reader to keep out of the way
+    meanwhile.
     """
 
-    def __init__(self, name: str, sampler: Sampler, reasons: Sequence[str]) -> None:
+    def __init__(self, name: str, sampler: Sampler, reasons: Sequence[str], *, at_work: bool = True) -> None:
         self.name = name
+        self._at_work = at_work
         self._sampler = sampler
         self._reasons = reasons
         self._start_ns: int | None = None
@@ -46,6 +46,8 @@ class Window:
         _synchronize()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()
+        if self._at_work:
+            self._sampler.work_begins()
         return self
 
     def __exit__(
@@ -57,6 +59,8 @@ class Window:
         _synchronize()
         # Reading may have to wait for a driver that is slow to answer; the window has ended by then.
         self._end_ns = time.monotonic_ns()
+        if self._at_work:
+            self._sampler.work_ends()
         self._sampler.read_now()
 
     async def __aenter__(self) -> Window:
@@ -88,10 +92,10 @@ class Window:
         if self._start_ns is None or self._end_ns is None:
             raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
         if self._record is None:
+            from pytest_llenergy.meters.closing import close
+
             self._sampler.await_ticks(self._end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
-            self._record = _close(
-                self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons
-            )
+            self._record = close(self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons)
         return self._record
 
     @property
@@ -141,49 +145,3 @@ def _synchronize() -> None:
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():
         cuda.synchronize()
-
-
-def _close(
-    name: str, trace: Sequence[Series], start_ns: int, end_ns: int, reasons: Sequence[str]
-) -> record.Window:
-    energies = {series.domain.name: _domain(series, start_ns, end_ns) for series in trace}
-    by_domain = {
-        series.domain.name: stored(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
-        for series in trace
-    }
-    total = add(list(energies.values()), reasons)
-    flags = [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns)]
-    if total.energy_j is None:
-        flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
-    return record.Window(
-        name=name,
-        start_s=start_ns / 1e9,
-        duration_s=(end_ns - start_ns) / 1e9,
-        energy_j=total.energy_j,
-        energy_u_j=total.u_j,
-        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
-        by_domain=by_domain,
-        flags=flags,
-        reason=total.reason,
-    )
-
-
-def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
-    """What is true of every window of these meters."""
-    flags = [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons if trace]
-    for series in trace:
-        domain = series.domain
-        if domain.kind == "estimated":
-            detail = f"{domain.source}; {domain.accuracy}"
-            flags.append(Flag(name="estimated", severity="note", detail=detail))
-        if domain.coverage < 1:
-            detail = (
-                f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
-                "tell a load that repeats in step with it; rounds in shuffled phase can"
-            )
-            flags.append(Flag(name="part-time-sensor", severity="warning", detail=detail))
-    return flags
-
-
-def _domain(series: Series, start_ns: int, end_ns: int) -> Energy:
-    return resolvable(energy_between(series, start_ns, end_ns), series, (end_ns - start_ns) / 1e9)

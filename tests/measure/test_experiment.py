@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
@@ -70,11 +70,36 @@ def test_short_work_is_repeated_until_the_counter_ticks_three_times_and_told_for
 def test_gaps_hold_three_ticks_of_the_slowest_counter() -> None:
     result = run(0.2, gap_s=0.01)
     assert result.procedure.gap_s == pytest.approx(3.5 * PERIOD_S)
-    assert all(round_.idle_power_w == pytest.approx(WATTS, rel=0.2) for round_ in result.rounds)
+    for round_ in result.rounds:
+        assert round_.idle_power_w is not None
+        assert round_.idle_power_u_w is not None
+        assert abs(round_.idle_power_w - WATTS) <= 4 * round_.idle_power_u_w
 
 
-def test_rounds_start_all_over_a_tick() -> None:
-    assert covers_tick([round_.phase for round_ in run(0.1, rounds=6).rounds], 0.5)
+@dataclass
+class InStep(CallWorkload):
+    """Becomes ready as the counter ticks, so that only the dither keeps its rounds out of step with it."""
+
+    starts: list[float | None] = field(default_factory=list)
+
+    def ready(self) -> None:
+        super().ready()
+        time.sleep(-time.monotonic() % PERIOD_S)
+
+    def work(self, iterations: int = 1) -> None:
+        self.starts.append(time.monotonic() / PERIOD_S % 1)
+        super().work(iterations)
+
+
+def test_rounds_do_not_start_in_step_with_the_counter() -> None:
+    workload = InStep(lambda: time.sleep(0.1))
+    plan = RoundPlan(rounds=9, warmup=0, gap_s=0.1, budget_s=1.0)
+    result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
+    assert len(workload.starts) == len(result.rounds) == 9
+    # How evenly is tested where no machine can be late (test_phase). Eight starts at random would lie within
+    # a fifth of a tick once in ten thousand times. The first round imports what it needs, and comes late.
+    assert covers_tick(workload.starts[1:], 0.8)
+    assert covers_tick([round_.phase for round_ in result.rounds[1:]], 0.8)
 
 
 def test_a_target_that_is_met_ends_the_rounds() -> None:
@@ -102,7 +127,7 @@ def test_a_target_that_cannot_be_met_ends_with_the_budget_and_says_what_was_reac
 
 
 def test_one_round_is_one_round() -> None:
-    result = run(0.1, rounds=1, target=0.0001)
+    result = run(0.1, rounds=1, target=0.0001, budget_s=2.0)
     assert len(result.rounds) == 1
     assert result.procedure.reached is None
     assert result.flags == []

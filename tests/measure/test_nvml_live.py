@@ -14,8 +14,9 @@ import pytest
 from pytest_llenergy.devices.allot import GpuRequest, allot
 from pytest_llenergy.measure.call import CallWorkload
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.meters.known import KnownMeters
 from pytest_llenergy.meters.protocol import Targets
-from pytest_llenergy.meters.select import known_meters, open_meters
+from pytest_llenergy.meters.select import open_meters
 from pytest_llenergy.model.timeline import RoundTimeline
 
 from ..meters.waves import MS
@@ -54,7 +55,7 @@ class Surges:
 
 def measure_on(workload: Surges | CallWorkload, plan: RoundPlan) -> Experiment:
     lease = allot(GpuRequest(1), environment={})
-    return measure(workload, plan, open_meters((), known_meters(), Targets(lease.uuids)), lease)
+    return measure(workload, plan, open_meters((), KnownMeters(), Targets(lease.uuids)), lease)
 
 
 def world_of(tmp_path: Path, board: Board) -> World:

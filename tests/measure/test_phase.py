@@ -4,41 +4,94 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 
 from pytest_llenergy.measure.phase import PhaseDither, phase_of, slowest, strata_for
-from pytest_llenergy.measure.spread import covers_tick
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Series, Tick
 
-from ..meters.waves import MS, domain
+from ..meters.waves import EPOCH, MS, domain
 
 PERIOD_NS = 80 * MS
 
 
-def ticked() -> Series:
-    """A counter of 80 ms whose last tick was just now."""
-    series, now_ns = Series("nvml", domain(period_s=PERIOD_NS / 1e9)), time.monotonic_ns()
-    for index in range(5):
-        moment = now_ns + (index - 4) * PERIOD_NS
-        series.add(moment, moment, float(index))
+@dataclass
+class Clock:
+    """A clock on which sleeping takes exactly as long as it is told to, in place of the module ``time``."""
+
+    now_ns: int = EPOCH
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("pytest_llenergy.measure.phase.time", made)
+    return made
+
+
+def ticked(*gaps_ms: int, known: bool = True) -> Series:
+    """A counter that ticked every 80 ms until just now; each tick was seen somewhere in so many ms."""
+    series = Series("nvml", domain(period_s=PERIOD_NS / 1e9 if known else None))
+    for index, gap_ms in enumerate(gaps_ms):
+        last_ns = EPOCH + (index + 1 - len(gaps_ms)) * PERIOD_NS
+        # The wider the gap, the further its middle lies after the tick.
+        series.ticks.append(Tick(last_ns, last_ns + gap_ms * MS, float(index)))
     return series
 
 
-def test_starts_are_spread_over_the_tick_one_in_each_stratum() -> None:
-    dither, series, phases = PhaseDither(6), ticked(), []
-    for _ in range(6):
+def starts(clock: Clock, series: Series, rounds: int, strata: int = 6, seed: int = 0) -> list[float]:
+    """Where in the true ticks so many rounds start that last for 23 ms."""
+    dither, phases = PhaseDither(strata, seed), []
+    for _ in range(rounds):
         dither.wait([series])
-        phases.append(phase_of([series], time.monotonic_ns()))
-    assert covers_tick(phases, 0.45)
+        phases.append((clock.now_ns - EPOCH) / PERIOD_NS % 1)
+        clock.now_ns += 23 * MS
+    return phases
 
 
-def test_they_do_not_come_in_order() -> None:
-    dither, series, phases = PhaseDither(6), ticked(), []
-    for _ in range(6):
-        dither.wait([series])
-        phases.append(phase_of([series], time.monotonic_ns()) or 0.0)
-    assert phases != sorted(phases)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("strata", [1, 2, 6, 16])
+def test_starts_are_spread_over_the_tick_one_in_each_stratum(clock: Clock, strata: int, known: bool) -> None:
+    series = ticked(0, 0, 0, 0, known=known)
+    for seed in range(50):
+        phases = starts(clock, series, strata, strata, seed)
+        assert sorted(int(phase * strata) for phase in phases) == list(range(strata))
+
+
+def test_further_rounds_go_through_the_strata_again(clock: Clock) -> None:
+    phases = starts(clock, ticked(0, 0, 0, 0), 18)
+    for first in (0, 6, 12):
+        assert {int(phase * 6) for phase in phases[first : first + 6]} == set(range(6))
+
+
+def test_they_do_not_come_in_order(clock: Clock) -> None:
+    orders = {tuple(int(phase * 6) for phase in starts(clock, ticked(0, 0, 0), 6, seed=s)) for s in range(50)}
+    assert len(orders) > 40
+
+
+def test_a_start_may_be_anywhere_in_its_stratum(clock: Clock) -> None:
+    within = [phase * 6 % 1 for s in range(50) for phase in starts(clock, ticked(0, 0, 0), 6, seed=s)]
+    assert all(sum(place <= each < place + 0.25 for each in within) > 40 for place in (0, 0.25, 0.5, 0.75))
+
+
+def test_a_tick_that_is_hardly_known_is_not_counted_from_while_an_older_one_is_known(clock: Clock) -> None:
+    series = ticked(0, 0, 0, 70)
+    phases = starts(clock, series, 6)
+    assert sorted(int(phase * 6) for phase in phases) == list(range(6))
+    assert phase_of([series], EPOCH + 110 * MS) == pytest.approx(30 / 80)
+
+
+def test_of_ticks_that_are_known_alike_the_last_one_counts() -> None:
+    series = ticked(2, 2, 2, 2, known=False)
+    series.ticks.append(Tick(EPOCH + 90 * MS, EPOCH + 92 * MS, 9.0))
+    assert phase_of([series], EPOCH + 131 * MS) == pytest.approx(40 / 80)
 
 
 def test_the_slowest_counter_that_ticks_leads() -> None:

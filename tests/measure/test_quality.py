@@ -94,7 +94,7 @@ class TestTheReader:
     def test_flags_of_the_source_come_along(self) -> None:
         rejected = Flag(name="counter-rejected", severity="warning", detail="stood still")
         known = domain()
-        shared = Domain(**{**vars(known), "flags": (rejected,)})
+        shared = known._replace(flags=(rejected,))
         assert flags(series=ticking(of=shared)) == ["warning: counter-rejected: stood still"]
 
 

@@ -130,15 +130,87 @@ def test_without_the_chip_those_that_are_there_are_told(tmp_path: Path) -> None:
 def test_a_sensor_that_makes_no_sense_is_refused_and_closed(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input="many")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    assert refusal(tmp_path, "ina").startswith(f"hwmon: {path}/power1_input cannot be read (invalid literal")
+    assert refusal(tmp_path, "ina") == (
+        f"hwmon: {path}/power1_input says 'many', which is no power in µW from 0 to 100000000000"
+    )
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
-    path = chip(tmp_path, "hwmon0", "ina", power1_input=1)
+#: A current that flows back, no current at all, all ones, a number cut off, words, nothing.
+NO_POWER = ("-1", "-5000000", "100000000001", str(2**64 - 1), "9" * 40, "nan", "1e6", "1_000", "20.5", "")
+
+
+@pytest.mark.parametrize("said", NO_POWER)
+def test_a_power_that_cannot_be_is_refused(tmp_path: Path, said: str) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=said)
+    assert refusal(tmp_path, "ina") == (
+        f"hwmon: {path}/power1_input says {said[:32]!r}, which is no power in µW from 0 to 100000000000"
+    )
+
+
+@pytest.mark.parametrize("said", NO_POWER)
+def test_a_power_that_cannot_be_gives_a_reason_and_no_joules(tmp_path: Path, said: str) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=20_000_000)
     meter = opened(tmp_path, "ina")
-    (path / "power1_input").write_text("")
-    (value,) = meter.read()
+    start_s = time.monotonic()
+    assert meter.read() == [0.0]
+    (path / "power1_input").write_text(f"{said}\n")
+    assert meter.read() == [
+        f"hwmon: {path}/power1_input says {said[:32]!r}, which is no power in µW from 0 to 100000000000"
+    ]
+    (path / "power1_input").write_text("20000000\n")
+    (energy_j,) = meter.read()
     meter.close()
-    assert isinstance(value, str)
-    assert value.startswith(f"hwmon: {path}/power1_input cannot be read (")
+    assert isinstance(energy_j, float)
+    assert 0 < energy_j <= 20 * (time.monotonic() - start_s)
+
+
+@pytest.mark.parametrize("said", ["-1", str(2**64), "lots"])
+def test_an_energy_that_cannot_be_is_refused(tmp_path: Path, said: str) -> None:
+    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=said)
+    assert refusal(tmp_path, "amd_energy") == (
+        f"hwmon: {path}/energy1_input says {said!r}, which is no energy in µJ from 0 up"
+    )
+
+
+@pytest.mark.parametrize("said", ["fast", "-250", "250 ms", "0.25", "nan", "inf", "600001", ""])
+@pytest.mark.parametrize("file", ["update_interval", "power1_average_interval"])
+def test_an_interval_that_cannot_be_is_refused(tmp_path: Path, file: str, said: str) -> None:
+    path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1_000_000, **{file: said})
+    assert refusal(tmp_path, "power_meter") == (
+        f"hwmon: {path}/{file} says {said!r}, which is no interval in ms from 0 to 600000"
+    )
+
+
+def test_an_interval_in_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=1)
+    (path / "update_interval").write_bytes(b"\xff\xfe\n")
+    assert refusal(tmp_path, "ina").startswith(f"hwmon: {path}/update_interval says ")
+
+
+def test_the_interval_of_another_sensor_does_no_harm(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1, power1_average_interval="long")
+    (path / "power2_average").write_text("1\n")
+    opened(tmp_path, "power_meter/power2").close()
+
+
+def test_an_interval_of_zero_tells_nothing(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "ina238", power1_input=1_000_000, update_interval=0)
+    meter = opened(tmp_path, "ina238@1%")
+    meter.close()
+    assert meter.domains[0].update_period_s is None
+    assert [flag.name for flag in meter.domains[0].flags] == ["refresh-unknown"]
+
+
+def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=1)
+    meter = opened(tmp_path, "amd_energy")
+    (path / "energy1_input").write_text("")
+    assert meter.read() == [f"hwmon: {path}/energy1_input says '', which is no energy in µJ from 0 up"]
+    meter.close()
+
+
+def test_a_sensor_that_cannot_be_read_at_all_is_refused(tmp_path: Path) -> None:
+    path = chip(tmp_path, "hwmon0", "ina")
+    (path / "power1_input").mkdir()
+    assert refusal(tmp_path, "ina") == f"hwmon: {path}/power1_input cannot be read (Is a directory)"

@@ -21,7 +21,7 @@ from pytest_llenergy.meters.nvml import open_nvml
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.select import Selection
 
-from ..nvml_sim import Board, World
+from ..nvml_sim import Board, MigInstance, World
 from .waves import MS
 
 Attach = Callable[[World], ModuleType]
@@ -40,9 +40,19 @@ def sampling(world: World) -> Iterator[Measuring]:
         yield measuring
 
 
-def truth(world: World, window: Window) -> float:
+def divided(tmp_path: Path, nvml_attach: Attach) -> World:
+    """A board of 60 W, and one of 100 W that is divided into two instances."""
+    instances = (MigInstance("MIG-b", gpu_instance=1), MigInstance("MIG-c", gpu_instance=2))
+    whole = Board(latch_ns=20 * MS)
+    other = Board(power_w=100.0, latch_ns=20 * MS, mig_enabled=True, mig_instances=instances)
+    made = World(tmp_path / "world", [whole, other])
+    nvml_attach(made)
+    return made
+
+
+def truth(world: World, window: Window, index: int = 0) -> float:
     start_ns, end_ns = window.start_s * 1e9, (window.start_s + window.duration_s) * 1e9
-    return world.true_energy_j(0, round(start_ns), round(end_ns))
+    return world.true_energy_j(index, round(start_ns), round(end_ns))
 
 
 def check(world: World, window: Window) -> None:
@@ -50,11 +60,11 @@ def check(world: World, window: Window) -> None:
     assert window.flags == []
 
 
-def check_energy(world: World, window: Window) -> None:
+def check_energy(world: World, window: Window, index: int = 0) -> None:
     assert window.energy_j is not None, window.record.reason
     assert window.energy_u_j is not None
     # One that may never fail gets four standard uncertainties.
-    assert abs(window.energy_j - truth(world, window)) <= 4 * window.energy_u_j
+    assert abs(window.energy_j - truth(world, window, index)) <= 4 * window.energy_u_j
     assert window.energy_u_j < 0.25 * window.energy_j
     (domain,) = window.by_domain.values()
     assert (domain.energy_j, domain.kind) == (window.energy_j, "measured")
@@ -246,6 +256,34 @@ class TestPlainScripts:
         assert str(caught.value) == (
             f"CUDA_VISIBLE_DEVICES={value!r} allows no GPU, and the driver shows 1; measure(gpus=()) "
             "measures the CPU, measure(gpus=[UUID]) what it names"
+        )
+
+    @pytest.mark.parametrize("value", ["MIG-b", "MIG-b,MIG-c"])
+    def test_mig_instances_give_the_joules_of_their_board_and_say_so(
+        self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch, value: str
+    ) -> None:
+        world = divided(tmp_path, nvml_attach)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        with measure() as energy:
+            time.sleep(0.3)
+        uuid = world.board(1).uuid
+        assert list(energy.total.by_domain) == [f"gpu:{uuid}"]
+        check_energy(world, energy.total, index=1)
+        (flag,) = energy.total.flags
+        assert (flag.name, flag.severity) == ("shared-board", "warning")
+        assert flag.detail == (
+            f"{uuid}: MIG instances have no joules of their own: those of the whole board, shared with others"
+        )
+
+    def test_a_mig_instance_that_does_not_exist_is_named(
+        self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        divided(tmp_path, nvml_attach)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-gone")
+        with pytest.raises(MeterError) as caught:
+            measure(meters=["nvml"])
+        assert str(caught.value) == (
+            "no meter for GPUs MIG-gone: nvml: MIG-gone does not answer (Not Found); see nvidia-smi -L"
         )
 
     def test_an_estimate_says_so(self) -> None:

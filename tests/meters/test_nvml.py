@@ -16,9 +16,9 @@ import pytest
 
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
+from pytest_llenergy.meters.checkresult import CheckResult
 from pytest_llenergy.meters.nvml import NvmlMeter, open_nvml
 from pytest_llenergy.meters.protocol import Domain, Targets
-from pytest_llenergy.meters.selfcheck import CheckResult
 from pytest_llenergy.meters.sources import find_sources
 
 from ..nvml_sim import Board, MigInstance, World

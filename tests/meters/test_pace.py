@@ -6,6 +6,8 @@ from __future__ import annotations
 from random import Random
 from statistics import median
 
+import pytest
+
 from pytest_llenergy.meters.pace import Pace
 from pytest_llenergy.meters.trace import Series
 
@@ -59,3 +61,50 @@ def test_a_counter_that_stops_ticking_is_still_looked_after() -> None:
     series, readings = run(Sensor(stopping, 100 * MS), 10)
     assert len(series.ticks) <= 21
     assert readings > 600
+
+
+def put_off(sensor: Sensor, seconds: int, wait_ns: int) -> tuple[Series, Pace, int]:
+    """Read a sensor no oftener than that for so long, then by the timetable for two seconds."""
+    series, rng = Series("nvml", domain(period_s=0.1)), Random(0)
+    pace = Pace([series], 0.01)
+    now_ns, due_ns, end_ns = EPOCH, EPOCH, EPOCH + seconds * S
+    while now_ns < end_ns:
+        series.add(now_ns, now_ns, sensor.counter_j(now_ns))
+        due_ns = pace.next_ns(now_ns, put_off=True)
+        now_ns = max(due_ns, now_ns + wait_ns) + rng.randrange(MS // 2)
+    readings = 0
+    while now_ns < end_ns + 2 * S:
+        series.add(now_ns, now_ns, sensor.counter_j(now_ns))
+        now_ns = pace.next_ns(now_ns) + rng.randrange(MS // 2)
+        readings += 1
+    return series, pace, readings
+
+
+@pytest.mark.parametrize("wait_ms", [20, 50, 90])
+@pytest.mark.parametrize("jitter_ms", [0, 4])
+def test_ticks_are_found_again_after_readings_were_put_off(wait_ms: int, jitter_ms: int) -> None:
+    end_ns = EPOCH + 30 * S
+    series, _, readings = put_off(Sensor(WAVE, 100 * MS, jitter_ns=jitter_ms * MS), 30, wait_ms * MS)
+    after = [tick for tick in series.ticks if tick.earliest_ns > end_ns]
+    assert len(after) >= 18
+    assert max(tick.gap_s for tick in after) < 0.005
+    assert median(tick.gap_s for tick in after) < 0.002
+    assert readings < 110
+
+
+def test_a_counter_whose_readings_are_put_off_is_seen_at_every_tick() -> None:
+    sensor = Sensor(WAVE, 100 * MS)
+    series, pace, _ = put_off(sensor, 10, 90 * MS)
+    assert pace.longest_ns < 100 * MS
+    assert len([tick for tick in series.ticks if tick.latest_ns < EPOCH + 10 * S]) >= 98
+
+
+def test_power_readings_are_made_at_least_twice_in_each_of_their_periods() -> None:
+    power = domain(period_s=0.1)._replace(integrated=True)
+    series = Series("nvml", power)
+    pace = Pace([series], 0.01)
+    assert pace.longest_ns == 10 * MS  # Until the period is known to the timetable.
+    for index in range(10):
+        series.add(EPOCH + 100 * MS * index, EPOCH + 100 * MS * index, float(index))
+        pace.next_ns(EPOCH + 100 * MS * index)
+    assert pace.longest_ns == 50 * MS

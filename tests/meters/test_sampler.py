@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -64,7 +64,7 @@ def test_meters_are_read_at_their_own_pace_and_closed() -> None:
 
 
 def test_reading_now_is_done_by_the_caller_between_two_moments() -> None:
-    meter = Counting(10.0, domains=(replace(DOMAIN, max_age_s=0.001),))
+    meter = Counting(10.0, domains=(DOMAIN._replace(max_age_s=0.001),))
     with Sampler([meter]) as sampler:
         before_ns = time.monotonic_ns()
         sampler.read_now()
@@ -87,8 +87,8 @@ def test_reading_now_leaves_counters_alone_that_only_move_in_ticks() -> None:
         ([None], "counting: it read None, which is no number of joules"),
         ([math.nan], "counting: it read nan, which is no number of joules"),
         ([math.inf], "counting: it read inf, which is no number of joules"),
-        ([1.0, 2.0], "counting: ValueError: 2 values for 1 domains"),
-        ([], "counting: ValueError: 0 values for 1 domains"),
+        ([1.0, 2.0], "counting: it read 2 values for 1 domains"),
+        ([], "counting: it read 0 values for 1 domains"),
     ],
 )
 def test_what_is_no_reading_gives_a_reason(given: list[Any], reason: str) -> None:
@@ -129,6 +129,29 @@ def test_a_reason_is_kept_and_reading_goes_on() -> None:
             time.sleep(0.01)
     assert sampler.series[0].reason == "counting: gone"
     assert [tick.energy_j for tick in sampler.series[0].ticks] == [2.0]
+
+
+def test_a_reader_that_costs_much_keeps_out_of_the_way_of_work_and_forgets_nothing() -> None:
+    meter = Costly(0.01, domains=(DOMAIN._replace(update_period_s=0.1),))
+    with Sampler([meter]) as sampler:
+        time.sleep(0.3)
+        with sampler.at_work():
+            before = meter.readings
+            time.sleep(1.5)
+            at_work = meter.readings - before
+            # Noted, and not looked at yet.
+            seen_at_work = len(sampler.series[0].ticks)
+        with sampler.closely():
+            before = meter.readings
+            time.sleep(0.5)
+            closely = meter.readings - before
+    assert at_work <= 20  # One in 90 ms: no tick is to be missed.
+    assert seen_at_work < meter.readings - closely
+    assert 3 * closely > at_work  # In a third of the time.
+    assert [tick.energy_j for tick in sampler.series[0].ticks] == [
+        float(index) for index in range(2, meter.readings + 1)
+    ]
+    assert sampler.series[0].late == []
 
 
 def test_without_meters_there_is_only_the_clock() -> None:
@@ -186,3 +209,14 @@ def test_a_meter_that_raises_gives_a_reason_and_leaves_the_others_alone() -> Non
     assert broken.reason == "counting: KeyError: 'no such register'"
     assert whole.reason is None
     assert fine.readings >= 8
+
+
+@dataclass
+class Costly(Counting):
+    """Takes two milliseconds of CPU time for a reading, and has moved at each."""
+
+    def read(self) -> list[float | str]:
+        end_ns = time.thread_time_ns() + 2_000_000
+        while time.thread_time_ns() < end_ns:
+            pass
+        return super().read()

@@ -17,9 +17,12 @@ from typing import Any
 
 import accuracy_world
 from accuracy_figures import all_figures, markdown
-from meter_peers import peer_python
 
 from tests.nvml_sim import build_library
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peer_environment import METERS, peer_python
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -90,7 +93,7 @@ def cpu_seconds() -> tuple[float, float]:
 def main(argv: Sequence[str]) -> None:
     """Run, print the tables, write the files."""
     given = arguments(argv)
-    python = given.peer_python or peer_python()
+    python = given.peer_python or peer_python(METERS)
     print("five to six minutes with the default number of repeats", flush=True)
     before, begin_s = cpu_seconds(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="accuracy-") as directory:

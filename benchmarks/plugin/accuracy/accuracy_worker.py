@@ -19,8 +19,9 @@ from accuracy_world import DURATIONS_S, TICK_NS, board, burst, enter
 from pytest_llenergy.devices.allot import GpuRequest, allot
 from pytest_llenergy.measure.call import CallWorkload
 from pytest_llenergy.measure.experiment import RoundPlan, measure
+from pytest_llenergy.meters.known import KnownMeters
 from pytest_llenergy.meters.protocol import Targets
-from pytest_llenergy.meters.select import known_meters, open_meters
+from pytest_llenergy.meters.select import open_meters
 from pytest_llenergy.model.timeline import RoundTimeline
 from tests.nvml_sim import World
 
@@ -66,7 +67,7 @@ def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
     workload = Bursts(world, seconds)
     # Without a budget there are no more rounds than asked, of one iteration each.
     plan = RoundPlan(rounds=repeats, warmup=math.ceil(WARMUP_S / seconds), budget_s=0.0)
-    selection = open_meters(("nvml",), known_meters(), Targets(lease.uuids))
+    selection = open_meters(("nvml",), KnownMeters(), Targets(lease.uuids))
     result = measure(workload, plan, selection, lease)
     truths_j = workload.truths_j[-repeats:]
     readings = [

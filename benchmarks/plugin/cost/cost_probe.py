@@ -50,15 +50,16 @@ def construct(tool: str, uuids: list[str]) -> Figures:
     """
     if tool == "pytest-llenergy":
         from pytest_llenergy.meters import measure
+        from pytest_llenergy.meters.known import KnownMeters
         from pytest_llenergy.meters.protocol import Targets
-        from pytest_llenergy.meters.select import known_meters, open_meters
+        from pytest_llenergy.meters.select import open_meters
 
         watch = Stopwatch()
-        first = open_meters(("nvml",), known_meters(), Targets(tuple(uuids)))
+        first = open_meters(("nvml",), KnownMeters(), Targets(tuple(uuids)))
         first_ms = watch.ms()
         first.close()
         watch.ms()
-        second = open_meters(("nvml",), known_meters(), Targets(tuple(uuids)))
+        second = open_meters(("nvml",), KnownMeters(), Targets(tuple(uuids)))
         again_ms = watch.ms()
         second.close()
         watch.ms()
@@ -156,11 +157,13 @@ def reader(tool: str, uuids: list[str]) -> Figures:
     import psutil
 
     stop: Callable[[], Any] = int
-    if tool == "pytest-llenergy":
+    if tool.startswith("pytest-llenergy"):
         from pytest_llenergy.meters import measure
 
         measuring = measure(uuids, ("nvml",))
         measuring.start()
+        if tool.endswith("in a window"):
+            measuring.begin("work")
         stop = measuring.stop
     elif tool == "CodeCarbon":
         tracker = import_module("codecarbon").OfflineEmissionsTracker(**CODECARBON)

@@ -23,7 +23,7 @@ from tests.nvml_sim import build_library
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-MAKE_PEERS = HERE.parent / "accuracy" / "meter_peers.py"
+MAKE_PEERS = HERE.parent / "peer_environment.py"
 
 TOOLS = (OURS, ZEUS, CODECARBON)
 NUMBERS_OF_BOARDS = (1, 8)

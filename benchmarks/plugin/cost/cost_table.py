@@ -11,8 +11,9 @@ from typing import Any
 
 OURS, ZEUS, CODECARBON = "pytest-llenergy", "Zeus", "CodeCarbon"
 POLLED, BUSY = "Zeus PowerMonitor, 100 ms", "Zeus PowerMonitor, default"
+OURS_AT_WORK = "pytest-llenergy, in a window"
 BARE = "bare loop, all boards every 100 ms"
-READERS = (OURS, ZEUS, POLLED, BUSY, CODECARBON, BARE)
+READERS = (OURS, OURS_AT_WORK, ZEUS, POLLED, BUSY, CODECARBON, BARE)
 
 RESAMPLES = 2000
 

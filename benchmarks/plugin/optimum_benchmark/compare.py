@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import setting
-from peer_environment import peer_python
 from summary import FIGURES, Pair, markdown, summarise
 from tools import OURS, PEER, Plan, Result, RunError, run
 
 from pytest_llenergy.backends.convert import local_directory
 from pytest_llenergy.backends.model import resolve
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peer_environment import OPTIMUM_BENCHMARK, peer_python
 
 LAUNCHERS = ("process", "inline")
 
@@ -92,7 +95,7 @@ def save(path: Path, given: argparse.Namespace, pairs: Sequence[Pair]) -> None:
 def main(argv: Sequence[str]) -> None:
     """Run every pair, print as it goes, write the files."""
     given = arguments(argv)
-    python = given.peer_python or peer_python()
+    python = given.peer_python or peer_python(OPTIMUM_BENCHMARK)
     model = model_directory(given.model)
     pairs: list[Pair] = []
     with tempfile.TemporaryDirectory(prefix="same-work-") as scratch:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments of the tools that are compared with; run as a script, it prints the path of an interpreter."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llenergy.model.places import cache_root
+
+#: Oldest Python for which the pinned versions exist.
+LEAST_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Pinned in the ``requirements.txt`` of a folder beside this file; kept under ``name``."""
+
+    folder: str
+    name: str
+    takes: str
+
+    @property
+    def requirements(self) -> Path:
+        """What is installed."""
+        return Path(__file__).resolve().parent / self.folder / "requirements.txt"
+
+
+#: Zeus and CodeCarbon, beside this package's own dependencies.
+METERS = Peers("accuracy", "meters", "a minute, 0.6 GB")
+#: Its transformers is older than the plugin's, so the two cannot share an environment.
+OPTIMUM_BENCHMARK = Peers("optimum_benchmark", "optimum-benchmark", "some minutes, 2 GB")
+
+
+def peer_python(peers: Peers) -> Path:
+    """The interpreter of an environment that is made on first use and kept in the user's cache.
+
+    Raises ``SystemExit`` with a Python that is too old, ``CalledProcessError`` where it cannot be made.
+    """
+    digest = hashlib.sha256(peers.requirements.read_bytes()).hexdigest()[:12]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    directory = cache_root() / "peers" / f"{peers.name}-py{version}-{digest}"
+    python, finished = directory / "bin" / "python", directory / "finished"
+    if finished.exists():
+        return python
+    if sys.version_info < LEAST_PYTHON:
+        least = ".".join(map(str, LEAST_PYTHON))
+        raise SystemExit(
+            f"the pinned peers need Python {least}; give --peer-python of an environment with it"
+        )
+    print(f"making the peers' environment in {directory}: {peers.takes}", file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
+    install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(peers.requirements)]
+    # What is printed is the path alone.
+    subprocess.run(install, check=True, stdout=sys.stderr)
+    finished.touch()
+    return python
+
+
+def main() -> None:
+    """Print the path, once the environment is there."""
+    known = {peers.folder: peers for peers in (METERS, OPTIMUM_BENCHMARK)}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", choices=known, default=METERS.folder, help="default: accuracy")
+    print(peer_python(known[parser.parse_args().folder]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows one meter: asks it, takes down what it says, and knows when to ask again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pytest_llenergy.meters.pace import Pace
+from pytest_llenergy.meters.protocol import Meter
+from pytest_llenergy.meters.trace import Series
+
+#: A reading that comes later than this after it was due is noted (nanoseconds).
+LATE_NS = 50_000_000
+
+#: Readings that are kept before they are looked at, even while the work goes on.
+MOST_NOTED = 256
+
+
+class Answer(NamedTuple):
+    """What a meter said between two moments."""
+
+    begin_ns: int
+    end_ns: int
+    values: Sequence[object]
+
+
+class Follower:
+    """One open meter: what it said, and when it is due again."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.series = [Series(meter.name, domain) for domain in meter.domains]
+        self.pace = Pace(self.series, meter.poll_period_s)
+        self.due_ns = 0
+        self.asked_ns: int | None = None
+        self.always_fresh = all(each.domain.max_age_s is not None for each in self.series)
+        self._put_off = False
+        self._noted: list[tuple[int, Answer]] = []
+
+    def read(self, put_off_to_ns: int = 0, sparing: bool = False) -> None:
+        """Read once. It was not to be read before ``put_off_to_ns``, though it may have been due."""
+        answer = self._ask()
+        self.catch_up()
+        self._take(answer, put_off_to_ns, sparing)
+
+    def note(self, planned_ns: int) -> None:
+        """Read once, as was planned, and work out later what it says: that costs more than to ask."""
+        self._noted.append((planned_ns, self._ask()))
+        if len(self._noted) >= MOST_NOTED:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Work out what was noted."""
+        noted, self._noted = self._noted, []
+        for planned_ns, answer in noted:
+            self._take(answer, planned_ns, sparing=True)
+
+    def _ask(self) -> Answer:
+        begin_ns = self.asked_ns = time.monotonic_ns()
+        values: Sequence[object]
+        try:
+            values = self.meter.read()
+        except Exception as error:
+            # Meters come from third parties too; one that breaks must not end the reading of the rest.
+            values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
+        self.asked_ns = None
+        return Answer(begin_ns, time.monotonic_ns(), values)
+
+    def _take(self, answer: Answer, put_off_to_ns: int, sparing: bool) -> None:
+        put_off, self._put_off = self._put_off, put_off_to_ns > self.due_ns
+        due_ns = max(self.due_ns or answer.begin_ns, put_off_to_ns)
+        for series, value in zip(self.series, self._checked(answer.values), strict=True):
+            # Either nobody came to read, or the answer took that long.
+            if answer.end_ns - due_ns > LATE_NS:
+                series.late.append((due_ns, answer.end_ns))
+            if isinstance(value, str):
+                series.fail(answer.begin_ns, value)
+            else:
+                series.add(answer.begin_ns, answer.end_ns, value)
+        self.due_ns = self.pace.next_ns(answer.end_ns, put_off or self._put_off, sparing)
+
+    def _checked(self, values: Sequence[object]) -> list[float | str]:
+        if not isinstance(values, Sequence) or len(values) != len(self.series):
+            told = len(values) if isinstance(values, Sequence) else repr(values)
+            reason = f"{self.meter.name}: it read {told} values for {len(self.series)} domains"
+            return [reason] * len(self.series)
+        return [_checked(self.meter, value) for value in values]
+
+
+def _checked(meter: Meter, value: object) -> float | str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return f"{meter.name}: it read {value!r}, which is no number of joules"

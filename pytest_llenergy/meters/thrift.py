@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often the background reader may run: what it takes, the workload has not.
+
+On a slow machine a single reading takes more than a tenth of a millisecond, most of it to wake up. Where
+several boards tick in their own time, all of them cannot be read closely at every tick for a hundredth of
+a core. Close readings are therefore kept for where they matter: the quiet gaps of a round, and the ticks
+after a window has ended. Elsewhere readings are put off until they can be paid for, and then made for all
+boards that are due: the time of a tick is known less well there, and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: Share of a core that the reader takes at most, on average.
+SHARE = 0.01
+
+#: The same while a window is open or a round is at work.
+SHARE_AT_WORK = 0.005
+
+#: CPU time that may be saved up and spent at once (ns): the tick of each of eight boards, and of one.
+CREDIT_NS = 5_000_000
+CREDIT_AT_WORK_NS = 600_000
+
+
+class Thrift:
+    """Says when the reader may run next. All times are in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._close = 0
+        self._at_work = 0
+        self._credit_ns = 0.0
+        self._credit_at_work_ns: float = CREDIT_AT_WORK_NS
+
+    @contextmanager
+    def closely(self) -> Iterator[None]:
+        """Read as closely as the timetable wants: nothing else is going on."""
+        self._close += 1
+        try:
+            yield
+        finally:
+            self._close -= 1
+
+    def work_begins(self) -> None:
+        """Something is measured, until ``work_ends`` was called as often."""
+        with self._lock:
+            self._at_work += 1
+
+    def work_ends(self) -> None:
+        """See ``work_begins``."""
+        with self._lock:
+            self._at_work -= 1
+
+    @property
+    def sparing(self) -> bool:
+        """Whether something is at work."""
+        return bool(self._at_work) and not self._close
+
+    @property
+    def recovered(self) -> bool:
+        """Whether enough was saved at work to go by the timetable again."""
+        return self._credit_at_work_ns >= CREDIT_AT_WORK_NS / 2
+
+    def pay(self, cost_ns: int, elapsed_ns: int) -> None:
+        """Note the CPU time of one wake-up, and the time since the one before."""
+        if self._close:
+            return
+        self._credit_ns = min(self._credit_ns + SHARE * elapsed_ns - cost_ns, CREDIT_NS)
+        if not self._at_work:
+            self._credit_at_work_ns = CREDIT_AT_WORK_NS
+            return
+        at_work_ns = self._credit_at_work_ns + SHARE_AT_WORK * elapsed_ns - cost_ns
+        self._credit_at_work_ns = max(-CREDIT_AT_WORK_NS, min(at_work_ns, CREDIT_AT_WORK_NS))
+
+    def wait_ns(self, longest_ns: float) -> int:
+        """How long the next wake-up must be put off; never so long that a tick is missed (``longest_ns``)."""
+        if self._close:
+            return 0
+        wait_ns = max(0.0, -self._credit_ns / SHARE)
+        if self.sparing:
+            wait_ns = max(wait_ns, -self._credit_at_work_ns / SHARE_AT_WORK)
+        return round(min(wait_ns, longest_ns))

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A driver that no longer answers while a script is measured: the script still comes to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..nvml_sim import Board, World
+from .waves import MS
+
+#: Longer than the test waits for the script.
+HANGS_NS = 300_000 * MS
+
+SCRIPT = """
+import json, sys, time
+from pytest_llenergy.meters import measure
+
+def told(window):
+    return {"energy_j": window.energy_j, "u_j": window.energy_u_j, "start_s": window.start_s,
+            "duration_s": window.duration_s, "reason": window.reason,
+            "flags": [flag.name for flag in window.flags]}
+
+raised = None
+try:
+    with measure() as energy:
+        with energy.window("before") as before:
+            time.sleep(0.3)
+        time.sleep(0.3)
+        print("measuring", flush=True)
+        sys.stdin.readline()
+        with energy.window("while it hangs") as hanging:
+            time.sleep(0.1)
+        if sys.argv[1] == "raise":
+            raise ZeroDivisionError("of the work")
+except ZeroDivisionError as error:
+    raised = str(error)
+windows = {"before": before, "while it hangs": hanging, "total": energy.total}
+print(json.dumps({"raised": raised} | {name: told(window) for name, window in windows.items()}))
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World, dict[str, Any]]]:
+    """Runs the script; once it measures, the driver answers nobody for longer than anybody waits."""
+
+    def run(how: str, latch_ns: int = 20 * MS) -> tuple[World, dict[str, Any]]:
+        world = World(tmp_path / "world", [Board(power_w=100.0, latch_ns=latch_ns)])
+        kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        with subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, how],
+            env={**kept, **world.environment(nvml_library.parent)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "measuring\n"
+                world.update(0, call_delay_ns=HANGS_NS)
+                # The background reader is to be the one that is caught in a call.
+                asked = -1
+                while asked != (asked := world.calls(0)):
+                    time.sleep(0.5)
+                printed, _ = process.communicate("\n", timeout=60)
+            finally:
+                process.kill()
+        assert process.returncode == 0
+        return world, json.loads(printed)
+
+    return run
+
+
+@pytest.mark.parametrize("latch_ns", [20 * MS, 0])
+def test_a_block_ends_and_says_why_it_has_no_joules(
+    told: Callable[..., tuple[World, dict[str, Any]]], latch_ns: int
+) -> None:
+    world, windows = told("end", latch_ns)
+    for name in ("while it hangs", "total"):
+        window = windows[name]
+        assert window["energy_j"] is None
+        assert window["reason"].startswith("nvml: ")
+        assert world.board(0).uuid in window["reason"]
+        assert window["flags"][0] == "unmeasured"
+
+
+def test_what_was_measured_before_is_kept(told: Callable[..., tuple[World, dict[str, Any]]]) -> None:
+    world, windows = told("end")
+    before = windows["before"]
+    start_ns, end_ns = before["start_s"] * 1e9, (before["start_s"] + before["duration_s"]) * 1e9
+    assert before["energy_j"] is not None, before["reason"]
+    true_j = world.true_energy_j(0, round(start_ns), round(end_ns))
+    assert abs(before["energy_j"] - true_j) <= 4 * before["u_j"]
+
+
+def test_an_exception_of_the_work_is_not_lost(told: Callable[..., tuple[World, dict[str, Any]]]) -> None:
+    _, windows = told("raise")
+    assert windows["raised"] == "of the work"
+    assert windows["total"]["energy_j"] is None

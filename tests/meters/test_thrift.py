@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the background reader may take, on a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from pytest_llenergy.meters.thrift import CREDIT_NS, SHARE, SHARE_AT_WORK, Thrift
+
+from .waves import MS, S
+
+
+@contextmanager
+def at_work(thrift: Thrift) -> Iterator[None]:
+    thrift.work_begins()
+    yield
+    thrift.work_ends()
+
+
+def share(thrift: Thrift, cost_ns: int, wanted_ns: int, seconds: float, longest_ns: float = S) -> float:
+    """Share of a core that wake-ups of one cost take, when they are wanted so often, over some time."""
+    now_ns, woken_ns, spent_ns = 0, 0, 0
+    while now_ns < seconds * S:
+        spent_ns += cost_ns
+        thrift.pay(cost_ns, now_ns - woken_ns)
+        woken_ns = now_ns
+        now_ns += max(wanted_ns, thrift.wait_ns(longest_ns))
+    return spent_ns / now_ns
+
+
+def test_a_reader_that_wants_less_than_its_share_is_never_put_off() -> None:
+    assert share(Thrift(), 50_000, 10 * MS, 20) == pytest.approx(0.005, rel=0.01)
+
+
+@pytest.mark.parametrize("cost_ns", [50_000, 200_000, 800_000])
+def test_a_reader_that_wants_more_gets_its_share(cost_ns: int) -> None:
+    assert share(Thrift(), cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
+
+
+@pytest.mark.parametrize("cost_ns", [50_000, 200_000])
+def test_it_gets_less_while_something_is_at_work(cost_ns: int) -> None:
+    thrift = Thrift()
+    with at_work(thrift):
+        assert share(thrift, cost_ns, MS, 60) == pytest.approx(SHARE_AT_WORK, rel=0.02)
+    assert share(thrift, cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
+
+
+def test_work_that_overlaps_ends_with_the_last_of_it() -> None:
+    thrift = Thrift()
+    thrift.work_begins()
+    thrift.work_begins()
+    thrift.work_ends()
+    assert thrift.sparing
+    thrift.work_ends()
+    assert not thrift.sparing
+
+
+def test_nobody_is_put_off_where_close_readings_matter() -> None:
+    thrift = Thrift()
+    with at_work(thrift), thrift.closely():
+        assert not thrift.sparing
+        assert share(thrift, 200_000, MS, 5) == pytest.approx(0.2)
+    assert thrift.wait_ns(S) == 0  # What was taken there is not to be paid back.
+
+
+def test_what_was_saved_is_spent_after_the_work_and_no_more_than_the_credit() -> None:
+    thrift = Thrift()
+    with at_work(thrift):
+        share(thrift, 50_000, 100 * MS, 100)
+    spent_ns = 0
+    while not thrift.wait_ns(S):
+        thrift.pay(100_000, MS)
+        spent_ns += 100_000 - round(SHARE * MS)
+    assert spent_ns == pytest.approx(CREDIT_NS, abs=200_000)
+
+
+@pytest.mark.parametrize("working", [False, True])
+def test_no_reading_is_put_off_for_so_long_that_a_tick_is_missed(working: bool) -> None:
+    thrift = Thrift()
+    with ExitStack() as stack:
+        if working:
+            stack.enter_context(at_work(thrift))
+        thrift.pay(50 * MS, 0)
+        assert thrift.wait_ns(90 * MS) == 90 * MS
+
+
+def test_one_slow_reading_does_not_put_off_the_rest_of_the_work() -> None:
+    thrift = Thrift()
+    with at_work(thrift):
+        thrift.pay(20 * MS, 2 * S)
+        thrift.pay(0, S)
+        assert thrift.wait_ns(S) == 0
