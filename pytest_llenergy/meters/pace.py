@@ -37,8 +37,8 @@ STEPS = 3
 UNSEEN = 3.0
 UNSEEN_DEVIATION = 2.0
 
-#: Periods within which the next reading must come: of a power reading every change must be seen.
-SEEING, SEEING_POWER = 0.9, 0.5
+#: Periods within which the next reading must come, so that hardly a tick is missed.
+SEEING = 0.9
 
 #: The same for a counter that moves all the time, while others are put off (seconds).
 SEEING_ALWAYS_S = 0.05
@@ -68,7 +68,6 @@ class Pace:
         self._poll_ns = round(poll_period_s * 1e9)
         slow = [each for each in series if each.domain.max_age_s is None]
         self._leader = slow[0] if len(slow) == len(series) and slow else None
-        self._integrated = any(each.domain.integrated for each in series)
         self._deviation_ns = 1e6
         self._expected_ns: float | None = None
         self._period_ns: float | None = None
@@ -80,8 +79,6 @@ class Pace:
     @property
     def longest_ns(self) -> float:
         """How long after a reading the next one must come at the latest (ns)."""
-        if self._integrated:
-            return SEEING_POWER * self._period_ns if self._period_ns else self._poll_ns
         if self._leader is None:
             return max(self._poll_ns, SEEING_ALWAYS_S * 1e9)
         return SEEING * self._period_ns if self._period_ns else self._poll_ns

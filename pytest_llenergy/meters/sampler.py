@@ -45,7 +45,8 @@ class Sampler:
         self._bell.acquire()
         self._hangs = False
         self._owner = os.getpid()
-        self._thrift = Thrift()
+        # Power readings are joined as they come: what is read late is taken for power at another time.
+        self._thrift = Thrift(always_closely=any(series.domain.integrated for series in self.series))
         self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
 
     @property

@@ -28,9 +28,9 @@ CREDIT_AT_WORK_NS = 600_000
 class Thrift:
     """Says when the reader may run next. All times are in nanoseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, always_closely: bool = False) -> None:
         self._lock = threading.Lock()
-        self._close = 0
+        self._close = int(always_closely)
         self._at_work = 0
         self._credit_ns = 0.0
         self._credit_at_work_ns: float = CREDIT_AT_WORK_NS

@@ -47,7 +47,7 @@ class Latched:
 
 
 def run(seconds: float, **plan: float) -> Experiment:
-    chosen = RoundPlan(**{"rounds": 4, "gap_s": 0.1, **plan})  # type: ignore[arg-type]
+    chosen = RoundPlan(**{"rounds": 4, "gap_s": 0.1, "budget_s": 4.0, **plan})  # type: ignore[arg-type]
     workload = CallWorkload(lambda: time.sleep(seconds))
     return measure(workload, chosen, Selection((Latched(),), ()), Lease(devices=("cpu",)))
 

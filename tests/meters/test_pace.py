@@ -97,14 +97,3 @@ def test_a_counter_whose_readings_are_put_off_is_seen_at_every_tick() -> None:
     series, pace, _ = put_off(sensor, 10, 90 * MS)
     assert pace.longest_ns < 100 * MS
     assert len([tick for tick in series.ticks if tick.latest_ns < EPOCH + 10 * S]) >= 98
-
-
-def test_power_readings_are_made_at_least_twice_in_each_of_their_periods() -> None:
-    power = domain(period_s=0.1)._replace(integrated=True)
-    series = Series("nvml", power)
-    pace = Pace([series], 0.01)
-    assert pace.longest_ns == 10 * MS  # Until the period is known to the timetable.
-    for index in range(10):
-        series.add(EPOCH + 100 * MS * index, EPOCH + 100 * MS * index, float(index))
-        pace.next_ns(EPOCH + 100 * MS * index)
-    assert pace.longest_ns == 50 * MS
