@@ -8,14 +8,24 @@ from collections.abc import Sequence
 from pytest_llenergy.meters.flags import trace_flags
 from pytest_llenergy.meters.quantities import Energy
 from pytest_llenergy.meters.totals import absolute_u_j, add, stored
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Mark, Series
 from pytest_llenergy.meters.windows import energy_between, resolvable
 from pytest_llenergy.model.record import Flag, Window
 
 
-def close(name: str, trace: Sequence[Series], start_ns: int, end_ns: int, reasons: Sequence[str]) -> Window:
-    """Joules and flags of a window between two monotonic moments, from what the meters said around it."""
-    energies = {series.domain.name: _domain(series, start_ns, end_ns) for series in trace}
+def close(
+    name: str,
+    trace: Sequence[Series],
+    start_ns: int,
+    end_ns: int,
+    reasons: Sequence[str],
+    marks: Sequence[Mark] = (),
+) -> Window:
+    """Joules and flags of a window between two monotonic moments, from what the meters said around it.
+
+    ``marks`` are other moments at which power may have changed.
+    """
+    energies = {series.domain.name: _domain(series, start_ns, end_ns, marks) for series in trace}
     by_domain = {
         series.domain.name: stored(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
         for series in trace
@@ -54,5 +64,6 @@ def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
     return flags
 
 
-def _domain(series: Series, start_ns: int, end_ns: int) -> Energy:
-    return resolvable(energy_between(series, start_ns, end_ns), series, (end_ns - start_ns) / 1e9)
+def _domain(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> Energy:
+    energy = energy_between(series, start_ns, end_ns, marks=marks)
+    return resolvable(energy, series, (end_ns - start_ns) / 1e9)

@@ -44,6 +44,9 @@ TREND = 4.0
 #: Share by which power may go up and down unseen between two ticks, at an edge under load.
 HIDDEN = 0.6
 
+#: Times the blur of its ticks by which both sides of an edge must differ to say when power changed.
+BLURRED = 2.0
+
 #: How far an edge may lie beyond the ticks that were seen, in ticks.
 UNBRACKETED_TICKS = 2.0
 
@@ -140,7 +143,8 @@ def under_load(series: Series, time_ns: int) -> Reading | None:
     left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
     right_w = power_between(after, rights[1]) if len(rights) > 1 else mean_w
     from_left, from_right = before.energy_j + left_w * head_s, after.energy_j - right_w * tail_s
-    energy_j = _joined(from_left, from_right, left_w - right_w, head_s, tail_s)
+    blur_j = mean_w * math.hypot(before.gap_s, after.gap_s) / math.sqrt(12)
+    energy_j = _joined(from_left, from_right, left_w - right_w, (head_s, tail_s), blur_j)
     energy_j = min(max(energy_j, before.energy_j), after.energy_j)
     # Power between its bounds on both sides of the moment cannot take the counter further off than this.
     lever_s = head_s * tail_s / (head_s + tail_s)
@@ -199,10 +203,17 @@ def meeting(series: Series, time_ns: int) -> Tick | None:
     return found[0] if found[0].gap_s < width_s / 8 else None
 
 
-def _joined(from_left: float, from_right: float, drop_w: float, head_s: float, tail_s: float) -> float:
-    """Carry both sides on to one change of power between the ticks, if one can explain the counter."""
+def _joined(
+    from_left: float, from_right: float, drop_w: float, sides_s: tuple[float, float], blur_j: float
+) -> float:
+    """Carry both sides on to one change of power between the ticks, if one can explain the counter.
+
+    Not where they differ by no more than ``blur_j``, by which the times of the ticks are not known: to
+    take the side that such a difference points to is to take the lower one at one edge and at the other.
+    """
+    head_s, tail_s = sides_s
     apart_j = from_left - from_right
-    if drop_w != 0 and -tail_s <= apart_j / drop_w <= head_s:
+    if abs(apart_j) > BLURRED * blur_j and drop_w != 0 and -tail_s <= apart_j / drop_w <= head_s:
         # The change came before the moment when the quotient is positive: the right side reaches it.
         return from_right if apart_j / drop_w > 0 else from_left
     share = head_s / (head_s + tail_s)

@@ -15,6 +15,9 @@ from pytest_llenergy.meters.trace import Series
 #: A reading that comes later than this after it was due is noted (nanoseconds).
 LATE_NS = 50_000_000
 
+#: Power that was not read for so long is not known, and no reading makes up for it (nanoseconds).
+UNREAD_NS = 150_000_000
+
 #: Readings that are kept before they are looked at, even while the work goes on.
 MOST_NOTED = 256
 
@@ -38,7 +41,7 @@ class Follower:
         self.asked_ns: int | None = None
         self.always_fresh = all(each.domain.max_age_s is not None for each in self.series)
         self._put_off = False
-        self._noted: list[tuple[int, Answer]] = []
+        self.noted: list[tuple[int, Answer]] = []
 
     def read(self, put_off_to_ns: int = 0, sparing: bool = False) -> None:
         """Read once. It was not to be read before ``put_off_to_ns``, though it may have been due."""
@@ -48,13 +51,13 @@ class Follower:
 
     def note(self, planned_ns: int) -> None:
         """Read once, as was planned, and work out later what it says: that costs more than to ask."""
-        self._noted.append((planned_ns, self._ask()))
-        if len(self._noted) >= MOST_NOTED:
+        self.noted.append((planned_ns, self._ask()))
+        if len(self.noted) >= MOST_NOTED:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Work out what was noted."""
-        noted, self._noted = self._noted, []
+        noted, self.noted = self.noted, []
         for planned_ns, answer in noted:
             self._take(answer, planned_ns, sparing=True)
 
@@ -76,11 +79,23 @@ class Follower:
             # Either nobody came to read, or the answer took that long.
             if answer.end_ns - due_ns > LATE_NS:
                 series.late.append((due_ns, answer.end_ns))
+                if series.domain.integrated and answer.end_ns - due_ns > UNREAD_NS:
+                    told = f"the power of {series.domain.name} was not read for"
+                    series.miss(
+                        due_ns, answer.end_ns, f"{self.meter.name}: {told} {_ms(answer.end_ns - due_ns)}"
+                    )
             if isinstance(value, str):
                 series.fail(answer.begin_ns, value)
             else:
                 series.add(answer.begin_ns, answer.end_ns, value)
         self.due_ns = self.pace.next_ns(answer.end_ns, put_off or self._put_off, sparing)
+        self._narrow()
+
+    def _narrow(self) -> None:
+        """Where readings were put off, the timetable knows better than they do when a counter ticked."""
+        if len(self.series) == 1 and self.series[0].ticks:
+            ticks = self.series[0].ticks
+            ticks[-1] = self.pace.narrowed(ticks[-1])
 
     def _checked(self, values: Sequence[object]) -> list[float | str]:
         if not isinstance(values, Sequence) or len(values) != len(self.series):
@@ -88,6 +103,10 @@ class Follower:
             reason = f"{self.meter.name}: it read {told} values for {len(self.series)} domains"
             return [reason] * len(self.series)
         return [_checked(self.meter, value) for value in values]
+
+
+def _ms(time_ns: int) -> str:
+    return f"{time_ns / 1e6:.0f} ms"
 
 
 def _checked(meter: Meter, value: object) -> float | str:

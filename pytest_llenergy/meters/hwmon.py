@@ -75,7 +75,7 @@ class HwmonMeter:
                 covers_others=True,
                 update_period_s=sensor.update_period_s,
                 smear_s=sensor.smear_s,
-                integrated=True,
+                integrated=sensor.is_power,
                 flags=(*accuracy.flags, *_flags(sensor)),
             ),
         )

@@ -126,8 +126,18 @@ def _power_domain(sources: Sources, power: Quantity, result: CheckResult) -> Dom
         integrated=True,
         coverage=share,
         highest_w=_highest_w(sources, power),
-        flags=_flags(sources, power, result.reason),
+        flags=(*_flags(sources, power, result.reason), *_refresh(sources, power, period_s, told=seen_s)),
     )
+
+
+def _refresh(sources: Sources, power: Quantity, period_s: float, *, told: float | None) -> tuple[Flag, ...]:
+    if told is not None:
+        return ()
+    detail = (
+        f"{sources.board.uuid}: {power.label} did not change while it was checked; it is taken to be "
+        f"refreshed every {period_s * 1e3:.0f} ms, and what is integrated may be wrong by more than said"
+    )
+    return (Flag(name="refresh-unknown", severity="warning", detail=detail),)
 
 
 def _accuracy(share: float, about_sensor: str) -> str:

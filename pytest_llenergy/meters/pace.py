@@ -52,6 +52,9 @@ SEARCHING = 1 / 32
 #: The part of a period by which ticks may drift away from the timetable at each of them.
 DRIFT = 0.002
 
+#: Ticks that must have been seen closely before the timetable tells when others came.
+KNOWN = 8
+
 #: Share of the deviation of one tick by which the timetable is moved: a tick that jitters says little of the
 #: next. One that is further off than so many margins says that the timetable is wrong.
 FOLLOW = 0.25
@@ -77,11 +80,33 @@ class Pace:
         self._doubt_ns = 0.0
 
     @property
+    def learning(self) -> bool:
+        """Whether it is not known yet how regularly the counter ticks."""
+        return self._leader is not None and self._expected_ns is not None and self._followed < KNOWN
+
+    @property
     def longest_ns(self) -> float:
         """How long after a reading the next one must come at the latest (ns)."""
         if self._leader is None:
             return max(self._poll_ns, SEEING_ALWAYS_S * 1e9)
         return SEEING * self._period_ns if self._period_ns else self._poll_ns
+
+    def narrowed(self, tick: Tick) -> Tick:
+        """The tick within what the timetable allows, where the readings around it were put off.
+
+        Only where the counter was seen closely before, so that it is known how regularly it ticks, and
+        where both agree.
+        """
+        expected_ns, period_ns = self._expected_ns, self._period_ns
+        if not self._doubt_ns or self.learning or expected_ns is None or period_ns is None:
+            return tick
+        # The tick that the next one is expected after.
+        around_ns = self._doubt_ns + self._margin_ns
+        earliest_ns = max(tick.earliest_ns, round(expected_ns - period_ns - around_ns))
+        latest_ns = min(tick.latest_ns, round(expected_ns - period_ns + around_ns))
+        if earliest_ns > latest_ns:
+            return tick
+        return tick._replace(earliest_ns=earliest_ns, latest_ns=latest_ns)
 
     def next_ns(self, now_ns: int, put_off: bool = False, sparing: bool = False) -> int:
         """The moment of the next reading, given that one has just been made (monotonic nanoseconds).

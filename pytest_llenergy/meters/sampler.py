@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.follower import Follower
 from pytest_llenergy.meters.protocol import Meter
 from pytest_llenergy.meters.thrift import Thrift
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Mark, Series
 
 #: Longest sleep from which the thread cannot be called (seconds).
 LONGEST_SLEEP_S = 0.02
@@ -23,6 +24,9 @@ TOGETHER_NS = 300_000
 
 #: Periods of a counter by which a tick may be late.
 SLOW_TICKS = 1.5
+
+#: How long, at most, is spent on learning how counters tick (seconds).
+LEARNING_S = 2.0
 
 #: How long a reading is waited for before it counts as one that will not come (seconds).
 HANGING_S = 5.0
@@ -38,6 +42,8 @@ class Sampler:
     def __init__(self, meters: Sequence[Meter]) -> None:
         self._followers = [Follower(meter) for meter in meters]
         self._edges = [each for each in self._followers if each.always_fresh]
+        #: When windows began and ended.
+        self.marks: list[Mark] = []
         self._lock = threading.Lock()
         self._stopping = False
         # Locked, but for a moment when the thread is called: to wait for an event would cost twice as much.
@@ -46,15 +52,25 @@ class Sampler:
         self._hangs = False
         self._owner = os.getpid()
         # Power readings are joined as they come: what is read late is taken for power at another time.
-        self._thrift = Thrift(always_closely=any(series.domain.integrated for series in self.series))
+        self._thrift = Thrift(
+            always_closely=any(domain.integrated for meter in meters for domain in meter.domains)
+        )
         self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
 
     @property
     def series(self) -> list[Series]:
-        """One series a domain, in the order of the meters."""
+        """One series a domain, in the order of the meters, with all that was read so far."""
+        if any(each.noted for each in self._followers) and self._lock.acquire(timeout=HANGING_S):
+            try:
+                for each in self._followers:
+                    each.catch_up()
+            finally:
+                self._lock.release()
         return [series for each in self._followers for series in each.series]
 
     def __enter__(self) -> Sampler:
+        if self._thread.ident is not None:
+            raise MeterError("these meters were read and closed; open them anew, with measure()")
         for each in self._followers:
             each.read()
         self._start_ns = time.monotonic_ns()
@@ -80,7 +96,7 @@ class Sampler:
 
     @contextmanager
     def closely(self) -> Iterator[None]:
-        """Read as closely as the timetable wants: nothing else is going on."""
+        """Read as closely as the timetable wants, unless something is at work beside it."""
         with self._thrift.closely():
             self._ring()
             yield
@@ -132,7 +148,6 @@ class Sampler:
         )
         patience_s = timeout_s + slowest_s
         deadline = time.monotonic() + patience_s
-        # Whoever waits does not work.
         with self.closely():
             while time.monotonic() < deadline:
                 # One that has stood still for as long already is not waited for again.
@@ -183,13 +198,19 @@ class Sampler:
             spent_before_ns, spent_ns = spent_ns, time.thread_time_ns()
             self._thrift.pay(spent_ns - spent_before_ns, now_ns - woken_ns)
             woken_ns = now_ns
-            put_off_to_ns = now_ns + self._thrift.wait_ns(self._longest_ns)
+            wait_ns = 0 if self._learning(now_ns) else self._thrift.wait_ns(self._longest_ns)
+            put_off_to_ns = now_ns + wait_ns
             due_ns = now_ns + self._longest_ns if noting else min(each.due_ns for each in self._followers)
             planned_ns = max(put_off_to_ns, round(due_ns))
             self._sleep((planned_ns - time.monotonic_ns()) / 1e9)
         with self._lock:
             for each in self._followers:
                 each.catch_up()
+
+    def _learning(self, now_ns: int) -> bool:
+        """Whether ticks are looked at closely for a start, so that less will do later."""
+        early = now_ns - self._start_ns < LEARNING_S * 1e9
+        return early and not self._thrift.sparing and any(each.pace.learning for each in self._followers)
 
     @property
     def _longest_ns(self) -> float:

@@ -23,10 +23,13 @@ from pytest_llenergy.meters.edges import (
     resolution_variance,
 )
 from pytest_llenergy.meters.quantities import Energy, Variances
-from pytest_llenergy.meters.trace import NEIGHBOURS, Series, Tick
+from pytest_llenergy.meters.trace import NEIGHBOURS, Mark, Series, Tick
 
 #: Ticks inside a window from which on its edges stand for themselves.
 INSIDE = 2
+
+#: Moments that are no further apart count as one (nanoseconds).
+SAME_NS = 1_000_000
 
 #: Share by which power may differ from tick to tick and still be called steady.
 STEADY = 0.05
@@ -39,15 +42,16 @@ def is_short(series: Series, start_ns: int, end_ns: int) -> bool:
     return meeting(series, start_ns) is None or meeting(series, end_ns) is None
 
 
-def short_window(series: Series, start_ns: int, end_ns: int) -> Energy:
-    """The energy of a short window."""
+def short_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark] = ()) -> Energy:
+    """The energy of a short window. ``marks`` are other moments at which power may have changed."""
     lefts, rights = series.around(start_ns, NEIGHBOURS)[0], series.around(end_ns, NEIGHBOURS)[1]
     if not lefts or not rights:
         side = "after" if lefts else "before"
         return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
     before, after = lefts[-1], rights[0]
     left, right = _steady(series, lefts), _steady(series, rights)
-    if left is not None and right is not None and _alike(left, right):
+    alone = not any(_outside(mark, before, after, start_ns, end_ns) for mark in marks)
+    if alone and left is not None and right is not None and _alike(left, right):
         return _between_quiet(series, start_ns, end_ns, (before, left), (after, right))
     mean_w = power_between(before, after)
     left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
@@ -66,6 +70,18 @@ def short_window(series: Series, start_ns: int, end_ns: int) -> Energy:
     variance = sum((high_j - low_j) ** 2 / 8 for low_j, high_j in limits)
     ticks = (mean_w * before.gap_s) ** 2 / 12 + (mean_w * after.gap_s) ** 2 / 12
     return Energy(energy_j, Variances(edges=variance + ticks, resolution=resolution_variance(series)))
+
+
+def _outside(mark: Mark, before: Tick, after: Tick, start_ns: int, end_ns: int) -> bool:
+    """Whether something else began or ended between the ticks around a window, but not within it.
+
+    What begins at its end, or ends at its start, lies outside too.
+    """
+    if not before.earliest_ns < mark.time_ns < after.latest_ns:
+        return False
+    earliest_ns = start_ns - SAME_NS if mark.begins else start_ns + SAME_NS
+    latest_ns = end_ns - SAME_NS if mark.begins else end_ns + SAME_NS
+    return not earliest_ns <= mark.time_ns <= latest_ns
 
 
 def _steady(series: Series, ticks: Sequence[Tick]) -> Quiet | None:

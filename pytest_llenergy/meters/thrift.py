@@ -30,19 +30,22 @@ class Thrift:
 
     def __init__(self, *, always_closely: bool = False) -> None:
         self._lock = threading.Lock()
-        self._close = int(always_closely)
+        self._always_closely = always_closely
+        self._close = 0
         self._at_work = 0
         self._credit_ns = 0.0
         self._credit_at_work_ns: float = CREDIT_AT_WORK_NS
 
     @contextmanager
     def closely(self) -> Iterator[None]:
-        """Read as closely as the timetable wants: nothing else is going on."""
-        self._close += 1
+        """Read as closely as the timetable wants, unless something is at work beside it."""
+        with self._lock:
+            self._close += 1
         try:
             yield
         finally:
-            self._close -= 1
+            with self._lock:
+                self._close -= 1
 
     def work_begins(self) -> None:
         """Something is measured, until ``work_ends`` was called as often."""
@@ -57,7 +60,11 @@ class Thrift:
     @property
     def sparing(self) -> bool:
         """Whether something is at work."""
-        return bool(self._at_work) and not self._close
+        return bool(self._at_work) and not self._close and not self._always_closely
+
+    @property
+    def _free(self) -> bool:
+        return self._always_closely or (bool(self._close) and not self._at_work)
 
     @property
     def recovered(self) -> bool:
@@ -66,9 +73,10 @@ class Thrift:
 
     def pay(self, cost_ns: int, elapsed_ns: int) -> None:
         """Note the CPU time of one wake-up, and the time since the one before."""
-        if self._close:
+        if self._free:
             return
-        self._credit_ns = min(self._credit_ns + SHARE * elapsed_ns - cost_ns, CREDIT_NS)
+        credit_ns = self._credit_ns + SHARE * elapsed_ns - cost_ns
+        self._credit_ns = max(-CREDIT_NS, min(credit_ns, CREDIT_NS))
         if not self._at_work:
             self._credit_at_work_ns = CREDIT_AT_WORK_NS
             return
@@ -77,7 +85,7 @@ class Thrift:
 
     def wait_ns(self, longest_ns: float) -> int:
         """How long the next wake-up must be put off; never so long that a tick is missed (``longest_ns``)."""
-        if self._close:
+        if self._free:
             return 0
         wait_ns = max(0.0, -self._credit_ns / SHARE)
         if self.sparing:

@@ -16,6 +16,9 @@ LONGEST_TICK = 1.5
 #: Ticks from which the period of a counter is taken.
 LATEST = 256
 
+#: A counter is wrong that moves by so many times the highest power, over so many periods more than passed.
+JUMP, JUMP_PERIODS = 2.0, 2.0
+
 #: Ticks on either side of a moment from which the power there is taken.
 NEIGHBOURS = 3
 
@@ -36,6 +39,13 @@ class Tick(NamedTuple):
     def gap_s(self) -> float:
         """The length of the interval."""
         return (self.latest_ns - self.earliest_ns) / 1e9
+
+
+class Mark(NamedTuple):
+    """A window began or ended, at a monotonic moment: power may have changed then."""
+
+    time_ns: int
+    begins: bool
 
 
 class Outage(NamedTuple):
@@ -79,12 +89,31 @@ class Series:
         if self._out:
             self._out_until(end_ns)
             self._out = False
+        if last is not None and self._jumped(last, end_ns, energy_j):
+            self._outage(
+                last[0],
+                end_ns,
+                f"{self.meter}: the counter of {self.domain.name} jumped by {energy_j - last[1]:.3f} J in "
+                f"{(end_ns - last[0]) / 1e6:.0f} ms, of a board that may draw {self.domain.highest_w:.0f} W",
+            )
+            self._offset_j += last[1] - energy_j
+            return
         if last is None:
             # When a counter came to its first value is not known, unless a reading is never old.
             if self.domain.max_age_s is not None:
                 self._tick(self._oldest(begin_ns), end_ns, energy_j)
         elif energy_j > last[1]:
             self._tick(max(last[0], self._oldest(begin_ns)), end_ns, energy_j)
+
+    def _jumped(self, last: tuple[int, float], end_ns: int, energy_j: float) -> bool:
+        """Whether a counter moved by what no board can have used; it tells late, but not by many ticks."""
+        if self.domain.highest_w is None or not self.ticks:
+            return False
+        # What it has counted since it last moved; a reading in between told nothing.
+        since_ns = min(last[0], self.ticks[-1].earliest_ns)
+        period_s = self.domain.update_period_s or 0.0
+        elapsed_s = (end_ns - since_ns) / 1e9 + JUMP_PERIODS * period_s + self.domain.smear_s
+        return energy_j - last[1] > JUMP * self.domain.highest_w * elapsed_s
 
     def fail(self, time_ns: int, reason: str) -> None:
         """Note that a reading gave a reason instead of joules; the next one that does not ends that."""
@@ -93,6 +122,10 @@ class Series:
         else:
             self._outage(self._last[0] if self._last else time_ns, time_ns, reason)
             self._out = True
+
+    def miss(self, start_ns: int, end_ns: int, reason: str) -> None:
+        """Note a stretch of which later readings do not tell what was used in it."""
+        self._outage(start_ns, end_ns, reason)
 
     @property
     def reason(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.trace import NEIGHBOURS
+from pytest_llenergy.meters.trace import NEIGHBOURS, Mark
 
 if TYPE_CHECKING:
     from pytest_llenergy.model import record
@@ -25,7 +25,7 @@ class Window:
     """A stretch of time and its joules, which are known once it has ended.
 
     Entering and leaving only mark the time. The counters tick later; whoever first asks for joules waits
-    for that, up to a tick (``await window.settled()`` where nothing may block). ``start_s`` and
+    for that, up to three ticks (``await window.settled()`` where nothing may block). ``start_s`` and
     ``duration_s`` are monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums
     over ``by_domain``, or ``None`` with ``reason``. ``at_work`` tells the reader to keep out of the way
     meanwhile.
@@ -46,6 +46,7 @@ class Window:
         _synchronize()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()
+        self._sampler.marks.append(Mark(self._start_ns, begins=True))
         if self._at_work:
             self._sampler.work_begins()
         return self
@@ -56,12 +57,21 @@ class Window:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _synchronize()
-        # Reading may have to wait for a driver that is slow to answer; the window has ended by then.
-        self._end_ns = time.monotonic_ns()
-        if self._at_work:
-            self._sampler.work_ends()
-        self._sampler.read_now()
+        if self._start_ns is None or self._end_ns is not None:
+            raise MeterError(f"window {self.name!r} is not open; enter it first, and leave it once")
+        try:
+            _synchronize()
+        except Exception:
+            # What the GPU reports late; the error of the work itself says more.
+            if error is None:
+                raise
+        finally:
+            # Reading may have to wait for a driver that is slow to answer; the window has ended by then.
+            self._end_ns = time.monotonic_ns()
+            self._sampler.marks.append(Mark(self._end_ns, begins=False))
+            if self._at_work:
+                self._sampler.work_ends()
+            self._sampler.read_now()
 
     async def __aenter__(self) -> Window:
         return self.__enter__()
@@ -95,7 +105,10 @@ class Window:
             from pytest_llenergy.meters.closing import close
 
             self._sampler.await_ticks(self._end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
-            self._record = close(self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons)
+            marks = self._sampler.marks
+            self._record = close(
+                self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons, marks
+            )
         return self._record
 
     @property

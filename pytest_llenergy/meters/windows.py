@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,24 +18,30 @@ from pytest_llenergy.meters.edges import (
 )
 from pytest_llenergy.meters.quantities import Energy, Reading, Variances
 from pytest_llenergy.meters.short import is_short, short_window
-from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.trace import Mark, Series
 
 #: A window whose standard uncertainty is above this share of its energy says nothing.
 RESOLVABLE = 1 / 3
 
 
 def energy_between(
-    series: Series, start_ns: int, end_ns: int, before: Quiet | None = None, after: Quiet | None = None
+    series: Series,
+    start_ns: int,
+    end_ns: int,
+    before: Quiet | None = None,
+    after: Quiet | None = None,
+    marks: Sequence[Mark] = (),
 ) -> Energy:
     """The energy of one domain between two monotonic moments.
 
-    ``before`` and ``after`` are the quiet gaps at its edges, where there are any.
+    ``before`` and ``after`` are the quiet gaps at its edges, where there are any, ``marks`` other moments
+    at which power may have changed, such as the edges of other windows.
     """
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return Energy(None, reason=reason)
     if before is None and after is None and is_short(series, start_ns, end_ns):
-        energy = short_window(series, start_ns, end_ns)
+        energy = short_window(series, start_ns, end_ns, marks)
     else:
         start = at_start(series, start_ns, before) if before else edge(series, start_ns)
         end = at_end(series, end_ns, after) if after else edge(series, end_ns)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -168,7 +168,7 @@ def test_a_counter_that_stood_still_when_it_was_checked_is_replaced_by_its_power
     with sampling(world) as energy, energy.window("frozen") as window:
         time.sleep(0.3)
     check_energy(world, window)
-    assert [flag.name for flag in window.flags] == ["counter-rejected"]
+    assert [flag.name for flag in window.flags] == ["counter-rejected", "refresh-unknown"]
 
 
 def test_a_counter_that_stops_later_is_not_zero(world: World) -> None:
@@ -305,3 +305,54 @@ class TestPlainScripts:
             "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         )
         subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_short_windows_next_to_one_another_do_not_count_the_same_joules(world: World) -> None:
+    world.update(0, latch_ns=100 * MS)
+    with sampling(world) as energy:
+        for _ in range(4):
+            time.sleep(0.4)
+            world.set_power(0, 600.0)
+            with energy.window("a") as first:
+                time.sleep(0.02)
+            with energy.window("b") as second:
+                time.sleep(0.02)
+            world.set_power(0, 100.0)
+            time.sleep(0.4)
+            for window in (first, second):
+                if window.energy_j is not None and window.energy_u_j is not None:
+                    assert abs(window.energy_j - truth(world, window)) <= 3 * window.energy_u_j
+
+
+def test_a_window_that_is_not_open_cannot_be_left(world: World) -> None:
+    with sampling(world) as energy:
+        with pytest.raises(MeterError, match=r"^window 'w' is not open; enter it first, and leave it once$"):
+            energy.window("w").__exit__(None, None, None)
+        with energy.window("later") as later:
+            time.sleep(0.1)
+        assert later.energy_j is not None
+
+
+def test_an_error_of_the_gpu_closes_the_window_and_does_not_hide_that_of_the_work(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=fail)
+    with sampling(world) as energy:
+        first, second = energy.begin("first"), energy.begin("second")
+        with monkeypatch.context() as broken:
+            broken.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                first.__exit__(None, None, None)
+            second.__exit__(KeyError, KeyError("of the work"), None)
+        assert first.ended
+        assert second.ended
+
+
+def test_meters_are_read_once(world: World) -> None:
+    with sampling(world) as energy:
+        pass
+    with pytest.raises(MeterError, match=r"^these meters were read and closed; open them anew, with measure"):
+        energy.start()

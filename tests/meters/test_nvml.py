@@ -237,7 +237,12 @@ def test_a_frozen_counter_gives_way_to_integrated_power(
     (domain,) = meter.domains
     assert (domain.source, domain.kind) == ("NVML_FI_DEV_POWER_INSTANT integrated", "measured")
     assert domain.resolution_j == pytest.approx(0.0001)
-    (flag,) = domain.flags
+    flag, refresh = domain.flags
+    assert (refresh.name, refresh.severity) == ("refresh-unknown", "warning")
+    assert refresh.detail == (
+        f"{uuid}: NVML_FI_DEV_POWER_INSTANT did not change while it was checked; it is taken to be refreshed "
+        "every 100 ms, and what is integrated may be wrong by more than said"
+    )
     assert (flag.name, flag.severity) == ("counter-rejected", "warning")
     head, tail = flag.detail.split("stood still for 1.")
     assert head == f"{uuid}: energy counter rejected: "
@@ -248,7 +253,7 @@ def test_a_frozen_counter_gives_way_to_integrated_power(
 def test_a_counter_that_disagrees_gives_way_too(tmp_path: Path, watched: Callable[..., World]) -> None:
     world = watched(Board(power_w=300.0, latch_ns=20 * MS, energy_gain=0.57))
     (meter,) = open_nvml(Targets((world.board(0).uuid,)), tmp_path)
-    (flag,) = meter.domains[0].flags
+    flag, _ = meter.domains[0].flags
     assert "where integrated power says" in flag.detail
     assert "(-43 %); NVML_FI_DEV_POWER_INSTANT is integrated instead" in flag.detail
     meter.close()

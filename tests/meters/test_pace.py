@@ -97,3 +97,30 @@ def test_a_counter_whose_readings_are_put_off_is_seen_at_every_tick() -> None:
     series, pace, _ = put_off(sensor, 10, 90 * MS)
     assert pace.longest_ns < 100 * MS
     assert len([tick for tick in series.ticks if tick.latest_ns < EPOCH + 10 * S]) >= 98
+
+
+@pytest.mark.parametrize("jitter_ms", [0, 2])
+def test_the_timetable_tells_when_a_counter_ticked_that_was_read_rarely(jitter_ms: int) -> None:
+    sensor = Sensor(WAVE, 100 * MS, jitter_ns=jitter_ms * MS)
+    series, rng = Series("nvml", domain(period_s=0.1)), Random(0)
+    pace, now_ns, narrow = Pace([series], 0.01), EPOCH, []
+    while now_ns < EPOCH + 10 * S:
+        closely = now_ns < EPOCH + 3 * S
+        series.add(now_ns, now_ns, sensor.counter_j(now_ns))
+        due_ns = pace.next_ns(now_ns, put_off=not closely)
+        if not closely:
+            narrow.append(pace.narrowed(series.ticks[-1]))
+        now_ns = (due_ns if closely else now_ns + 90 * MS) + rng.randrange(MS // 2)
+    late = [tick for tick in narrow if tick.earliest_ns > EPOCH + 3.2 * S]
+    assert median(tick.gap_s for tick in late) < 0.02
+    for tick in late:
+        # It ticks at whole tenths of a second, but for its jitter.
+        nearest_ns = EPOCH + round((tick.time_ns - EPOCH) / (100 * MS)) * 100 * MS
+        slack_ns = jitter_ms * MS
+        assert tick.earliest_ns - slack_ns <= nearest_ns <= tick.latest_ns + slack_ns
+
+
+def test_a_timetable_that_was_never_learned_tells_nothing() -> None:
+    series, _, _ = put_off(Sensor(WAVE, 100 * MS), 3, 90 * MS)
+    tick = series.ticks[10]
+    assert Pace([series], 0.01).narrowed(tick) == tick

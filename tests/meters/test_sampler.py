@@ -154,6 +154,30 @@ def test_a_reader_that_costs_much_keeps_out_of_the_way_of_work_and_forgets_nothi
     assert sampler.series[0].late == []
 
 
+def test_what_was_only_noted_counts_when_somebody_waits_for_ticks() -> None:
+    meter = Costly(0.01, domains=(DOMAIN._replace(update_period_s=0.02),))
+    with Sampler([meter]) as sampler:
+        time.sleep(0.1)
+        with sampler.at_work():
+            time.sleep(1.5)
+            end_ns = time.monotonic_ns()
+        # The latest tick that was worked out is older than this patience.
+        sampler.await_ticks(end_ns, 0.2, ticks=2)
+        assert sampler.series[0].settled(end_ns, 2)
+
+
+def test_power_that_nobody_read_is_not_known() -> None:
+    power = DOMAIN._replace(update_period_s=0.1, integrated=True)
+    meter, blocking = Counting(0.01, domains=(power,)), Blocking(0.01)
+    with Sampler([meter, blocking]) as sampler:
+        deadline = time.monotonic() + 10
+        while not blocking.blocked and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+    (outage,) = sampler.series[0].outages
+    assert outage.reason.startswith("counting: the power of cpu:x was not read for ")
+
+
 def test_power_readings_are_never_put_off() -> None:
     power = DOMAIN._replace(update_period_s=0.1, integrated=True)
     meter, beside = Costly(0.01, domains=(power,)), Counting(0.01, domains=(DOMAIN,))

@@ -60,10 +60,29 @@ def test_work_that_overlaps_ends_with_the_last_of_it() -> None:
 
 def test_nobody_is_put_off_where_close_readings_matter() -> None:
     thrift = Thrift()
-    with at_work(thrift), thrift.closely():
-        assert not thrift.sparing
+    with thrift.closely():
         assert share(thrift, 200_000, MS, 5) == pytest.approx(0.2)
     assert thrift.wait_ns(S) == 0  # What was taken there is not to be paid back.
+
+
+def test_who_asks_beside_work_gets_the_usual_share() -> None:
+    thrift = Thrift()
+    with at_work(thrift), thrift.closely():
+        assert not thrift.sparing
+        assert share(thrift, 200_000, MS, 60) == pytest.approx(SHARE, rel=0.02)
+
+
+def test_readings_that_must_not_come_late_are_always_made() -> None:
+    thrift = Thrift(always_closely=True)
+    with at_work(thrift):
+        assert not thrift.sparing
+        assert share(thrift, 200_000, MS, 5) == pytest.approx(0.2)
+
+
+def test_a_debt_is_forgotten_but_for_a_moment() -> None:
+    thrift = Thrift()
+    thrift.pay(S, 0)
+    assert thrift.wait_ns(10 * S) == pytest.approx(CREDIT_NS / SHARE)
 
 
 def test_what_was_saved_is_spent_after_the_work_and_no_more_than_the_credit() -> None:

@@ -131,3 +131,29 @@ def test_a_stretch_without_a_due_reading_is_found_where_it_touches() -> None:
     series.late.append((100 * MS, 400 * MS))
     assert series.latest_pause_s(0, 99 * MS) == 0
     assert series.latest_pause_s(350 * MS, 900 * MS) == pytest.approx(0.3)
+
+
+def test_a_counter_that_moves_by_more_than_a_board_can_use_is_not_believed() -> None:
+    series = series_of((0, 0.0), (100, 70.0), (200, 140.0), period_s=0.1)
+    series.domain = series.domain._replace(highest_w=700.0)
+    series.add(300 * MS, 300 * MS, 900.0)
+    series.add(400 * MS, 400 * MS, 970.0)
+    (outage,) = series.outages
+    assert outage.reason == (
+        "test: the counter of cpu:x jumped by 760.000 J in 100 ms, of a board that may draw 700 W"
+    )
+    assert [tick.energy_j for tick in series.ticks] == [70.0, 140.0, 210.0]
+
+
+def test_a_counter_may_have_been_busy_while_nobody_read_it() -> None:
+    series = series_of((0, 0.0), (100, 70.0), (1000, 700.0), period_s=0.1)
+    series.domain = series.domain._replace(highest_w=700.0)
+    series.add(2000 * MS, 2000 * MS, 1400.0)
+    assert series.outages == []
+
+
+def test_a_stretch_that_later_readings_do_not_tell_of_has_no_joules() -> None:
+    series = series_of((0, 0.0), (100, 70.0), (500, 140.0), (600, 210.0), (700, 280.0), period_s=0.1)
+    series.miss(200 * MS, 480 * MS, "not read")
+    assert series.reason_between(150 * MS, 450 * MS) == "not read"
+    assert series.reason_between(610 * MS, 690 * MS) is None
