@@ -53,7 +53,7 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[Lease]:
     draft = draft_of(item)
     draft.lease, draft.wants_ranks = lease, asked is not None
     locks = Locks()
-    locks.acquire(lease.devices, settings.lease_timeout)
+    locks.acquire(lease.exclusive, settings.lease_timeout)
     yield lease
     locks.release()
 

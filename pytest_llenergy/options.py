@@ -182,7 +182,7 @@ OPTIONS = (
         "GPUS",
         "",
         _optional(str),
-        "GPUs to use in spite of the environment: all, indices in PCI order, or UUIDs",
+        "GPUs to use in spite of the environment: all, indices in PCI\norder, or UUIDs (boards or MIG)",
     ),
     Option("meter", "NAME[,NAME]", "auto", _meters, "Meters to use (default: auto)"),
     Option("require", "measured", "", _optional(_require), "Fail instead of estimating"),

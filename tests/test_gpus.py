@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from .nvml_sim.boards import MigInstance
 from .nvml_sim.world import Board, World
 
 Read = Callable[..., dict[str, Any]]
@@ -148,6 +149,25 @@ def test_an_outer_empty_list_means_no_gpus_for_you(
     run(suite, "--energy-gpus=1").assert_outcomes(passed=1)
     uuids = [board["uuid"] for board in read_report()["environment"]["gpus"]]
     assert read_report()["records"][0]["devices"] == [uuids[1]]
+
+
+def test_who_has_an_instance_has_its_board_to_themselves(suite: pytest.Pytester, world: World) -> None:
+    """V7: an instance is a GPU to its rank, and its joules are those of the board."""
+    world.update(1, mig_enabled=True, mig_instances=(MigInstance("MIG-a"), MigInstance("MIG-b")))
+    suite.makepyfile(
+        f"""
+        import pytest
+        from pytest_llenergy.devices.lease import Locks
+        from pytest_llenergy.errors import DeviceError
+        @pytest.mark.gpus(1)
+        def test_it(gpus):
+            assert gpus.devices == ("MIG-a",)
+            assert gpus.visible_devices == "MIG-a"
+            with pytest.raises(DeviceError, match="still in use"):
+                Locks().acquire(["{world.board(1).uuid}"], 0.0)
+        """
+    )
+    run(suite, "--energy-gpus=MIG-a").assert_outcomes(passed=1)
 
 
 def test_a_plain_function_of_a_gpu_test_never_runs_on_the_cpu_instead(

@@ -3,15 +3,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.devices.mig import Instance, instances_of
+from pytest_llenergy.devices.nvml import Session, optional
 from pytest_llenergy.errors import DeviceError, NoDriverError
 from pytest_llenergy.model.environment import Board
 
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class Present:
+    """What the driver shows: boards in PCI order, and the MIG instances of those that are divided."""
+
+    boards: tuple[Board, ...] = ()
+    instances: tuple[Instance, ...] = ()
+    driver: str | None = None
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Those of the boards."""
+        return tuple(board.uuid for board in self.boards)
+
+    def instance(self, uuid: str) -> Instance | None:
+        """The instance with this UUID; ``None`` for a board's."""
+        return next((instance for instance in self.instances if instance.uuid == uuid), None)
+
+    def parts(self, uuid: str) -> tuple[Instance, ...]:
+        """The instances that the board with this UUID is divided into. Such a board cannot be used whole."""
+        return tuple(instance for instance in self.instances if instance.board == uuid)
+
+    def index(self, uuid: str) -> int:
+        """The place in PCI order of a board, or of the board that an instance is a part of."""
+        instance = self.instance(uuid)
+        return self.uuids.index(instance.board if instance else uuid)
+
+    def device(self, uuid: str) -> Board:
+        """A board, or an instance as if it were one, named as CUDA names it."""
+        board, instance = self.boards[self.index(uuid)], self.instance(uuid)
+        if instance is None:
+            return board
+        name = " ".join(filter(None, (board.name, "MIG", instance.profile)))
+        return Board(uuid, name, board.pci_bus_id, memory_bytes=instance.memory_bytes)
 
 
 @contextmanager
@@ -39,7 +74,18 @@ def boards() -> list[Board]:
     with nvml() as session:
         if session is None:
             return []
-        return [_board(session.module, index) for index in range(session.module.nvmlDeviceGetCount())]
+        return _boards(session)
+
+
+def present() -> Present:
+    """Boards and MIG instances; empty without a driver. Raises as ``boards``, and for instances too."""
+    with nvml() as session:
+        if session is None:
+            return Present()
+        found = _boards(session)
+        instances = [instance for board in found for instance in instances_of(session, board)]
+        driver = str(session.module.nvmlSystemGetDriverVersion())
+        return Present(tuple(found), tuple(instances), driver)
 
 
 def driver_version() -> str | None:
@@ -59,10 +105,14 @@ def temperature_c(uuid: str) -> float | None:
             def read() -> float:
                 return float(module.nvmlDeviceGetTemperature(module.nvmlDeviceGetHandleByUUID(uuid), 0))
 
-            return _optional(module, read)
+            return optional(module, read)
     except DeviceError:
         # Joules that were measured are not given up for want of a temperature.
         return None
+
+
+def _boards(session: Session) -> list[Board]:
+    return [_board(session.module, index) for index in range(session.module.nvmlDeviceGetCount())]
 
 
 def _board(module: Any, index: int) -> Board:
@@ -76,13 +126,6 @@ def _board(module: Any, index: int) -> Board:
         uuid=uuid,
         name=name,
         pci_bus_id=pci_bus_id,
-        memory_bytes=_optional(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
-        power_limit_w=_optional(module, lambda: float(module.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000),
+        memory_bytes=optional(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
+        power_limit_w=optional(module, lambda: float(module.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000),
     )
-
-
-def _optional(module: Any, read: Callable[[], T]) -> T | None:
-    try:
-        return read()
-    except module.NVMLError:
-        return None

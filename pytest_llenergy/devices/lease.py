@@ -27,7 +27,9 @@ POLL_S = 0.05
 class Lease:
     """Devices that belong to one test while it runs.
 
-    ``devices`` names one device a rank: full GPU UUIDs, or ``cpu`` as often as there are CPU ranks.
+    ``devices`` names one device a rank: full UUIDs of GPUs or MIG instances, or ``cpu`` as often as there are
+    CPU ranks. ``boards`` and ``indices`` tell of each what it is and its place in PCI order; ``divided`` are
+    the UUIDs of the boards that leased instances are parts of.
     ``fallback`` is ``"cpu"`` where GPUs were asked for and the mark allowed CPU ranks instead.
     """
 
@@ -35,11 +37,17 @@ class Lease:
     boards: tuple[Board, ...] = ()
     indices: tuple[int, ...] = ()
     fallback: str | None = None
+    divided: tuple[str, ...] = ()
 
     @property
     def uuids(self) -> tuple[str, ...]:
         """Full UUIDs of the leased GPUs; empty for a CPU lease."""
         return tuple(board.uuid for board in self.boards)
+
+    @property
+    def exclusive(self) -> tuple[str, ...]:
+        """What nobody else may use meanwhile: a board's joules are those of all its MIG instances."""
+        return (*self.devices, *self.divided)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_llenergy.errors import DeviceError, NoDriverError
+
+T = TypeVar("T")
 
 #: A fork copies the locks of the driver's library as they are at that moment. One that another thread holds
 #: then is never released in the child, so a session is of no use there.
@@ -16,6 +18,14 @@ FORKED = "NVML was opened before a fork; only the process that opened it can use
 
 #: The member of ``nvmlValue_t`` that holds a value, by ``nvmlValueType_t`` (nvml.h).
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+def optional(module: Any, read: Callable[[], T]) -> T | None:
+    """What NVML tells, or ``None`` where it does not."""
+    try:
+        return read()
+    except module.NVMLError:
+        return None
 
 
 class BoardHandle(NamedTuple):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import TracebackType
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.errors import DeviceError, MeterError
 from pytest_llenergy.meters.known import KnownMeters
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.sampler import Sampler
@@ -132,17 +132,19 @@ def measure(
 
 
 def _visible() -> Sequence[str]:
-    from pytest_llenergy.devices.inventory import boards
-    from pytest_llenergy.devices.visibility import VARIABLE, visible_uuids
+    from pytest_llenergy.devices.inventory import present
+    from pytest_llenergy.devices.visibility import VARIABLE, visible
 
-    value = os.environ.get(VARIABLE, "")
-    if value.startswith("MIG-"):
-        return value.split(",")
-    present = [board.uuid for board in boards()]
-    visible = visible_uuids(os.environ, present)
-    if present and not visible:
+    try:
+        found = present()
+        allowed = visible(os.environ, found)
+    except DeviceError as error:
+        raise MeterError(str(error)) from None
+    if found.boards and not allowed.uuids:
+        told = f" ({allowed.reason})" if allowed.reason else ""
         raise MeterError(
-            f"{VARIABLE}={value!r} allows no GPU, and the driver shows {len(present)}; measure(gpus=()) "
-            "measures the CPU, measure(gpus=[UUID]) what it names"
+            f"{VARIABLE}={os.environ.get(VARIABLE)!r} allows no GPU{told}, and the driver shows "
+            f"{len(found.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) what it names"
         )
-    return visible
+    # By one of its instances, so that it is known to be shared.
+    return [found.parts(uuid)[0].uuid if found.parts(uuid) else uuid for uuid in allowed.uuids]

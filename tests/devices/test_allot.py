@@ -13,10 +13,12 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.devices.visibility import VARIABLE
+from pytest_llenergy.devices.lease import Locks
+from pytest_llenergy.devices.visibility import ORDER, VARIABLE
 from pytest_llenergy.errors import DeviceError
 
-from ..nvml_sim import Board, World
+from ..nvml_sim import Board, MigInstance, World
+from ..nvml_sim.boards import GIB
 
 Attach = Callable[[World], ModuleType]
 DRIVER_NOT_LOADED = 9
@@ -80,7 +82,115 @@ def test_too_few(uuids: list[str]) -> None:
     with pytest.raises(DeviceError, match=r"^gpus\(4\): only 3 of 3 GPUs may be used here$"):
         allot(GpuRequest(4), environment={})
     with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 of 3 GPUs may be used here$"):
-        allot(GpuRequest(2), environment={VARIABLE: "1"})
+        allot(GpuRequest(2), environment={VARIABLE: "1", ORDER: "PCI_BUS_ID"})
+
+
+def test_an_element_that_cuts_the_list_short_is_named(uuids: list[str]) -> None:
+    with pytest.raises(DeviceError) as caught:
+        allot(GpuRequest(2), environment={VARIABLE: f"{uuids[1]},GPU-f00d,{uuids[2]}"})
+    assert str(caught.value) == (
+        f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES='{uuids[1]},GPU-f00d,{uuids[2]}': "
+        "'GPU-f00d' names none that the driver shows)"
+    )
+
+
+def test_numbers_among_different_models_are_refused_also_with_a_fallback(uuids: list[str]) -> None:
+    with pytest.raises(DeviceError, match=r"^CUDA_VISIBLE_DEVICES='0' counts the fastest GPU first"):
+        allot(GpuRequest(1, fallback="cpu"), environment={VARIABLE: "0"})
+    assert allot(GpuRequest(1), environment={VARIABLE: "0", ORDER: "PCI_BUS_ID"}).indices == (0,)
+
+
+def test_in_a_slurm_step_numbers_count_what_the_driver_shows(tmp_path: Path, nvml_attach: Attach) -> None:
+    """The step has the third and fourth board of its host, which are the first and second to it."""
+    boards = [
+        Board(uuid="GPU-third", pci_bus_id="00000000:3B:00.0"),
+        Board(uuid="GPU-fourth", pci_bus_id="00000000:4C:00.0"),
+    ]
+    nvml_attach(World(tmp_path / "world", boards))
+    step = {"SLURM_JOB_GPUS": "0,2,3", "SLURM_STEP_GPUS": "2,3"}
+    assert allot(GpuRequest(1), environment={VARIABLE: "1", **step}).uuids == ("GPU-fourth",)
+    assert allot(GpuRequest(2), environment=step).uuids == ("GPU-third", "GPU-fourth")
+    with pytest.raises(DeviceError) as caught:
+        allot(GpuRequest(1), environment={VARIABLE: "2,3", **step})
+    assert str(caught.value) == (
+        "gpus(1): the environment sets CUDA_VISIBLE_DEVICES='2,3', which allows no GPU ('2' is out of range: "
+        "the driver shows 2, counted from 0); the driver shows 2 (Slurm says SLURM_STEP_GPUS=2,3); "
+        "--energy-gpus=all overrides it on purpose"
+    )
+    with pytest.raises(
+        DeviceError, match=r"only 2 of 2 GPUs may be used here \(Slurm says SLURM_JOB_GPUS=7\)$"
+    ):
+        allot(GpuRequest(3), environment={"SLURM_JOB_GPUS": "7"})
+
+
+def divided(*uuids: str) -> Board:
+    parts = tuple(MigInstance(uuid, gpu_instance=place + 1) for place, uuid in enumerate(uuids))
+    return Board(name="NVIDIA H100", memory_total=80 * GIB, mig_enabled=True, mig_instances=parts)
+
+
+@pytest.fixture
+def parted(tmp_path: Path, nvml_attach: Attach) -> World:
+    """A whole board, and two that are divided."""
+    world = World(
+        tmp_path / "world", [Board(name="NVIDIA H100"), divided("MIG-a", "MIG-b"), divided("MIG-c")]
+    )
+    nvml_attach(world)
+    return world
+
+
+def test_an_instance_is_leased_as_a_gpu_of_its_own(parted: World) -> None:
+    lease = allot(GpuRequest(1), environment={VARIABLE: "MIG-b,"})
+    assert lease.devices == lease.uuids == ("MIG-b",)
+    assert (lease.names, lease.indices) == (("NVIDIA H100 MIG 1g.10gb",), (1,))
+    assert lease.visible_devices == "MIG-b"
+    assert lease.divided == (parted.board(1).uuid,)
+    ranks = allot(GpuRequest(2, name="1g.10gb"), "MIG-b,MIG-c", {VARIABLE: ""})
+    assert (ranks.uuids, ranks.indices) == (("MIG-b", "MIG-c"), (1, 2))
+
+
+def test_instances_of_one_board_exclude_each_other_and_the_board(parted: World) -> None:
+    """Their joules are one number."""
+    first, second, other = (allot(GpuRequest(1), uuid, {}) for uuid in ("MIG-a", "MIG-b", "MIG-c"))
+    held, waiting = Locks(), Locks()
+    held.acquire(first.exclusive, 0.0)
+    waiting.acquire(other.exclusive, 0.0)
+    waiting.release()
+    for taken in (second.exclusive, (parted.board(1).uuid,)):
+        with pytest.raises(DeviceError, match="is still in use by process"):
+            waiting.acquire(taken, 0.0)
+    held.release()
+    waiting.acquire(second.exclusive, 0.0)
+    waiting.release()
+
+
+def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
+    assert allot(GpuRequest(1), environment={}).uuids == (parted.board(0).uuid,)
+    assert allot(GpuRequest(1), "all", {}).uuids == (parted.board(0).uuid,)
+    with pytest.raises(DeviceError) as caught:
+        allot(GpuRequest(2), environment={})
+    assert str(caught.value) == (
+        "gpus(2): only 1 of 3 GPUs may be used here (2 divided by MIG; name instances with "
+        "--energy-gpus=MIG-a,MIG-b,MIG-c)"
+    )
+
+
+def test_where_all_boards_are_divided_instances_are_leased(tmp_path: Path, nvml_attach: Attach) -> None:
+    """So it is in a container that was given one instance: the driver shows that, and its board."""
+    nvml_attach(World(tmp_path / "world", [divided("MIG-a")]))
+    for environment in ({}, {VARIABLE: "0"}):
+        assert allot(GpuRequest(1), environment=environment).uuids == ("MIG-a",)
+
+
+def test_old_drivers_show_one_process_one_instance(tmp_path: Path, nvml_attach: Attach) -> None:
+    nvml_attach(World(tmp_path / "world", [divided("MIG-a", "MIG-b")], driver_version="535.129.03"))
+    with pytest.raises(DeviceError) as caught:
+        allot(GpuRequest(2), environment={VARIABLE: "MIG-a,MIG-b"})
+    assert str(caught.value) == (
+        "gpus(2): only 1 of 1 GPUs may be used here (CUDA_VISIBLE_DEVICES='MIG-a,MIG-b': CUDA with driver "
+        "535.129.03 shows one process MIG-a of the 2 MIG instances; --energy-gpus=MIG-a,MIG-b gives each "
+        "rank one)"
+    )
+    assert allot(GpuRequest(2), "MIG-a,MIG-b", {VARIABLE: ""}).uuids == ("MIG-a", "MIG-b")
 
 
 def test_cpu_ranks_only_where_the_test_allows_them(uuids: list[str]) -> None:
@@ -90,7 +200,7 @@ def test_cpu_ranks_only_where_the_test_allows_them(uuids: list[str]) -> None:
 
 
 def test_the_environment_is_read_when_asked(uuids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(VARIABLE, uuids[1])
     assert allot(GpuRequest(1)).indices == (1,)
 
 
@@ -98,7 +208,7 @@ def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:
     world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
     code = (
         "from pytest_llenergy.devices.allot import *\n"
-        "try: allot(GpuRequest(1), environment={})\n"
+        "try: allot(GpuRequest(1), environment={'SLURM_JOB_GPUS': '7'})\n"
         "except Exception as error: print(type(error).__name__, error)\n"
         "print(allot(GpuRequest(2, fallback='cpu'), environment={}).devices)"
     )

@@ -10,14 +10,16 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.devices.inventory import boards, driver_version, temperature_c
+from pytest_llenergy.devices.inventory import Present, boards, driver_version, present, temperature_c
+from pytest_llenergy.devices.mig import Instance
 from pytest_llenergy.errors import DeviceError
 
-from ..nvml_sim import Board, World
+from ..nvml_sim import Board, MigInstance, World
 from ..nvml_sim.boards import GIB
 from ..nvml_sim.world import NO_PERMISSION
 
 Attach = Callable[[World], ModuleType]
+DRIVER_NOT_LOADED = 9
 
 
 def test_boards_in_pci_order_with_their_facts(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -62,9 +64,53 @@ def test_a_driver_that_refuses_is_not_a_host_without_gpus(tmp_path: Path, nvml_a
     assert temperature_c("GPU-0") is None
 
 
+def test_instances_stand_beside_the_boards_with_their_profiles(tmp_path: Path, nvml_attach: Attach) -> None:
+    """Profiles and memories as the driver tells them of an H100 of 80 GB."""
+    mib = 1 << 20
+    parts = (
+        MigInstance("MIG-1", 9856 * mib, gpu_instance=9),
+        MigInstance("MIG-2", 40320 * mib, gpu_instance=2, gpu_slices=3, compute_slices=1),
+        MigInstance("MIG-3", 40320 * mib, gpu_instance=2, compute_instance=1, gpu_slices=3, compute_slices=2),
+        MigInstance("MIG-4", gpu_instance=7, gpu_slices=0),
+    )
+    given = [
+        Board(mig_capable=False),
+        Board(mig_instances=parts),
+        Board(name="NVIDIA H100", memory_total=81559 * mib, mig_enabled=True, mig_instances=parts),
+        Board(mig_enabled=True),
+    ]
+    world = World(tmp_path / "world", given, driver_version="580.1")
+    nvml_attach(world)
+    found, uuid = present(), world.board(2).uuid
+    assert found.boards == tuple(boards())
+    assert found.instances == (
+        Instance("MIG-1", uuid, 9, 0, "1g.10gb", 9856 * mib),
+        Instance("MIG-2", uuid, 2, 0, "1c.3g.40gb", 40320 * mib),
+        Instance("MIG-3", uuid, 2, 1, "2c.3g.40gb", 40320 * mib),
+        Instance("MIG-4", uuid, 7, 0, None, 10 * GIB),
+    )
+    assert found.instances[2].legacy_name == f"MIG-{uuid}/2/1"
+    assert found.driver == "580.1"
+    as_boards = [found.device(name) for name in ("MIG-1", "MIG-4", uuid)]
+    assert [board.name for board in as_boards] == [
+        "NVIDIA H100 MIG 1g.10gb",
+        "NVIDIA H100 MIG",
+        "NVIDIA H100",
+    ]
+    assert {board.pci_bus_id for board in as_boards} == {world.board(2).pci_bus_id}
+
+
+def test_a_host_without_a_driver_has_nothing(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board()])
+    nvml_attach(world).nvmlShutdown()
+    world.set_init_result(DRIVER_NOT_LOADED)
+    assert present() == Present()
+
+
 def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
     nvml = nvml_attach(World(tmp_path / "world", [Board()]))
     boards()
+    present()
     driver_version()
     nvml.nvmlShutdown()
     with pytest.raises(nvml.NVMLError_Uninitialized):

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
-from pytest_llenergy.devices.visibility import VARIABLE, choose, visible_uuids, why_hidden
+from pytest_llenergy.devices.inventory import Present
+from pytest_llenergy.devices.mig import Instance
+from pytest_llenergy.devices.visibility import ORDER, VARIABLE, visible, why_hidden
 from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.model.environment import Board
 
-A, B, C, D = PRESENT = (
+A, B, C, D = UUIDS = (
     "GPU-a1b2c300-51d0-4c1f-9e70-0000005e11f0",
     "GPU-a1b2c301-51d0-4c1f-9e70-0000005e11f1",
     "GPU-b7000000-51d0-4c1f-9e70-0000005e11f2",
@@ -16,7 +21,7 @@ A, B, C, D = PRESENT = (
 )
 
 ROWS: list[tuple[str | None, tuple[str, ...]]] = [
-    (None, PRESENT),
+    (None, UUIDS),
     ("", ()),
     (" ", ()),
     ("-1", ()),
@@ -62,47 +67,204 @@ ROWS: list[tuple[str | None, tuple[str, ...]]] = [
     ("gpu-b7000000", ()),
     ("GPU-B7", ()),
     (f"GPU-b,{A} ", (C,)),
+    ("GPU-b,MIG-a", (C,)),
+    ("1,MIG-a", (B,)),
+    ("0,99999999999999999999", (A,)),
 ]
 
-#: What torch leaves to CUDA itself, or stumbles over.
-OURS = [
-    ("MIG-7b2d4a1e-0000-0000-0000-000000000000", ()),
-    (f"MIG-{A}/1/0", ()),
-    (f"MIG-1,{A}", ()),
-    (f"{A},MIG-1", (A,)),
-    ("+", ()),
-    ("-", ()),
+#: An element that is only a sign is no number; torch stumbles over it.
+SIGNS: list[tuple[str, tuple[str, ...]]] = [("+", ()), ("-", ()), ("0,+,1", (A,))]
+
+FIRST, SECOND = "MIG-7b2d4a1e-0000-5000-8000-000000000001", "MIG-7c2d4a1e-0000-5000-8000-000000000002"
+SAME_PART, ELSEWHERE = "MIG-7c9d4a1e-0000-5000-8000-000000000003", "MIG-8d2d4a1e-0000-5000-8000-000000000004"
+
+#: Board A has two GPU instances, the second with two compute instances; board C has one.
+INSTANCES = (
+    Instance(FIRST, A, gpu_instance=1, compute_instance=0),
+    Instance(SECOND, A, gpu_instance=2, compute_instance=0),
+    Instance(SAME_PART, A, gpu_instance=2, compute_instance=1),
+    Instance(ELSEWHERE, C, gpu_instance=11, compute_instance=0),
+)
+
+#: What is named, what one process sees since driver 570, and before.
+MIG_ROWS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    (FIRST, (FIRST,), (FIRST,)),
+    ("MIG-7b", (FIRST,), (FIRST,)),
+    (f"{FIRST},", (FIRST,), (FIRST,)),
+    (f"MIG-{A}/1/0", (FIRST,), (FIRST,)),
+    (f"MIG-{A}/2/1", (SAME_PART,), (SAME_PART,)),
+    (f"MIG-{C}/11/0", (ELSEWHERE,), (ELSEWHERE,)),
+    (f"MIG-{C}/1", (), ()),
+    (f"MIG-{C}", (), ()),
+    (f"MIG-{D}/1/0", (), ()),
+    (f"{SECOND},{FIRST}", (SECOND, FIRST), (SECOND,)),
+    (f"{SECOND},{SAME_PART},{ELSEWHERE}", (SECOND, ELSEWHERE), (SECOND,)),
+    ("MIG-7c", (), ()),
+    ("MIG-gone", (), ()),
+    (f"MIG-gone,{FIRST}", (), ()),
+    (f"{FIRST},MIG-gone,{ELSEWHERE}", (FIRST,), (FIRST,)),
+    (f"{FIRST},{B}", (FIRST,), (FIRST,)),
+    (f"{FIRST},1", (FIRST,), (FIRST,)),
+    (f"{FIRST}, {ELSEWHERE}", (FIRST,), (FIRST,)),
+    (f" {FIRST}", (), ()),
+    (FIRST.lower(), (), ()),
+    (f"{FIRST},{FIRST}", (), ()),
+    (f"{FIRST},MIG-{A}/1/0", (), ()),
 ]
 
 
-def environment(value: str | None) -> dict[str, str]:
-    return {} if value is None else {VARIABLE: value}
+def host(*names: str, instances: tuple[Instance, ...] = (), driver: str = "580.95.05") -> Present:
+    boards = [
+        Board(uuid, name, f"{place}:00.0")
+        for place, (uuid, name) in enumerate(zip(UUIDS, names, strict=True))
+    ]
+    return Present(tuple(boards), instances, driver)
 
 
-@pytest.mark.parametrize(("value", "expected"), [*ROWS, *OURS])
+ALIKE = host("L4", "L4", "L4", "L4")
+MIXED = host("L4", "H100", "H100", "L4")
+DIVIDED = host("H100", "H100", "H100", "H100", instances=INSTANCES)
+
+
+def environment(value: str | None, order: str | None = None) -> dict[str, str]:
+    given = {VARIABLE: value, ORDER: order}
+    return {name: text for name, text in given.items() if text is not None}
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """torch's own module; the only faked part is what the driver would answer."""
+    module: ModuleType = pytest.importorskip("torch.cuda")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(module, "_raw_device_uuid_nvml", lambda: list(UUIDS))
+    monkeypatch.setattr(module, "_raw_device_count_nvml", lambda: len(UUIDS))
+    return module
+
+
+@pytest.mark.parametrize(("value", "expected"), [*ROWS, *SIGNS])
 def test_each_row(value: str | None, expected: tuple[str, ...]) -> None:
-    assert visible_uuids(environment(value), PRESENT) == expected
+    assert visible(environment(value), ALIKE).uuids == expected
 
 
 @pytest.mark.parametrize(("value", "expected"), ROWS)
-def test_torch_agrees(value: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = pytest.importorskip("torch.cuda")
-    if value is None:
-        monkeypatch.delenv(VARIABLE, raising=False)
-    else:
+def test_torch_agrees(
+    cuda: ModuleType, value: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is not None:
         monkeypatch.setenv(VARIABLE, value)
-    # The only faked part is what the driver would answer.
-    monkeypatch.setattr(cuda, "_raw_device_uuid_nvml", lambda: list(PRESENT))
-    monkeypatch.setattr(cuda, "_raw_device_count_nvml", lambda: len(PRESENT))
     count = cuda._device_count_nvml()
     parsed = cuda._parse_visible_devices()
     if parsed and isinstance(parsed[0], str):
-        parsed = cuda._transform_uuid_to_ordinals(parsed, list(PRESENT))
-    assert tuple(PRESENT[index] for index in parsed[:count]) == expected
+        parsed = cuda._transform_uuid_to_ordinals(parsed, list(UUIDS))
+    assert tuple(UUIDS[index] for index in parsed[:count]) == expected
 
 
-def test_the_container_runtimes_variable_is_not_read() -> None:
-    assert visible_uuids({"NVIDIA_VISIBLE_DEVICES": "1"}, PRESENT) == PRESENT
+def test_torch_stumbles_over_a_bare_sign(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "+")
+    with pytest.raises(ValueError, match="invalid literal"):
+        cuda._parse_visible_devices()
+
+
+@pytest.mark.parametrize(("value", "since_570", "before"), MIG_ROWS)
+def test_each_row_of_mig(value: str, since_570: tuple[str, ...], before: tuple[str, ...]) -> None:
+    assert visible(environment(value), DIVIDED).uuids == since_570
+    old = Present(DIVIDED.boards, INSTANCES, driver="535.129.03")
+    assert visible(environment(value), old).uuids == before
+
+
+@pytest.mark.parametrize(("value", "since_570", "before"), MIG_ROWS)
+def test_torch_names_the_same_instances_and_leaves_the_rest_to_cuda(
+    cuda: ModuleType,
+    value: str,
+    since_570: tuple[str, ...],
+    before: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cuts the list by its text alone; which instances there are it does not know."""
+    monkeypatch.setenv(VARIABLE, value)
+    parsed = cuda._parse_visible_devices()
+    assert cuda._device_count_nvml() == (-1 if parsed else 0)
+    resolved = [uuid for text in parsed for uuid in visible(environment(text), DIVIDED).uuids]
+    assert set(since_570) <= set(resolved)
+    if not parsed:
+        assert since_570 == before == ()
+
+
+def test_drivers_before_470_have_no_other_name_for_an_instance() -> None:
+    legacy = f"MIG-{A}/1/0"
+    old = Present(ALIKE.boards, (Instance(legacy, A, gpu_instance=1, compute_instance=0),), "450.80.02")
+    assert visible(environment(legacy), old).uuids == (legacy,)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("", None),
+        (" ", None),
+        ("-1", None),
+        ("0,2,-1,1", None),
+        ("0,", None),
+        ("3,1", None),
+        ("4", "'4' is out of range: the driver shows 4, counted from 0"),
+        ("0,9,1", "'9' is out of range: the driver shows 4, counted from 0"),
+        ("all", "'all' neither is a number nor begins with GPU- or MIG-"),
+        (" GPU-b", "' GPU-b' neither is a number nor begins with GPU- or MIG-"),
+        ("1,GPU-b", "'GPU-b' is no number as the first is"),
+        ("GPU-b,1", "'1' does not begin with GPU- as the first does"),
+        ("GPU-b,", None),
+        ("GPU-f00d", "'GPU-f00d' names none that the driver shows"),
+        ("GPU-b,GPU-a,GPU-c", "'GPU-a' is the beginning of more than one"),
+        ("0,1,0x", "'0x' names what is named before it, and CUDA then shows none"),
+        ("GPU-b,GPU-b7", "'GPU-b7' names what is named before it, and CUDA then shows none"),
+        ("MIG-gone", "'MIG-gone' names none that the driver shows"),
+        (f"{FIRST},", None),
+    ],
+)
+def test_the_element_that_cuts_the_list_is_named(value: str, reason: str | None) -> None:
+    assert visible(environment(value), DIVIDED).reason == reason
+
+
+def test_instances_that_cuda_does_not_show_together_are_named() -> None:
+    old = Present(DIVIDED.boards, INSTANCES, driver="535.129.03")
+    assert visible(environment(f"{FIRST},{SECOND}"), old).reason == (
+        f"CUDA with driver 535.129.03 shows one process {FIRST} of the 2 MIG instances; "
+        f"--energy-gpus={FIRST},{SECOND} gives each rank one"
+    )
+    assert visible(environment(f"{FIRST},{SECOND}"), DIVIDED).reason is None
+
+
+@pytest.mark.parametrize("order", [None, "FASTEST_FIRST", "pci_bus_id"])
+@pytest.mark.parametrize("value", ["0", "1,2", "2,9"])
+def test_numbers_among_different_models_are_not_guessed(value: str, order: str | None) -> None:
+    with pytest.raises(DeviceError) as caught:
+        visible(environment(value, order), MIXED)
+    assert str(caught.value) == (
+        f"CUDA_VISIBLE_DEVICES={value!r} counts the fastest GPU first, which NVML cannot tell of different "
+        f"models: L4 {A}, H100 {B}, H100 {C}, L4 {D}; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "order", "expected"),
+    [
+        ("1", "PCI_BUS_ID", (B,)),
+        ("GPU-b", None, (C,)),
+        ("3,2,1,0", None, (D, C, B, A)),
+        ("", None, ()),
+        ("9", None, ()),
+        (None, None, UUIDS),
+    ],
+)
+def test_what_does_not_depend_on_cudas_order_is_read(
+    value: str | None, order: str | None, expected: tuple[str, ...]
+) -> None:
+    assert visible(environment(value, order), MIXED).uuids == expected
+
+
+def test_variables_that_count_the_boards_of_the_host_are_not_read() -> None:
+    for name in ("NVIDIA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "HIP_VISIBLE_DEVICES"):
+        assert visible({name: "1"}, ALIKE).uuids == UUIDS
+        assert visible({name: "1", VARIABLE: "0"}, ALIKE).uuids == (A,)
 
 
 def test_why_names_the_variable_its_value_and_what_the_driver_shows() -> None:
@@ -110,27 +272,7 @@ def test_why_names_the_variable_its_value_and_what_the_driver_shows() -> None:
         "the environment sets CUDA_VISIBLE_DEVICES='', which allows no GPU; the driver shows 4; "
         "--energy-gpus=all overrides it on purpose"
     )
-
-
-@pytest.mark.parametrize(
-    ("selection", "expected"),
-    [("all", PRESENT), ("2", (C,)), ("3,0", (D, A)), (f"{B}, 0", (B, A)), ("GPU-b", (C,))],
-)
-def test_a_selection_by_hand(selection: str, expected: tuple[str, ...]) -> None:
-    assert choose(selection, PRESENT) == expected
-
-
-@pytest.mark.parametrize("element", ["4", "-1", "", "GPU-a", "GPU-f00d", "first", "²"])
-def test_a_selection_that_fits_no_board_is_named(element: str) -> None:
-    with pytest.raises(DeviceError) as caught:
-        choose(f"0,{element}", PRESENT)
-    assert str(caught.value) == (
-        f"--energy-gpus: {element!r} names no single GPU; present: {', '.join(PRESENT)}"
+    assert why_hidden({VARIABLE: "4"}, 4, "'4' is too much") == (
+        "the environment sets CUDA_VISIBLE_DEVICES='4', which allows no GPU ('4' is too much); the driver "
+        "shows 4; --energy-gpus=all overrides it on purpose"
     )
-
-
-def test_a_selection_without_boards_and_one_with_a_repeat() -> None:
-    with pytest.raises(DeviceError, match=r"^--energy-gpus: '0' names no single GPU; present: none$"):
-        choose("0", ())
-    with pytest.raises(DeviceError, match=r"^--energy-gpus=0,GPU-a1b2c300: a GPU is named twice$"):
-        choose("0,GPU-a1b2c300", PRESENT)

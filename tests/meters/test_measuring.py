@@ -246,19 +246,27 @@ class TestPlainScripts:
         assert list(energy.total.by_domain) == [f"gpu:{world.board(0).uuid}"]
         check(world, energy.total)
 
-    @pytest.mark.parametrize("value", ["", "-1", "7"])
+    @pytest.mark.parametrize(
+        ("value", "told"),
+        [
+            ("", ""),
+            ("-1", ""),
+            ("7", " ('7' is out of range: the driver shows 1, counted from 0)"),
+            ("MIG-gone", " ('MIG-gone' names none that the driver shows)"),
+        ],
+    )
     def test_boards_that_the_environment_hides_are_not_replaced_by_the_cpu(
-        self, world: World, monkeypatch: pytest.MonkeyPatch, value: str
+        self, world: World, monkeypatch: pytest.MonkeyPatch, value: str, told: str
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         with pytest.raises(MeterError) as caught:
             measure()
         assert str(caught.value) == (
-            f"CUDA_VISIBLE_DEVICES={value!r} allows no GPU, and the driver shows 1; measure(gpus=()) "
+            f"CUDA_VISIBLE_DEVICES={value!r} allows no GPU{told}, and the driver shows 1; measure(gpus=()) "
             "measures the CPU, measure(gpus=[UUID]) what it names"
         )
 
-    @pytest.mark.parametrize("value", ["MIG-b", "MIG-b,MIG-c"])
+    @pytest.mark.parametrize("value", ["MIG-b", "MIG-b,", "MIG-b,MIG-c"])
     def test_mig_instances_give_the_joules_of_their_board_and_say_so(
         self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch, value: str
     ) -> None:
@@ -275,16 +283,32 @@ class TestPlainScripts:
             f"{uuid}: MIG instances have no joules of their own: those of the whole board, shared with others"
         )
 
-    def test_a_mig_instance_that_does_not_exist_is_named(
+    def test_a_board_that_is_divided_is_known_to_be_shared(
         self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        world = divided(tmp_path, nvml_attach)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        with measure() as energy:
+            time.sleep(0.3)
+        assert list(energy.total.by_domain) == [f"gpu:{world.board(index).uuid}" for index in range(2)]
+        assert [flag.name for flag in energy.total.flags] == ["shared-board"]
+
+    def test_a_mig_instance_that_does_not_exist_is_named(self, tmp_path: Path, nvml_attach: Attach) -> None:
         divided(tmp_path, nvml_attach)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-gone")
         with pytest.raises(MeterError) as caught:
-            measure(meters=["nvml"])
+            measure(["MIG-gone"], meters=["nvml"])
         assert str(caught.value) == (
             "no meter for GPUs MIG-gone: nvml: MIG-gone does not answer (Not Found); see nvidia-smi -L"
         )
+
+    def test_numbers_that_mean_nothing_certain_are_refused(
+        self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        nvml_attach(World(tmp_path / "world", [Board(name="L4"), Board(name="H100")]))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+        with pytest.raises(MeterError, match=r"^CUDA_VISIBLE_DEVICES='1' counts the fastest GPU first"):
+            measure()
 
     def test_an_estimate_says_so(self) -> None:
         with measure(gpus=(), meters=["estimate"]) as energy:

@@ -24,13 +24,15 @@ class Process:
 
 @dataclass(frozen=True)
 class MigInstance:
-    """One MIG device. Memory is in bytes."""
+    """One MIG device. Memory is in bytes; 0 slices are attributes that the driver does not tell."""
 
     uuid: str
     memory_total: int = 10 * GIB
     memory_used: int = 0
     gpu_instance: int = 1
     compute_instance: int = 0
+    gpu_slices: int = 1
+    compute_slices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

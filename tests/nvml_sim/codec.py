@@ -89,8 +89,9 @@ def _encode_lists(state: layout.State, board: Board) -> None:
         state.processes[position] = layout.Process(used, process.pid, process.graphics, *instances)
     state.mig_count = _count("mig_instances", board.mig_instances, layout.MAX_MIG)
     for position, mig in enumerate(board.mig_instances):
+        instances, slices = (mig.gpu_instance, mig.compute_instance), (mig.gpu_slices, mig.compute_slices)
         state.migs[position] = layout.Mig(
-            mig.memory_total, mig.memory_used, mig.gpu_instance, mig.compute_instance, mig.uuid.encode()
+            mig.memory_total, mig.memory_used, *instances, *slices, mig.uuid.encode()
         )
 
 
@@ -183,4 +184,6 @@ def _mig(entry: layout.Mig) -> MigInstance:
         memory_used=entry.memory_used,
         gpu_instance=entry.gpu_instance,
         compute_instance=entry.compute_instance,
+        gpu_slices=entry.gpu_slices,
+        compute_slices=entry.compute_slices,
     )

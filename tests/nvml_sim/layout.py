@@ -7,7 +7,7 @@ import ctypes
 from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 
 MAGIC = int.from_bytes(b"NVMLSIM1", "little")
-VERSION = 2
+VERSION = 3
 MAX_BOARDS = 16
 MAX_STEPS = 4096
 MAX_PROCESSES = 32
@@ -101,6 +101,8 @@ class Mig(ctypes.Structure):
         ("memory_used", c_uint64),
         ("gpu_instance", c_uint32),
         ("compute_instance", c_uint32),
+        ("gpu_slices", c_uint32),
+        ("compute_slices", c_uint32),
         ("uuid", c_char * 96),
     )
 

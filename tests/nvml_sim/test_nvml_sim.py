@@ -170,7 +170,10 @@ def test_a_lost_board_answers_nothing(tmp_path: Path, nvml_attach: Attach) -> No
 
 
 def test_mig_devices_have_a_uuid_but_no_energy(tmp_path: Path, nvml_attach: Attach) -> None:
-    instances = (MigInstance("MIG-1", memory_total=20 * GIB), MigInstance("MIG-2", gpu_instance=2))
+    instances = (
+        MigInstance("MIG-1", memory_total=20 * GIB, gpu_slices=2),
+        MigInstance("MIG-2", gpu_instance=2, gpu_slices=0),
+    )
     held = (Process(10, gpu_instance=1), Process(20, gpu_instance=2))
     world = world_of(tmp_path, Board(mig_instances=instances, processes=held), Board(mig_capable=False))
     nvml = nvml_attach(world)
@@ -187,6 +190,12 @@ def test_mig_devices_have_a_uuid_but_no_energy(tmp_path: Path, nvml_attach: Atta
     first, second = (nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, i) for i in range(2))
     assert [nvml.nvmlDeviceGetUUID(h) for h in (first, second)] == ["MIG-1", "MIG-2"]
     assert nvml.nvmlDeviceGetMemoryInfo(first).total == 20 * GIB
+    attributes = nvml.nvmlDeviceGetAttributes(first)
+    slices = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount)
+    assert (slices, attributes.memorySizeMB) == ((2, 1), 20 * 1024)
+    for without in (board, second):
+        with pytest.raises(nvml.NVMLError_NotSupported):
+            nvml.nvmlDeviceGetAttributes(without)
     assert [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(second)] == [20]
     parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml.nvmlDeviceGetHandleByUUID("MIG-2"))
     assert nvml.nvmlDeviceGetUUID(parent) == world.board(0).uuid

@@ -59,10 +59,17 @@ typedef struct {
     } value;
 } FieldValue;
 
+typedef struct {
+    unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas;
+    unsigned gpu_slices, compute_slices;
+    unsigned long long memory_mib;
+} Attributes;
+
 SIZE(PciInfo, 68);
 SIZE(Memory, 24);
 SIZE(Memory2, 40);
 SIZE(ProcessInfo, 24);
 SIZE(FieldValue, 40);
+SIZE(Attributes, 40);
 
 #endif

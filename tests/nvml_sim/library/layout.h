@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define WORLD_MAGIC UINT64_C(0x314D49534C4D564E)
-#define WORLD_VERSION 2u
+#define WORLD_VERSION 3u
 #define MAX_BOARDS 16u
 #define MAX_STEPS 4096u
 #define MAX_PROCESSES 32u
@@ -89,6 +89,8 @@ typedef struct {
     uint64_t memory_used;
     uint32_t gpu_instance;
     uint32_t compute_instance;
+    uint32_t gpu_slices;
+    uint32_t compute_slices;
     char uuid[96];
 } Mig;
 
@@ -179,13 +181,15 @@ AT(Process, pid, 8);
 AT(Process, graphics, 12);
 AT(Process, gpu_instance, 16);
 AT(Process, compute_instance, 20);
-SIZE(Mig, 120);
+SIZE(Mig, 128);
 AT(Mig, memory_total, 0);
 AT(Mig, memory_used, 8);
 AT(Mig, gpu_instance, 16);
 AT(Mig, compute_instance, 20);
-AT(Mig, uuid, 24);
-SIZE(State, 2392);
+AT(Mig, gpu_slices, 24);
+AT(Mig, compute_slices, 28);
+AT(Mig, uuid, 32);
+SIZE(State, 2456);
 AT(State, energy_offset_mj, 0);
 AT(State, latch_ns, 8);
 AT(State, latch_phase_ns, 16);
@@ -224,15 +228,15 @@ AT(State, padding, 308);
 AT(State, resets, 312);
 AT(State, processes, 440);
 AT(State, migs, 1208);
-AT(State, uuid, 2168);
-AT(State, name, 2264);
-AT(State, pci_bus_id, 2360);
-SIZE(Board, 201416);
+AT(State, uuid, 2232);
+AT(State, name, 2328);
+AT(State, pci_bus_id, 2424);
+SIZE(Board, 201544);
 AT(Board, seq, 0);
 AT(Board, calls, 8);
 AT(Board, writing, 16);
 AT(Board, slots, 24);
-AT(Board, steps, 4808);
+AT(Board, steps, 4936);
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "a lock inside an atomic could not be shared between processes");
 
 #endif

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MIG: the mode, and the instances of a board. */
+#include <string.h>
+
 #include "view.h"
 
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
@@ -76,5 +78,22 @@ API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *i
         result = NOT_SUPPORTED;
     if (result == OK)
         *id = view.state.migs[view.mig - 1].compute_instance;
+    return done(result);
+}
+
+/* Of MIG devices only, as in the driver. */
+API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, Attributes *attributes)
+{
+    View view;
+    nvmlReturn_t result = begin(device, &view, attributes);
+    const Mig *mig = result == OK && view.mig > 0 ? &view.state.migs[view.mig - 1] : NULL;
+    if (result == OK && (mig == NULL || mig->gpu_slices == 0))
+        result = NOT_SUPPORTED;
+    if (result == OK) {
+        memset(attributes, 0, sizeof *attributes);
+        attributes->gpu_slices = mig->gpu_slices;
+        attributes->compute_slices = mig->compute_slices;
+        attributes->memory_mib = mig->memory_total >> 20;
+    }
     return done(result);
 }

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--energy-gpus``: what can be named, and the element that cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.devices.inventory import Present
+from pytest_llenergy.devices.mig import Instance
+from pytest_llenergy.devices.selection import choose
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.model.environment import Board
+
+A, B, C = UUIDS = ("GPU-a1b2c300-51d0", "GPU-a1b2c301-51d0", "GPU-b7000000-51d0")
+FIRST, SECOND = "MIG-7b2d4a1e-0001", "MIG-7c2d4a1e-0002"
+
+BOARDS = tuple(Board(uuid, "NVIDIA H100", f"{place}:00.0") for place, uuid in enumerate(UUIDS))
+WHOLE = Present(BOARDS)
+DIVIDED = Present(
+    BOARDS, (Instance(FIRST, C, 1, 0, profile="1g.10gb"), Instance(SECOND, C, 2, 0)), driver="535.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        ("all", UUIDS),
+        ("2", (C,)),
+        ("2,0", (C, A)),
+        (f"{B}, 0", (B, A)),
+        ("GPU-b", (C,)),
+    ],
+)
+def test_boards(selection: str, expected: tuple[str, ...]) -> None:
+    assert choose(selection, WHOLE) == expected
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (FIRST, (FIRST,)),
+        ("MIG-7c", (SECOND,)),
+        (f"MIG-{C}/2/0", (SECOND,)),
+        (f"{SECOND},{FIRST}", (SECOND, FIRST)),
+        ("MIG-7b,1", (FIRST, B)),
+    ],
+)
+def test_instances_one_a_rank(selection: str, expected: tuple[str, ...]) -> None:
+    assert choose(selection, DIVIDED) == expected
+
+
+@pytest.mark.parametrize("element", ["3", "-1", "", "GPU-a", "GPU-f00d", "MIG-7b", "first", "²", "Gpu-b"])
+def test_an_element_that_fits_no_board_is_named(element: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        choose(f"0,{element}", WHOLE)
+    assert str(caught.value) == f"--energy-gpus: {element!r} names no single GPU; present: {A}, {B}, {C}"
+
+
+def test_an_element_that_fits_several_instances_is_named_with_all_there_are() -> None:
+    with pytest.raises(DeviceError) as caught:
+        choose("MIG-7", DIVIDED)
+    assert str(caught.value) == (
+        f"--energy-gpus: 'MIG-7' names no single GPU; present: {A}, {B}, {C}, {FIRST} (1g.10gb), {SECOND}"
+    )
+
+
+@pytest.mark.parametrize("element", ["2", C])
+def test_a_board_that_is_divided_is_not_used_whole(element: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        choose(element, DIVIDED)
+    assert str(caught.value) == (
+        f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name of it: "
+        f"{FIRST} (1g.10gb), {SECOND}"
+    )
+
+
+def test_a_host_without_boards() -> None:
+    with pytest.raises(DeviceError, match=r"^--energy-gpus: '0' names no single GPU; present: none$"):
+        choose("0", Present())
+
+
+@pytest.mark.parametrize(
+    ("selection", "element", "uuid"),
+    [("0,GPU-a1b2c300", "GPU-a1b2c300", A), (f"MIG-7b,MIG-{C}/1/0", f"MIG-{C}/1/0", FIRST)],
+)
+def test_a_repeat_is_named(selection: str, element: str, uuid: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        choose(selection, DIVIDED)
+    assert str(caught.value) == (
+        f"--energy-gpus: {element!r} is {uuid}, which is named before; name each once"
+    )
