@@ -60,7 +60,7 @@ class Sampler:
     @property
     def series(self) -> list[Series]:
         """One series a domain, in the order of the meters, with all that was read so far."""
-        if any(each.noted for each in self._followers) and self._lock.acquire(timeout=HANGING_S):
+        if any(each.noted for each in self._followers) and self._take_lock():
             try:
                 for each in self._followers:
                     each.catch_up()
@@ -124,12 +124,8 @@ class Sampler:
 
         A counter that stands still between its ticks would say nothing new.
         """
-        if not self._edges or self._is_fork():
+        if not self._edges or not self._take_lock():
             return
-        if not self._lock.acquire(timeout=0 if self._hangs else HANGING_S):
-            self._note_hanging()
-            return
-        self._hangs = False
         try:
             for each in self._edges:
                 each.read()
@@ -158,6 +154,16 @@ class Sampler:
                 ):
                     return
                 time.sleep(0.002)
+
+    def _take_lock(self) -> bool:
+        """Whether the meters may be touched now: not in a fork, and not while one of them hangs."""
+        if self._is_fork():
+            return False
+        if self._lock.acquire(timeout=0 if self._hangs else HANGING_S):
+            self._hangs = False
+            return True
+        self._note_hanging()
+        return False
 
     def _is_fork(self) -> bool:
         """A forked child has no reader, and locks that nobody releases."""

@@ -77,33 +77,30 @@ class Series:
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
         """Note what a reading between two moments said; only one that moved the counter is a tick."""
         last, self._last = self._last, (begin_ns, energy_j)
-        if last is not None and energy_j < last[1]:
-            self._outage(
-                last[0],
-                end_ns,
-                f"{self.meter}: the counter of {self.domain.name} went backwards, from {last[1]:.3f} J to "
-                f"{energy_j:.3f} J; it was reset or is broken",
-            )
-            self._offset_j += last[1] - energy_j
-            return
         if self._out:
             self._out_until(end_ns)
             self._out = False
-        if last is not None and self._jumped(last, end_ns, energy_j):
-            self._outage(
-                last[0],
-                end_ns,
-                f"{self.meter}: the counter of {self.domain.name} jumped by {energy_j - last[1]:.3f} J in "
-                f"{(end_ns - last[0]) / 1e6:.0f} ms, of a board that may draw {self.domain.highest_w:.0f} W",
-            )
+        wrong = self._wrong(last, end_ns, energy_j) if last is not None else None
+        if last is not None and wrong is not None:
+            self._outage(last[0], end_ns, f"{self.meter}: the counter of {self.domain.name} {wrong}")
             self._offset_j += last[1] - energy_j
-            return
-        if last is None:
+        elif last is None:
             # When a counter came to its first value is not known, unless a reading is never old.
             if self.domain.max_age_s is not None:
                 self._tick(self._oldest(begin_ns), end_ns, energy_j)
         elif energy_j > last[1]:
             self._tick(max(last[0], self._oldest(begin_ns)), end_ns, energy_j)
+
+    def _wrong(self, last: tuple[int, float], end_ns: int, energy_j: float) -> str | None:
+        """Why a counter cannot be believed that moved so since the reading before."""
+        if energy_j < last[1]:
+            return f"went backwards, from {last[1]:.3f} J to {energy_j:.3f} J; it was reset or is broken"
+        if self._jumped(last, end_ns, energy_j):
+            return (
+                f"jumped by {energy_j - last[1]:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms, of a board that "
+                f"may draw {self.domain.highest_w:.0f} W"
+            )
+        return None
 
     def _jumped(self, last: tuple[int, float], end_ns: int, energy_j: float) -> bool:
         """Whether a counter moved by what no board can have used; it tells late, but not by many ticks."""
@@ -125,7 +122,8 @@ class Series:
 
     def miss(self, start_ns: int, end_ns: int, reason: str) -> None:
         """Note a stretch of which later readings do not tell what was used in it."""
-        self._outage(start_ns, end_ns, reason)
+        # One that still goes on stays the last.
+        self.outages.insert(len(self.outages) - self._out, Outage(start_ns, end_ns, reason))
 
     @property
     def reason(self) -> str | None:

@@ -157,3 +157,12 @@ def test_a_stretch_that_later_readings_do_not_tell_of_has_no_joules() -> None:
     series.miss(200 * MS, 480 * MS, "not read")
     assert series.reason_between(150 * MS, 450 * MS) == "not read"
     assert series.reason_between(610 * MS, 690 * MS) is None
+
+
+def test_a_stretch_that_is_missed_while_a_board_is_lost_does_not_end_the_loss() -> None:
+    series = series_of((0, 0.0), (100, 70.0), period_s=0.1)
+    series.fail(200 * MS, "lost")
+    series.miss(210 * MS, 390 * MS, "not read")
+    assert series.reason == "lost"
+    series.add(500 * MS, 500 * MS, 140.0)
+    assert [(each.reason, each.end_ns // MS) for each in series.outages] == [("not read", 390), ("lost", 500)]
