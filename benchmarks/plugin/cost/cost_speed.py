@@ -106,9 +106,11 @@ def pairs(loop: Loop, uuids: list[str], number: int) -> list[tuple[float, float]
             if metered:
                 measuring = measure(uuids, ("nvml",))
                 with measuring, measuring.window("block"):
+                    # As long as without meters: a loop is slower after a rest.
                     time.sleep(REST_S)
                     spent[metered] = loop(turns)
             else:
+                # See above.
                 time.sleep(REST_S)
                 spent[metered] = loop(turns)
         results.append((spent[False], spent[True]))
