@@ -63,7 +63,8 @@ class MeasuredRound:
 
 def gap_needed_s(trace: Sequence[Series], least_s: float) -> float:
     """How long a quiet gap must be to show the idle power of every counter (seconds)."""
-    needed = [series.domain.smear_s + GAP_TICKS * (series.period_s or 0.0) for series in trace]
+    late = [series.domain.smear_s + series.domain.late_s[1] for series in trace]
+    needed = [late_s + GAP_TICKS * (each.period_s or 0.0) for late_s, each in zip(late, trace, strict=True)]
     return max([least_s, *needed])
 
 

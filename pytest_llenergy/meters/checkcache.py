@@ -56,7 +56,8 @@ class CheckCache:
         if entry is None or entry.board != board:
             return None
         result, age_s = entry.result, time.time() - entry.checked_s
-        provisional = result.reason is not None or (result.doubt or 0.0) > DISAGREEMENT
+        told_nothing = result.period_s is None and result.power_period_s is None
+        provisional = told_nothing or result.reason is not None or (result.doubt or 0.0) > DISAGREEMENT
         return None if provisional and not 0 <= age_s <= PROVISIONAL_S else result
 
     def store(self, board: CheckedBoard, result: CheckResult) -> None:

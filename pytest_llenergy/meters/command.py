@@ -25,7 +25,6 @@ from typing import IO
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.accuracy import Accuracy, split_accuracy
-from pytest_llenergy.meters.power import IntegratedPower
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
 
 FIRST_LINE_S = 5.0
@@ -49,7 +48,6 @@ class CommandMeter:
         """Starts the program and waits for its first line. Raises ``MeterError``."""
         arguments = _split(command)
         self._program = Path(arguments[0]).name
-        self._power = IntegratedPower(math.inf)
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
@@ -118,8 +116,9 @@ class CommandMeter:
                         f"printed {line.decode(errors='replace').rstrip()!r}, which is no number of watts"
                     )
                     break
-                self._energy_j = self._power.add(now_s, watts)
                 if self._last_s is not None:
+                    # A line tells the mean since the one before.
+                    self._energy_j += watts * (now_s - self._last_s)
                     self._intervals.append(now_s - self._last_s)
                 self._last_s = now_s
                 self._changed.notify()

@@ -83,7 +83,7 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
 
     The readings of a running average are of the gap only once its smear is over.
     """
-    ticks = series.between(start_ns + series.smear_ns, end_ns)
+    ticks = series.as_one(series.between(start_ns + series.smear_ns, end_ns))
     if series.domain.max_age_s is None:
         ticks = _sharp(ticks)
     return quiet_from(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pytest_llenergy.meters.pace import Pace
@@ -33,8 +33,9 @@ class Answer(NamedTuple):
 class Follower:
     """One open meter: what it said, and when it is due again."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.meter = meter
+        self._clock = clock
         self.series = [Series(meter.name, domain) for domain in meter.domains]
         self.pace = Pace(self.series, meter.poll_period_s)
         self.due_ns = 0
@@ -62,7 +63,7 @@ class Follower:
             self._take(answer, planned_ns, sparing=True)
 
     def _ask(self) -> Answer:
-        begin_ns = self.asked_ns = time.monotonic_ns()
+        begin_ns = self.asked_ns = self._clock()
         values: Sequence[object]
         try:
             values = self.meter.read()
@@ -70,7 +71,7 @@ class Follower:
             # Meters come from third parties too; one that breaks must not end the reading of the rest.
             values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
         self.asked_ns = None
-        return Answer(begin_ns, time.monotonic_ns(), values)
+        return Answer(begin_ns, self._clock(), values)
 
     def _take(self, answer: Answer, put_off_to_ns: int, sparing: bool) -> None:
         put_off, self._put_off = self._put_off, put_off_to_ns > self.due_ns

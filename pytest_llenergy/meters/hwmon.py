@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.accuracy import Accuracy, split_accuracy
-from pytest_llenergy.meters.power import IntegratedPower
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
+from pytest_llenergy.meters.refresh import Refresh, refresh_seen, refreshed_every
 from pytest_llenergy.model.record import Flag
 
 ROOT = Path("/sys/class/hwmon")
@@ -30,6 +30,8 @@ MOST_W = 100_000
 MOST_MICROJOULES = 2**64 - 1
 #: Longest time that a chip may give for refreshing or averaging (milliseconds).
 LONGEST_INTERVAL_MS = 600_000
+#: Drivers that do not say when they ask the chip again do so within about a second.
+SLOWEST_REFRESH_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,16 @@ class HwmonMeter:
     def __init__(self, sensor: Sensor, accuracy: Accuracy) -> None:
         """Raises ``MeterError`` when the sensor cannot be read."""
         self._sensor = sensor
-        self._power = IntegratedPower(sensor.update_period_s or 0.0)
         try:
             self._descriptor = os.open(sensor.file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise MeterError(f"hwmon: {sensor.file} cannot be opened ({error.strerror})") from None
-        first = self._value()
-        if isinstance(first, str):
+        try:
+            refresh = self._refresh()
+        except BaseException:
             self.close()
-            raise MeterError(first)
+            raise
+        self._power = refresh.integral()
         self.domains = (
             Domain(
                 name=f"hwmon:{sensor.chip}/{sensor.label}",
@@ -73,12 +76,34 @@ class HwmonMeter:
                 accuracy=accuracy.words,
                 limits=accuracy.limits,
                 covers_others=True,
-                update_period_s=sensor.update_period_s,
+                update_period_s=refresh.period_s or None,
+                max_age_s=refresh.max_age_s,
                 smear_s=sensor.smear_s,
+                late_s=refresh.late_s,
                 integrated=sensor.is_power,
-                flags=(*accuracy.flags, *_flags(sensor)),
+                flags=(*accuracy.flags, *_flags(sensor, refresh)),
             ),
         )
+
+    def _refresh(self) -> Refresh:
+        """What the chip tells, or else what watching it tells, which takes a second."""
+        self._asked()
+        if not self._sensor.is_power:
+            return Refresh(self._sensor.update_period_s or 0.0)
+        if self._sensor.update_period_s is not None:
+            return refreshed_every(self._sensor.update_period_s)
+        from pytest_llenergy.meters.selfcheck import check
+
+        name = self._sensor.label
+        seen = check({name: lambda: (None, self._asked())}, {name: SLOWEST_REFRESH_S})[name]
+        return refresh_seen(seen, SLOWEST_REFRESH_S)
+
+    def _asked(self) -> float:
+        """Raises ``MeterError`` with the reason when there is no value."""
+        value = self._value()
+        if isinstance(value, str):
+            raise MeterError(value)
+        return value
 
     def _value(self) -> float | str:
         """Watts or joules, or the reason why there are none."""
@@ -104,14 +129,15 @@ class HwmonMeter:
         os.close(self._descriptor)
 
 
-def _flags(sensor: Sensor) -> list[Flag]:
+def _flags(sensor: Sensor, refresh: Refresh) -> list[Flag]:
     """What the chip leaves in the dark."""
     flags = []
-    if sensor.is_power and sensor.update_period_s is None:
+    if not refresh.known:
         detail = (
-            f"{sensor.chip} does not tell how often {sensor.label} is refreshed: short windows may miss it"
+            f"{sensor.chip} does not tell how often {sensor.label} is refreshed, and it did not change while "
+            f"it was watched; its joules may be told up to {refresh.late_s[1]:.0f} s late"
         )
-        flags.append(Flag(name="refresh-unknown", severity="note", detail=detail))
+        flags.append(Flag(name="refresh-unknown", severity="warning", detail=detail))
     if not sensor.smear_known:
         detail = f"{sensor.chip} does not tell over how long {sensor.label} is averaged: phases may blur"
         flags.append(Flag(name="averaging-unknown", severity="note", detail=detail))

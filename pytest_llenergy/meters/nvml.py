@@ -14,6 +14,7 @@ from pytest_llenergy.meters.checkcache import CheckCache, CheckedBoard, boot_id
 from pytest_llenergy.meters.checkresult import CheckResult
 from pytest_llenergy.meters.power import IntegratedPower
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets, within
+from pytest_llenergy.meters.refresh import Refresh, refresh_seen
 from pytest_llenergy.meters.sensors import SLOWEST_REFRESH_S, coverage
 from pytest_llenergy.meters.sources import Sources, find_sources
 from pytest_llenergy.model.record import Flag
@@ -30,9 +31,11 @@ GAIN_LIMIT = 0.10
 #: Counters and power readings are in mJ and mW.
 STEP = 0.001
 
-#: Seconds between readings, at most and at least; a tenth of the tick period in between.
+#: Seconds between readings, at most and at least; a tenth of the tick period in between. Power is integrated
+#: as it comes, so that readings cannot be put off for what they cost.
 SLOWEST_POLL_S = 0.01
 FASTEST_POLL_S = 0.002
+FASTEST_POWER_POLL_S = 0.005
 
 
 class NvmlMeter:
@@ -53,9 +56,10 @@ class NvmlMeter:
             domain = _counter_domain(sources, sources.counter, result)
         else:
             quantity = _power_to_integrate(sources, result)
-            domain = _power_domain(sources, quantity, result)
-            every_reading_is_new = domain.max_age_s is not None
-            self._integral = IntegratedPower(0.0 if every_reading_is_new else domain.update_period_s or 0.0)
+            watched = result if quantity == sources.watched else None
+            refresh = refresh_seen(watched, SLOWEST_REFRESH_S)
+            domain = _power_domain(sources, quantity, result, refresh)
+            self._integral = refresh.integral()
         self.domains: Sequence[Domain] = (domain,)
         self.poll_period_s = _poll_period_s(domain)
         self._value = session.reader(self._handle, quantity)
@@ -76,7 +80,8 @@ class NvmlMeter:
 def _poll_period_s(domain: Domain) -> float:
     if domain.update_period_s is None or domain.max_age_s is not None:
         return SLOWEST_POLL_S
-    return min(max(domain.update_period_s / 10, FASTEST_POLL_S), SLOWEST_POLL_S)
+    fastest_s = FASTEST_POWER_POLL_S if domain.integrated else FASTEST_POLL_S
+    return min(max(domain.update_period_s / 10, fastest_s), SLOWEST_POLL_S)
 
 
 def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
@@ -106,36 +111,33 @@ def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) ->
     )
 
 
-def _power_domain(sources: Sources, power: Quantity, result: CheckResult) -> Domain:
-    was_watched = power == sources.watched
-    seen_s = result.power_period_s if was_watched else None
-    # Power that does not change does not show when it is refreshed.
-    period_s = SLOWEST_REFRESH_S if seen_s is None else seen_s
-    share, known_from = coverage(sources.board.name, period_s)
+def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh) -> Domain:
+    share, known_from = coverage(sources.board.name, refresh.period_s)
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
         source=f"{power.name} integrated",
         scope=power.scope,
-        resolution_j=period_s * STEP,
+        resolution_j=refresh.period_s * STEP,
         accuracy=_accuracy(share, known_from),
         limits=within(GAIN_LIMIT),
-        update_period_s=period_s,
-        max_age_s=period_s if was_watched and result.power_continuous else None,
+        update_period_s=refresh.period_s,
+        max_age_s=refresh.max_age_s,
         smear_s=sources.smear_s(power),
+        late_s=refresh.late_s,
         integrated=True,
         coverage=share,
         highest_w=_highest_w(sources, power),
-        flags=(*_flags(sources, power, result.reason), *_refresh(sources, power, period_s, told=seen_s)),
+        flags=(*_flags(sources, power, result.reason), *_unknown(sources, power, refresh)),
     )
 
 
-def _refresh(sources: Sources, power: Quantity, period_s: float, *, told: float | None) -> tuple[Flag, ...]:
-    if told is not None:
+def _unknown(sources: Sources, power: Quantity, refresh: Refresh) -> tuple[Flag, ...]:
+    if refresh.known:
         return ()
     detail = (
-        f"{sources.board.uuid}: {power.label} did not change while it was checked; it is taken to be "
-        f"refreshed every {period_s * 1e3:.0f} ms, and what is integrated may be wrong by more than said"
+        f"{sources.board.uuid}: {power.label} did not change while it was checked, so it is not known when "
+        f"it is refreshed; its joules may be told up to {refresh.late_s[1] * 1e3:.0f} ms late"
     )
     return (Flag(name="refresh-unknown", severity="warning", detail=detail),)
 

@@ -69,7 +69,8 @@ class Pace:
 
     def __init__(self, series: Sequence[Series], poll_period_s: float) -> None:
         self._poll_ns = round(poll_period_s * 1e9)
-        slow = [each for each in series if each.domain.max_age_s is None]
+        # Integrated power does not move at moments of its own, but at those of the readings.
+        slow = [each for each in series if each.domain.max_age_s is None and not each.domain.integrated]
         self._leader = slow[0] if len(slow) == len(series) and slow else None
         self._deviation_ns = 1e6
         self._expected_ns: float | None = None

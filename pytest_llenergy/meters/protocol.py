@@ -32,6 +32,7 @@ class Domain(NamedTuple):
     - ``update_period_s``: nominal time between two ticks; ``None`` where only watching tells.
     - ``max_age_s``: no reading is ever older; ``None`` for a counter that stands still between ticks.
     - ``smear_s``: how long a change of power takes to be over in the readings, for running averages.
+    - ``late_s``: the joules of a reading are those of a moment that was at least and at most so long before.
 
     ``integrated`` says that the joules are made of power readings as they come: one that is not made is
     missing from them, while a counter goes on when nobody reads it.
@@ -52,6 +53,7 @@ class Domain(NamedTuple):
     update_period_s: float | None = None
     max_age_s: float | None = None
     smear_s: float = 0.0
+    late_s: tuple[float, float] = (0.0, 0.0)
     integrated: bool = False
     coverage: float = 1.0
     highest_w: float | None = None

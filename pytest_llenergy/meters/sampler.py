@@ -11,22 +11,15 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.follower import Follower
 from pytest_llenergy.meters.protocol import Meter
-from pytest_llenergy.meters.thrift import Thrift
+from pytest_llenergy.meters.reader import Reader
 from pytest_llenergy.meters.trace import Mark, Series
 
 #: Longest sleep from which the thread cannot be called (seconds).
 LONGEST_SLEEP_S = 0.02
 
-#: Meters due within this time of one another are read in one go (nanoseconds).
-TOGETHER_NS = 300_000
-
 #: Periods of a counter by which a tick may be late.
 SLOW_TICKS = 1.5
-
-#: How long, at most, is spent on learning how counters tick (seconds).
-LEARNING_S = 2.0
 
 #: How long a reading is waited for before it counts as one that will not come (seconds).
 HANGING_S = 5.0
@@ -40,7 +33,8 @@ class Sampler:
     """
 
     def __init__(self, meters: Sequence[Meter]) -> None:
-        self._followers = [Follower(meter) for meter in meters]
+        self._reader = Reader(meters)
+        self._followers = self._reader.followers
         self._edges = [each for each in self._followers if each.always_fresh]
         #: When windows began and ended.
         self.marks: list[Mark] = []
@@ -51,19 +45,15 @@ class Sampler:
         self._bell.acquire()
         self._hangs = False
         self._owner = os.getpid()
-        # Power readings are joined as they come: what is read late is taken for power at another time.
-        self._thrift = Thrift(
-            always_closely=any(domain.integrated for meter in meters for domain in meter.domains)
-        )
+        self._thrift = self._reader.thrift
         self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
 
     @property
     def series(self) -> list[Series]:
         """One series a domain, in the order of the meters, with all that was read so far."""
-        if any(each.noted for each in self._followers) and self._take_lock():
+        if self._reader.has_noted and self._take_lock():
             try:
-                for each in self._followers:
-                    each.catch_up()
+                self._reader.catch_up()
             finally:
                 self._lock.release()
         return [series for each in self._followers for series in each.series]
@@ -71,9 +61,7 @@ class Sampler:
     def __enter__(self) -> Sampler:
         if self._thread.ident is not None:
             raise MeterError("these meters were read and closed; open them anew, with measure()")
-        for each in self._followers:
-            each.read()
-        self._start_ns = time.monotonic_ns()
+        self._reader.begin()
         self._thread.start()
         return self
 
@@ -140,7 +128,11 @@ class Sampler:
         if self._is_fork():
             return
         slowest_s = max(
-            ((SLOW_TICKS + ticks) * (s.period_s or 0.0) + s.domain.smear_s for s in self.series), default=0.0
+            (
+                (SLOW_TICKS + ticks) * (s.period_s or 0.0) + s.domain.smear_s + s.domain.late_s[1]
+                for s in self.series
+            ),
+            default=0.0,
         )
         patience_s = timeout_s + slowest_s
         deadline = time.monotonic() + patience_s
@@ -149,7 +141,7 @@ class Sampler:
                 # One that has stood still for as long already is not waited for again.
                 stale_ns = time.monotonic_ns() - round(patience_s * 1e9)
                 if all(
-                    series.settled(after_ns, ticks) or series.latest_ns(self._start_ns) < stale_ns
+                    series.settled(after_ns, ticks) or series.latest_ns(self._reader.start_ns) < stale_ns
                     for series in self.series
                 ):
                     return
@@ -182,46 +174,13 @@ class Sampler:
                     )
 
     def _run(self) -> None:
-        woken_ns, spent_ns = time.monotonic_ns(), time.thread_time_ns()
-        put_off_to_ns, planned_ns, noting = 0, woken_ns, False
+        self._reader.wake()
         while self._followers and not self._stopping:
-            now_ns, sparing = time.monotonic_ns(), self._thrift.sparing
-            # Where readings are put off, they are made together: to wake up costs most. At work they are then
-            # rare and only noted, until the timetable can be paid for again.
-            put_off = put_off_to_ns > woken_ns
-            if noting:
-                put_off_to_ns = max(put_off_to_ns, planned_ns)
-            noting = sparing and (put_off or (noting and not self._thrift.recovered))
-            until_ns = now_ns + (self._longest_ns if noting or put_off else TOGETHER_NS)
             with self._lock:
-                for each in self._followers:
-                    if each.due_ns > until_ns:
-                        continue
-                    if noting:
-                        each.note(planned_ns)
-                    else:
-                        each.read(put_off_to_ns, sparing)
-            spent_before_ns, spent_ns = spent_ns, time.thread_time_ns()
-            self._thrift.pay(spent_ns - spent_before_ns, now_ns - woken_ns)
-            woken_ns = now_ns
-            wait_ns = 0 if self._learning(now_ns) else self._thrift.wait_ns(self._longest_ns)
-            put_off_to_ns = now_ns + wait_ns
-            due_ns = now_ns + self._longest_ns if noting else min(each.due_ns for each in self._followers)
-            planned_ns = max(put_off_to_ns, round(due_ns))
+                planned_ns = self._reader.turn()
             self._sleep((planned_ns - time.monotonic_ns()) / 1e9)
         with self._lock:
-            for each in self._followers:
-                each.catch_up()
-
-    def _learning(self, now_ns: int) -> bool:
-        """Whether ticks are looked at closely for a start, so that less will do later."""
-        early = now_ns - self._start_ns < LEARNING_S * 1e9
-        return early and not self._thrift.sparing and any(each.pace.learning for each in self._followers)
-
-    @property
-    def _longest_ns(self) -> float:
-        """How long all meters may be left alone."""
-        return min(each.pace.longest_ns for each in self._followers)
+            self._reader.catch_up()
 
     def _ring(self) -> None:
         """Call the thread from its sleep, or from its next one."""

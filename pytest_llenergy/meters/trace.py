@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ class Series:
         self.ticks: list[Tick] = []
         self.outages: list[Outage] = []
         self.late: list[tuple[int, int]] = []
+        self._late_ns = round(domain.late_s[0] * 1e9), round(domain.late_s[1] * 1e9)
         self._last: tuple[int, float] | None = None
         self._offset_j = 0.0
         self._out = False
@@ -123,7 +125,9 @@ class Series:
     def miss(self, start_ns: int, end_ns: int, reason: str) -> None:
         """Note a stretch of which later readings do not tell what was used in it."""
         # One that still goes on stays the last.
-        self.outages.insert(len(self.outages) - self._out, Outage(start_ns, end_ns, reason))
+        self.outages.insert(
+            len(self.outages) - self._out, Outage(start_ns - self._late_ns[1], end_ns, reason)
+        )
 
     @property
     def reason(self) -> str | None:
@@ -143,9 +147,11 @@ class Series:
         self.outages[-1] = self.outages[-1]._replace(end_ns=end_ns)
 
     def _outage(self, start_ns: int, end_ns: int, reason: str) -> None:
-        self.outages.append(Outage(start_ns, end_ns, reason))
+        self.outages.append(Outage(start_ns - self._late_ns[1], end_ns, reason))
 
     def _tick(self, earliest_ns: int, latest_ns: int, energy_j: float) -> None:
+        at_least_ns, at_most_ns = self._late_ns
+        earliest_ns, latest_ns = earliest_ns - at_most_ns, latest_ns - at_least_ns
         self.ticks.append(Tick(earliest_ns, latest_ns, energy_j + self._offset_j))
 
     def _oldest(self, begin_ns: int) -> int:
@@ -169,6 +175,20 @@ class Series:
         """Whether so many ticks have come after a moment, or none will."""
         return self.reason is not None or len(self.around(time_ns + self.smear_ns, ticks)[1]) >= ticks
 
+    @property
+    def shift_s(self) -> float:
+        """The width of what is not known of how late all ticks are alike (seconds)."""
+        at_least_s, at_most_s = self.domain.late_s
+        return at_most_s - at_least_s
+
+    def as_one(self, ticks: Sequence[Tick]) -> list[Tick]:
+        """Ticks without what is not known of all of them alike: as they lie to one another."""
+        half_ns = round(self.shift_s * 1e9 / 2)
+        return [
+            tick._replace(earliest_ns=tick.earliest_ns + half_ns, latest_ns=tick.latest_ns - half_ns)
+            for tick in ticks
+        ]
+
     def latest_ns(self, default_ns: int) -> int:
         """When the counter last ticked, or else the default."""
         return self.ticks[-1].latest_ns if self.ticks else default_ns
@@ -189,6 +209,12 @@ class Series:
         last = bisect_right(self.ticks, time_ns, key=_latest)
         first = bisect_left(self.ticks, time_ns, key=_earliest)
         return self.ticks[max(0, last - n) : last], self.ticks[first : first + n]
+
+    def spanning(self, start_ns: int, end_ns: int, n: int) -> list[Tick]:
+        """All ticks from the ``n``-th that was surely before an interval to the ``n``-th surely after it."""
+        first = bisect_right(self.ticks, start_ns, key=_latest)
+        last = bisect_left(self.ticks, end_ns, key=_earliest)
+        return self.ticks[max(0, first - n) : last + n]
 
     def latest_pause_s(self, start_ns: int, end_ns: int) -> float:
         """The longest stretch without a due reading that touches an interval (seconds)."""

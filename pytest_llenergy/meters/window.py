@@ -42,7 +42,8 @@ class Window:
 
     def __enter__(self) -> Window:
         if self._start_ns is not None:
-            raise MeterError(f"window {self.name!r} was entered twice; make a new one")
+            told = "has ended" if self.ended else f"is open already, until end({self.name!r})"
+            raise MeterError(f"window {self.name!r} {told}; make a new one with window({self.name!r})")
         _synchronize()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()

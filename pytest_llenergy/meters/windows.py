@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pytest_llenergy.meters.edges import (
     Quiet,
     at_end,
     at_start,
+    power_between,
     powers,
     resolution_variance,
     unbracketed,
@@ -22,6 +24,9 @@ from pytest_llenergy.meters.trace import Mark, Series
 
 #: A window whose standard uncertainty is above this share of its energy says nothing.
 RESOLVABLE = 1 / 3
+
+#: Ticks of integrated power on either side of a window of which the power shows what changed at its edge.
+BESIDE = 2
 
 
 def energy_between(
@@ -50,6 +55,12 @@ def energy_between(
             return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
         resolution = Variances(resolution=resolution_variance(series))
         energy = Energy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
+        if before and after:
+            # Of ticks that all come as much too late, only the powers outside tell.
+            shifted_j = (after.watts - before.watts) * series.shift_s
+            energy = replace(energy, variances=energy.variances + Variances(outside=shifted_j**2 / 12))
+    sampling = Variances(coverage=_unsampled(series, start_ns, end_ns))
+    energy = replace(energy, variances=energy.variances + sampling)
     if series.domain.coverage >= 1:
         return energy
     unseen = unseen_variance(series, start_ns, end_ns, before, after)
@@ -60,6 +71,26 @@ def energy_between(
         )
         return Energy(None, reason=reason)
     return replace(energy, variances=energy.variances + Variances(coverage=unseen))
+
+
+def _unsampled(series: Series, start_ns: int, end_ns: int) -> float:
+    """What power may have done between the readings of which it was integrated (J²).
+
+    Where each refresh is looked for, a change ΔP of power is put down to a moment within the time g in which
+    it was found: (g ΔP)²/12 each. Where each reading tells the power of its moment, the trapezoid rule is
+    wrong by as much for a step between two readings that are h apart. If power goes up and down faster than
+    that they are a sample, and the energy of h scatters by h σ. The trace holds the means of neighbouring
+    readings. By their differences d the variances are h² Σd²/6 and 2 h² Σd²; h² Σd²/√3 is the geometric mean.
+    """
+    if not series.domain.integrated:
+        return 0.0
+    ticks = series.spanning(start_ns, end_ns, BESIDE)
+    steps = pairwise(power_between(a, b) for a, b in pairwise(ticks))
+    changes = [(b - a, tick, after) for (a, b), (tick, after) in zip(steps, pairwise(ticks[1:]), strict=True)]
+    if series.domain.max_age_s is None:
+        return sum((change_w * tick.gap_s) ** 2 for change_w, tick, _ in changes) / 12
+    spread = sum((change_w * (after.time_ns - tick.time_ns) / 1e9) ** 2 for change_w, tick, after in changes)
+    return spread / math.sqrt(3)
 
 
 def edge(series: Series, time_ns: int) -> Reading | None:

@@ -11,7 +11,8 @@ from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.quantities import Energy
 from pytest_llenergy.meters.windows import energy_between, resolvable
 
-from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain, watched
+from .watching import Spell, watched
+from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain
 
 #: The power limit that the meter is told; no wave goes above 700 W.
 HIGHEST_W = 750.0
@@ -19,17 +20,32 @@ HIGHEST_W = 750.0
 
 @dataclass(frozen=True)
 class Kind:
-    """What is varied on purpose: a sensor that sees everything or a part, quiet gaps or load all around."""
+    """What is varied on purpose.
+
+    A sensor that sees everything or a part; quiet gaps as in a round, or load all around as for a window of
+    ``measure``; how many boards the one reader has to follow; a counter, or power that is integrated.
+    """
 
     part_time: bool
     quiet: bool
+    boards: int = 1
+    integrated: bool = False
 
     def __str__(self) -> str:
-        sensor = "part-time" if self.part_time else "full"
-        return f"{sensor} sensor, {'quiet gaps' if self.quiet else 'load all around'}"
+        sensor = (
+            "power integrated" if self.integrated else f"{'part-time' if self.part_time else 'full'} sensor"
+        )
+        boards = f"{self.boards} board{'s' * (self.boards > 1)}"
+        return f"{sensor}, {'quiet gaps' if self.quiet else 'load all around'}, {boards}"
 
 
-KINDS = [Kind(part_time, quiet) for part_time in (False, True) for quiet in (True, False)]
+KINDS = [
+    Kind(part_time, quiet, boards)
+    for boards in (1, 8)
+    for part_time in (False, True)
+    for quiet in (True, False)
+]
+KINDS += [Kind(part_time=False, quiet=quiet, integrated=True) for quiet in (True, False)]
 
 
 @dataclass(frozen=True)
@@ -55,11 +71,11 @@ class Case:
 def draw(rng: Random, kind: Kind) -> Case:
     """A window of 10 ms to 10 s, the logarithm uniform; a counter that ticks every 10 to 110 ms.
 
-    Half of the counters tick late by up to an eighth of that, half have a known period, half of the edges
-    are read as they happen.
+    Half of the counters tick late by up to an eighth of that, half have a known period. The reader has begun
+    one to four seconds before.
     """
     latch_ns = rng.randrange(10 * MS, 110 * MS)
-    jitter_ns = rng.randrange(1, latch_ns // 8) if rng.random() < 0.5 else 0
+    jitter_ns = rng.randrange(1, latch_ns // 8) if rng.random() < 0.5 and not kind.integrated else 0
     window_ns = round(latch_ns * rng.uniform(0.2, 0.8)) if kind.part_time else 0
     start_ns = EPOCH + rng.randrange(latch_ns)
     end_ns = start_ns + round(10 ** rng.uniform(7, 10))
@@ -67,28 +83,31 @@ def draw(rng: Random, kind: Kind) -> Case:
     margin = (0, 0) if kind.quiet else (rng.randrange(200 * MS, S), rng.randrange(200 * MS, S))
     load = (start_ns - margin[0], end_ns + margin[1])
     idle_w = rng.uniform(20, 120)
-    wave = Wave(((EPOCH - 3 * S, idle_w), *shape(rng, *load), (load[1], idle_w)))
-    sensor = Sensor(wave, latch_ns, rng.randrange(latch_ns), jitter_ns, window_ns)
-    known = latch_ns / S if rng.random() < 0.5 else None
+    wave = Wave(((EPOCH - 8 * S, idle_w), *shape(rng, *load), (load[1], idle_w)))
+    sensors = [
+        Sensor(wave, latch_ns, rng.randrange(latch_ns), jitter_ns, window_ns) for _ in range(kind.boards)
+    ]
+    known = latch_ns / S if kind.integrated or rng.random() < 0.5 else None
     coverage = window_ns / latch_ns if kind.part_time else 1.0
+    of = domain(period_s=known, coverage=coverage, highest_w=HIGHEST_W)
+    if kind.integrated:
+        of = of._replace(integrated=True, late_s=(latch_ns / S, latch_ns / S))
     # Reading takes place a little outside the window: the one who reads is not the one who works.
-    lags = (start_ns - rng.randrange(20_000, MS), end_ns + rng.randrange(20_000, MS))
+    begins_ns, ends_ns = start_ns - rng.randrange(20_000, MS), end_ns + rng.randrange(20_000, MS)
     gap_ns = max(250 * MS, round(3.5 * latch_ns))
-    series = watched(
-        sensor,
-        rng,
-        lags[0] - gap_ns - S,
-        lags[1] + gap_ns + 3 * latch_ns,
-        domain(period_s=known, coverage=coverage, highest_w=HIGHEST_W),
-        lags if rng.random() < 0.5 else (),
-    )
+    until_ns = ends_ns + gap_ns + 3 * latch_ns
+    spells = [Spell(begins_ns, ends_ns, at_work=True), Spell(ends_ns, until_ns, at_work=False)]
+    if kind.quiet:
+        spells.insert(0, Spell(begins_ns - gap_ns, begins_ns, at_work=False))
+    before_ns = begins_ns - gap_ns - rng.randrange(S, 4 * S)
+    series = watched(sensors, rng, before_ns, until_ns, of, spells)
     before = after = None
     if kind.quiet:
-        before = quiet_power(series, lags[0] - gap_ns, start_ns)
-        after = quiet_power(series, end_ns, lags[1] + gap_ns)
+        before = quiet_power(series, begins_ns - gap_ns, start_ns)
+        after = quiet_power(series, end_ns, ends_ns + gap_ns)
     duration_s = (end_ns - start_ns) / S
     energy = resolvable(energy_between(series, start_ns, end_ns, before, after), series, duration_s)
-    naive_j = sensor.counter_j(end_ns) - sensor.counter_j(start_ns)
+    naive_j = sensors[0].counter_j(end_ns) - sensors[0].counter_j(start_ns)
     true_j = wave.joules(start_ns, end_ns)
     return Case(kind, shape.__name__, duration_s, latch_ns / S, energy, true_j, naive_j)
 

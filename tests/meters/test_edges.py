@@ -17,6 +17,7 @@ from pytest_llenergy.meters.edges import (
     under_load,
 )
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.windows import energy_between
 
 from .waves import EPOCH, MS, S, Sensor, Wave, domain, seen
 
@@ -45,6 +46,22 @@ class TestQuietEdges:
         assert end is not None
         # 340 ms at 400 W. The readings are 0.1 ms apart, and idle power is 60 W at most.
         assert end.energy_j - start.energy_j == pytest.approx(136, abs=0.02)
+
+    def test_ticks_that_are_all_as_late_cost_the_difference_of_the_idle_powers(self) -> None:
+        """It is not known how late: between at once and 200 ms. It was 200 ms."""
+        exact = seen(Sensor(WAVE, 0), fine(EPOCH - S, EPOCH + 3 * S), domain(max_age_s=0.001))
+        late = Series("nvml", domain(max_age_s=0.001)._replace(late_s=(0.0, 0.2)))
+        for moment in fine(EPOCH - S, EPOCH + 3 * S):
+            late.add(moment, moment, WAVE.energy_j(moment - 200 * MS))
+        found = []
+        for series in (exact, late):
+            before, after = quiet(series, EPOCH - S // 2, START), quiet(series, END, EPOCH + 2 * S)
+            found.append(energy_between(series, START, END, before, after))
+        true_j = WAVE.joules(START, END)
+        assert found[0].energy_j == pytest.approx(true_j, abs=0.1)
+        # Taken to be half of that, which puts 100 ms of 50 W in the place of 60 W.
+        assert found[1].energy_j == pytest.approx(true_j - 10 * 0.1, abs=0.1)
+        assert found[1].variances.outside == pytest.approx((10 * 0.2) ** 2 / 12, rel=0.1)
 
     def test_the_uncertainty_is_that_of_two_ticks_at_idle_power(self) -> None:
         gap_ns = 8 * MS

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -84,7 +86,7 @@ def test_what_the_chip_does_not_tell_is_flagged(tmp_path: Path) -> None:
     (domain,) = meter.domains
     meter.close()
     assert [(flag.name, flag.severity) for flag in domain.flags] == [
-        ("refresh-unknown", "note"),
+        ("refresh-unknown", "warning"),
         ("averaging-unknown", "note"),
     ]
 
@@ -198,8 +200,38 @@ def test_an_interval_of_zero_tells_nothing(tmp_path: Path) -> None:
     chip(tmp_path, "hwmon0", "ina238", power1_input=1_000_000, update_interval=0)
     meter = opened(tmp_path, "ina238@1%")
     meter.close()
-    assert meter.domains[0].update_period_s is None
-    assert [flag.name for flag in meter.domains[0].flags] == ["refresh-unknown"]
+    (domain,) = meter.domains
+    assert domain.late_s == (0.0, 2.0)
+    assert [flag.detail for flag in domain.flags] == [
+        "ina238 does not tell how often power1 is refreshed, and it did not change while it was watched; its "
+        "joules may be told up to 2 s late"
+    ]
+
+
+def test_what_the_chip_does_not_tell_is_found_by_watching_it(tmp_path: Path) -> None:
+    chip(tmp_path, "hwmon0", "amdgpu", power1_input="1000000")
+    enough = threading.Event()
+
+    def refresh() -> None:
+        with (tmp_path / "hwmon0" / "power1_input").open("r+b", buffering=0) as file:
+            for watts in itertools.cycle(range(1, 9)):
+                # In one go and always as long: nobody reads half of it.
+                os.pwrite(file.fileno(), b"%d000000\n" % watts, 0)
+                if enough.wait(0.05):
+                    return
+
+    thread = threading.Thread(target=refresh)
+    thread.start()
+    try:
+        meter = opened(tmp_path, "amdgpu@1%")
+    finally:
+        enough.set()
+        thread.join()
+    meter.close()
+    (domain,) = meter.domains
+    assert domain.update_period_s == pytest.approx(0.05, rel=0.2)
+    assert domain.late_s == (domain.update_period_s, domain.update_period_s)
+    assert domain.flags == ()
 
 
 def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:

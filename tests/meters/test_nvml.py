@@ -240,8 +240,8 @@ def test_a_frozen_counter_gives_way_to_integrated_power(
     flag, refresh = domain.flags
     assert (refresh.name, refresh.severity) == ("refresh-unknown", "warning")
     assert refresh.detail == (
-        f"{uuid}: NVML_FI_DEV_POWER_INSTANT did not change while it was checked; it is taken to be refreshed "
-        "every 100 ms, and what is integrated may be wrong by more than said"
+        f"{uuid}: NVML_FI_DEV_POWER_INSTANT did not change while it was checked, so it is not known when it "
+        "is refreshed; its joules may be told up to 200 ms late"
     )
     assert (flag.name, flag.severity) == ("counter-rejected", "warning")
     head, tail = flag.detail.split("stood still for 1.")
@@ -270,9 +270,7 @@ def test_integrated_power_is_the_energy(watched: Callable[..., World]) -> None:
         end_inner_ns = time.monotonic_ns()
         measured_j = joules(meter) - before_j
         end_outer_ns = time.monotonic_ns()
-    # Where power does not change, it counts from refresh to refresh.
-    assert measured_j >= world.true_energy_j(0, inner_ns, end_inner_ns) - 200 * 0.1
-    assert measured_j > 0
+    assert measured_j >= world.true_energy_j(0, inner_ns, end_inner_ns) - 0.01
     assert measured_j <= world.true_energy_j(0, outer_ns, end_outer_ns) + 0.01
 
 

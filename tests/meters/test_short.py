@@ -11,7 +11,8 @@ import pytest
 from pytest_llenergy.meters.short import is_short
 from pytest_llenergy.meters.windows import energy_between, resolvable
 
-from .waves import EPOCH, MS, S, Sensor, Wave, domain, watched
+from .watching import Spell, watched
+from .waves import EPOCH, MS, S, Sensor, Wave, domain
 
 TICK = 100 * MS
 
@@ -24,8 +25,10 @@ def scores(outside_w: float, inside_w: float, length_ms: int, load_ms: int | Non
         end_ns = start_ns + length_ms * MS
         until_ns = start_ns + (load_ms or length_ms) * MS
         wave = Wave(((EPOCH - 4 * S, outside_w), (start_ns, inside_w), (until_ns, outside_w)))
-        edges = (start_ns - 50_000, end_ns + 50_000)
-        series = watched(Sensor(wave, TICK), rng, start_ns - 2 * S, end_ns + S, domain(period_s=0.1), edges)
+        spells = [Spell(start_ns, end_ns, at_work=True), Spell(end_ns, end_ns + S, at_work=False)]
+        series = watched(
+            [Sensor(wave, TICK)], rng, start_ns - 2 * S, end_ns + S, domain(period_s=0.1), spells
+        )
         energy = resolvable(energy_between(series, start_ns, end_ns), series, length_ms / 1e3)
         if energy.energy_j is not None and energy.u_j is not None:
             found.append(abs(energy.energy_j - wave.joules(start_ns, end_ns)) / energy.u_j)
@@ -55,7 +58,7 @@ def test_a_load_that_goes_on_after_the_window_is_not_all_counted_in() -> None:
 
 def test_two_ticks_inside_make_a_window_long() -> None:
     wave = Wave(((EPOCH - 4 * S, 100.0), (EPOCH + 9 * S, 100.0)))
-    series = watched(Sensor(wave, TICK), Random(0), EPOCH, EPOCH + 2 * S, domain(period_s=0.1))
+    series = watched([Sensor(wave, TICK)], Random(0), EPOCH, EPOCH + 2 * S, domain(period_s=0.1))
     start_ns = EPOCH + 930 * MS
     assert is_short(series, start_ns, start_ns + 150 * MS)
     assert not is_short(series, start_ns, start_ns + 350 * MS)

@@ -12,7 +12,10 @@ MS = 1_000_000
 
 
 def series_of(
-    *readings: tuple[int, float], period_s: float | None = None, max_age_s: float | None = None
+    *readings: tuple[int, float],
+    period_s: float | None = None,
+    max_age_s: float | None = None,
+    late_s: tuple[float, float] = (0.0, 0.0),
 ) -> Series:
     domain = Domain(
         name="cpu:x",
@@ -21,6 +24,7 @@ def series_of(
         scope="test",
         update_period_s=period_s,
         max_age_s=max_age_s,
+        late_s=late_s,
         resolution_j=0.001,
         accuracy="exact",
         limits=within(0),
@@ -54,6 +58,29 @@ def test_a_reading_that_is_never_old_narrows_the_gap() -> None:
 def test_after_a_long_pause_the_last_tick_is_no_older_than_the_period_allows() -> None:
     ticks = series_of((0, 1.0), (1000, 9.0), period_s=0.1).ticks
     assert (ticks[-1].earliest_ns, ticks[-1].latest_ns) == (850 * MS, 1000 * MS)
+
+
+def test_joules_that_are_told_late_are_those_of_a_moment_before() -> None:
+    (tick,) = series_of((300, 5.0), (310, 7.0), late_s=(0.1, 0.1)).ticks
+    assert (tick.earliest_ns, tick.latest_ns) == (200 * MS, 210 * MS)
+
+
+def test_how_late_may_not_be_known_but_is_the_same_for_all_ticks() -> None:
+    series = series_of((300, 5.0), (310, 7.0), (320, 8.0), late_s=(0.0, 0.2))
+    assert [(tick.earliest_ns, tick.latest_ns) for tick in series.ticks] == [
+        (100 * MS, 310 * MS),
+        (110 * MS, 320 * MS),
+    ]
+    assert [(tick.earliest_ns, tick.latest_ns) for tick in series.as_one(series.ticks)] == [
+        (200 * MS, 210 * MS),
+        (210 * MS, 220 * MS),
+    ]
+
+
+def test_a_stretch_that_was_not_read_takes_with_it_what_was_told_late() -> None:
+    series = series_of((300, 5.0), (310, 7.0), late_s=(0.1, 0.1))
+    series.miss(400 * MS, 600 * MS, "nobody came")
+    assert series.outages == [(300 * MS, 600 * MS, "nobody came")]
 
 
 def test_a_slow_reading_is_a_wide_tick() -> None:

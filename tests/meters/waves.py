@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from random import Random
 
-from pytest_llenergy.meters.pace import Pace
 from pytest_llenergy.meters.protocol import Domain, within
 from pytest_llenergy.meters.trace import Series
 
@@ -72,6 +71,15 @@ class Sensor:
         index = bisect_right(self._ticks, time_ns, key=lambda tick: tick[0]) - 1
         return int(self._ticks[max(0, index)][1] * 1000) / 1000
 
+    def watts(self, time_ns: int) -> float:
+        """What a power reading says that is refreshed with the ticks: the mean since the one before."""
+        self.counter_j(time_ns)
+        last = bisect_right(self._ticks, time_ns, key=lambda tick: tick[0]) - 1
+        if last < 1:
+            return 0.0
+        (before_ns, before_j), (tick_ns, tick_j) = self._ticks[last - 1], self._ticks[last]
+        return round((tick_j - before_j) / ((tick_ns - before_ns) / S), 3)
+
     def _moment(self, k: int) -> int:
         late_ns = Random(k).randrange(self.jitter_ns) if self.jitter_ns else 0
         return k * self.latch_ns + self.phase_ns + late_ns
@@ -113,27 +121,6 @@ def seen(sensor: Sensor, moments: Iterable[int], of: Domain | None = None) -> Se
     series = Series("nvml", of or domain())
     for moment in sorted(moments):
         series.add(moment, moment, sensor.counter_j(moment))
-    return series
-
-
-def watched(
-    sensor: Sensor, rng: Random, start_ns: int, end_ns: int, of: Domain, extra: Iterable[int] = ()
-) -> Series:
-    """The series of a background reader that keeps its own pace on a busy machine.
-
-    It wakes up to a millisecond late, is now and then not scheduled for tens of milliseconds, and reads
-    at the ``extra`` moments besides.
-    """
-    series = Series("nvml", of)
-    pace = Pace([series], 0.01)
-    now_ns, edges = start_ns, sorted(extra)
-    while now_ns < end_ns:
-        while edges and edges[0] <= now_ns:
-            edge_ns = edges.pop(0)
-            series.add(edge_ns, edge_ns, sensor.counter_j(edge_ns))
-        series.add(now_ns, now_ns + 20_000, sensor.counter_j(now_ns + 10_000))
-        now_ns = pace.next_ns(now_ns + 20_000) + rng.randrange(50_000, MS // 2)
-        now_ns += rng.randrange(40 * MS) if rng.random() < 0.02 else 0
     return series
 
 

@@ -28,7 +28,7 @@ RULE = ("---", *["---:"] * len(HEADER))
 def main() -> int:
     """Print the table. Returns 1 when a promise is not kept."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=2500, help="of each kind (default: 2500)")
+    parser.add_argument("--windows", type=int, default=1000, help="of each kind (default: 1000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to keep the figures")
     args = parser.parse_args()
@@ -45,8 +45,8 @@ def main() -> int:
             "rows": {name: asdict(row) for name, row in rows.items()},
         }
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
-    kept = all(rows[str(kind)].covered >= COVERED and rows[str(kind)].fullness > FULLNESS for kind in KINDS)
-    return 0 if kept else 1
+    covered = all(rows[str(kind)].covered >= COVERED for kind in KINDS)
+    return 0 if covered and rows["all"].fullness > FULLNESS else 1
 
 
 def _cases(kind: Kind, windows: int, seed: int) -> list[Case]:

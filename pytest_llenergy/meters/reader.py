@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which meters are read at a wake-up, how closely, and when the next one is. It has no thread of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from pytest_llenergy.meters.follower import Follower
+from pytest_llenergy.meters.protocol import Meter
+from pytest_llenergy.meters.thrift import Thrift
+
+#: Meters due within this time of one another are read in one go (nanoseconds).
+TOGETHER_NS = 300_000
+
+#: How long, at most, is spent on learning how counters tick (nanoseconds).
+LEARNING_NS = 2_000_000_000
+
+
+class Reader:
+    """Open meters, each with its timetable, and what all of them together may cost.
+
+    ``clock`` gives monotonic nanoseconds, ``spent`` the CPU time of whoever calls ``turn``.
+    """
+
+    def __init__(
+        self,
+        meters: Sequence[Meter],
+        clock: Callable[[], int] = time.monotonic_ns,
+        spent: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self._clock, self._spent = clock, spent
+        self.followers = [Follower(meter, clock) for meter in meters]
+        # Power readings are joined as they come: what is read late is taken for power at another time.
+        self.thrift = Thrift(
+            always_closely=any(domain.integrated for meter in meters for domain in meter.domains)
+        )
+        self._noting = False
+        self._put_off_to_ns = 0
+
+    def begin(self) -> None:
+        """Read each meter for the first time."""
+        for each in self.followers:
+            each.read()
+        self.start_ns = self._clock()
+
+    def wake(self) -> None:
+        """The first wake-up of the thread that calls ``turn`` from now on."""
+        self._woken_ns = self._planned_ns = self._clock()
+        self._spent_ns = self._spent()
+
+    def turn(self) -> int:
+        """Read what is due. Returns when to wake up again."""
+        now_ns, sparing = self._clock(), self.thrift.sparing
+        # Where readings are put off, they are made together: to wake up costs most. At work they are then
+        # rare and only noted, until the timetable can be paid for again.
+        put_off = self._put_off_to_ns > self._woken_ns
+        if self._noting:
+            self._put_off_to_ns = max(self._put_off_to_ns, self._planned_ns)
+        self._noting = sparing and (put_off or (self._noting and not self.thrift.recovered))
+        until_ns = now_ns + (self._longest_ns if self._noting or put_off else TOGETHER_NS)
+        for each in self.followers:
+            if each.due_ns > until_ns:
+                continue
+            if self._noting:
+                each.note(self._planned_ns)
+            else:
+                each.read(self._put_off_to_ns, sparing)
+        return self._plan(now_ns)
+
+    def catch_up(self) -> None:
+        """Work out what was only noted."""
+        for each in self.followers:
+            each.catch_up()
+
+    @property
+    def has_noted(self) -> bool:
+        """Whether there is anything to catch up on."""
+        return any(each.noted for each in self.followers)
+
+    def _plan(self, now_ns: int) -> int:
+        spent_before_ns, self._spent_ns = self._spent_ns, self._spent()
+        self.thrift.pay(self._spent_ns - spent_before_ns, now_ns - self._woken_ns)
+        self._woken_ns = now_ns
+        wait_ns = 0 if self._learning(now_ns) else self.thrift.wait_ns(self._longest_ns)
+        self._put_off_to_ns = now_ns + wait_ns
+        first_ns = min(each.due_ns for each in self.followers)
+        due_ns = now_ns + self._longest_ns if self._noting else first_ns
+        self._planned_ns = max(self._put_off_to_ns, round(due_ns))
+        return self._planned_ns
+
+    def _learning(self, now_ns: int) -> bool:
+        """Whether ticks are looked at closely for a start, so that less will do later."""
+        early = now_ns - self.start_ns < LEARNING_NS
+        return early and not self.thrift.sparing and any(each.pace.learning for each in self.followers)
+
+    @property
+    def _longest_ns(self) -> float:
+        """How long all meters may be left alone."""
+        return min(each.pace.longest_ns for each in self.followers)

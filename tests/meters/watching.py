@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The background reader on a machine whose clock is ours: the real one, but for its thread.
+
+Reading takes time and CPU time, wake-ups come late, and now and then the machine does something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from pytest_llenergy.meters.power import IntegratedPower
+from pytest_llenergy.meters.protocol import Domain
+from pytest_llenergy.meters.reader import Reader
+from pytest_llenergy.meters.trace import Series
+
+from .waves import MS, S, Sensor
+
+#: What a wake-up and one reading take of CPU time (nanoseconds).
+WAKE_NS, READ_NS = 60_000, 25_000
+
+
+class Machine:
+    """Two clocks: monotonic time, and the CPU time of the reader."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.spent_ns = 0
+
+    def work(self, time_ns: int) -> None:
+        """Be busy."""
+        self.now_ns += time_ns
+        self.spent_ns += time_ns
+
+
+class SensorMeter:
+    """A meter of one sensor: its counter, or its power integrated."""
+
+    name = "nvml"
+
+    def __init__(self, machine: Machine, sensor: Sensor, of: Domain) -> None:
+        self._machine, self._sensor = machine, sensor
+        self._integral = IntegratedPower(sensor.latch_ns / S) if of.integrated else None
+        self.domains: Sequence[Domain] = (of,)
+        self.poll_period_s = min(max(sensor.latch_ns / S / 10, 0.005), 0.01) if of.integrated else 0.01
+
+    def read(self) -> list[float | str]:
+        self._machine.work(READ_NS // 2)
+        now_ns = self._machine.now_ns
+        self._machine.work(READ_NS // 2)
+        if self._integral is None:
+            return [self._sensor.counter_j(now_ns)]
+        return [self._integral.add(now_ns / S, self._sensor.watts(now_ns))]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Spell(NamedTuple):
+    """What is going on from one moment to another: ``at_work`` something is measured, else it is quiet."""
+
+    start_ns: int
+    end_ns: int
+    at_work: bool
+
+
+def watched(
+    sensors: Sequence[Sensor],
+    rng: Random,
+    start_ns: int,
+    end_ns: int,
+    of: Domain,
+    spells: Iterable[Spell] = (),
+) -> Series:
+    """The series of the first of these sensors, all of them read by one reader from start to end."""
+    machine = Machine(start_ns)
+    domains = [of._replace(name=f"{of.name}{index or ''}") for index in range(len(sensors))]
+    meters = [SensorMeter(machine, sensor, each) for sensor, each in zip(sensors, domains, strict=True)]
+    reader = Reader(meters, lambda: machine.now_ns, lambda: machine.spent_ns)
+    events = _events(reader, spells)
+    reader.begin()
+    reader.wake()
+    wake_ns = start_ns
+    while machine.now_ns < end_ns:
+        if events and events[0].time_ns <= wake_ns:
+            event = events.pop(0)
+            machine.now_ns = max(machine.now_ns, event.time_ns)
+            event.happen()
+            if not event.calls:
+                continue
+            wake_ns = machine.now_ns
+        machine.now_ns = max(machine.now_ns, wake_ns)
+        machine.work(rng.randrange(WAKE_NS, 2 * WAKE_NS))
+        wake_ns = reader.turn() + _late_ns(rng)
+    reader.catch_up()
+    return reader.followers[0].series[0]
+
+
+def _late_ns(rng: Random) -> int:
+    """How much too late a sleeper wakes up."""
+    return rng.randrange(50_000, MS // 2) + (rng.randrange(40 * MS) if rng.random() < 0.02 else 0)
+
+
+class _Event(NamedTuple):
+    """Something that the reader is told, and whether it is called from its sleep for that."""
+
+    time_ns: int
+    happen: Callable[[], object]
+    calls: bool
+
+
+def _events(reader: Reader, spells: Iterable[Spell]) -> list[_Event]:
+    """In time order."""
+    events: list[_Event] = []
+    for spell in spells:
+        if spell.at_work:
+            events.append(_Event(spell.start_ns, reader.thrift.work_begins, calls=False))
+            events.append(_Event(spell.end_ns, reader.thrift.work_ends, calls=True))
+        else:
+            closely = reader.thrift.closely()
+            events.append(_Event(spell.start_ns, closely.__enter__, calls=True))
+            events.append(_Event(spell.end_ns, partial(closely.__exit__, None, None, None), calls=False))
+    return sorted(events, key=lambda event: event.time_ns)
