@@ -7,13 +7,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest_llenergy
-from pytest_llenergy.errors import LLEnergyError, MeterDoesNotApply, MeterError
-
-if TYPE_CHECKING:
-    from pytest_llenergy.meters.protocol import Domain
+from pytest_llenergy.errors import LLEnergyError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +37,12 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("report", help="print the table of a report or journal")
     show.add_argument("file", type=Path, metavar="FILE")
     show.set_defaults(run=_show)
-    doctor = commands.add_parser("doctor", help="say what is here to run and to measure with")
+    doctor = commands.add_parser(
+        "doctor", help="say what is here to run and to measure with, what is wrong and what to do"
+    )
+    doctor.add_argument(
+        "--json", action="store_true", help="the same as data; misconfigured findings exit with 1"
+    )
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -70,49 +71,18 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(_args: argparse.Namespace) -> int:
-    from pytest_llenergy.backends.model import resolve
-    from pytest_llenergy.backends.registry import known_backends
-    from pytest_llenergy.devices.host import host
-    from pytest_llenergy.devices.inventory import boards
-    from pytest_llenergy.meters.known import KnownMeters
-    from pytest_llenergy.meters.protocol import Targets
+def _doctor(args: argparse.Namespace) -> int:
+    from pytest_llenergy.doctor.checkup import check
+    from pytest_llenergy.doctor.text import lines
 
-    machine, gpus = host(), boards()
-    print(f"cpu      {machine.cpu_model}, {machine.logical_cpus} logical CPUs")
-    for index, gpu in enumerate(gpus):
-        print(f"gpu {index}    {gpu.name} {gpu.uuid}")
-    if not gpus:
-        print("gpu      none (NVML shows no board)")
-    for name, meter in KnownMeters().items():
-        if meter.takes_argument:
-            print(f"meter    {name}: by name only, --energy-meter={name}:ARGUMENT")
-            continue
-        for targets in [Targets(), *(Targets((gpu.uuid,)) for gpu in gpus)]:
-            label = targets.gpus[0] if targets.gpus else "cpu"
-            try:
-                found = meter.open(targets)
-            except MeterDoesNotApply:
-                continue
-            except MeterError as error:
-                print(f"meter    {name} for {label}: no ({error})")
-                continue
-            for each in found:
-                each.close()
-                for domain in each.domains:
-                    print(f"meter    {name} for {label}: {_meter(domain)}")
-    for name, backend in known_backends().items():
-        print(f"backend  {name}: {backend.missing() or 'available'}")
-    print(f"model    {resolve(None).label} (default)")
-    return 0
+    checkup = check()
+    if args.json:
+        import msgspec
 
-
-def _meter(domain: Domain) -> str:
-    """One line: what it reads, how often it ticks, how much of the time it looks, what is odd."""
-    period = f", every {domain.update_period_s * 1e3:.4g} ms" if domain.update_period_s else ""
-    sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
-    odd = "".join(f"; {flag.name}: {flag.detail}" for flag in domain.flags)
-    return f"{domain.kind}, {domain.name} by {domain.source}{period}{sees}{odd}"
+        print(msgspec.json.format(msgspec.json.encode(checkup)).decode())
+    else:
+        print("\n".join(lines(checkup)))
+    return 1 if checkup.misconfigured else 0
 
 
 if __name__ == "__main__":

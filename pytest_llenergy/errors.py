@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception of the package.
+"""Every exception and warning of the package.
 
 Each message is one line that says what was wrong, what was found and what to do.
 """
@@ -60,3 +60,11 @@ class WorkerError(LLEnergyError):
 
 class WorkerPlacementError(WorkerError):
     """The ranks that started are not the ranks that were planned."""
+
+
+class LLEnergyWarning(UserWarning):
+    """Base of all warnings given by pytest-llenergy."""
+
+
+class UncoordinatedLeaseWarning(LLEnergyWarning):
+    """GPUs are leased where other users of the same GPUs cannot see it."""

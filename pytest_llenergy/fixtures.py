@@ -36,26 +36,10 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[Lease]:
 
     Without a ``gpus`` mark that is the CPU. Skips the test, with the reason, when there are too few GPUs.
     """
-    from pytest_llenergy import marks
-    from pytest_llenergy.devices.allot import allot
-    from pytest_llenergy.devices.lease import Locks
-    from pytest_llenergy.errors import DeviceError
-    from pytest_llenergy.recorder import draft_of
-    from pytest_llenergy.state import state_of
+    from pytest_llenergy.leasing import leased
 
-    item = request.node
-    asked = marks.read(item, marks.gpus)
-    settings = state_of(request.config).settings
-    try:
-        lease = allot(asked, settings.gpus)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    draft = draft_of(item)
-    draft.lease, draft.wants_ranks = lease, asked is not None
-    locks = Locks()
-    locks.acquire(lease.exclusive, settings.lease_timeout)
-    yield lease
-    locks.release()
+    with leased(request.node) as lease:
+        yield lease
 
 
 @pytest.fixture

@@ -15,20 +15,30 @@ from pytest_llenergy.errors import LLEnergyError, PlanError
 if TYPE_CHECKING:
     # What the marks become is imported when one is read: registering them is all that most runs need.
     from pytest_llenergy.compare.budget import Budget
-    from pytest_llenergy.devices.allot import GpuRequest
+    from pytest_llenergy.devices.request import GpuRequest
     from pytest_llenergy.model.record import Parallel
 
 
-def gpus(n: int = 1, *, name: str | None = None, fallback: str | None = None) -> GpuRequest:
+def gpus(
+    n: int = 1,
+    *,
+    name: str | None = None,
+    memory: str | None = None,
+    mig: str | None = None,
+    fallback: str | None = None,
+) -> GpuRequest:
     """lease n GPUs for the test; it is skipped with the reason where there are fewer. name is a part of \
-the product name; fallback="cpu" runs n CPU ranks instead, and the record says so."""
-    from pytest_llenergy.devices.allot import GpuRequest
+the product name, memory the least total of each such as "40 GB", mig a profile such as "1g.10gb", which \
+asks for MIG instances; fallback="cpu" runs n CPU ranks instead, and the record says so."""
+    from pytest_llenergy.devices.request import GpuRequest
 
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise PlanError(f"n is {n!r}, needs a whole number, 1 or more")
+    if name is not None and not (isinstance(name, str) and name.strip()):
+        raise PlanError(f'name is {name!r}, needs a part of the product name, such as "H200"')
     if fallback not in (None, "cpu"):
         raise PlanError(f'fallback is {fallback!r}, knows only "cpu"')
-    return GpuRequest(n, name, fallback)
+    return GpuRequest(n, name, fallback, memory, mig)
 
 
 def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1) -> Parallel:

@@ -37,6 +37,8 @@ class Settings:
     threads: int | None
     timeout: float
     lease_timeout: float
+    busy: str
+    busy_timeout: float
     prompts: Path | None
 
     @property
@@ -136,6 +138,12 @@ def _require(text: str) -> str:
     return text
 
 
+def _busy(text: str) -> str:
+    if text.strip() not in ("fail", "skip"):
+        raise ValueError("knows two words: fail, skip")
+    return text.strip()
+
+
 def _report(text: str) -> Path:
     path = Path(text)
     if path.is_dir() or "::" in text or path.suffix == ".py":
@@ -189,6 +197,16 @@ OPTIONS = (
     Option("threads", "N", "", _optional(_count(1)), "CPU threads of each rank (default: its cores)"),
     Option("timeout", "SECONDS", "600", _seconds, "Longest wait for a rank (default: 600)"),
     Option("lease_timeout", "SECONDS", "1800", _seconds, "Longest wait for a device (default: 1800)"),
+    Option(
+        "busy",
+        "WORD",
+        "fail",
+        _busy,
+        "fail or skip a test whose GPU somebody else uses\n(default: fail)",
+    ),
+    Option(
+        "busy_timeout", "SECONDS", "60", _seconds, "Longest wait until they have left the GPU (default: 60)"
+    ),
     Option(
         "prompts", "FILE", "", _optional(Path), "Prompts for the prompts fixture, one a line", is_path=True
     ),

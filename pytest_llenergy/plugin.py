@@ -28,7 +28,7 @@ from pytest_llenergy.fixtures import (
     prompts,
     workers,
 )
-from pytest_llenergy.integrations.xdist import is_worker
+from pytest_llenergy.integrations.xdist import is_worker, useful_workers
 
 __all__ = [
     "_llenergy_backend",
@@ -71,6 +71,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pytest_llenergy.state import close
 
         close(config)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    # xdist asks before anything is configured.
+    return useful_workers(options.read_settings(config))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

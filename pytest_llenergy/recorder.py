@@ -44,6 +44,9 @@ class Draft:
     ranks: tuple[RankInfo, ...] = ()
     launch: str | None = None
     start_s: float | None = None
+    lease_wait_s: float | None = None
+    host_exclusive: bool = False
+    flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     windows: list[Window] = field(default_factory=list)
 
@@ -68,7 +71,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
     experiment = draft.experiment
     windows = [window.record for window in draft.windows if window.ended]
     status, reason = _status(draft, report)
-    meters = experiment.meters if experiment else draft.meters
+    meters = [_owned(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=item.nodeid,
         attempt=getattr(item, "execution_count", 1),
@@ -81,6 +84,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         start_method="spawn" if draft.ranks else None,
         launch=draft.launch,
         start_s=draft.start_s,
+        lease_wait_s=draft.lease_wait_s,
         devices=list(draft.lease.devices) if draft.lease else [],
         fallback=draft.lease.fallback if draft.lease else None,
         load_average=experiment.load_average if experiment else None,
@@ -89,7 +93,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         rounds=experiment.rounds if experiment else [],
         windows=windows,
         metrics=experiment.metrics if experiment else {},
-        flags=_flags(experiment, meters),
+        flags=_flags(experiment, meters, draft.flags),
     )
 
 
@@ -185,8 +189,16 @@ def _primitive(value: Any) -> Primitive:
     return type(value).__qualname__ if " at 0x" in text else text[:PARAM_LENGTH]
 
 
-def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo]) -> list[Flag]:
-    """Flags of the rounds, each name once with the number of rounds that have it."""
+def _owned(meter: MeterInfo, draft: Draft) -> MeterInfo:
+    """With whether the test had to itself what the meter reads."""
+    kind, _, device = meter.domain.partition(":")
+    devices = draft.lease.devices if draft.lease is not None else ()
+    exclusive = device in devices if kind == "gpu" else draft.host_exclusive
+    return msgspec.structs.replace(meter, exclusive=exclusive)
+
+
+def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: Sequence[Flag]) -> list[Flag]:
+    """Flags from ``before``, and of the rounds, each name once with the number of rounds that have it."""
     rounds = experiment.rounds if experiment is not None else []
     seen: dict[str, list[Flag]] = {}
     for round_ in rounds:
@@ -201,6 +213,7 @@ def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo]) -> list[F
         for name, found in seen.items()
     ]
     flags += experiment.flags if experiment is not None else []
+    flags += [flag for flag in before if flag.name not in seen]
     estimated = [meter for meter in meters if meter.kind == "estimated"]
     if estimated:
         detail = f"{estimated[0].source}; {estimated[0].accuracy}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -11,11 +12,14 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.model import ModelSource, resolve
 from pytest_llenergy.backends.registry import known_backends, select
-from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.meters.known import KnownMeters
+from pytest_llenergy.devices.container import uncoordinated
+from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.errors import LLEnergyError, UncoordinatedLeaseWarning
+from pytest_llenergy.meters.known import BUILTIN, KnownMeters
 from pytest_llenergy.meters.protocol import MeterSpec
 from pytest_llenergy.meters.select import check_names as check_meters
 from pytest_llenergy.options import SETTINGS, Settings
+from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.pool import RankPool
 
 
@@ -25,6 +29,7 @@ class State:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self.settings = settings
+        self._warned = False
 
     @property
     def backends(self) -> dict[str, BackendSpec]:
@@ -53,8 +58,40 @@ class State:
         """Ranks that consecutive tests share."""
         return RankPool(self.settings.timeout)
 
+    @property
+    def warm(self) -> frozenset[str]:
+        """Devices on which ranks wait for the next test."""
+        return self.pool.devices if "pool" in self.__dict__ else frozenset()
+
+    @property
+    def measures_host(self) -> bool:
+        """Whether a test on GPUs is measured by a meter that reads more of the host than these."""
+        meters = self.meters
+        named = [name.partition(":")[0] for name in self.settings.meter]
+        # Of those that come with the package none applies to GPUs by itself and reads more.
+        used = named or [name for name in meters if name not in BUILTIN and meters[name].by_default]
+        return any(meters[name].host_wide for name in used)
+
+    @cached_property
+    def keeper(self) -> Keeper:
+        """What this process has leased."""
+        return Keeper(self.pool)
+
+    def warn_uncoordinated(self) -> None:
+        """Say once if leases of GPUs are not seen by the whole host."""
+        if self._warned:
+            return
+        self._warned = True
+        directory = lock_directory()
+        directory.close()
+        told = uncoordinated(directory.path)
+        if told is not None:
+            warnings.warn(told, UncoordinatedLeaseWarning, stacklevel=2)
+
     def close(self) -> None:
-        """End ranks that are still there."""
+        """End ranks that are still there, then give back what is leased."""
+        if "keeper" in self.__dict__:
+            self.keeper.close()
         if "pool" in self.__dict__:
             self.pool.close()
 

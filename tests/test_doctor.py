@@ -3,23 +3,63 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.doctor.checkup import Finding, check
 from pytest_llenergy.meters import powercap, rapl
 
 from .meters.unprivileged import open_directory, unprivileged
-from .nvml_sim import Board, World
+from .nvml_sim import Board, MigInstance, Process, World
+from .nvml_sim.boards import GIB, MIB
+from .nvml_sim.world import NO_PERMISSION
+
+DRIVER_NOT_LOADED = 9
 
 
-def test_it_comes_to_its_end_and_names_every_meter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
-    text = capsys.readouterr().out
+def doctor(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own: a driver library that was loaded once stays."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_llenergy.cli", "doctor", *args],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def visit(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[int, str]]:
+    """The doctor on a host with these boards: exit code and what it says."""
+
+    def make(
+        *boards: Board, args: Sequence[str] = (), init_result: int = 0, **variables: str
+    ) -> tuple[int, str]:
+        world = World(tmp_path / "world", boards, init_result=init_result)
+        done = doctor(*args, **world.environment(nvml_library.parent), **variables)
+        assert done.stderr == ""
+        return done.returncode, done.stdout
+
+    return make
+
+
+Visit = Callable[..., tuple[int, str]]
+
+
+def test_it_comes_to_its_end_and_names_every_meter() -> None:
+    text = doctor().stdout
     for line in (
         "meter    estimate for cpu: estimated, cpu:host by CPU time",
         "meter    hwmon: by name only, --energy-meter=hwmon:ARGUMENT",
@@ -29,22 +69,173 @@ def test_it_comes_to_its_end_and_names_every_meter(capsys: pytest.CaptureFixture
         assert line in text
 
 
-def test_a_board_is_told_with_its_counter(tmp_path: Path, nvml_library: Path) -> None:
-    world = World(tmp_path / "world", [Board(name="NVIDIA H100 80GB HBM3", sensor_window_ns=25_000_000)])
-    environment = {**os.environ, **world.environment(nvml_library.parent)}
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest_llenergy.cli", "doctor"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+def test_a_board_is_told_with_its_counter(visit: Visit) -> None:
+    board = Board(
+        uuid="GPU-a",
+        name="NVIDIA H100 80GB HBM3",
+        sensor_window_ns=25_000_000,
+        memory_total=81559 * MIB,
+        memory_used=1536 * MIB,
+        memory_reserved=600 * MIB,
+        processes=(Process(os.getpid(), GIB),),
     )
-    uuid = world.board(0).uuid
-    assert f"gpu 0    NVIDIA H100 80GB HBM3 {uuid}" in result.stdout
+    code, text = visit(board)
+    assert code == 0
+    assert "driver   580.95.05\ngpu 0    NVIDIA H100 80GB HBM3 GPU-a\n" in text
+    assert "         PCI 00000000:17:00.0, 1.5 GiB of 79.6 GiB in use, limit 700 W, MIG off\n" in text
+    assert f"         process {os.getpid()} (" in text or "another pid namespace" in text
+    assert "allotted CUDA_VISIBLE_DEVICES is not set: GPU-a\n" in text
     assert (
-        f"meter    nvml for {uuid}: measured, gpu:{uuid} by NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, every "
-    ) in result.stdout
-    assert "sees 25% of the time" in result.stdout
+        "meter    nvml for GPU-a: measured, gpu:GPU-a by NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, every " in text
+    )
+    assert "sees 25% of the time" in text
+
+
+def test_memory_that_nobody_is_seen_to_hold_is_told(visit: Visit) -> None:
+    assert (
+        "         12 GiB in use by no process that can be seen from here\n"
+        in visit(Board(memory_used=12 * GIB))[1]
+    )
+
+
+def test_instances_stand_under_their_board(visit: Visit) -> None:
+    parts = (
+        MigInstance("MIG-a", gpu_instance=1),
+        MigInstance("MIG-b", 20 * GIB, gpu_slices=2, compute_slices=2),
+    )
+    code, text = visit(Board(name="NVIDIA H100", mig_enabled=True, mig_instances=parts))
+    assert (code, "MIG on" in text) == (0, True)
+    assert "         instance MIG-a (1g.10gb), 10 GiB\n         instance MIG-b (2g.20gb), 20 GiB\n" in text
+
+
+def test_mig_mode_without_instances_is_a_fault(visit: Visit) -> None:
+    code, text = visit(Board(uuid="GPU-a", mig_enabled=True))
+    assert code == 1
+    assert (
+        "wrong    GPU-a is in MIG mode without instances and cannot be used; nvidia-smi mig -cgi PROFILE -C "
+        "makes instances, nvidia-smi -mig 0 ends the mode\n"
+    ) in text
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "told"),
+    [
+        ("GPU-b,GPU-a", 0, "is 'GPU-b,GPU-a': GPU-b, GPU-a\n"),
+        (
+            "",
+            0,
+            "is '': no GPU (the environment sets CUDA_VISIBLE_DEVICES='', which allows no GPU; the driver ",
+        ),
+        ("-1", 0, "is '-1': no GPU (the environment sets "),
+        ("0,9", 1, "is '0,9': GPU-a (CUDA_VISIBLE_DEVICES='0,9': '9' is out of range: the driver shows 2, "),
+    ],
+)
+def test_the_allotment_is_told_with_what_it_resolves_to(
+    visit: Visit, value: str, code: int, told: str
+) -> None:
+    done = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"), CUDA_VISIBLE_DEVICES=value)
+    assert done[0] == code
+    assert f"allotted CUDA_VISIBLE_DEVICES {told}" in done[1]
+
+
+def test_an_element_that_fits_nothing_is_a_fault_and_named(visit: Visit) -> None:
+    _, text = visit(Board(uuid="GPU-a"), CUDA_VISIBLE_DEVICES="GPU-x")
+    assert (
+        "wrong    CUDA_VISIBLE_DEVICES='GPU-x': 'GPU-x' names none that the driver shows; llenergy doctor "
+        "lists the UUIDs\n"
+    ) in text
+
+
+def test_a_driver_that_refuses_is_a_fault(visit: Visit) -> None:
+    code, text = visit(Board(), init_result=NO_PERMISSION)
+    assert (code, "gpu      none\n" in text) == (1, True)
+    assert "wrong    NVML: Insufficient Permissions; see nvidia-smi\n" in text
+
+
+def test_a_lease_directory_that_cannot_be_is_a_fault(visit: Visit, tmp_path: Path) -> None:
+    code, text = visit(LLENERGY_LOCK_DIR=str(tmp_path / "missing" / "locks"))
+    assert code == 1
+    assert f"wrong    LLENERGY_LOCK_DIR={tmp_path}/missing/locks: No such file or directory; " in text
+
+
+def test_the_lease_directory_is_named(visit: Visit) -> None:
+    assert f"leases   {os.environ['LLENERGY_LOCK_DIR']}: none\n" in visit()[1]
+
+
+def test_holders_are_named(visit: Visit) -> None:
+    held = acquire(Request(always=(Claim("GPU-a"),)), 1.0, "bench.py::test_it")
+    try:
+        text = visit()[1]
+    finally:
+        held.release()
+    assert f"leases   {os.environ['LLENERGY_LOCK_DIR']}: 1\n" in text
+    assert f"         GPU-a held by process {os.getpid()} of " in text
+    assert " (bench.py::test_it)\n" in text
+
+
+def test_as_json_it_says_the_same(visit: Visit) -> None:
+    code, text = visit(
+        Board(uuid="GPU-a", memory_used=12 * GIB, mig_enabled=True), args=["--json"], CUDA_VISIBLE_DEVICES="0"
+    )
+    data = json.loads(text)
+    (gpu,) = data["gpus"]
+    assert (code, data["driver"]) == (1, "580.95.05")
+    assert {name: gpu[name] for name in ("uuid", "memory_used_bytes", "power_limit_w", "mig_enabled")} == {
+        "uuid": "GPU-a",
+        "memory_used_bytes": 12 * GIB,
+        "power_limit_w": 700.0,
+        "mig_enabled": True,
+    }
+    assert (gpu["use"]["state"], gpu["use"]["memory_bytes"]) == ("busy", 12 * GIB)
+    assert (data["allotment"]["variable"], data["allotment"]["value"]) == ("CUDA_VISIBLE_DEVICES", "0")
+    assert [finding["misconfigured"] for finding in data["findings"]] == [True]
+    assert {meter["name"] for meter in data["meters"]} >= {"nvml", "rapl", "estimate"}
+
+
+class TestWithoutBoards:
+    """On a PCI bus of our own, in this process: NVML answers that the driver is not loaded."""
+
+    @pytest.fixture
+    def found(
+        self, tmp_path: Path, nvml_attach: Callable[[World], ModuleType]
+    ) -> Callable[..., list[Finding]]:
+        world = World(tmp_path / "world", [])
+        nvml_attach(world).nvmlShutdown()
+        world.set_init_result(DRIVER_NOT_LOADED)
+
+        def make(**devices: tuple[str, str]) -> list[Finding]:
+            for address, (vendor, kind) in devices.items():
+                device = tmp_path / "pci" / address
+                device.mkdir(parents=True)
+                (device / "vendor").write_text(f"{vendor}\n")
+                (device / "class").write_text(f"{kind}\n")
+            return list(check({}, tmp_path / "pci").findings)
+
+        return make
+
+    def test_a_host_without_a_gpu_is_in_order(self, found: Callable[..., list[Finding]]) -> None:
+        network_card = ("0x15b3", "0x020000")
+        assert found(a=network_card, b=("0x10de", "0x040300")) == [
+            Finding(
+                "no NVIDIA GPU: none on the PCI bus; NVML: Driver Not Loaded; load the NVIDIA kernel module",
+                misconfigured=False,
+            )
+        ]
+
+    def test_a_gpu_without_its_driver_is_a_fault(self, found: Callable[..., list[Finding]]) -> None:
+        assert found(first=("0x10de", "0x030200"), second=("0x10de", "0x030000")) == [
+            Finding(
+                "the PCI bus has NVIDIA graphics at first, second, but NVML: Driver Not Loaded; load the "
+                "NVIDIA kernel module; in a container, start it with --gpus all"
+            )
+        ]
+
+    def test_a_gpu_of_amd_is_told_not_to_be_leased(self, found: Callable[..., list[Finding]]) -> None:
+        _, note = found(first=("0x1002", "0x038000"))
+        assert note == Finding(
+            "AMD graphics at first: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones",
+            misconfigured=False,
+        )
 
 
 def test_counters_that_may_not_be_read_come_with_the_remedy(
@@ -60,7 +251,7 @@ def test_counters_that_may_not_be_read_come_with_the_remedy(
         monkeypatch.setattr(rapl.open_rapl, "__kwdefaults__", defaults)
         assert root != powercap.ROOT
         with unprivileged():
-            assert main(["doctor"]) == 0
+            main(["doctor"])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("meter    rapl"))
     assert line.startswith(f"meter    rapl for cpu: no (rapl: no permission to read {zone}/energy_uj; ")
     assert line.endswith(f"{rapl.REMEDY})")

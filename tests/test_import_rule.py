@@ -20,10 +20,10 @@ FLOORS = [
     {"devices", "backends"},
     {"meters"},
     {"measure", "workers"},
-    {"compare", "report"},
+    {"compare", "report", "doctor"},
     {"options", "marks", "hookspecs"},
     {"state", "recorder"},
-    {"handles"},
+    {"handles", "leasing"},
     {"runs"},
     {"fixtures", "integrations", "cli"},
     {"collection", "controller"},
@@ -40,6 +40,7 @@ WITHOUT_PYTEST = {
     "workers",
     "compare",
     "report",
+    "doctor",
 }
 HEAVY = {"torch", "transformers", "pynvml", "numpy", "openvino_genai", "tokenizers", "gguf"}
 

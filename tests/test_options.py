@@ -44,6 +44,8 @@ def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
         (["--energy-target=0"], "--energy-target=0: needs a share between 0 and 1, such as 2% or 0.02"),
         (["--energy-target=2%%"], "--energy-target=2%%: needs a share between 0 and 1, such as 2% or 0.02"),
         (["--energy-budget=0"], "--energy-budget=0: needs a number of seconds above 0"),
+        (["--energy-busy=run"], "--energy-busy=run: knows two words: fail, skip"),
+        (["--energy-busy-timeout=0"], "--energy-busy-timeout=0: needs a number of seconds above 0"),
         (["--energy-require=all"], "--energy-require=all: knows one word: measured"),
         (["--energy-backend=tranformers"], "unknown backend 'tranformers'; known: transformers, openvino"),
         (

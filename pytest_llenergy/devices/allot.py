@@ -4,94 +4,125 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from pytest_llenergy.devices.grammar import Visible
 from pytest_llenergy.devices.inventory import Present, present
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.devices.mig import one_process
+from pytest_llenergy.devices.preference import preferred
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.selection import choose
+from pytest_llenergy.devices.shortage import MIG_EMPTY, explain, fits
 from pytest_llenergy.devices.visibility import VARIABLE, slurm, visible, why_hidden
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.model.environment import Board
 
-
-@dataclass(frozen=True)
-class GpuRequest:
-    """``n`` GPUs; ``name`` is a part of the product name; ``fallback="cpu"`` allows CPU ranks."""
-
-    n: int = 1
-    name: str | None = None
-    fallback: str | None = None
+__all__ = ["GpuRequest", "allot", "allowed"]
 
 
 def allot(
     request: GpuRequest | None,
     selection: str | None = None,
     environment: Mapping[str, str] = os.environ,
+    warm: Collection[str] = (),
 ) -> Lease:
-    """Choose devices. Without a request the test has the CPU, as one rank.
+    """The devices that a test would have first, and as ``choices`` all that would do, the best first.
 
-    ``selection`` is the value of ``--energy-gpus``; without it the environment's own allotment counts.
-    A MIG instance is leased as a GPU of its own. Raises ``DeviceError`` with the reason when there are fewer
-    GPUs than asked for and no fallback, and for a list that names none or cannot be understood.
+    Without a request that is the CPU, as one rank. ``selection`` is the value of ``--energy-gpus``; without
+    it the environment's own allotment counts. ``warm`` are UUIDs on which ranks of ours wait for work. A MIG
+    instance is a GPU of its own. Raises ``DeviceError`` with the reason when fewer GPUs fit than are asked
+    for and there is no fallback, and for a list that names none or cannot be understood.
     """
     if request is None:
         return Lease(devices=(CPU,))
     found = present()
-    allowed = _allowed(found, selection, environment)
-    devices = {uuid: found.device(uuid) for uuid in allowed.uuids}
-    fitting = [uuid for uuid, device in devices.items() if _fits(request, device)]
+    may = allowed(found, selection, environment, instances=request.mig is not None)
+    fitting = [uuid for uuid in may.uuids if fits(request, found.device(uuid), found)]
     if len(fitting) >= request.n:
-        chosen = tuple(fitting[: request.n])
-        return Lease(
-            devices=chosen,
-            boards=tuple(devices[uuid] for uuid in chosen),
-            indices=tuple(found.index(uuid) for uuid in chosen),
-            divided=tuple(dict.fromkeys(part.board for uuid in chosen if (part := found.instance(uuid)))),
-        )
+        choices = tuple(_alike([_one(uuid, found) for uuid in preferred(fitting, found, warm)], request.n))
+        possible = Lease((), choices=choices, order=tuple(fitting))
+        return replace(possible.chosen(range(request.n)), choices=choices, order=possible.order)
     if request.fallback == CPU:
         return Lease(devices=(CPU,) * request.n, fallback=CPU)
-    hidden = allowed.reason if found.boards and not allowed.uuids else None
-    raise DeviceError(f"gpus({request.n}): {hidden or _shortage(request, len(fitting), found, allowed)}")
+    hidden = _hidden(found, selection, environment)
+    if hidden is not None:
+        raise DeviceError(f"{request}: {hidden}")
+    raise DeviceError(explain(request, fitting, may.uuids, may.reason, found))
 
 
-def _allowed(found: Present, selection: str | None, environment: Mapping[str, str]) -> Visible:
-    """The devices that may be leased, and why these are fewer than the host has."""
+def allowed(
+    found: Present, selection: str | None, environment: Mapping[str, str], *, instances: bool = False
+) -> Visible:
+    """The devices that may be leased, and why these are fewer than the host has.
+
+    Of boards that MIG divides only the instances can be. They are what is leased where ``instances`` are
+    asked for, where they are named, and where there is nothing else. Raises ``DeviceError`` for a list that
+    cannot be understood.
+    """
+    hidden = _hidden(found, selection, environment)
+    if hidden is not None:
+        return Visible((), hidden)
     said = slurm(environment)
     if selection is not None:
-        return _leasable(choose(selection, found), found, said)
+        return _leasable(choose(selection, found), found, instances, True, said)
     seen = visible(environment, found)
-    if found.boards and not seen.uuids:
-        return Visible((), why_hidden(environment, len(found.boards), seen.reason))
     cut = f"{VARIABLE}={environment[VARIABLE]!r}: {seen.reason}" if seen.reason else None
-    return _leasable(seen.uuids, found, cut, said)
+    return _leasable(seen.uuids, found, instances, VARIABLE not in environment, cut, said)
 
 
-def _leasable(uuids: tuple[str, ...], found: Present, *reasons: str | None) -> Visible:
-    """These devices without the boards that MIG divides, or the instances where all of them are divided.
+def _one(uuid: str, found: Present) -> Lease:
+    part = found.instance(uuid)
+    divided = (part.board,) if part is not None else ()
+    return Lease((uuid,), (found.device(uuid),), (found.index(uuid),), divided=divided)
 
-    CUDA shows instances and never the whole of such a board. Instances that nobody named are not mixed with
-    boards: tests would get either, and their energies do not compare.
+
+def _alike(each: Sequence[Lease], n: int) -> Sequence[Lease]:
+    """Those of one model, where there are enough of one.
+
+    Another board of the same model does as well when the first is taken; joules of different ones do not
+    compare, and the slowest of several holds up the others.
+    """
+    for model in dict.fromkeys(one.names for one in each):
+        alike = [one for one in each if one.names == model]
+        if len(alike) >= n:
+            return alike
+    return each
+
+
+def _hidden(found: Present, selection: str | None, environment: Mapping[str, str]) -> str | None:
+    """Why the environment allows none of the boards that there are; ``None`` where it allows some."""
+    if selection is not None or not found.boards:
+        return None
+    seen = visible(environment, found)
+    return None if seen.uuids else why_hidden(environment, len(found.boards), seen.reason)
+
+
+def _leasable(
+    uuids: Sequence[str], found: Present, instances: bool, all_instances: bool, *reasons: str | None
+) -> Visible:
+    """These devices without the boards that MIG divides, or the instances of those.
+
+    CUDA shows instances and never the whole of such a board. Instances that nobody asked for are not mixed
+    with boards: tests would get either, and their energies do not compare. A list of boards allows no more
+    instances than CUDA would show of them, ``all_instances`` is for when nobody made such a list.
     """
     divided = [uuid for uuid in uuids if found.parts(uuid)]
+    empty = [uuid for uuid in uuids if uuid in found.mig_enabled and uuid not in divided]
+    whole = [uuid for uuid in uuids if uuid not in divided and uuid not in empty]
     parts = [part for uuid in divided for part in found.parts(uuid)]
+    shown = parts if instances and all_instances else one_process(parts, found.driver)
+    named = [uuid for uuid in whole if found.instance(uuid) is not None]
+    if instances:
+        kept = (*named, *(part.uuid for part in shown))
+    else:
+        kept = tuple(whole) or tuple(part.uuid for part in shown)
     names = ",".join(part.uuid for part in parts)
-    told = f"{len(divided)} divided by MIG; name instances with --energy-gpus={names}" if divided else None
-    allowed = tuple(uuid for uuid in uuids if uuid not in divided)
-    if not allowed:
-        allowed = tuple(part.uuid for part in one_process(parts, found.driver))
-    return Visible(allowed, "; ".join(filter(None, (*reasons, told))) or None)
-
-
-def _fits(request: GpuRequest, device: Board) -> bool:
-    return request.name is None or request.name.lower() in device.name.lower()
-
-
-def _shortage(request: GpuRequest, fitting: int, found: Present, allowed: Visible) -> str:
-    if not found.boards:
-        return "this host has no NVIDIA GPU (NVML shows none)"
-    named = f" named {request.name!r}" if request.name else ""
-    told = f" ({allowed.reason})" if allowed.reason else ""
-    return f"only {fitting}{named} of {len(found.boards)} GPUs may be used here{told}"
+    told = (
+        f"{len(divided)} divided by MIG; name instances with --energy-gpus={names}, or ask for them with "
+        "gpus(mig=...)"
+        if divided and not instances
+        else None
+    )
+    unusable = f"{len(empty)} {MIG_EMPTY}" if empty else None
+    return Visible(kept, "; ".join(filter(None, (*reasons, told, unusable))) or None)

@@ -49,7 +49,7 @@ class Condition:
 
 
 class BoardWatch:
-    """Reads the condition of boards, opened once. A MIG instance has the condition of its board.
+    """Reads the condition of boards, opened once. A MIG instance has its board's, and its own processes.
 
     Raises ``DeviceError`` where there is no driver or a board does not answer.
     """
@@ -92,20 +92,8 @@ class BoardWatch:
                 for reason, nanoseconds in zip(counters, told, strict=True)
                 if not isinstance(nanoseconds, str)
             },
-            processes=self._processes(handle),
+            processes=processes_on(nvml, board.device),
         )
-
-    def _processes(self, handle: Any) -> tuple[BoardProcess, ...] | None:
-        nvml = self._session.module
-        try:
-            listed = list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-            # A board that cannot draw has no processes that do.
-            with suppress(nvml.NVMLError_NotSupported):
-                listed += nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
-        except nvml.NVMLError:
-            return None
-        used = {process.pid: process.usedGpuMemory for process in listed}
-        return tuple(BoardProcess(pid, _name(pid), memory) for pid, memory in sorted(used.items()))
 
     def _optional(self, read: Callable[[], T]) -> T | None:
         try:
@@ -114,8 +102,28 @@ class BoardWatch:
             return None
 
 
+def processes_on(nvml: Any, handle: Any) -> tuple[BoardProcess, ...] | None:
+    """Everything that computes or draws on a board or instance, directly or through MPS.
+
+    ``None`` if it is not told.
+    """
+    try:
+        listed = list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+        # A board that cannot draw has no processes that do, and old drivers count none of MPS apart.
+        for more in (
+            "nvmlDeviceGetGraphicsRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        ):
+            with suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+                listed += getattr(nvml, more)(handle)
+    except nvml.NVMLError:
+        return None
+    used = {process.pid: process.usedGpuMemory for process in listed}
+    return tuple(BoardProcess(pid, _name(pid), memory) for pid, memory in sorted(used.items()))
+
+
 def _name(pid: int, proc: Path = Path("/proc")) -> str | None:
-    if not _sees_all_pids(proc):
+    if not sees_all_pids(proc):
         # The number belongs to another namespace; here it may be another process.
         return None
     try:
@@ -135,12 +143,12 @@ def foreign(
     """
     if condition.processes is None:
         return "the driver does not tell which processes are on the board"
-    if not _sees_all_pids(proc):
+    if not sees_all_pids(proc):
         return "NVML numbers processes as the host does, and this is another pid namespace"
     listed = [process for process in condition.processes if process.pid != os.getpid()]
     if not listed:
         return ()
-    own = own_pids if own_pids is not None else _own_pids()
+    own = own_pids if own_pids is not None else own_tree()
     others = [process for process in listed if process.pid not in own]
     visible = tuple(process for process in others if (proc / str(process.pid)).exists())
     if visible or not others:
@@ -149,14 +157,20 @@ def foreign(
     return f"processes that cannot be seen from here were on the board: {pids}"
 
 
-def _sees_all_pids(proc: Path) -> bool:
+def sees_all_pids(proc: Path = Path("/proc")) -> bool:
+    """Whether the pids of NVML mean here what they mean to the driver."""
     try:
         return (proc / "self" / "ns" / "pid").readlink().name == f"pid:[{FIRST_PID_NAMESPACE}]"
     except OSError:
         return False
 
 
-def _own_pids() -> set[int]:
+def own_tree(roots: Collection[int] = ()) -> set[int]:
+    """This process, ``roots``, and all that they started and that is alive."""
     import psutil
 
-    return {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    own = {os.getpid(), *roots}
+    for root in tuple(own):
+        with suppress(psutil.NoSuchProcess):
+            own.update(child.pid for child in psutil.Process(root).children(recursive=True))
+    return own

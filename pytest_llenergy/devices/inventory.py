@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from pytest_llenergy.devices import mig
 from pytest_llenergy.devices.mig import Instance, instances_of
 from pytest_llenergy.devices.nvml import Session, optional
 from pytest_llenergy.errors import DeviceError, NoDriverError
@@ -16,11 +18,18 @@ from pytest_llenergy.model.environment import Board
 
 @dataclass(frozen=True)
 class Present:
-    """What the driver shows: boards in PCI order, and the MIG instances of those that are divided."""
+    """What the driver shows: boards in PCI order, and the MIG instances of those that are divided.
+
+    ``mig_enabled`` are the UUIDs of the boards in MIG mode, with instances or without. ``used_bytes`` is the
+    memory in use, by UUID, where the driver tells it. ``missing`` is why there is no driver.
+    """
 
     boards: tuple[Board, ...] = ()
     instances: tuple[Instance, ...] = ()
     driver: str | None = None
+    mig_enabled: frozenset[str] = frozenset()
+    used_bytes: Mapping[str, int] = field(default_factory=dict)
+    missing: str | None = None
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -78,14 +87,38 @@ def boards() -> list[Board]:
 
 
 def present() -> Present:
-    """Boards and MIG instances; empty without a driver. Raises as ``boards``, and for instances too."""
-    with nvml() as session:
-        if session is None:
-            return Present()
+    """Boards and MIG instances; empty without a driver, saying why. Raises as ``boards`` does."""
+    try:
+        session = Session()
+    except NoDriverError as error:
+        return Present(missing=str(error))
+    try:
         found = _boards(session)
         instances = [instance for board in found for instance in instances_of(session, board)]
-        driver = str(session.module.nvmlSystemGetDriverVersion())
-        return Present(tuple(found), tuple(instances), driver)
+        uuids = [*(board.uuid for board in found), *(instance.uuid for instance in instances)]
+        used = {uuid: used_bytes(session.module, uuid) for uuid in uuids}
+        return Present(
+            boards=tuple(found),
+            instances=tuple(instances),
+            driver=str(session.module.nvmlSystemGetDriverVersion()),
+            mig_enabled=frozenset(board.uuid for board in found if mig.enabled(session, board.uuid)),
+            used_bytes={uuid: each for uuid, each in used.items() if each is not None},
+        )
+    finally:
+        session.close()
+
+
+def used_bytes(module: Any, uuid: str) -> int | None:
+    """Memory in use on a board or instance, without what the driver keeps for itself where that is told.
+
+    Version 1 of the call counts the driver's own share, some hundred MB, since driver 510; version 2, which
+    came with it, does not (nvml.h: ``nvmlMemory_t``, ``nvmlMemory_v2_t``). ``None`` if neither answers.
+    """
+    for version in (module.nvmlMemory_v2, None):
+        used = optional(module, partial(_used, module, uuid, version))
+        if used is not None:
+            return used
+    return None
 
 
 def driver_version() -> str | None:
@@ -109,6 +142,10 @@ def temperature_c(uuid: str) -> float | None:
     except DeviceError:
         # Joules that were measured are not given up for want of a temperature.
         return None
+
+
+def _used(module: Any, uuid: str, version: int | None) -> int:
+    return int(module.nvmlDeviceGetMemoryInfo(module.nvmlDeviceGetHandleByUUID(uuid), version).used)
 
 
 def _boards(session: Session) -> list[Board]:

@@ -1,26 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exclusive use of devices, agreed between the processes of one user.
-
-The CPU is a device too: two tests that measure it at once would each count the other's joules. A lease is
-a set of ``flock`` locks, which the kernel drops when the last process holding them is gone.
-"""
+"""The devices that belong to one test while it runs."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.model.environment import Board
 
-CPU = "cpu"
-POLL_S = 0.05
+__all__ = ["CPU", "Lease", "join"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +20,10 @@ class Lease:
     CPU ranks. ``boards`` and ``indices`` tell of each what it is and its place in PCI order; ``divided`` are
     the UUIDs of the boards that leased instances are parts of.
     ``fallback`` is ``"cpu"`` where GPUs were asked for and the mark allowed CPU ranks instead.
+
+    Before the locks are taken, ``devices`` are those that the test would have first and ``choices`` every one
+    that would do, each as a lease of its own, the best first; without choices it must be ``devices``. Those
+    that are taken get the ``order`` of the environment, whichever they are.
     """
 
     devices: tuple[str, ...]
@@ -38,6 +31,8 @@ class Lease:
     indices: tuple[int, ...] = ()
     fallback: str | None = None
     divided: tuple[str, ...] = ()
+    choices: tuple[Lease, ...] = ()
+    order: tuple[str, ...] = ()
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -45,9 +40,14 @@ class Lease:
         return tuple(board.uuid for board in self.boards)
 
     @property
-    def exclusive(self) -> tuple[str, ...]:
-        """What nobody else may use meanwhile: a board's joules are those of all its MIG instances."""
-        return (*self.devices, *self.divided)
+    def claims(self) -> tuple[Claim, ...]:
+        """Its devices for itself, and the boards that its instances are parts of shared with others.
+
+        Tests on sibling instances run side by side: the joules of both are those of the board, which is what
+        the flag ``shared-board`` says.
+        """
+        own = [Claim(device) for device in dict.fromkeys(self.devices)]
+        return (*own, *(Claim(board, shared=True) for board in self.divided))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,76 +59,28 @@ class Lease:
         """What ``CUDA_VISIBLE_DEVICES`` is set to for a process that may use the whole lease."""
         return ",".join(self.uuids)
 
+    def request(self, also: Sequence[Claim] = ()) -> Request:
+        """What is to be locked: as many of the choices as there are devices, and always ``also``."""
+        if not self.choices:
+            return Request(always=(*self.claims, *also))
+        choices = tuple(one.claims for one in self.choices)
+        return Request(always=tuple(also), n=len(self.devices), choices=choices)
 
-def lock_directory() -> Path:
-    """Where the lock files lie: ``LLENERGY_LOCK_DIR``, or a private directory of this user."""
-    named = os.environ.get("LLENERGY_LOCK_DIR")
-    path = Path(named) if named else Path(tempfile.gettempdir()) / f"llenergy-locks-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        state = path.lstat()
-    except OSError as error:
-        raise DeviceError(
-            f"lock directory {path}: {error.strerror}; set LLENERGY_LOCK_DIR to another"
-        ) from None
-    if not path.is_dir() or path.is_symlink() or (not named and state.st_uid != os.getuid()):
-        raise DeviceError(f"lock directory {path} is not ours; set LLENERGY_LOCK_DIR to one that is")
-    return path
-
-
-class Locks:
-    """The locks of one test. Locks are taken in one order everywhere, so that no two tests can deadlock."""
-
-    def __init__(self) -> None:
-        self._descriptors: list[int] = []
-
-    def acquire(self, devices: Sequence[str], timeout_s: float) -> None:
-        """Take an exclusive lock for each distinct device, all or none.
-
-        Raises ``DeviceError`` naming the device and its holder after ``timeout_s`` seconds.
-        """
-        deadline = time.monotonic() + timeout_s
-        directory = lock_directory()
-        try:
-            for device in sorted(set(devices)):
-                self._descriptors.append(_lock(directory / _file_name(device), device, deadline))
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Free everything that is held."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+    def chosen(self, places: Iterable[int]) -> Lease:
+        """The lease of the choices in these places; itself when there was nothing to choose."""
+        if not self.choices:
+            return self
+        taken = [self.choices[place] for place in places]
+        if self.order:
+            taken.sort(key=lambda one: self.order.index(one.devices[0]))
+        return join(taken)
 
 
-def _file_name(device: str) -> str:
-    return f"{hashlib.sha256(device.encode()).hexdigest()[:16]}.lock"
-
-
-def _lock(path: Path, device: str, deadline: float) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise DeviceError(
-            f"lock {path}: {error.strerror}; set LLENERGY_LOCK_DIR to another directory"
-        ) from None
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "unknown"
-                    raise DeviceError(
-                        f"{device} is still in use by process {holder}; wait for it, or raise "
-                        "--energy-lease-timeout"
-                    ) from None
-                time.sleep(POLL_S)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def join(leases: Sequence[Lease]) -> Lease:
+    """One lease of the devices of several."""
+    return Lease(
+        devices=tuple(device for lease in leases for device in lease.devices),
+        boards=tuple(board for lease in leases for board in lease.boards),
+        indices=tuple(index for lease in leases for index in lease.indices),
+        divided=tuple(dict.fromkeys(board for lease in leases for board in lease.divided)),
+    )

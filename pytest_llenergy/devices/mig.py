@@ -58,6 +58,14 @@ def one_process(instances: Sequence[Instance], driver: str | None) -> tuple[Inst
     return tuple(first.values())
 
 
+def enabled(session: Session, uuid: str) -> bool | None:
+    """Whether the board with this UUID is in MIG mode; ``None`` where it has no such mode or tells none."""
+    module = session.module
+    return optional(
+        module, lambda: bool(module.nvmlDeviceGetMigMode(module.nvmlDeviceGetHandleByUUID(uuid))[0])
+    )
+
+
 def instances_of(session: Session, board: Board) -> list[Instance]:
     """The instances of a board, in the driver's order; none where it is not divided.
 

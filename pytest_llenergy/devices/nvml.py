@@ -29,12 +29,21 @@ def optional(module: Any, read: Callable[[], T]) -> T | None:
 
 
 class BoardHandle(NamedTuple):
-    """An open board. ``shared`` where it was asked for by the UUID of one of its MIG instances."""
+    """An open board. ``asked`` is the UUID that it was asked for by, ``device`` what that names.
+
+    That is another than the board itself where it is one of its MIG instances: the board is ``shared`` then.
+    """
 
     uuid: str
     name: str
     handle: Any
-    shared: bool
+    asked: str
+    device: Any
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is a board of several instances."""
+        return self.asked != self.uuid
 
 
 class Quantity(NamedTuple):
@@ -91,12 +100,11 @@ class Session:
         Raises ``DeviceError`` naming the UUID and what the driver said.
         """
         try:
-            handle = self.module.nvmlDeviceGetHandleByUUID(uuid)
-            shared = self._is_mig(handle)
-            if shared:
-                handle = self.module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            device = handle = self.module.nvmlDeviceGetHandleByUUID(uuid)
+            if self._is_mig(device):
+                handle = self.module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
             own = str(self.module.nvmlDeviceGetUUID(handle))
-            return BoardHandle(own, str(self.module.nvmlDeviceGetName(handle)), handle, shared)
+            return BoardHandle(own, str(self.module.nvmlDeviceGetName(handle)), handle, uuid, device)
         except self.module.NVMLError as error:
             raise DeviceError(f"NVML: {uuid} does not answer ({error}); see nvidia-smi -L") from None
 

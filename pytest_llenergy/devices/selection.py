@@ -44,4 +44,9 @@ def _device(element: str, present: Present) -> str:
             f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name of it: "
             f"{', '.join(labels)}"
         )
+    if matches[0] in present.mig_enabled:
+        raise DeviceError(
+            f"--energy-gpus: {element!r} ({matches[0]}) is in MIG mode without instances and cannot be used; "
+            "nvidia-smi mig -cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it"
+        )
     return matches[0]

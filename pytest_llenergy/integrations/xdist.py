@@ -1,17 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-xdist: who has the say, and what becomes of a test whose worker died.
+"""pytest-xdist: who has the say, how many workers help, and what becomes of a test whose worker died.
 
 Records travel on test reports, so a worker that dies takes with it only the test that it was running.
 """
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from pytest_llenergy.options import Settings
+
+#: How xdist is told the number for ``-n auto``.
+SAID = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 
 
 def is_worker(config: pytest.Config) -> bool:
     """Whether this process runs tests for a controller."""
     return hasattr(config, "workerinput")
+
+
+def useful_workers(settings: Settings) -> int | None:
+    """How many workers leases can keep busy, for ``-n auto``: one for each GPU, and one where there is none.
+
+    A test on the CPU has the host to itself. ``None`` leaves it to others: in a run that keeps no report, and
+    where ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it.
+    """
+    if settings.report is None or os.environ.get(SAID):
+        return None
+    from pytest_llenergy.devices.count import leasable
+
+    return max(1, leasable(settings.gpus))
 
 
 class Running:

@@ -144,7 +144,7 @@ def _foreign(uuid: str, conditions: Sequence[Condition]) -> list[Flag]:
     if unknown is None:
         return []
     detail = f"{uuid}: other processes cannot be told: {unknown}"
-    return [Flag(name="foreign-unknown", severity="note", detail=detail)]
+    return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
 
 
 def _temperature(round_: Round, first: Round) -> list[Flag]:

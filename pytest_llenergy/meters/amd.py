@@ -161,4 +161,4 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-SPEC = MeterSpec(name="amd", kind="measured", open=open_amd, by_default=False)
+SPEC = MeterSpec(name="amd", kind="measured", open=open_amd, by_default=False, host_wide=False)

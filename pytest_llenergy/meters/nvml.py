@@ -263,4 +263,4 @@ def _poll(session: Session, sources: Sources) -> Poll:
     return poll
 
 
-SPEC = MeterSpec(name="nvml", kind="measured", open=open_nvml)
+SPEC = MeterSpec(name="nvml", kind="measured", open=open_nvml, host_wide=False)

@@ -117,7 +117,8 @@ class MeterSpec(NamedTuple):
     raises ``MeterDoesNotApply`` where it has nothing to do with the targets, and ``MeterError`` with the
     reason and the remedy when it cannot read them on this machine. ``kind`` decides the order: estimates
     come last, and only where nothing was measured. With ``takes_argument`` it is chosen as
-    ``NAME:ARGUMENT``, and ``open(targets, argument)`` is called.
+    ``NAME:ARGUMENT``, and ``open(targets, argument)`` is called. ``host_wide`` says that it reads more than
+    the targets: a test that is measured by it has the host to itself.
     """
 
     name: str
@@ -125,3 +126,4 @@ class MeterSpec(NamedTuple):
     open: Callable[..., Sequence[Meter]]
     takes_argument: bool = False
     by_default: bool = True
+    host_wide: bool = True

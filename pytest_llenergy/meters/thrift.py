@@ -18,11 +18,11 @@ from contextlib import contextmanager
 SHARE = 0.01
 
 #: The same while a window is open or a round is at work.
-SHARE_AT_WORK = 0.005
+SHARE_AT_WORK = 0.0025
 
 #: CPU time that may be saved up and spent at once (ns): the tick of each of eight boards, and of one.
 CREDIT_NS = 5_000_000
-CREDIT_AT_WORK_NS = 600_000
+CREDIT_AT_WORK_NS = 300_000
 
 
 class Thrift:

@@ -142,7 +142,7 @@ class MeterInfo(Data, frozen=True):
     """One domain that was read, and how.
 
     ``resolution_j`` is the smallest step of its counter, ``coverage`` the share of the time in which its
-    sensor looks.
+    sensor looks. ``exclusive`` says whether the test had leased for itself all that the meter reads.
     """
 
     name: str
@@ -154,6 +154,7 @@ class MeterInfo(Data, frozen=True):
     resolution_j: float | None
     accuracy: str
     coverage: float = 1.0
+    exclusive: bool = False
 
 
 class Procedure(Data, frozen=True):
@@ -209,7 +210,10 @@ class BackendInfo(Data, frozen=True):
 
 
 class Record(Data, frozen=True):
-    """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1."""
+    """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1.
+
+    ``lease_wait_s`` is how long it waited for its devices, before anything was measured.
+    """
 
     id: str
     attempt: int
@@ -222,6 +226,7 @@ class Record(Data, frozen=True):
     start_method: str | None = None
     launch: str | None = None
     start_s: float | None = None
+    lease_wait_s: float | None = None
     devices: list[str] = []
     fallback: str | None = None
     load_average: float | None = None

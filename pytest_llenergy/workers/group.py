@@ -31,7 +31,9 @@ STOP_TIMEOUT_S = 5.0
 class _Process:
     """One rank as the parent holds it."""
 
-    def __init__(self, plan: RankPlan, process_plan: ProcessPlan, directory: Path) -> None:
+    def __init__(
+        self, plan: RankPlan, process_plan: ProcessPlan, directory: Path, descriptors: Sequence[int]
+    ) -> None:
         self.plan = plan
         self.log = directory / f"rank{plan.rank}.log"
         #: Where the output of the request in hand begins.
@@ -43,7 +45,8 @@ class _Process:
             # not import the parent's main module, which could import torch before the devices are set.
             self.popen = subprocess.Popen(
                 [sys.executable, rank.__file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                # The lease's locks too, and inheritable there: it ends with the last process that has them.
+                pass_fds=[theirs.fileno(), *descriptors],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -61,6 +64,7 @@ class _Process:
                 "local_rank": plan.local_rank,
                 "world_size": plan.world_size,
                 "device": plan.device,
+                "divided": process_plan.divided,
                 "threads": plan.threads,
                 "cpus": plan.cpus,
             }
@@ -79,9 +83,12 @@ class _Process:
 
 
 class RankGroup:
-    """Running ranks. Any failure ends the whole group; ``alive`` is false from then on."""
+    """Running ranks. Any failure ends the whole group; ``alive`` is false from then on.
 
-    def __init__(self, plan: ProcessPlan) -> None:
+    ``descriptors`` are those of the lease, which then lasts as long as a rank is there.
+    """
+
+    def __init__(self, plan: ProcessPlan, descriptors: Sequence[int] = ()) -> None:
         self.plan = plan
         self.alive = True
         self._directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
@@ -89,7 +96,7 @@ class RankGroup:
         start = time.monotonic()
         try:
             for each in plan.ranks:
-                self._processes.append(_Process(each, plan, self._directory))
+                self._processes.append(_Process(each, plan, self._directory, descriptors))
             seen = self._collect(START_TIMEOUT_S)
             self.ranks = tuple(
                 _rank_info(process, facts) for process, facts in zip(self._processes, seen, strict=True)

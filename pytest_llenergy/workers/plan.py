@@ -58,12 +58,16 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """All processes of one group. Equal plans can share their processes."""
+    """All processes of one group. Equal plans can share their processes.
+
+    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of.
+    """
 
     launch: Literal["ranks", "engine"]
     framework: Literal["torch"] | None
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
+    divided: tuple[str, ...] = ()
 
 
 def plan_processes(
@@ -101,7 +105,7 @@ def plan_processes(
                 cpus=own if device == CPU else (),
             )
         )
-    return ProcessPlan(capabilities.launch, capabilities.framework, degrees, tuple(ranks))
+    return ProcessPlan(capabilities.launch, capabilities.framework, degrees, tuple(ranks), lease.divided)
 
 
 def refuse(spec: BackendSpec, parallel: Parallel, able: Sequence[str]) -> str | None:

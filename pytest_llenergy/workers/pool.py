@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,13 +33,27 @@ class Load:
 
 
 class RankPool:
-    """Holds at most one live group. Equal plan and equal load mean the group is used again."""
+    """Holds at most one live group. Equal plan and equal load mean the group is used again.
+
+    ``descriptors`` are those of the lease that new ranks run under. Ranks that nobody uses may be ended from
+    another thread, by ``end``.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._group: RankGroup | None = None
         self._key: tuple[ProcessPlan, Load | None] | None = None
         self._info: BackendInfo | None = None
+        self._lock = threading.RLock()
+        self.descriptors: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Those that live ranks are on."""
+        group = self._group
+        if group is None or not group.alive:
+            return frozenset()
+        return frozenset(rank.device for rank in group.plan.ranks)
 
     def group(self, plan: ProcessPlan) -> RankGroup:
         """Ranks without a backend."""
@@ -53,15 +68,26 @@ class RankPool:
 
     def close(self) -> None:
         """End what is running."""
-        if self._group is not None:
-            self._group.close()
-        self._group = self._key = self._info = None
+        with self._lock:
+            if self._group is not None:
+                self._group.close()
+            self._group = self._key = self._info = None
+
+    def end(self, devices: Collection[str]) -> None:
+        """End what is running on one of these devices."""
+        with self._lock:
+            if not self.devices.isdisjoint(devices):
+                self.close()
 
     def _get(self, plan: ProcessPlan, load: Load | None) -> tuple[RankGroup, BackendInfo | None]:
+        with self._lock:
+            return self._locked_get(plan, load)
+
+    def _locked_get(self, plan: ProcessPlan, load: Load | None) -> tuple[RankGroup, BackendInfo | None]:
         if self._group is not None and self._group.alive and self._key == (plan, load):
             return self._group, self._info
         self.close()
-        group = RankGroup(plan)
+        group = RankGroup(plan, self.descriptors)
         info = None
         if load is not None:
             payload = {

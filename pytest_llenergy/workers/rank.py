@@ -77,7 +77,7 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
     if not cpu:
         torch.cuda.set_device(0)
         torch.zeros(1, device="cuda")
-        device = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        device = _seen(str(torch.cuda.get_device_properties(0).uuid), boot)
         if device != boot["device"]:
             raise RuntimeError(f"the plan gives this rank {boot['device']}, torch sees {device}")
     world_size = 1
@@ -85,7 +85,8 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
         import torch.distributed as dist
 
         dist.init_process_group(
-            "gloo" if cpu else "nccl",
+            # NCCL does not run on MIG instances (github.com/NVIDIA/nccl, issue 431).
+            "gloo" if cpu or boot["device"].startswith("MIG-") else "nccl",
             store=dist.FileStore(boot["rendezvous"], boot["world_size"]),
             rank=boot["rank"],
             world_size=boot["world_size"],
@@ -98,6 +99,18 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
     }
+
+
+def _seen(uuid: str, boot: dict[str, Any]) -> str:
+    """The device that CUDA calls by this UUID, named as in plans.
+
+    Of a MIG instance some versions of CUDA give its own UUID and some that of its board.
+    """
+    names = [f"{prefix}{uuid}" for prefix in ("GPU-", "MIG-")]
+    planned = str(boot["device"])
+    if planned in names or (planned.startswith("MIG-") and names[0] in boot["divided"]):
+        return planned
+    return names[0]
 
 
 def _die_with_parent(parent_pid: int) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.devices.lease import Locks
+from pytest_llenergy.devices.claims import Claim, Request
 from pytest_llenergy.devices.visibility import ORDER, VARIABLE
 from pytest_llenergy.errors import DeviceError
 
@@ -38,13 +38,23 @@ def test_without_a_request_a_test_has_the_cpu() -> None:
 
 
 def test_boards_are_taken_in_the_order_of_the_environment(uuids: list[str]) -> None:
-    assert allot(GpuRequest(2), environment={}).uuids == tuple(uuids[:2])
-    lease = allot(GpuRequest(2), environment={VARIABLE: "2,0,1"})
+    assert allot(GpuRequest(3), environment={}).uuids == tuple(uuids)
+    lease = allot(GpuRequest(2), environment={VARIABLE: f"{uuids[2]},{uuids[0]}"})
     assert lease.uuids == lease.devices == (uuids[2], uuids[0])
     assert lease.indices == (2, 0)
     assert lease.names == ("NVIDIA H100", "NVIDIA L4")
     assert lease.visible_devices == f"{uuids[2]},{uuids[0]}"
     assert lease.fallback is None
+
+
+def test_whichever_are_free_they_keep_that_order(uuids: list[str]) -> None:
+    lease = allot(GpuRequest(2), environment={VARIABLE: "2,1,0"}, warm={uuids[1]})
+    assert [choice.uuids[0] for choice in lease.choices] == [uuids[1], uuids[2]]
+    assert lease.uuids == lease.chosen((0, 1)).uuids == (uuids[2], uuids[1])
+
+
+def test_boards_of_one_model_go_together(uuids: list[str]) -> None:
+    assert allot(GpuRequest(2), environment={}).uuids == (uuids[1], uuids[2])
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
@@ -57,7 +67,7 @@ def test_an_environment_that_allows_none_is_obeyed_and_named(uuids: list[str], v
     )
 
 
-@pytest.mark.parametrize(("selection", "chosen"), [("all", (0, 1)), ("2,1", (2, 1))])
+@pytest.mark.parametrize(("selection", "chosen"), [("all", (1, 2)), ("2,1", (2, 1))])
 def test_a_selection_overrides_the_environment(
     uuids: list[str], selection: str, chosen: tuple[int, ...]
 ) -> None:
@@ -74,7 +84,9 @@ def test_a_selection_by_uuid(uuids: list[str]) -> None:
 
 def test_a_name_is_part_of_the_product_name(uuids: list[str]) -> None:
     assert allot(GpuRequest(2, name="h100"), environment={}).indices == (1, 2)
-    with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 named 'L4' of 3 GPUs may be used here$"):
+    with pytest.raises(
+        DeviceError, match=r"^gpus\(2, name='L4'\): only 1 of 3 GPUs fit \(others: 2 × NVIDIA H100\)$"
+    ):
         allot(GpuRequest(2, name="L4"), environment={})
 
 
@@ -148,19 +160,23 @@ def test_an_instance_is_leased_as_a_gpu_of_its_own(parted: World) -> None:
     assert (ranks.uuids, ranks.indices) == (("MIG-b", "MIG-c"), (1, 2))
 
 
-def test_instances_of_one_board_exclude_each_other_and_the_board(parted: World) -> None:
-    """Their joules are one number."""
-    first, second, other = (allot(GpuRequest(1), uuid, {}) for uuid in ("MIG-a", "MIG-b", "MIG-c"))
-    held, waiting = Locks(), Locks()
-    held.acquire(first.exclusive, 0.0)
-    waiting.acquire(other.exclusive, 0.0)
-    waiting.release()
-    for taken in (second.exclusive, (parted.board(1).uuid,)):
-        with pytest.raises(DeviceError, match="is still in use by process"):
-            waiting.acquire(taken, 0.0)
-    held.release()
-    waiting.acquire(second.exclusive, 0.0)
-    waiting.release()
+def test_an_instance_excludes_its_board_and_not_the_other_instances(parted: World) -> None:
+    """Their joules are one number, which the flag shared-board says; they may be used side by side."""
+    first, second, other = (allot(GpuRequest(1), uuid, {}).request() for uuid in ("MIG-a", "MIG-b", "MIG-c"))
+    (claims,) = first.choices
+    assert claims == (Claim("MIG-a"), Claim(parted.board(1).uuid, shared=True))
+    assert not second.wants(claims)
+    assert not other.wants(claims)
+    assert Request((Claim(parted.board(1).uuid),)).wants(claims)
+
+
+def test_boards_of_the_same_kind_would_do_as_well(uuids: list[str]) -> None:
+    assert [one.devices for one in allot(GpuRequest(1, name="H100"), environment={}).choices] == [
+        (uuids[1],),
+        (uuids[2],),
+    ]
+    assert [one.devices for one in allot(GpuRequest(1), environment={}).choices] == [(uuids[0],)]
+    assert [one.devices for one in allot(GpuRequest(2), environment={}).choices] == [(uuids[1],), (uuids[2],)]
 
 
 def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
@@ -170,7 +186,7 @@ def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
         allot(GpuRequest(2), environment={})
     assert str(caught.value) == (
         "gpus(2): only 1 of 3 GPUs may be used here (2 divided by MIG; name instances with "
-        "--energy-gpus=MIG-a,MIG-b,MIG-c)"
+        "--energy-gpus=MIG-a,MIG-b,MIG-c, or ask for them with gpus(mig=...))"
     )
 
 
@@ -217,6 +233,7 @@ def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:
         [sys.executable, "-c", code], env=merged, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines() == [
-        "DeviceError gpus(1): this host has no NVIDIA GPU (NVML shows none)",
+        "DeviceError gpus(1): this host has no NVIDIA GPU (NVML: Driver Not Loaded; load the NVIDIA "
+        "kernel module)",
         "('cpu', 'cpu')",
     ]

@@ -115,7 +115,9 @@ def test_a_lost_board_has_no_condition(tmp_path: Path, nvml_attach: Attach) -> N
         BoardWatch(uuids)
 
 
-def test_an_instance_has_the_condition_of_its_board(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_an_instance_has_its_boards_condition_and_its_own_processes(
+    tmp_path: Path, nvml_attach: Attach
+) -> None:
     divided = Board(
         temperature_c=71,
         mig_enabled=True,
@@ -128,7 +130,7 @@ def test_an_instance_has_the_condition_of_its_board(tmp_path: Path, nvml_attach:
     (condition,) = watch.read().values()
     watch.close()
     assert (condition.temperature_c, condition.throttled_s["power-cap"]) == (71.0, 3.0)
-    assert [process.pid for process in condition.processes or ()] == [NOBODY, NOBODY + 1]
+    assert [process.pid for process in condition.processes or ()] == [NOBODY]
 
 
 def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:

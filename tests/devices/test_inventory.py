@@ -10,7 +10,14 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.devices.inventory import Present, boards, driver_version, present, temperature_c
+from pytest_llenergy.devices.inventory import (
+    Present,
+    boards,
+    driver_version,
+    present,
+    temperature_c,
+    used_bytes,
+)
 from pytest_llenergy.devices.mig import Instance
 from pytest_llenergy.errors import DeviceError
 
@@ -104,7 +111,7 @@ def test_a_host_without_a_driver_has_nothing(tmp_path: Path, nvml_attach: Attach
     world = World(tmp_path / "world", [Board()])
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(DRIVER_NOT_LOADED)
-    assert present() == Present()
+    assert present() == Present(missing="NVML: Driver Not Loaded; load the NVIDIA kernel module")
 
 
 def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -116,3 +123,27 @@ def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
     with pytest.raises(nvml.NVMLError_Uninitialized):
         nvml.nvmlDeviceGetCount()
     assert len(boards()) == 1
+
+
+def test_memory_in_use_and_mig_mode_stand_beside_the_boards(tmp_path: Path, nvml_attach: Attach) -> None:
+    parts = (MigInstance("MIG-1", memory_used=3 * GIB),)
+    given = [
+        Board(uuid="GPU-a", memory_used=5 * GIB, memory_reserved=GIB, mig_capable=False),
+        Board(uuid="GPU-b", mig_enabled=True, mig_instances=parts),
+        Board(uuid="GPU-c", mig_enabled=True),
+    ]
+    nvml_attach(World(tmp_path / "world", given))
+    found = present()
+    assert found.mig_enabled == {"GPU-b", "GPU-c"}
+    assert (found.used_bytes["GPU-a"], found.used_bytes["MIG-1"]) == (5 * GIB, 3 * GIB)
+
+
+def test_an_old_driver_tells_memory_in_one_number(
+    tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path / "world", [Board(memory_used=5 * GIB, memory_reserved=GIB)])
+    nvml = nvml_attach(world)
+    # A version that the driver has not heard of, as the second is to those before 510.
+    monkeypatch.setattr(nvml, "nvmlMemory_v2", 0x09000028)
+    assert used_bytes(nvml, world.board(0).uuid) == 6 * GIB
+    assert used_bytes(nvml, "GPU-none") is None

@@ -1,139 +1,316 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks between real processes: waiting, giving up, and what the kernel does for the dead."""
+"""What a lease claims, and leases between real processes: waiting, giving up, messages."""
 
 from __future__ import annotations
 
-import select
+import os
+import pwd
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pytest
 
-from pytest_llenergy.devices.lease import Locks, lock_directory
+from pytest_llenergy.devices import lockfile
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.holders import told
+from pytest_llenergy.devices.lease import CPU, Lease, join
+from pytest_llenergy.devices.lockdir import Directory
+from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.tickets import living
 from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.model.environment import Board
+
+from .lockers import USERS, MakeLocker, lockers, needs_root, open_directory, tickets, until
 
 GPU = "GPU-a1b2c300-51d0-4c1f-9e70-0000005e11f0"
+ME = pwd.getpwuid(os.geteuid()).pw_name
+CLOCK = r"\d\d:\d\d:\d\d"
 
-HOLD = """
-import sys
-from pytest_llenergy.devices.lease import Locks
-print("ready", flush=True)
-Locks().acquire(sys.argv[1:], 60)
-print("held", flush=True)
-sys.stdin.read()
+
+@pytest.fixture
+def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with open_directory() as path:
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
+        yield path
+
+
+@pytest.fixture
+def make(locks: Path) -> Iterator[MakeLocker]:
+    with lockers() as made:
+        yield made
+
+
+class TestClaims:
+    def test_a_cpu_lease_claims_the_cpu_once(self) -> None:
+        assert Lease((CPU, CPU)).claims == (Claim(CPU),)
+
+    def test_an_instance_claims_itself_and_shares_its_board(self) -> None:
+        assert Lease(("MIG-a",), divided=("GPU-b",)).claims == (Claim("MIG-a"), Claim("GPU-b", shared=True))
+
+    def test_instances_of_one_board_go_together_and_a_whole_board_goes_with_none(self) -> None:
+        first, second = (Request(Lease((part,), divided=("GPU-b",)).claims) for part in ("MIG-a", "MIG-b"))
+        assert not first.wants(second.always)
+        assert first.wants((Claim("GPU-b"),))
+        assert Request((Claim("GPU-b"),)).wants(second.always)
+
+    def test_what_may_be_had_is_asked_for_and_what_was_got_is_joined(self) -> None:
+        each = [one(index) for index in range(3)]
+        possible = Lease(("GPU-0", "GPU-1"), choices=tuple(each))
+        assert possible.request() == Request((), 2, tuple((Claim(f"GPU-{index}"),) for index in range(3)))
+        assert possible.chosen((0, 2)) == join([each[0], each[2]])
+        assert possible.chosen((0, 2)).indices == (0, 2)
+
+    def test_the_host_is_asked_for_beside(self) -> None:
+        assert Lease(("GPU-0",)).request((Claim(CPU),)).always == (Claim("GPU-0"), Claim(CPU))
+
+
+def one(index: int) -> Lease:
+    return Lease((f"GPU-{index}",), (Board(f"GPU-{index}", "X", str(index)),), (index,))
+
+
+def test_a_second_process_waits_and_a_killed_holder_frees(make: MakeLocker) -> None:
+    first, second = make(), make()
+    first.take(GPU)
+    second.ask(GPU)
+    assert second.is_silent_for(0.4)
+    first.kill()
+    assert second.answer() == {"held": [GPU]}
+
+
+def test_other_devices_are_free(make: MakeLocker) -> None:
+    make().take(GPU)
+    assert make().take("cpu", f"{GPU}1", wait_s=0.0) == ["cpu", f"{GPU}1"]
+
+
+def test_one_of_several_is_the_first_that_is_free(make: MakeLocker) -> None:
+    boards = ["a", "b", "c"]
+    assert make().take(n=2, of=boards, wait_s=0.0) == ["a", "b"]
+    assert make().take(n=1, of=boards, wait_s=0.0) == ["c"]
+
+
+def test_all_or_none(make: MakeLocker) -> None:
+    first, second, third = make(), make(), make()
+    first.take("b")
+    assert second.refused("a", "b").startswith("gpus: waited 0 s for a, b: b held by process ")
+    assert third.take("a", wait_s=0.0) == ["a"]
+
+
+def test_an_instance_and_its_board_exclude_each_other_and_two_instances_do_not(make: MakeLocker) -> None:
+    first, second, board = make(), make(), make()
+    first.take("MIG-a", ("GPU-b", True))
+    assert second.take("MIG-c", ("GPU-b", True), wait_s=0.0) == ["MIG-c", "GPU-b"]
+    refused = board.refused("GPU-b", wait_s=0.1)
+    assert refused.startswith(f"gpus: waited 0.1 s for GPU-b: held by process {first.pid} of ")
+    assert f"; held by process {second.pid} of " in refused
+    first.release()
+    second.release()
+    board.take("GPU-b", wait_s=0.0)
+    assert "for MIG-a: GPU-b held by process" in first.refused("MIG-a", ("GPU-b", True))
+
+
+def test_a_process_that_holds_gets_a_part_at_once_and_never_waits_for_more(make: MakeLocker) -> None:
+    holder = make()
+    holder.take("a", "b")
+    assert holder.take("b", wait_s=0.0) == ["b"]
+    holder.release()
+    assert make().refused("b").startswith("gpus: waited 0 s for b: ")
+    start_s = time.monotonic()
+    assert holder.refused("b", "c", wait_s=60.0) == (
+        "gpus: this process already holds a, b and asks for b, c; ask for all devices at once: who waits "
+        "with devices in hand can be waited for"
+    )
+    assert time.monotonic() - start_s < 30
+
+
+def test_a_forked_child_of_the_holder_does_not_keep_the_lease(make: MakeLocker) -> None:
+    """It is no user of the device: a helper that outlives its test must not lock the next one out."""
+    held = acquire(Request((Claim(GPU),)), 0.0)
+    child = os.fork()
+    if child == 0:
+        held.release()
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert make().refused(GPU).startswith("gpus: waited 0 s")
+        held.release()
+        make().take(GPU, wait_s=0.0)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+class TestMessages:
+    def test_the_holder_is_named_with_user_time_and_test(self, make: MakeLocker) -> None:
+        holder = make()
+        holder.take(GPU, test="benchmarks/test_x.py::test_y")
+        message = make().refused(GPU, wait_s=0.2)
+        assert re.fullmatch(
+            rf"gpus: waited 0\.2 s for {GPU}: held by process {holder.pid} of {ME} since {CLOCK} "
+            r"\(benchmarks/test_x\.py::test_y\); wait for it, or raise --energy-lease-timeout",
+            message,
+        )
+
+    def test_every_holder_and_everybody_ahead_is_named(self, make: MakeLocker, locks: Path) -> None:
+        first, second, ahead, last = make(), make(), make(), make()
+        first.take("a", "c")
+        second.take("b")
+        ahead.ask("a", "b", test="t")
+        until(lambda: bool(tickets(locks, "waiting")))
+        told = last.refused(n=1, of=["a", "b"], wait_s=0.1)
+        since = rf"of {ME} since {CLOCK}"
+        assert re.fullmatch(
+            rf"gpus: waited 0\.1 s for 1 of a, b: a held by process {first.pid} {since}; b held by process "
+            rf"{second.pid} {since}; queued before: process {ahead.pid} {since} \(t\); "
+            "wait for it, or raise --energy-lease-timeout",
+            told,
+        )
+
+    @needs_root
+    def test_another_users_name_is_the_kernels_word(self, make: MakeLocker, locks: Path) -> None:
+        make(USERS[0]).take("a")
+        make(54321).take("b", test="two\nlines")
+        told = make(USERS[1]).refused("a", "b")
+        assert f" of {pwd.getpwuid(USERS[0]).pw_name} since " in told
+        assert re.search(r" of uid 54321 since [\d:]+ \(two\?lines\); wait", told)
+
+    def test_the_whole_queue_can_be_told(self, make: MakeLocker, locks: Path) -> None:
+        holder, waiting = make(), make()
+        holder.take("MIG-a", ("GPU-b", True), test="t")
+        waiting.ask("GPU-b")
+        until(lambda: bool(tickets(locks, "waiting")))
+        directory = Directory(locks, os.open(locks, os.O_RDONLY))
+        held, awaited = told(living(directory, ("waiting", "firm", "holding")))
+        directory.close()
+        assert re.fullmatch(rf"MIG-a held by process {holder.pid} of {ME} since {CLOCK} \(t\)", held)
+        assert re.fullmatch(rf"GPU-b awaited by process {waiting.pid} of {ME} since {CLOCK}", awaited)
+
+    def test_a_lock_without_a_ticket_is_told_as_such(self, make: MakeLocker, locks: Path) -> None:
+        make().take("a")
+        (ticket,) = tickets(locks, "holding")
+        (locks / ticket).unlink()
+        assert make().refused("a") == (
+            "gpus: waited 0 s for a: held by a process that says nothing of itself; wait for it, or raise "
+            "--energy-lease-timeout"
+        )
+
+    def test_what_a_dead_process_left_running_is_told_as_such(self, make: MakeLocker) -> None:
+        leaver = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True)
+        with leaver:
+            assert leaver.stdout is not None
+            left = int(leaver.stdout.readline())
+            leaver.wait()
+        try:
+            told = make().refused("a")
+            assert f"for a: held by what process {leaver.pid} left running of {ME} since " in told
+        finally:
+            os.kill(left, 9)
+        until(lambda: "held" in answer_of(make, "a"))
+
+
+LEAVE = """
+import os, subprocess
+from pytest_llenergy.devices import lockfile
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+held = acquire(Request((Claim("a"),)), 0)
+child = subprocess.Popen(["sleep", "60"], pass_fds=held.lend(), stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+held.release()
 """
 
 
-@contextmanager
-def holder(*devices: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that asks for the locks and keeps them until its input is closed or it is killed."""
-    # Unbuffered, so that select sees every line that was not yet read.
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, *devices], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-    )
-    with process:
-        try:
-            assert said(process) == "ready"
-            yield process
-        finally:
-            process.kill()
+def answer_of(make: MakeLocker, device: str) -> dict[str, object]:
+    locker = make()
+    locker.ask(device, wait_s=0.0)
+    answer: dict[str, object] = locker.answer()
+    return answer
 
 
-def output(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout
+class TestCleaning:
+    def test_a_released_lease_leaves_its_lock_file_and_no_ticket(self, locks: Path) -> None:
+        acquire(Request((Claim(GPU),)), 0.0).release()
+        assert [path.name for path in locks.iterdir()] == [lock_name(GPU)]
 
+    def test_giving_up_leaves_no_ticket(self, make: MakeLocker, locks: Path) -> None:
+        make().take("a")
+        make().refused("a", wait_s=0.1)
+        assert len(tickets(locks)) == 1
 
-def said(process: subprocess.Popen[bytes]) -> str:
-    return output(process).readline().decode().strip()
+    def test_a_dead_ticket_makes_nobody_wait_and_is_removed_by_its_user(
+        self, make: MakeLocker, locks: Path
+    ) -> None:
+        holder, dead = make(), make()
+        holder.take("a")
+        dead.ask("a", "b")
+        until(lambda: bool(tickets(locks, "waiting")))
+        dead.kill()
+        assert make().take("b", wait_s=0.0) == ["b"]
+        assert tickets(locks, "waiting") == []
 
+    def test_a_device_that_was_removed_by_a_cleaner_is_still_exclusive(
+        self, make: MakeLocker, locks: Path
+    ) -> None:
+        """Who waits for a file that is gone must not believe to have the device when it gets its lock."""
+        first, second = make(), make()
+        first.take("a")
+        second.ask("a")
+        until(lambda: bool(tickets(locks, "waiting")))
+        first.release()
+        assert second.answer() == {"held": ["a"]}
+        (locks / lock_name("a")).unlink()
+        second.release()
+        second.take("a", wait_s=0.0)
+        with pytest.raises(DeviceError, match=rf"held by process {second.pid} "):
+            acquire(Request((Claim("a"),)), 0.0)
 
-def silent_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    return not select.select([output(process)], [], [], seconds)[0]
+    def test_a_file_that_is_replaced_while_it_is_locked_is_not_taken_for_the_device(
+        self, locks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        really, path = lockfile.lock_open, locks / lock_name("a")
+        replaced: list[Path] = []
 
+        def late(descriptor: int, claim: Claim) -> bool:
+            if not replaced:
+                path.unlink()
+                replaced.append(path)
+            return really(descriptor, claim)
 
-def test_a_second_process_waits_and_a_killed_holder_frees() -> None:
-    with holder(GPU) as first:
-        assert said(first) == "held"
-        with holder(GPU) as second:
-            assert silent_for(second, 0.4)
-            first.kill()
-            assert said(second) == "held"
+        monkeypatch.setattr(lockfile, "lock_open", late)
+        directory = Directory(locks, os.open(locks, os.O_RDONLY))
+        descriptor = lockfile.try_lock(directory, Claim("a"))
+        assert descriptor is not None
+        assert os.path.samestat(os.fstat(descriptor), path.stat())
+        os.close(descriptor)
+        directory.close()
 
+    def test_a_file_that_is_removed_again_and_again_is_told(
+        self, locks: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = locks / lock_name("a")
+        really = lockfile.lock_open
 
-def test_giving_up_names_the_device_and_the_process() -> None:
-    with holder(GPU) as process:
-        assert said(process) == "held"
-        start_s = time.monotonic()
+        def late(descriptor: int, claim: Claim) -> bool:
+            path.unlink()
+            return really(descriptor, claim)
+
+        monkeypatch.setattr(lockfile, "lock_open", late)
         with pytest.raises(DeviceError) as caught:
-            Locks().acquire([GPU], 0.2)
-        assert time.monotonic() - start_s >= 0.2
-    assert str(caught.value) == (
-        f"{GPU} is still in use by process {process.pid}; wait for it, or raise --energy-lease-timeout"
-    )
+            acquire(Request((Claim("a"),)), 0.0)
+        assert str(caught.value) == (
+            f"lock file {path} is removed again and again; stop what removes it, or set LLENERGY_LOCK_DIR to "
+            "another directory"
+        )
 
-
-def test_other_devices_are_free() -> None:
-    with holder(GPU) as process:
-        assert said(process) == "held"
-        locks = Locks()
-        locks.acquire(["cpu", f"{GPU}1"], 0)
-        locks.release()
-
-
-def test_all_or_none() -> None:
-    first, second, third = Locks(), Locks(), Locks()
-    first.acquire(["b"], 0)
-    with pytest.raises(DeviceError, match=r"^b is still in use"):
-        second.acquire(["a", "b"], 0)
-    third.acquire(["a"], 0)
-    third.release()
-    first.release()
-
-
-def test_a_device_named_twice_is_locked_once_and_released() -> None:
-    first, second = Locks(), Locks()
-    first.acquire(["cpu", "cpu"], 0)
-    with pytest.raises(DeviceError):
-        second.acquire(["cpu"], 0)
-    first.release()
-    second.acquire(["cpu"], 0)
-    second.release()
-    second.release()
-
-
-def test_locks_taken_in_opposite_orders_do_not_block_each_other() -> None:
-    with holder("b", "a") as first, holder("a", "b") as second:
-        fastest = select.select([output(first), output(second)], [], [], 30)[0]
-        winner, loser = (first, second) if output(first) in fastest else (second, first)
-        assert said(winner) == "held"
-        winner.kill()
-        assert said(loser) == "held"
-
-
-def test_the_default_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLENERGY_LOCK_DIR")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    directory = lock_directory()
-    assert directory.parent == tmp_path
-    assert directory.stat().st_mode & 0o777 == 0o700
-    directory.rmdir()
-    (tmp_path / "elsewhere").mkdir()
-    directory.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DeviceError, match=rf"^lock directory {directory} is not ours; set LLENERGY_LOCK_DIR"):
-        lock_directory()
-
-
-@pytest.mark.parametrize("name", ["missing/locks", "file"])
-def test_a_directory_that_cannot_be_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("LLENERGY_LOCK_DIR", str(tmp_path / name))
-    with pytest.raises(DeviceError, match=rf"^lock directory {tmp_path / name}: .*; set LLENERGY_LOCK_DIR"):
-        lock_directory()
+    def test_the_cpus_file_is_looked_up_anew_though_it_stays_open(
+        self, make: MakeLocker, locks: Path
+    ) -> None:
+        acquire(Request((Claim(CPU),)), 0.0).release()
+        (locks / lock_name(CPU)).unlink()
+        make().take(CPU)
+        with pytest.raises(DeviceError, match="for cpu: held by process"):
+            acquire(Request((Claim(CPU),)), 0.0)

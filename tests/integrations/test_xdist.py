@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..nvml_sim import Board, World
 
 Read = Callable[..., dict[str, Any]]
 
@@ -23,7 +26,7 @@ def test_skips(energy):
 """
 
 #: What may differ between two runs of the same test.
-VOLATILE = {"rounds", "metrics", "load_average", "flags", "start_s", "procedure"}
+VOLATILE = {"rounds", "metrics", "load_average", "flags", "start_s", "lease_wait_s", "procedure"}
 
 
 def stable(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -42,6 +45,48 @@ def test_the_same_records_with_and_without(quick: pytest.Pytester, read_report: 
     assert stable(one) == stable(two)
     assert all(len(record["rounds"]) == 2 for record in two["records"] if record["status"] == "measured")
     assert result.stdout.str().count("ten-watts") == 4, "one table, from the controller"
+
+
+@pytest.fixture
+def boards(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World(tmp_path / "world", [Board()] * 3)
+    for name, value in world.environment(nvml_library.parent).items():
+        monkeypatch.setenv(name, value)
+    return world
+
+
+class TestAuto:
+    """``-n auto``: as many workers as leases can keep busy."""
+
+    @pytest.mark.parametrize(("visible", "workers"), [(None, 3), ("0,2", 2), ("", 1)])
+    def test_one_worker_for_each_gpu_that_is_allowed(
+        self,
+        quick: pytest.Pytester,
+        boards: World,
+        monkeypatch: pytest.MonkeyPatch,
+        visible: str | None,
+        workers: int,
+    ) -> None:
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        quick.makepyfile("def test_it(energy):\n    energy(lambda: None)\n")
+        result = quick.runpytest_subprocess("--energy-report", "-n", "auto")
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines([f"*{workers}/{workers} worker*"])
+
+    def test_what_the_user_says_counts(self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
+        quick.makepyfile("def test_it():\n    pass\n")
+        result = quick.runpytest_subprocess("--energy-report", "-n", "auto")
+        result.stdout.fnmatch_lines(["*2/2 workers*"])
+
+    def test_a_run_that_keeps_no_report_is_left_alone(self, quick: pytest.Pytester) -> None:
+        quick.makeconftest("def pytest_xdist_auto_num_workers(config):\n    return 3\n")
+        quick.makepyfile("def test_it():\n    pass\n")
+        result = quick.runpytest_subprocess("-n", "auto", "-p", "no:randomly")
+        result.stdout.fnmatch_lines(["*3/3 workers*"])
 
 
 def test_measurements_of_two_workers_never_overlap(quick: pytest.Pytester, read_report: Read) -> None:

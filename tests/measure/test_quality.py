@@ -149,7 +149,7 @@ class TestTheBoard:
 
     def test_processes_that_cannot_be_told_are_said_to_be_unknown(self) -> None:
         assert self.on(Condition(), Condition()) == [
-            "note: foreign-unknown: GPU-a: other processes cannot be told: the driver does not tell which "
+            "warning: foreign-unknown: GPU-a: other processes cannot be told: the driver does not tell which "
             "processes are on the board"
         ]
 

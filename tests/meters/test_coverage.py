@@ -16,9 +16,11 @@ WINDOWS = 250
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_truth_lies_within_two_standard_uncertainties_that_are_not_padded(kind: Kind) -> None:
     rng = Random(str(kind))
-    found = summarise([draw(rng, kind) for _ in range(WINDOWS)])
+    # A reader of eight boards takes eight times as long to follow.
+    windows = WINDOWS if kind.boards == 1 else WINDOWS // 2
+    found = summarise([draw(rng, kind) for _ in range(windows)])
     # Windows that drown in their uncertainty have no number; they must not be the rule.
-    assert found.resolved >= 0.65 * WINDOWS
+    assert found.resolved >= 0.65 * windows
     assert found.covered >= 0.95
     # Under load, how power went between two refreshes is known less well for integrated power than need be.
     assert found.fullness > (0.1 if kind.integrated else 0.2)

@@ -9,15 +9,20 @@ from dataclasses import dataclass, field
 from .shapes import Burst
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that holds the board. `used_memory` is in bytes; None is what NVML reports as unknown."""
+    """A process that holds the board, as a client of MPS if `mps`.
+
+    `used_memory` is in bytes; None is what NVML reports as unknown.
+    """
 
     pid: int
     used_memory: int | None = GIB
     graphics: bool = False
+    mps: bool = False
     gpu_instance: int | None = None
     compute_instance: int | None = None
 
@@ -63,7 +68,11 @@ class Board:
     and `nvmlDeviceGetTotalEnergyConsumption` mean scope 0, the GPU, and answer only if that is listed;
     `nvmlDeviceGetPowerUsage` goes by `power_usage_supported` alone. A Grace Hopper board is thus
     `scopes=(1,)`. Scope 1, the module, reads `module_factor` times the power and energy of the board.
-    `lost` and `no_permission` make every query of the board fail with codes 15 and 4; its handle is a query.
+    `processes_supported=False` refuses the lists of processes, as for want of permission. `lost` and
+    `no_permission` make every query of the board fail with codes 15 and 4; its handle is a query.
+
+    **Memory.** `memory_used` is what is allocated. `memory_reserved`, in whole MiB, is what the driver keeps
+    for itself, which version 1 of `nvmlDeviceGetMemoryInfo` counts as used and version 2 does not.
 
     **Slow calls.** Every `call_delay_every`-th query of the board, over all processes, as counted by
     `World.calls`, sleeps for `call_delay_ns`; 0 and 1 mean every query. `call_delay_before=True` sleeps
@@ -75,7 +84,8 @@ class Board:
     name: str = "NVIDIA Sim 100"
     pci_bus_id: str = ""
     memory_total: int = 80 * GIB
-    memory_used: int = GIB
+    memory_used: int = 4 * MIB
+    memory_reserved: int = 0
     power_limit_w: float = 700.0
     power_limit_min_w: float = 200.0
     power_limit_max_w: float = 700.0
@@ -104,6 +114,7 @@ class Board:
     lost: bool = False
     no_permission: bool = False
     processes: tuple[Process, ...] = ()
+    processes_supported: bool = True
     throttle_ns: Mapping[int, int] = field(default_factory=dict)
     event_reasons: int = 0
     temperature_c: int = 40

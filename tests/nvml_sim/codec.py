@@ -60,6 +60,7 @@ def encode(board: Board, previous: layout.State | None = None) -> layout.State:
             state.frozen_at_ns = previous.frozen_at_ns
     for name in _AS_IS:
         setattr(state, name, getattr(board, name))
+    state.memory_reserved_mib = board.memory_reserved >> 20
     for name, attribute in _WATTS.items():
         setattr(state, name, milliwatts(getattr(board, attribute)))
     for name, attribute in _FACTORS.items():
@@ -86,7 +87,7 @@ def _encode_lists(state: layout.State, board: Board) -> None:
     for position, process in enumerate(board.processes):
         used = layout.UNKNOWN_MEMORY if process.used_memory is None else process.used_memory
         instances = (_instance(process.gpu_instance), _instance(process.compute_instance))
-        state.processes[position] = layout.Process(used, process.pid, process.graphics, *instances)
+        state.processes[position] = layout.Process(used, process.pid, _kind(process), *instances)
     state.mig_count = _count("mig_instances", board.mig_instances, layout.MAX_MIG)
     for position, mig in enumerate(board.mig_instances):
         instances, slices = (mig.gpu_instance, mig.compute_instance), (mig.gpu_slices, mig.compute_slices)
@@ -108,6 +109,7 @@ def decode(state: layout.State, first: Segment) -> Board:
     fields |= {attribute: tuple(getattr(state, name)) for name, attribute in _TUPLES.items()}
     fields |= {attribute: bool(state.flags & flag) for flag, attribute in _FLAGS.items()}
     return Board(
+        memory_reserved=state.memory_reserved_mib << 20,
         power_w=first.low_mw / 1000,
         burst=burst,
         frozen=state.frozen_at_ns != layout.NEVER_NS,
@@ -130,6 +132,7 @@ _FLAGS = {
     layout.FLAG_PERSISTENCE: "persistence",
     layout.FLAG_NO_PERMISSION: "no_permission",
     layout.FLAG_DELAY_BEFORE: "call_delay_before",
+    layout.FLAG_PROCESSES: "processes_supported",
 }
 # What has the same name and value in a `State` and in a `Board`.
 _AS_IS = (
@@ -167,11 +170,18 @@ def _count(what: str, items: tuple[object, ...], limit: int) -> int:
     return len(items)
 
 
+def _kind(process: Process) -> int:
+    if process.mps:
+        return layout.PROCESS_MPS
+    return layout.PROCESS_GRAPHICS if process.graphics else layout.PROCESS_COMPUTE
+
+
 def _process(entry: layout.Process) -> Process:
     return Process(
         pid=entry.pid,
         used_memory=None if entry.used_memory == layout.UNKNOWN_MEMORY else entry.used_memory,
-        graphics=bool(entry.graphics),
+        graphics=entry.kind == layout.PROCESS_GRAPHICS,
+        mps=entry.kind == layout.PROCESS_MPS,
         gpu_instance=None if entry.gpu_instance == layout.NO_INSTANCE else entry.gpu_instance,
         compute_instance=None if entry.compute_instance == layout.NO_INSTANCE else entry.compute_instance,
     )

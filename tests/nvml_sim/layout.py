@@ -7,7 +7,7 @@ import ctypes
 from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 
 MAGIC = int.from_bytes(b"NVMLSIM1", "little")
-VERSION = 3
+VERSION = 4
 MAX_BOARDS = 16
 MAX_STEPS = 4096
 MAX_PROCESSES = 32
@@ -15,6 +15,10 @@ MAX_MIG = 8
 MAX_UNSUPPORTED = 16
 MAX_RESETS = 8
 THROTTLE_FIELDS = (74, 76, 269, 270, 271)
+
+PROCESS_COMPUTE = 0
+PROCESS_GRAPHICS = 1
+PROCESS_MPS = 2
 
 FLAG_ENERGY = 1
 FLAG_LOST = 2
@@ -25,6 +29,7 @@ FLAG_POWER_USAGE = 32
 FLAG_PERSISTENCE = 64
 FLAG_NO_PERMISSION = 128
 FLAG_DELAY_BEFORE = 256
+FLAG_PROCESSES = 512
 
 STEP_CONSTANT = 0
 STEP_BURST = 1
@@ -87,7 +92,7 @@ class Process(ctypes.Structure):
     _fields_ = (
         ("used_memory", c_uint64),
         ("pid", c_uint32),
-        ("graphics", c_uint32),
+        ("kind", c_uint32),
         ("gpu_instance", c_uint32),
         ("compute_instance", c_uint32),
     )
@@ -145,7 +150,7 @@ class State(ctypes.Structure):
         ("mig_count", c_uint32),
         ("reset_count", c_uint32),
         ("unsupported", c_uint32 * MAX_UNSUPPORTED),
-        ("padding", c_uint32),
+        ("memory_reserved_mib", c_uint32),
         ("resets", Reset * MAX_RESETS),
         ("processes", Process * MAX_PROCESSES),
         ("migs", Mig * MAX_MIG),

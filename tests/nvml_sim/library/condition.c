@@ -4,11 +4,17 @@
 
 #include "view.h"
 
+/* What the driver keeps for itself: of the board, and in what version 1 calls used. */
+static uint64_t reserved_of(const View *view)
+{
+    return view->mig > 0 ? 0 : (uint64_t)view->state.memory_reserved_mib << 20;
+}
+
 static void memory_of(const View *view, Memory *memory)
 {
     const Mig *mig = view->mig > 0 ? &view->state.migs[view->mig - 1] : NULL;
     memory->total = mig ? mig->memory_total : view->state.memory_total;
-    memory->used = mig ? mig->memory_used : view->state.memory_used;
+    memory->used = (mig ? mig->memory_used : view->state.memory_used) + reserved_of(view);
     memory->free = memory->total - memory->used;
 }
 
@@ -31,24 +37,26 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, Memory2 *memory
         Memory plain;
         memory_of(&view, &plain);
         memory->total = plain.total;
-        memory->reserved = 0;
+        memory->reserved = reserved_of(&view);
         memory->free = plain.free;
-        memory->used = plain.used;
+        memory->used = plain.used - memory->reserved;
     }
     return done(result);
 }
 
-static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, ProcessInfo *out, uint32_t graphics)
+static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, ProcessInfo *out, uint32_t kind)
 {
     View view;
     nvmlReturn_t result = begin(device, &view, count);
+    if (result == OK && !(view.state.flags & FLAG_PROCESSES))
+        result = NO_PERMISSION;
     if (result != OK)
         return done(result);
     const unsigned room = out == NULL ? 0 : *count;
     unsigned found = 0;
     for (uint32_t i = 0; i < view.state.process_count && i < MAX_PROCESSES; i++) {
         const Process *process = &view.state.processes[i];
-        if (process->graphics != graphics)
+        if (process->kind != kind)
             continue;
         if (view.mig > 0 && process->gpu_instance != view.state.migs[view.mig - 1].gpu_instance)
             continue;
@@ -71,6 +79,12 @@ API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, u
                                                           ProcessInfo *out)
 {
     return processes(device, count, out, 1);
+}
+
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                            ProcessInfo *out)
+{
+    return processes(device, count, out, 2);
 }
 
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *celsius)

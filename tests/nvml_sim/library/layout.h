@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define WORLD_MAGIC UINT64_C(0x314D49534C4D564E)
-#define WORLD_VERSION 3u
+#define WORLD_VERSION 4u
 #define MAX_BOARDS 16u
 #define MAX_STEPS 4096u
 #define MAX_PROCESSES 32u
@@ -38,7 +38,8 @@ enum {
     FLAG_POWER_USAGE = 32,
     FLAG_PERSISTENCE = 64,
     FLAG_NO_PERMISSION = 128,
-    FLAG_DELAY_BEFORE = 256
+    FLAG_DELAY_BEFORE = 256,
+    FLAG_PROCESSES = 512
 };
 
 enum { STEP_CONSTANT = 0, STEP_BURST = 1, STEP_RAMP = 2, STEP_NOISE = 3 };
@@ -79,7 +80,7 @@ typedef struct {
 typedef struct {
     uint64_t used_memory;
     uint32_t pid;
-    uint32_t graphics;
+    uint32_t kind; /* 0 compute, 1 graphics, 2 client of MPS */
     uint32_t gpu_instance;
     uint32_t compute_instance;
 } Process;
@@ -129,7 +130,7 @@ typedef struct {
     uint32_t mig_count;
     uint32_t reset_count;
     uint32_t unsupported[MAX_UNSUPPORTED];
-    uint32_t padding;
+    uint32_t memory_reserved_mib;
     Reset resets[MAX_RESETS];
     Process processes[MAX_PROCESSES];
     Mig migs[MAX_MIG];
@@ -178,7 +179,7 @@ AT(Reset, offset_mj, 8);
 SIZE(Process, 24);
 AT(Process, used_memory, 0);
 AT(Process, pid, 8);
-AT(Process, graphics, 12);
+AT(Process, kind, 12);
 AT(Process, gpu_instance, 16);
 AT(Process, compute_instance, 20);
 SIZE(Mig, 128);
@@ -224,7 +225,7 @@ AT(State, process_count, 232);
 AT(State, mig_count, 236);
 AT(State, reset_count, 240);
 AT(State, unsupported, 244);
-AT(State, padding, 308);
+AT(State, memory_reserved_mib, 308);
 AT(State, resets, 312);
 AT(State, processes, 440);
 AT(State, migs, 1208);

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does a lease cost when nobody else wants the devices? See the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import filelock
+
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+
+NUMBERS = (1, 8)
+
+#: What is promised of the median (milliseconds).
+MOST_MS = 1.0
+
+OURS, PEER = "lease", "filelock"
+
+
+def lease(number: int) -> Callable[[], None]:
+    """So many of eight boards: a ticket, a look at the queue, a lock each, and all of it back."""
+    request = Request((), number, tuple((Claim(f"GPU-{board}"),) for board in range(8)))
+    return lambda: acquire(request, 0.0, "benchmarks/test_x.py::test_y").release()
+
+
+def file_locks(number: int, directory: Path) -> Callable[[], None]:
+    """As many locks of ``filelock``: no queue, and nobody is told who holds them."""
+    locks = [filelock.FileLock(directory / f"{board}.lock") for board in range(number)]
+
+    def take() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+
+    return take
+
+
+def main(argv: Sequence[str]) -> int:
+    """Take and give back in turn, print the table. Returns 1 when the promise is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=1000, metavar="N", help="of each (1000)")
+    parser.add_argument("--json", type=Path, default=Path("lease_cost.json"), metavar="FILE")
+    given = parser.parse_args(argv)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="lease-cost-") as scratch:
+        os.environ["LLENERGY_LOCK_DIR"] = scratch
+        for number in NUMBERS:
+            tools = {OURS: lease(number), PEER: file_locks(number, Path(scratch))}
+            times: dict[str, list[float]] = {name: [] for name in tools}
+            for turn in range(given.turns + 1):
+                for name, take in tools.items():
+                    start_s = time.perf_counter()
+                    take()
+                    # The first one makes the files.
+                    times[name] += [(time.perf_counter() - start_s) * 1e3] if turn else []
+            for name in tools:
+                p99 = quantiles(times[name], n=100)[98]
+                rows.append({"what": name, "boards": number, "median_ms": median(times[name]), "p99_ms": p99})
+    print("| | boards | median (ms) | 99th percentile (ms) |\n|---|---:|---:|---:|")
+    for row in rows:
+        print(f"| {row['what']} | {row['boards']} | {row['median_ms']:.3f} | {row['p99_ms']:.3f} |")
+    host = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+    given.json.write_text(json.dumps({"host": host, "turns": given.turns, "rows": rows}, indent=1) + "\n")
+    return 0 if all(row["median_ms"] < MOST_MS for row in rows if row["what"] == OURS) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

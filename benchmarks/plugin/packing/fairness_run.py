@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a test that needs four boards get its turn among six that keep taking one? See the README."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.devices.lockfile import try_lock
+from pytest_llenergy.devices.locks import acquire
+
+BOARDS = tuple(Claim(f"GPU-{board}") for board in range(4))
+
+#: What is promised of a lease, and for how long the other one tries (seconds).
+MOST_S, NAIVE_S = 1.0, 10.0
+
+REST_S = 0.5
+
+#: One board again and again, for so many seconds, until it is killed.
+LOOP = """
+import sys, time
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+request = Request((), 1, tuple((Claim(f"GPU-{board}"),) for board in range(4)))
+print(flush=True)
+while True:
+    held = acquire(request, 60)
+    time.sleep(float(sys.argv[1]))
+    held.release()
+"""
+
+
+@contextmanager
+def loops(number: int, seconds: float) -> Iterator[None]:
+    """So many processes that each keep taking one board for so many seconds."""
+    with ExitStack() as stack:
+        for _ in range(number):
+            command = [sys.executable, "-c", LOOP, str(seconds)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+
+
+def leased_s() -> float:
+    """Seconds until all four are had, in turn with the others."""
+    start_s = time.monotonic()
+    acquire(Request(BOARDS), 60.0).release()
+    return time.monotonic() - start_s
+
+
+def polled_s() -> float | None:
+    """The same by trying all four and sleeping 50 ms; ``None`` for never."""
+    directory = lock_directory()
+    start_s = time.monotonic()
+    try:
+        while (spent_s := time.monotonic() - start_s) < NAIVE_S:
+            got = [try_lock(directory, board) for board in BOARDS]
+            for descriptor in got:
+                if descriptor is not None:
+                    os.close(descriptor)
+            if None not in got:
+                return spent_s
+            time.sleep(0.05)
+        return None
+    finally:
+        directory.close()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Both ways in turn; returns 1 when the promise is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each (5)")
+    parser.add_argument("--seconds", type=float, default=0.03, metavar="S", help="one board is kept (0.03)")
+    parser.add_argument("--json", type=Path, default=Path("fairness.json"), metavar="FILE")
+    given = parser.parse_args(argv)
+    ours: list[float | None] = []
+    naive: list[float | None] = []
+    with tempfile.TemporaryDirectory(prefix="fairness-") as scratch:
+        os.environ["LLENERGY_LOCK_DIR"] = scratch
+        with loops(6, given.seconds):
+            for _ in range(given.rounds):
+                for take, times in ((leased_s, ours), (polled_s, naive)):
+                    # For a moment after all four were given back, all are free.
+                    time.sleep(REST_S)
+                    times.append(take())
+    never = sum(spent_s is None for spent_s in naive)
+    leased = [spent_s for spent_s in ours if spent_s is not None]
+    print(f"lease: median {median(leased):.3f} s, at most {max(leased):.3f} s (promised: {MOST_S:g} s)")
+    print(f"trying and sleeping: never within {NAIVE_S:g} s in {never} of {given.rounds}")
+    given.json.write_text(json.dumps({"lease_s": ours, "polled_s": naive}, indent=1) + "\n")
+    return 0 if max(leased) < MOST_S else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

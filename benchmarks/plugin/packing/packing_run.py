@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well do leases pack tests onto boards? See the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from packing_suite import BOARDS, draw, lower_bound_s, makespan_s, read, write
+
+from tests.nvml_sim import Board, World, build_library
+
+ROOT = Path(__file__).resolve().parents[3]
+
+#: What is promised of the median.
+MOST = 1.25
+
+OURS, ONE_LOCK = "leases", "one lock"
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--suites", type=int, default=5, metavar="N", help="random suites (5)")
+    parser.add_argument("--tests", type=int, default=60, metavar="N", help="tests in each (60)")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="as in pytest -n (8)")
+    parser.add_argument("--seconds", type=float, nargs=2, default=(0.2, 0.6), metavar=("LEAST", "MOST"))
+    parser.add_argument("--dist", default="load", help="as in pytest --dist (load)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=Path("packing.json"), metavar="FILE")
+    return parser.parse_args(argv)
+
+
+def run(directory: Path, environment: dict[str, str], workers: int, dist: str) -> None:
+    """One pytest session. Ends the benchmark if a test fails."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}"]
+    done = subprocess.run(
+        [*command, f"--dist={dist}", "-o", "addopts="],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"pytest failed:\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run every suite both ways, print the table. Returns 1 when the promise is not kept."""
+    given = arguments(argv)
+    rng = Random(given.seed)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="packing-") as scratch_name:
+        scratch = Path(scratch_name)
+        world = World(scratch / "world", [Board() for _ in range(BOARDS)])
+        (scratch / "locks").mkdir()
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("CUDA_")},
+            **world.environment(build_library(scratch / "library").parent),
+            "PYTHONPATH": str(ROOT),
+            "LLENERGY_LOCK_DIR": str(scratch / "locks"),
+        }
+        for index in range(given.suites):
+            jobs = draw(rng, given.tests, *given.seconds)
+            bound_s = lower_bound_s(jobs)
+            row: dict[str, Any] = {"bound_s": bound_s, "load_average": os.getloadavg()[0]}
+            # In turn, as whatever else the machine does changes slowly.
+            for name in (OURS, ONE_LOCK) if index % 2 == 0 else (ONE_LOCK, OURS):
+                directory = scratch / f"{index}-{name.replace(' ', '-')}"
+                directory.mkdir()
+                log = write(jobs, directory, leases=name == OURS)
+                run(directory, environment, given.workers, given.dist)
+                spans = read(log)
+                assert len(spans) == given.tests
+                row[name] = {"makespan_s": makespan_s(spans), "ratio": makespan_s(spans) / bound_s}
+            rows.append(row)
+            print(f"  suite {index}: " + _cells(row), flush=True)
+    ratios = {name: median(row[name]["ratio"] for row in rows) for name in (OURS, ONE_LOCK)}
+    print(f"\nmakespan over the lower bound, median: {OURS} {ratios[OURS]:.2f}", end="")
+    print(f" (promised: at most {MOST}), {ONE_LOCK} {ratios[ONE_LOCK]:.2f}")
+    settings = {name: value for name, value in vars(given).items() if name != "json"}
+    host = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+    content = {"host": host, "settings": settings, "ratios": ratios, "suites": rows}
+    given.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if ratios[OURS] <= MOST else 1
+
+
+def _cells(row: dict[str, Any]) -> str:
+    told = [f"{name} {row[name]['makespan_s']:.2f} s ({row[name]['ratio']:.2f})" for name in (OURS, ONE_LOCK)]
+    return f"bound {row['bound_s']:.2f} s, {', '.join(told)}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random suites, written as test files that note when each of their tests had its boards."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+WIDTHS = (1, 2, 4, 8)
+BOARDS = 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """A test that keeps ``n`` boards busy for so many seconds."""
+
+    n: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a test had which boards, by the monotonic clock (seconds)."""
+
+    start_s: float
+    end_s: float
+    boards: tuple[str, ...]
+
+
+def draw(rng: Random, tests: int, least_s: float, most_s: float) -> list[Job]:
+    """A suite. Wide tests are as frequent as narrow ones, which is the hardest to pack."""
+    return [Job(rng.choice(WIDTHS), rng.uniform(least_s, most_s)) for _ in range(tests)]
+
+
+def lower_bound_s(jobs: list[Job]) -> float:
+    """No order and no machine can do better: all boards always busy, and no test takes less than itself."""
+    return max(sum(job.n * job.seconds for job in jobs) / BOARDS, max(job.seconds for job in jobs))
+
+
+FILE = """
+import json, os, time
+import pytest
+JOBS = {jobs}
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(seconds, marks=pytest.mark.gpus(n)) for n, seconds in JOBS], ids=str
+)
+def test_it({fixture}, seconds):
+    start = time.monotonic()
+    time.sleep(seconds)
+    line = [start, time.monotonic(), list({boards})]
+    with open({log!r}, "a") as file:
+        file.write(json.dumps(line) + "\\n")
+"""
+
+#: Plain xdist with one lock for everything: what users write who know that tests must not share a board.
+ONE_LOCK = """
+import filelock, pytest
+@pytest.fixture
+def one_lock():
+    with filelock.FileLock({lock!r}):
+        yield
+"""
+
+
+def write(jobs: list[Job], directory: Path, *, leases: bool) -> Path:
+    """Write the suite into a directory. Returns the file that its tests note their spans in."""
+    log = directory / "spans.jsonl"
+    fixture, boards = ("gpus", "gpus.uuids") if leases else ("one_lock", "['all']")
+    pairs = [(job.n, round(job.seconds, 4)) for job in jobs]
+    text = FILE.format(jobs=pairs, fixture=fixture, boards=boards, log=str(log))
+    (directory / "test_suite.py").write_text(text)
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    if not leases:
+        (directory / "conftest.py").write_text(ONE_LOCK.format(lock=str(directory / "one.lock")))
+    return log
+
+
+def read(log: Path) -> list[Span]:
+    """What the tests have noted. Raises ``SystemExit`` if two of them had a board at once."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    spans = sorted((Span(start, end, tuple(boards)) for start, end, boards in lines), key=lambda s: s.start_s)
+    last: dict[str, float] = {}
+    for span in spans:
+        if any(last.get(board, 0.0) > span.start_s for board in span.boards):
+            raise SystemExit(f"two tests had a board at once: {span}{os.linesep}{log.read_text()}")
+        last.update(dict.fromkeys(span.boards, span.end_s))
+    return spans
+
+
+def makespan_s(spans: list[Span]) -> float:
+    """From the start of the first test to the end of the last."""
+    return max(span.end_s for span in spans) - min(span.start_s for span in spans)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking devices, all or none, in turn with every other process of the host.
+
+Who has a device is decided by the kernel's ``flock`` on its file (``lockfile``), so that nothing is left to
+clean up after a death. Who goes first is told by tickets (``tickets``, ``turns``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
+from itertools import islice
+from typing import Protocol
+
+from pytest_llenergy.devices import holders
+from pytest_llenergy.devices.bell import Bell
+from pytest_llenergy.devices.claims import CPU, Claim, Request
+from pytest_llenergy.devices.lockdir import VARIABLE, Directory, lock_directory
+from pytest_llenergy.devices.lockfile import is_at, lock_name, lock_open, open_checked, try_lock
+from pytest_llenergy.devices.tickets import Ticket
+from pytest_llenergy.devices.turns import Turn
+from pytest_llenergy.errors import DeviceError
+
+#: The first sleep after a bell (seconds), and by how much the next is longer: a bell may ring just before a
+#: lock is free.
+FIRST_S, GROWTH = 0.002, 8.0
+
+#: What this process holds, by all of its leases.
+_held: list[Held] = []
+
+#: Descriptors of the CPU's lock file, by directory. Ranks that stay for the next test share the one that was
+#: open when they were started, so it is locked and unlocked but never closed.
+_standing: dict[tuple[int, int], int] = {}
+
+
+class Holding(Protocol):
+    """Devices that are ours for now; see ``Held``."""
+
+    idle: bool
+
+    @property
+    def claims(self) -> tuple[Claim, ...]: ...
+    @property
+    def chosen(self) -> tuple[int, ...]: ...
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def directory(self) -> Directory: ...
+    def lend(self) -> tuple[int, ...]: ...
+    def keep_only(self, wanted: Collection[Claim]) -> None: ...
+    def release(self) -> None: ...
+
+
+class Held:
+    """Devices that are ours until ``release``, or until we and those who share our descriptors end.
+
+    ``chosen`` are the places of the request's choices that were taken, ``waited_s`` is the time it took.
+    While ``idle`` somebody in this process makes sure that it is given up when others queue for it.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        ticket: Ticket,
+        locks: dict[Claim, int],
+        chosen: tuple[int, ...],
+        waited_s: float,
+    ) -> None:
+        self._directory = directory
+        self._ticket: Ticket | None = ticket
+        self._locks = locks
+        self._pid = os.getpid()
+        self._lent = False
+        self.chosen = chosen
+        self.waited_s = waited_s
+        self.idle = False
+        _held.append(self)
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What is held."""
+        return tuple(self._locks)
+
+    @property
+    def directory(self) -> Directory:
+        """The lock directory, open as long as this is held."""
+        return self._directory
+
+    def lend(self) -> tuple[int, ...]:
+        """Descriptors for processes that use the devices: the lease lasts as long as one of them has these.
+
+        They are to be ended before ``release``. What they leave running keeps its devices.
+        """
+        gpus = any(claim.device != CPU for claim in self._locks)
+        if gpus and self._ticket is not None:
+            self._lent = True
+            return (*self._locks.values(), self._ticket.descriptor)
+        return tuple(self._locks.values())
+
+    def keep_only(self, wanted: Collection[Claim]) -> None:
+        """Give up all other claims; everything if none of these is held."""
+        if self._ticket is None or os.getpid() != self._pid:
+            return
+        given_up = [claim for claim in self._locks if claim not in wanted]
+        for claim in given_up:
+            _unlock(claim, self._locks.pop(claim))
+        if not self._locks:
+            self._end(self._ticket)
+        elif given_up:
+            self._ticket.hold(self.claims)
+
+    def release(self) -> None:
+        """Give up everything. May be called again; does nothing in a forked child."""
+        self.keep_only(())
+
+    def _end(self, ticket: Ticket) -> None:
+        self._ticket = None
+        _held.remove(self)
+        ticket.close(lent=self._lent)
+        self._directory.close()
+
+    def forget(self) -> None:
+        """Close what a forked child inherited: children of pytest are not those that use the devices."""
+        descriptors = [*self._locks.values(), self._directory.descriptor]
+        descriptors += [self._ticket.descriptor] if self._ticket is not None else []
+        for descriptor in descriptors:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+class Borrowed:
+    """A part of what this process already holds. Ends with that."""
+
+    def __init__(self, owner: Held, claims: tuple[Claim, ...], chosen: tuple[int, ...]) -> None:
+        self._owner = owner
+        self.claims = claims
+        self.chosen = chosen
+        self.waited_s = 0.0
+        self.idle = False
+        self.directory = owner.directory
+
+    def lend(self) -> tuple[int, ...]:
+        """The owner's descriptors."""
+        return self._owner.lend()
+
+    def keep_only(self, wanted: Collection[Claim]) -> None:
+        """Forget the others; the owner keeps them."""
+        self.claims = tuple(claim for claim in self.claims if claim in wanted)
+
+    def release(self) -> None:
+        """Forget them all."""
+        self.claims = ()
+
+
+def acquire(
+    request: Request, wait_s: float, test: str = "", where: Callable[[], Directory] = lock_directory
+) -> Holding:
+    """Take what a request names, all or none, waiting in turn for up to ``wait_s`` seconds.
+
+    ``test`` is what others are told of us. A process that already holds devices gets a part of these at once,
+    and ``DeviceError`` for any other. Raises ``DeviceError`` naming all holders when the time is up, and for
+    a directory or file that cannot be trusted.
+    """
+    borrowed = _from_own(request)
+    if borrowed is not None:
+        return borrowed
+    start_s = time.monotonic()
+    with ExitStack() as undo:
+        directory = where()
+        undo.callback(directory.close)
+        try:
+            ticket = Ticket(directory, request, test)
+            undo.callback(ticket.close)
+            locks: dict[Claim, int] = {}
+            undo.callback(_unlock_all, locks)
+            turn = Turn(directory, ticket)
+            chosen = _take(directory, request, turn.first_look().blocked, locks)
+            if chosen is None:
+                chosen = _wait(turn, request, wait_s, locks)
+            ticket.hold(tuple(locks))
+        except OSError as error:
+            raise DeviceError(
+                f"gpus: no lease can be taken in {directory.path}: {error.strerror}; set {VARIABLE} to "
+                "another directory"
+            ) from None
+        undo.pop_all()
+    return Held(directory, ticket, locks, chosen, time.monotonic() - start_s)
+
+
+def _from_own(request: Request) -> Borrowed | None:
+    for held in _held:
+        if held.idle:
+            continue
+        own = set(held.claims)
+        chosen = request.fit(own.issuperset)
+        if chosen is None:
+            raise DeviceError(holders.overreach(held.claims, request))
+        return Borrowed(held, request.claims(chosen), chosen)
+    return None
+
+
+def _wait(turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int]) -> tuple[int, ...]:
+    deadline_s = time.monotonic() + wait_s
+    ticket = turn.ticket
+    bell = Bell(turn.directory, ticket.order)
+    try:
+        ticket.become("waiting")
+        sleep_s, firm = FIRST_S, False
+        while True:
+            scene = turn.look()
+            chosen = _take(turn.directory, request, scene.blocked, locks)
+            if chosen is not None:
+                return chosen
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise DeviceError(holders.waited(request, wait_s, scene))
+            if turn.out_of_patience and not firm:
+                ticket.become("firm")
+                firm = True
+            rang = bell.wait(min(sleep_s, left_s))
+            sleep_s = FIRST_S if rang else min(sleep_s * GROWTH, bell.longest_s)
+            ticket.beat()
+    finally:
+        bell.close()
+
+
+def _take(
+    directory: Directory,
+    request: Request,
+    blocked: Callable[[tuple[Claim, ...]], bool],
+    locks: dict[Claim, int],
+) -> tuple[int, ...] | None:
+    """Lock what is wanted into ``locks`` if all of it can be had now; otherwise nothing stays locked."""
+
+    def lock(claims: tuple[Claim, ...]) -> bool:
+        if blocked(claims):
+            return False
+        fresh: list[Claim] = []
+        for claim in claims:
+            if claim in locks:
+                continue
+            descriptor = _lock(directory, claim)
+            if descriptor is None:
+                for each in fresh:
+                    _unlock(each, locks.pop(each))
+                return False
+            locks[claim] = descriptor
+            fresh.append(claim)
+        return True
+
+    if lock(request.always):
+        places = range(len(request.choices))
+        chosen = tuple(islice((place for place in places if lock(request.choices[place])), request.n))
+        if len(chosen) == request.n:
+            return chosen
+    _unlock_all(locks)
+    return None
+
+
+def _lock(directory: Directory, claim: Claim) -> int | None:
+    if claim.device != CPU:
+        return try_lock(directory, claim)
+    name = lock_name(CPU)
+    state = os.fstat(directory.descriptor)
+    key = (state.st_dev, state.st_ino)
+    if key in _standing and not is_at(directory, name, _standing[key]):
+        os.close(_standing.pop(key))
+    if key not in _standing:
+        _standing[key] = open_checked(directory, name)
+    # Should it be replaced just now, the next look finds that out.
+    return _standing[key] if lock_open(_standing[key], claim) else None
+
+
+def _unlock(claim: Claim, descriptor: int) -> None:
+    if claim.device == CPU:
+        # For ranks that share it too: they idle until the next test.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    else:
+        # Closed and not unlocked, which would take it from processes that still use the device.
+        os.close(descriptor)
+
+
+def _unlock_all(locks: dict[Claim, int]) -> None:
+    for claim, descriptor in locks.items():
+        _unlock(claim, descriptor)
+    locks.clear()
+
+
+def _forget_in_child() -> None:
+    for held in _held:
+        held.forget()
+    for descriptor in _standing.values():
+        with suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+    _standing.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor finds, as plain data; nothing here prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from pytest_llenergy.devices.allot import allowed
+from pytest_llenergy.devices.busy import BoardUse, look
+from pytest_llenergy.devices.holders import told
+from pytest_llenergy.devices.host import host
+from pytest_llenergy.devices.inventory import Present, present
+from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.devices.mig import Instance
+from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.devices.tickets import living
+from pytest_llenergy.devices.visibility import VARIABLE, visible
+from pytest_llenergy.doctor import pci
+from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts, engines, meters
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.model.environment import Host
+
+MIG_EMPTY = "nvidia-smi mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what is missing or wrong, what was found, what to do.
+
+    ``misconfigured``: something is here and cannot be used as it stands. That a host has no GPU is no fault.
+    """
+
+    text: str
+    misconfigured: bool = True
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One board. Memory is bytes, power is watts; what the driver does not tell is ``None``."""
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str
+    memory_bytes: int | None
+    memory_used_bytes: int | None
+    power_limit_w: float | None
+    mig_enabled: bool
+    instances: tuple[Instance, ...]
+    use: BoardUse
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """What the environment allows: the variable's value, if it is set, and the UUIDs that this leaves."""
+
+    value: str | None
+    devices: tuple[str, ...] = ()
+    reason: str | None = None
+    variable: str = VARIABLE
+
+
+@dataclass(frozen=True)
+class Leases:
+    """Where leases are agreed on, and who holds or awaits one; ``None`` where there is no such place."""
+
+    directory: str | None
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """Everything that ``llenergy doctor`` says."""
+
+    host: Host
+    driver: str | None
+    gpus: tuple[GpuFacts, ...]
+    allotment: Allotment
+    leases: Leases
+    meters: tuple[MeterFacts, ...]
+    engines: tuple[EngineFacts, ...]
+    model: str
+    findings: tuple[Finding, ...] = field(default_factory=tuple)
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether anything that is here cannot be used as it stands."""
+        return any(finding.misconfigured for finding in self.findings)
+
+
+def check(environment: Mapping[str, str] = os.environ, sysfs: Path = pci.SYSFS) -> Checkup:
+    """Look at everything. What fails becomes a finding; raises ``ModelError`` without the default model."""
+    from pytest_llenergy.backends.model import resolve
+
+    findings: list[Finding] = []
+    found = _present(findings, sysfs)
+    gpus = tuple(_gpus(found, findings))
+    return Checkup(
+        host=host(),
+        driver=found.driver,
+        gpus=gpus,
+        allotment=_allotment(found, environment, findings),
+        leases=_leases(findings),
+        meters=tuple(meters([gpu.uuid for gpu in gpus])),
+        engines=tuple(engines()),
+        model=resolve(None).label,
+        findings=tuple(findings),
+    )
+
+
+def _present(findings: list[Finding], sysfs: Path) -> Present:
+    try:
+        found = present()
+    except DeviceError as error:
+        findings.append(Finding(str(error)))
+        return Present()
+    if not found.boards:
+        findings.append(_no_boards(found, sysfs))
+    amd = pci.display_devices(pci.AMD, sysfs)
+    if amd:
+        where = ", ".join(amd)
+        text = (
+            f"AMD graphics at {where}: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones"
+        )
+        findings.append(Finding(text, misconfigured=False))
+    return found
+
+
+def _no_boards(found: Present, sysfs: Path) -> Finding:
+    """A host without a GPU is in order; one with a GPU that NVML does not show is not."""
+    nvidia = pci.display_devices(pci.NVIDIA, sysfs)
+    if find_spec("pynvml") is None:
+        return Finding(str(found.missing))
+    if not nvidia:
+        return Finding(f"no NVIDIA GPU: none on the PCI bus; {found.missing or 'NVML shows none'}", False)
+    where, why = ", ".join(nvidia), found.missing or "NVML shows no board; see nvidia-smi"
+    return Finding(
+        f"the PCI bus has NVIDIA graphics at {where}, but {why}; in a container, start it with --gpus all"
+    )
+
+
+def _gpus(found: Present, findings: list[Finding]) -> list[GpuFacts]:
+    if not found.boards:
+        return []
+    facts = []
+    session = Session()
+    try:
+        for index, board in enumerate(found.boards):
+            parts, divided = found.parts(board.uuid), board.uuid in found.mig_enabled
+            if divided and not parts:
+                findings.append(
+                    Finding(f"{board.uuid} is in MIG mode without instances and cannot be used; {MIG_EMPTY}")
+                )
+            facts.append(
+                GpuFacts(
+                    index=index,
+                    uuid=board.uuid,
+                    name=board.name,
+                    pci_bus_id=board.pci_bus_id,
+                    memory_bytes=board.memory_bytes,
+                    memory_used_bytes=found.used_bytes.get(board.uuid),
+                    power_limit_w=board.power_limit_w,
+                    mig_enabled=divided,
+                    instances=parts,
+                    use=look(session, session.board(board.uuid)),
+                )
+            )
+    finally:
+        session.close()
+    return facts
+
+
+def _allotment(found: Present, environment: Mapping[str, str], findings: list[Finding]) -> Allotment:
+    value = environment.get(VARIABLE)
+    if not found.boards:
+        return Allotment(value)
+    try:
+        seen, may = visible(environment, found), allowed(found, None, environment)
+    except DeviceError as error:
+        findings.append(Finding(str(error)))
+        return Allotment(value, reason=str(error))
+    if seen.reason is not None:
+        # To hide all GPUs is somebody's decision and has no reason; a name that fits nothing is an error.
+        findings.append(Finding(f"{VARIABLE}={value!r}: {seen.reason}; llenergy doctor lists the UUIDs"))
+    return Allotment(value, may.uuids, may.reason)
+
+
+def _leases(findings: list[Finding]) -> Leases:
+    try:
+        directory = lock_directory()
+    except DeviceError as error:
+        findings.append(Finding(str(error)))
+        return Leases(None, ())
+    try:
+        return Leases(str(directory.path), tuple(told(living(directory, ("holding", "waiting", "firm")))))
+    finally:
+        directory.close()

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The findings as lines of text, one fact a line, so that they can be searched and pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_llenergy.devices.busy import show_process
+from pytest_llenergy.devices.request import show_memory
+from pytest_llenergy.doctor.checkup import Allotment, Checkup, GpuFacts, Leases
+from pytest_llenergy.doctor.engines import MeterFacts
+
+INDENT = " " * 9
+
+
+def lines(checkup: Checkup) -> Iterator[str]:
+    """What is here first, then what is wrong."""
+    yield f"cpu      {checkup.host.cpu_model}, {checkup.host.logical_cpus} logical CPUs"
+    if checkup.driver is not None:
+        yield f"driver   {checkup.driver}"
+    for gpu in checkup.gpus:
+        yield from _gpu(gpu)
+    if not checkup.gpus:
+        yield "gpu      none"
+    yield f"allotted {_allotted(checkup.allotment)}"
+    yield from _leases(checkup.leases)
+    for meter in checkup.meters:
+        yield f"meter    {_meter(meter)}"
+    for engine in checkup.engines:
+        yield f"backend  {engine.name}: {engine.missing or 'available'}"
+    yield f"model    {checkup.model} (default)"
+    for finding in checkup.findings:
+        yield f"{'wrong' if finding.misconfigured else 'note':<9}{finding.text}"
+
+
+def _gpu(gpu: GpuFacts) -> Iterator[str]:
+    yield f"gpu {gpu.index:<5}{gpu.name} {gpu.uuid}"
+    watts = "unknown power limit" if gpu.power_limit_w is None else f"limit {gpu.power_limit_w:g} W"
+    used, total = show_memory(gpu.memory_used_bytes), show_memory(gpu.memory_bytes)
+    mode = "on" if gpu.mig_enabled else "off"
+    yield f"{INDENT}PCI {gpu.pci_bus_id}, {used} of {total} in use, {watts}, MIG {mode}"
+    for part in gpu.instances:
+        yield f"{INDENT}instance {part.label}, {show_memory(part.memory_bytes)}"
+    if gpu.use.state == "unknown":
+        yield f"{INDENT}other processes cannot be told: {gpu.use.reason}"
+    elif gpu.use.processes:
+        yield from (f"{INDENT}{show_process(process)}" for process in gpu.use.processes)
+    elif gpu.use.state == "busy":
+        yield f"{INDENT}{show_memory(gpu.use.memory_bytes)} in use by no process that can be seen from here"
+
+
+def _allotted(allotment: Allotment) -> str:
+    value = "is not set" if allotment.value is None else f"is {allotment.value!r}"
+    reason = f" ({allotment.reason})" if allotment.reason else ""
+    return f"{allotment.variable} {value}: {', '.join(allotment.devices) or 'no GPU'}{reason}"
+
+
+def _leases(leases: Leases) -> Iterator[str]:
+    if leases.directory is None:
+        return
+    yield f"leases   {leases.directory}: {len(leases.holders) or 'none'}"
+    yield from (f"{INDENT}{holder}" for holder in leases.holders)
+
+
+def _meter(meter: MeterFacts) -> str:
+    if meter.target is None:
+        return f"{meter.name}: {meter.detail}"
+    return f"{meter.name} for {meter.target}: {meter.detail if meter.available else f'no ({meter.detail})'}"

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of one test: chosen, locked, looked at, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_llenergy import marks
+from pytest_llenergy.devices.allot import allot
+from pytest_llenergy.devices.busy import wait_until_free
+from pytest_llenergy.devices.claims import CPU, Claim
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.recorder import Draft, draft_of
+from pytest_llenergy.state import State, state_of
+
+
+@contextmanager
+def leased(item: pytest.Item) -> Iterator[Lease]:
+    """What a test asks for, its own until the block ends.
+
+    Skips the test, with the reason, where the devices are not there. Raises ``DeviceError`` when others still
+    hold them after ``--energy-lease-timeout``, or still use them after ``--energy-busy-timeout``.
+    """
+    state, draft = state_of(item.config), draft_of(item)
+    asked = marks.read(item, marks.gpus)
+    try:
+        possible = allot(asked, state.settings.gpus, warm=state.warm)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    draft.lease, draft.wants_ranks = possible, asked is not None
+    if possible.uuids:
+        state.warn_uncoordinated()
+    draft.host_exclusive = not possible.uuids or state.measures_host
+    # A test on GPUs is not alone on the host, except where a meter reads all of it; one on the CPU is.
+    host = (Claim(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
+    lease = draft.lease = state.keeper.take(possible, state.settings.lease_timeout, item.nodeid, host)
+    try:
+        draft.lease_wait_s = state.keeper.waited_s
+        _await_others(lease, state, draft)
+        yield lease
+    finally:
+        state.keeper.leave()
+
+
+def _await_others(lease: Lease, state: State, draft: Draft) -> None:
+    """Those who are on the boards without having asked for them."""
+    settings = state.settings
+    seen = wait_until_free(lease.uuids, settings.busy_timeout)
+    draft.lease_wait_s = (draft.lease_wait_s or 0.0) + seen.waited_s
+    draft.flags += seen.flags
+    if seen.state == "busy":
+        if settings.busy == "skip":
+            pytest.skip(seen.message)
+        raise DeviceError(seen.message)

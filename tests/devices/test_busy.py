@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who else is on a board, and waiting until they have left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pytest_llenergy.devices.busy import BoardUse, Occupancy, command, look, wait_until_free
+from pytest_llenergy.devices.condition import BoardProcess
+from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.errors import DeviceError
+
+from ..nvml_sim import Board, MigInstance, Process, World
+from ..nvml_sim.boards import GIB, MIB
+from .test_condition import CONTAINER, FIRST_NAMESPACE, NOBODY, proc_of
+
+Attach = Callable[[World], ModuleType]
+Host = Callable[..., World]
+
+
+@pytest.fixture
+def host(tmp_path: Path, nvml_attach: Attach) -> Host:
+    """Makes the boards of this machine."""
+
+    def make(*boards: Board) -> World:
+        world = World(tmp_path / "world", boards)
+        nvml_attach(world)
+        return world
+
+    return make
+
+
+@pytest.fixture
+def every_pid_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a host: in a container the numbers of NVML mean nothing."""
+    own = Path("/proc/self/ns/pid").readlink().name
+    inode = int(own.removeprefix("pid:[").removesuffix("]"))
+    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
+
+
+@pytest.fixture
+def in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine is."""
+    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", 0)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[int]:
+    """The pid of a process that is not ours: the one that started it has ended."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys; sys.stdin.read()")
+    read, write = os.pipe()
+    train = [sys.executable, str(script), "--key=1"]
+    # It must not hold on to the output that is read here.
+    start = f"import subprocess; print(subprocess.Popen({train!r}, stdout=2).pid)"
+    made = subprocess.run([sys.executable, "-c", start], stdin=read, stdout=subprocess.PIPE, check=True)
+    os.close(read)
+    yield int(made.stdout)
+    os.close(write)
+
+
+def uuids(world: World) -> list[str]:
+    return [world.board(index).uuid for index in range(len(world._records))]
+
+
+class Pauses:
+    """Sleeps on a clock of its own; ``then`` is done once it has slept so often."""
+
+    def __init__(self, times: int = 0, then: Callable[[], None] = lambda: None) -> None:
+        self.pauses: list[float] = []
+        self._times, self._then = times, then
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) == self._times:
+            self._then()
+
+    def clock(self) -> float:
+        return sum(self.pauses)
+
+
+def wait(world: World, timeout_s: float = 60.0, pauses: Pauses | None = None) -> Occupancy:
+    pauses = pauses or Pauses()
+    return wait_until_free(uuids(world), timeout_s, sleep=pauses.sleep, clock=pauses.clock)
+
+
+@pytest.mark.usefixtures("every_pid_counts")
+class TestOnAHost:
+    def test_idle_boards_are_free_at_once(self, host: Host) -> None:
+        pauses = Pauses()
+        seen = wait(host(Board(memory_reserved=700 * MIB), Board(memory_used=200 * MIB)), pauses=pauses)
+        assert (seen.state, seen.waited_s, seen.flags, pauses.pauses) == ("free", 0.0, [], [])
+
+    def test_somebody_elses_process_is_waited_for_and_named(self, host: Host, stranger: int) -> None:
+        holder = Process(stranger, used_memory=12 * GIB + 350 * MIB)
+        world = host(Board(), Board(memory_used=13 * GIB, processes=(holder,)))
+        pauses = Pauses()
+        seen = wait(world, 5.0, pauses)
+        assert seen.state == "busy"
+        assert pauses.pauses == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 0.45])
+        name = Path(sys.executable).name
+        assert seen.message == (
+            f"{uuids(world)[1]}: busy with process {stranger} ({name} train.py) using 12.3 GiB, waited 5 s; "
+            "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
+        )
+
+    def test_the_test_goes_on_when_they_have_left(self, host: Host, stranger: int) -> None:
+        world = host(Board(memory_used=9 * GIB, processes=(Process(stranger),)))
+        leave = Pauses(3, lambda: world.update(0, processes=(), memory_used=0))
+        assert wait(world, pauses=leave).state == "free"
+        assert len(leave.pauses) == 3
+
+    @pytest.mark.parametrize("kind", ["graphics", "mps"])
+    def test_who_draws_or_computes_through_mps_counts_too(self, host: Host, stranger: int, kind: str) -> None:
+        seen = wait(host(Board(processes=(Process(stranger, used_memory=None, **{kind: True}),))), 0.1)
+        assert (seen.state, seen.boards[0].processes[0].pid) == ("busy", stranger)
+
+    def test_ranks_of_ours_are_nobody_else(self, host: Host) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        world = host(Board(memory_used=40 * GIB, processes=(Process(child.pid), Process(os.getpid()))))
+        assert wait(world).state == "free"
+        child.communicate(b"\n", timeout=60)
+
+    def test_processes_that_we_are_told_of_are_ours(self, host: Host, stranger: int) -> None:
+        world = host(Board(memory_used=40 * GIB, processes=(Process(stranger),)))
+        assert wait_until_free(uuids(world), 0.01).state == "busy"
+        assert wait_until_free(uuids(world), 0.01, own=[stranger]).state == "free"
+
+    def test_memory_that_nobody_is_seen_to_hold_is_waited_for(self, host: Host) -> None:
+        """The driver is still freeing what a process had that was killed."""
+        world = host(Board(memory_used=12 * GIB, memory_reserved=700 * MIB))
+        freed = Pauses(2, lambda: world.update(0, memory_used=0))
+        assert wait(world, pauses=freed).state == "free"
+        world.update(0, memory_used=12 * GIB)
+        assert wait(world, 1.0).message == (
+            f"{uuids(world)[0]}: busy with 12 GiB in use by no process that can be seen from here, "
+            "waited 1 s; end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
+        )
+
+    def test_of_a_divided_board_only_the_leased_instance_counts(self, host: Host, stranger: int) -> None:
+        parts = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
+        other = Process(stranger, gpu_instance=2)
+        host(Board(mig_enabled=True, mig_instances=parts, processes=(other,)))
+        assert wait_until_free(["MIG-a"], 0.01).state == "free"
+        seen = wait_until_free(["MIG-a", "MIG-b"], 0.01)
+        assert [(board.uuid, board.state) for board in seen.boards] == [("MIG-a", "free"), ("MIG-b", "busy")]
+
+    def test_a_driver_that_does_not_tell_is_unknown_and_not_waited_for(self, host: Host) -> None:
+        world = host(Board(processes_supported=False))
+        pauses = Pauses()
+        seen = wait(world, pauses=pauses)
+        assert (seen.state, pauses.pauses) == ("unknown", [])
+        (flag,) = seen.flags
+        assert (flag.name, flag.severity) == ("foreign-unknown", "warning")
+        assert flag.detail == (
+            f"{uuids(world)[0]}: other processes cannot be told: the driver does not tell which processes "
+            "are on the board"
+        )
+
+    def test_a_board_that_is_lost_is_an_error(self, host: Host) -> None:
+        world = host(Board())
+        world.update(0, lost=True)
+        with pytest.raises(DeviceError, match=r"does not answer \(GPU is lost\)"):
+            wait(world)
+
+
+@pytest.mark.usefixtures("in_a_container")
+class TestInAContainer:
+    def test_memory_tells_that_somebody_is_there(self, host: Host) -> None:
+        seen = wait(host(Board(memory_used=12 * GIB, processes=(Process(1),))), 0.1)
+        assert seen.state == "busy"
+        assert "12 GiB in use by no process that can be seen from here" in seen.message
+
+    def test_without_memory_in_use_it_is_unknown(self, host: Host) -> None:
+        seen = wait(host(Board(), Board(processes=(Process(1),))))
+        assert (seen.state, len(seen.flags)) == ("unknown", 1)
+        assert "another pid namespace" in seen.flags[0].detail
+
+    def test_memory_that_may_be_ours_is_not_held_against_others(self, host: Host, tmp_path: Path) -> None:
+        world = host(Board(memory_used=12 * GIB))
+        proc = proc_of(tmp_path / "proc", CONTAINER, os.getpid())
+        files = proc / str(os.getpid()) / "fd"
+        files.mkdir()
+        session = Session()
+        board = session.board(uuids(world)[0])
+        assert look(session, board, proc=proc).state == "busy"
+        (files / "9").symlink_to("/dev/nvidia-uvm")
+        assert look(session, board, proc=proc).state == "unknown"
+        session.close()
+
+
+def test_a_process_that_cannot_be_seen_is_busy_only_by_its_memory(host: Host, tmp_path: Path) -> None:
+    world = host(Board(processes=(Process(NOBODY),)))
+    proc = proc_of(tmp_path / "proc", FIRST_NAMESPACE)
+    session = Session()
+    board = session.board(uuids(world)[0])
+    assert look(session, board, proc=proc).state == "unknown"
+    world.update(0, memory_used=12 * GIB)
+    assert look(session, board, proc=proc) == BoardUse(board.uuid, "busy", memory_bytes=12 * GIB)
+    session.close()
+
+
+def test_nobody_is_asked_for_a_lease_of_the_cpu() -> None:
+    assert wait_until_free([], 60.0).state == "free"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["/usr/bin/python3", "/home/me/train.py", "--key=secret"], "python3 train.py"),
+        (["python3", "-m", "vllm.entrypoints", "secret"], "python3 -m vllm.entrypoints"),
+        (["/opt/server", "--key=secret"], "server"),
+        (["Xorg"], "Xorg"),
+        ([], None),
+    ],
+)
+def test_of_a_command_only_the_program_is_shown(
+    tmp_path: Path, arguments: list[str], shown: str | None
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_text("".join(f"{argument}\0" for argument in arguments))
+    assert command(7, tmp_path) == shown
+    assert command(8, tmp_path) is None
+
+
+def test_several_boards_are_told_in_one_line() -> None:
+    first = BoardUse(
+        "GPU-a", "busy", (BoardProcess(NOBODY, "train", 5 * GIB), BoardProcess(NOBODY, None, None))
+    )
+    seen = Occupancy((first, BoardUse("GPU-b", "free"), BoardUse("GPU-c", "busy", memory_bytes=GIB)), 3.0)
+    assert seen.message.startswith(
+        f"GPU-a: busy with process {NOBODY} (train) using 5 GiB, process {NOBODY} (name unknown); GPU-c: "
+        "busy with 1 GiB in use by no process that can be seen from here, waited 3 s; end it, "
+    )

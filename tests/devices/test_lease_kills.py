@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kill -9`` of whoever takes part, at any point: devices are free after the last user, and not before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.devices.lockdir import Directory
+from pytest_llenergy.devices.tickets import living
+
+from .lockers import Locker, MakeLocker, lockers, open_directory, tickets, until
+
+#: Dies at a given line of the code that takes and frees leases, counted from the first; the next one must
+#: then have the device within a second. Prints the last line at which one has died.
+LINES = """
+import os, random, signal, sys, time
+from pathlib import Path
+from pytest_llenergy.devices import locks
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.errors import DeviceError
+ROOM = str(Path(locks.__file__).parent)
+request = Request((Claim("a"), Claim("b", True)))
+
+def doomed(line, wait_s):
+    seen = 0
+    def trace(frame, event, argument):
+        nonlocal seen
+        if not frame.f_code.co_filename.startswith(ROOM):
+            return None
+        seen += event == "line"
+        if seen == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    sys.settrace(trace)
+    try:
+        locks.acquire(request, wait_s).release()
+    except DeviceError:
+        pass
+    os._exit(0)
+
+def check():
+    locks.acquire(request, 1.0).release()
+
+taken = sys.argv[1] == "taken"
+line = reached = 0
+while True:
+    line += random.randint(1, 16)
+    held = locks.acquire(request, 1.0) if taken else None
+    child = os.fork() or doomed(line, 0.03)
+    status = os.waitpid(child, 0)[1]
+    if held is not None:
+        held.release()
+    check()
+    if status == 0:
+        break
+    reached = line
+print(reached, flush=True)
+"""
+
+#: Children that take random boards are killed at random moments and replaced, again and again.
+CHAOS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+marks, kills = Path(sys.argv[1]), int(sys.argv[2])
+choices = tuple((Claim(f"GPU-{board}"),) for board in range(4))
+
+def lives(pid):
+    # Who dies loses its files a moment before it is seen to be dead.
+    for _ in range(20):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return False
+        except OSError:
+            return False
+        time.sleep(0.005)
+    return True
+
+def child():
+    rng = random.Random(os.getpid())
+    while True:
+        held = acquire(Request((), rng.randint(1, 4), choices), 60)
+        mine = [marks / claim.device for claim in held.claims]
+        for mark in mine:
+            # What a killed one has left is no holder.
+            if mark.exists() and lives(int(mark.read_text() or "0")):
+                os._exit(3)
+            mark.write_text(str(os.getpid()))
+        time.sleep(rng.uniform(0, 0.01))
+        if any(mark.read_text() != str(os.getpid()) for mark in mine):
+            os._exit(3)
+        for mark in mine:
+            mark.write_text("")
+        held.release()
+
+def kill(victim):
+    os.kill(victim, signal.SIGKILL)
+    return os.waitpid(victim, 0)[1] == signal.SIGKILL
+
+children = [os.fork() or child() for _ in range(6)]
+killed = []
+for _ in range(kills):
+    time.sleep(random.uniform(0, 0.03))
+    killed.append(kill(children.pop(random.randrange(6))))
+    children.append(os.fork() or child())
+killed += [kill(victim) for victim in children]
+assert all(killed), "two holders"
+start = time.monotonic()
+acquire(Request((), 4, choices), 1.0).release()
+print(time.monotonic() - start)
+"""
+
+#: Holds a board with a rank on it, as pytest does. The rank starts a process in a session of its own.
+WITH_RANKS = """
+import os, sys, time
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.workers.keeper import Keeper
+from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.pool import RankPool
+from pytest_llenergy.workers.workload import call_workload
+
+def daemon(wanted):
+    import os, time
+    child = os.fork() if wanted else 0
+    if wanted and child == 0:
+        os.setsid()
+        time.sleep(120)
+        os._exit(0)
+    return child
+
+pool = RankPool(60.0)
+keeper = Keeper(pool)
+lease = keeper.take(Lease(("GPU-a",)), 10.0, "t")
+group = pool.group(plan_processes(Capabilities(data=True), None, lease, [0], 1))
+work = call_workload(group, daemon, (sys.argv[1] == "daemon",), {}, 60)
+work.run_round()
+print(group.ranks[0].pid, *work.results(), flush=True)
+if sys.argv[1] == "idle":
+    keeper.leave()
+time.sleep(120)
+"""
+
+
+@pytest.fixture
+def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with open_directory() as path:
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
+        yield path
+
+
+@pytest.fixture
+def make(locks: Path) -> Iterator[MakeLocker]:
+    with lockers() as made:
+        yield made
+
+
+def run(script: str, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("device", "least"), [("free", 100), ("taken", 300)])
+def test_a_death_at_any_line_leaves_the_device_free(locks: Path, device: str, least: int) -> None:
+    """While it is taken and freed, and while others have it: looking, queueing, giving up."""
+    assert int(run(LINES, device)) > least
+    directory = Directory(locks, os.open(locks, os.O_RDONLY))
+    assert living(directory, ("waiting", "firm", "holding")) == []
+    directory.close()
+    assert [name for name in tickets(locks) if "-new-" not in name] == []
+
+
+def test_random_deaths_never_make_two_holders_and_leave_all_free(locks: Path, tmp_path: Path) -> None:
+    assert float(run(CHAOS, str(tmp_path), "100")) < 1.0
+
+
+def answered_in_a_second(waiting: Locker) -> bool:
+    return bool(waiting.answer(1.0) == {"held": ["GPU-a"]})
+
+
+def test_a_killed_waiter_holds_up_nobody(make: MakeLocker, locks: Path) -> None:
+    holder, ahead, waiting = make(), make(), make()
+    holder.take("GPU-a")
+    ahead.ask("GPU-a")
+    until(lambda: len(tickets(locks, "waiting")) == 1)
+    waiting.ask("GPU-a")
+    until(lambda: len(tickets(locks, "waiting")) == 2)
+    ahead.kill()
+    assert waiting.is_silent_for(0.3)
+    holder.kill()
+    assert answered_in_a_second(waiting)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_ranks_of_a_killed_pytest_free_their_board_when_they_are_gone(make: MakeLocker, state: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", WITH_RANKS, state], stdout=subprocess.PIPE) as pytest_:
+        assert pytest_.stdout is not None
+        rank = int(pytest_.stdout.readline().split()[0])
+        waiting = make()
+        if state == "busy":
+            waiting.ask("GPU-a")
+            assert waiting.is_silent_for(0.3)
+        pytest_.kill()
+        if state == "idle":
+            waiting.ask("GPU-a")
+        assert answered_in_a_second(waiting)
+        assert is_gone(rank)
+
+
+def test_what_a_rank_has_started_keeps_its_board_until_it_is_gone(make: MakeLocker) -> None:
+    with subprocess.Popen([sys.executable, "-c", WITH_RANKS, "daemon"], stdout=subprocess.PIPE) as pytest_:
+        assert pytest_.stdout is not None
+        rank, daemon = map(int, pytest_.stdout.readline().split())
+        try:
+            pytest_.kill()
+            pytest_.wait()
+            until(lambda: is_gone(rank))
+            told = make().refused("GPU-a", wait_s=0.3)
+            assert f"GPU-a: held by what process {pytest_.pid} left running of " in told
+            waiting = make()
+            waiting.ask("GPU-a")
+            assert waiting.is_silent_for(0.5)
+        finally:
+            os.kill(daemon, signal.SIGKILL)
+        assert answered_in_a_second(waiting)
+
+
+def test_a_rank_that_is_killed_alone_frees_nothing(make: MakeLocker) -> None:
+    with subprocess.Popen([sys.executable, "-c", WITH_RANKS, "busy"], stdout=subprocess.PIPE) as pytest_:
+        assert pytest_.stdout is not None
+        os.kill(int(pytest_.stdout.readline().split()[0]), signal.SIGKILL)
+        time.sleep(0.1)
+        assert "held by process" in make().refused("GPU-a", wait_s=0.1)
+        pytest_.kill()

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is, among real processes and users: never two holders, nobody starves, nobody is held up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.devices import turns
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lockdir import Directory
+from pytest_llenergy.devices.tickets import Content, Seen, State
+from pytest_llenergy.devices.turns import Scene, waits
+
+from .lockers import USERS, MakeLocker, lockers, needs_root, open_directory, tickets, until
+
+#: Takes random numbers of eight boards again and again. A marker that exists already is a second holder.
+MIX = """
+import os, random, sys, time
+from pathlib import Path
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+uid, seed, turns, marks = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+os.setgroups([]), os.setgid(uid), os.setuid(uid)
+rng = random.Random(seed)
+choices = tuple((Claim(f"GPU-{board}"),) for board in range(8))
+for turn in range(turns):
+    n = rng.randint(1, 8)
+    held = acquire(Request((), n, choices), 60, f"{seed}.{turn}")
+    assert len({claim.device for claim in held.claims}) == n
+    for claim in held.claims:
+        os.close(os.open(marks / claim.device, os.O_CREAT | os.O_EXCL, 0o644))
+    time.sleep(rng.uniform(0, 0.02))
+    for claim in held.claims:
+        (marks / claim.device).unlink()
+    held.release()
+"""
+
+#: One of four boards, again and again until killed.
+LOOP = """
+import time
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+request = Request((), 1, tuple((Claim(f"GPU-{board}"),) for board in range(4)))
+print("ready", flush=True)
+while True:
+    held = acquire(request, 60)
+    time.sleep(0.03)
+    held.release()
+"""
+
+#: All four by trying and sleeping, with the same locks but without a queue.
+NAIVE = """
+import os, sys, time
+from pytest_llenergy.devices.claims import Claim
+from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.devices.lockfile import try_lock
+directory = lock_directory()
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    got = [try_lock(directory, Claim(f"GPU-{board}")) for board in range(4)]
+    if None not in got:
+        print("acquired")
+        break
+    for descriptor in got:
+        if descriptor is not None:
+            os.close(descriptor)
+    time.sleep(0.05)
+else:
+    print("never")
+"""
+
+FOUR = [f"GPU-{board}" for board in range(4)]
+
+
+@pytest.fixture
+def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with open_directory() as path:
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
+        yield path
+
+
+@pytest.fixture
+def make(locks: Path) -> Iterator[MakeLocker]:
+    with lockers() as made:
+        yield made
+
+
+@contextmanager
+def loops(number: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        for _ in range(number):
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", LOOP], stdout=subprocess.PIPE)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+
+
+@needs_root
+def test_random_mixes_of_three_users_never_share_a_board_and_all_come_to_an_end(locks: Path) -> None:
+    with open_directory() as marks:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", MIX, str(USERS[index % 3]), str(index), "25", str(marks)],
+                stderr=subprocess.PIPE,
+            )
+            for index in range(8)
+        ]
+        errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 8, errors
+    assert tickets(locks) == []
+
+
+def test_four_boards_are_had_in_spite_of_six_that_keep_taking_one(make: MakeLocker) -> None:
+    patient = make()
+    with loops(6):
+        for _ in range(3):
+            start_s = time.monotonic()
+            patient.take(n=4, of=FOUR)
+            assert time.monotonic() - start_s < 1.0
+            patient.release()
+        naive = subprocess.run(
+            [sys.executable, "-c", NAIVE, "3"], capture_output=True, text=True, check=True, timeout=60
+        )
+    assert naive.stdout == "never\n"
+
+
+def test_who_came_first_is_served_first(make: MakeLocker, locks: Path) -> None:
+    holder, *waiting = make(), make(), make(), make()
+    holder.take("a")
+    for index, each in enumerate(waiting):
+        each.ask("a")
+        until(lambda index=index: len(tickets(locks, "waiting")) == index + 1)  # type: ignore[misc]
+    previous = holder
+    for each in waiting:
+        previous.release()
+        assert each.answer() == {"held": ["a"]}
+        previous = each
+
+
+def test_who_wants_other_devices_is_not_held_up(make: MakeLocker, locks: Path) -> None:
+    make().take("a")
+    make().ask("a", "b")
+    until(lambda: bool(tickets(locks, "waiting")))
+    assert make().take("c", wait_s=0.0) == ["c"]
+    assert make().take(n=1, of=["a", "c", "d"], wait_s=0.0) == ["d"]
+
+
+def test_a_request_that_cannot_be_served_is_passed_so_often_and_no_more(
+    make: MakeLocker, locks: Path
+) -> None:
+    holder, large, small = make(), make(), make()
+    holder.take("a")
+    large.ask("a", "b")
+    until(lambda: bool(tickets(locks, "waiting")))
+    for passed in range(turns.PASSES):
+        small.take("b", wait_s=0.0)
+        # It counts those that it sees.
+        time.sleep(0.05)
+        assert bool(tickets(locks, "firm")) == (passed == turns.PASSES - 1)
+        small.release()
+    assert f"queued before: process {large.pid} of " in small.refused("b", wait_s=0.1)
+    holder.release()
+    assert large.answer() == {"held": ["a", "b"]}
+
+
+def test_a_request_that_can_be_served_is_not_passed(make: MakeLocker, locks: Path) -> None:
+    """It has not yet noticed: it is stopped, though not for long enough to be passed over."""
+    holder, first, second = make(), make(), make()
+    holder.take("a")
+    first.ask("a")
+    until(lambda: bool(tickets(locks, "waiting")))
+    os.kill(first.pid, signal.SIGSTOP)
+    holder.release()
+    assert f"a: queued before: process {first.pid} of " in second.refused("a", wait_s=0.1)
+    os.kill(first.pid, signal.SIGCONT)
+    assert first.answer() == {"held": ["a"]}
+
+
+def test_who_is_stopped_in_the_queue_holds_up_nobody_and_keeps_its_place(
+    make: MakeLocker, locks: Path
+) -> None:
+    holder, stopped, second = make(), make(), make()
+    holder.take("a")
+    stopped.ask("a")
+    until(lambda: bool(tickets(locks, "waiting")))
+    os.kill(stopped.pid, signal.SIGSTOP)
+    second.ask("a")
+    until(lambda: len(tickets(locks, "waiting")) == 2)
+    holder.release()
+    assert second.answer() == {"held": ["a"]}
+    third = make()
+    third.ask("a")
+    until(lambda: len(tickets(locks, "waiting")) == 2)
+    os.kill(stopped.pid, signal.SIGCONT)
+    until(lambda: (locks / tickets(locks, "waiting")[0]).stat().st_mtime > time.time() - 0.5)
+    second.release()
+    assert stopped.answer() == {"held": ["a"]}
+    assert third.is_silent_for(0.2)
+
+
+@needs_root
+def test_a_waiter_without_inotify_is_served_too(make: MakeLocker, locks: Path) -> None:
+    """As where a user has used up all the instances that the kernel allows."""
+    script = "import ctypes, os, sys; os.setuid(int(sys.argv[1])); library = ctypes.CDLL(None)\n"
+    script += "while library.inotify_init1(0) >= 0: pass\nprint(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "54321"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as hoarder:
+        assert hoarder.stdout is not None
+        hoarder.stdout.readline()
+        holder, waiting = make(), make(54321)
+        holder.take("a")
+        waiting.ask("a")
+        until(lambda: bool(tickets(locks, "waiting")))
+        holder.release()
+        assert waiting.answer() == {"held": ["a"]}
+        hoarder.kill()
+
+
+def test_waiting_takes_next_to_no_time_of_a_processor(make: MakeLocker) -> None:
+    holder, waiting = make(), make()
+    holder.take("a")
+    waiting.ask("a")
+    before_s = cpu_s(waiting.pid)
+    time.sleep(1.0)
+    assert cpu_s(waiting.pid) - before_s <= 0.05
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_others_are_seen_to_wait_only_where_they_have_to(make: MakeLocker, locks: Path) -> None:
+    directory = Directory(locks, os.open(locks, os.O_RDONLY))
+    holder, waiting = make(), make()
+    holder.take("a", "b")
+    assert not waits(directory, (Claim("a"),))
+    waiting.ask(n=1, of=["a", "b"])
+    until(lambda: bool(tickets(locks, "waiting")))
+    assert waits(directory, (Claim("a"),))
+    assert not waits(directory, (Claim("c"),))
+    assert not waits(directory, (Claim("a"),), least_s=30.0)
+    directory.close()
+
+
+class TestScene:
+    """What one who waits may take, beside others who came earlier."""
+
+    def seen(self, *wants: str, holds: Sequence[str] = (), state: State = "waiting") -> Seen:
+        request = Request(tuple(map(Claim, wants)))
+        content = Content(1, "", "", 0.0, request, tuple(map(Claim, holds)))
+        return Seen(state, "0", 0, time.time(), content)
+
+    def blocked(self, device: str, *ahead: Seen, holding: Sequence[Seen] = ()) -> bool:
+        return Scene(ahead, tuple(holding)).blocked((Claim(device),))
+
+    def test_what_nobody_ahead_wants_may_be_taken(self) -> None:
+        assert not self.blocked("b", self.seen("a"))
+
+    def test_what_one_ahead_could_have_at_once_is_theirs(self) -> None:
+        assert self.blocked("a", self.seen("a"))
+
+    def test_what_one_ahead_cannot_use_yet_may_be_taken_unless_they_are_firm(self) -> None:
+        holder = self.seen(holds=["a"], state="holding")
+        assert not self.blocked("b", self.seen("a", "b"), holding=[holder])
+        assert self.blocked("b", self.seen("a", "b", state="firm"), holding=[holder])
+
+    def test_what_was_in_use_is_left_to_those_ahead_though_it_may_be_free_by_now(self) -> None:
+        holder = self.seen(holds=["a"], state="holding")
+        assert self.blocked("a", self.seen("a", "b"), holding=[holder])
+        assert not self.blocked("a", self.seen("b"), holding=[holder])

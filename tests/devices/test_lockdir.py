@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of leases, and the files in it: what is trusted, and what is refused with which words."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.container import container, uncoordinated
+from pytest_llenergy.devices.lockdir import Directory, lock_directory
+from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.mounts import mount_of, mounts
+from pytest_llenergy.devices.tickets import living
+from pytest_llenergy.errors import DeviceError
+
+from .lockers import USERS, lockers, needs_root, open_directory
+
+MEND = "; name a directory of root's or your own, mode 1777 if others use it too, in LLENERGY_LOCK_DIR"
+
+#: Prints what a user is told of candidates.
+CHOOSE = """
+import os, sys
+from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.errors import DeviceError
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+try:
+    print(lock_directory({}, sys.argv[2:]).path)
+except DeviceError as error:
+    print(error)
+"""
+
+#: As on a host whose /srv comes from another and has a blank in a name.
+MOUNTINFO = """\
+22 1 0:21 / /proc rw - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 27 0:40 / /srv rw - nfs4 nas:/export rw
+31 30 0:41 / /srv/my\\040disk rw shared:5 - ext4 /dev/vdb rw
+32 30 0:42 / /srv/ssh rw - fuse.sshfs alice@nas: rw
+"""
+
+
+def chosen(*candidates: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Path:
+    directory = lock_directory({}, [str(path) for path in candidates], mountinfo)
+    directory.close()
+    return directory.path
+
+
+def named(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """The refusal of a directory that is named on purpose, without its beginning and what to do."""
+    with pytest.raises(DeviceError) as caught:
+        lock_directory({"LLENERGY_LOCK_DIR": str(path)}, mountinfo=mountinfo)
+    message = str(caught.value)
+    assert message.startswith(f"LLENERGY_LOCK_DIR={path}: ")
+    assert message.endswith(MEND)
+    return message.removeprefix(f"LLENERGY_LOCK_DIR={path}: ").removesuffix(MEND)
+
+
+@pytest.fixture
+def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with open_directory() as path:
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
+        yield path
+
+
+class TestDirectory:
+    @needs_root
+    def test_the_first_that_all_users_find_fit_is_taken(self, tmp_path: Path) -> None:
+        missing, private, shared, later = (tmp_path / name for name in ("missing", "private", "a", "b"))
+        private.mkdir(mode=0o755)
+        for path in (shared, later):
+            path.mkdir()
+            path.chmod(0o1777)
+        assert chosen(missing, private, shared, later) == shared
+
+    @needs_root
+    def test_none_is_an_error_that_tells_why_of_each(self, tmp_path: Path) -> None:
+        private, foreign = tmp_path / "private", tmp_path / "foreign"
+        private.mkdir(mode=0o755)
+        foreign.mkdir()
+        foreign.chmod(0o1777)
+        os.chown(foreign, USERS[0], -1)
+        with pytest.raises(DeviceError) as caught:
+            chosen(private, foreign)
+        assert str(caught.value) == (
+            f"no directory for leases: {private}: only root may write in it (mode 0755); {foreign}: it is "
+            f"not root's; have an administrator make {private} (root, mode 1777), or set LLENERGY_LOCK_DIR"
+        )
+
+    def test_where_temporary_files_go_is_not_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Users with different ones would not meet."""
+        monkeypatch.delenv("LLENERGY_LOCK_DIR")
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        directory = lock_directory()
+        directory.close()
+        assert directory.path in map(Path, ("/run/lock/llenergy", "/run/lock", "/dev/shm", "/tmp"))
+
+    def test_a_missing_one_is_refused(self, tmp_path: Path) -> None:
+        assert named(tmp_path / "missing") == "No such file or directory"
+
+    def test_a_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        assert named(tmp_path / "file") == "Not a directory"
+
+    def test_a_symbolic_link_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(tmp_path)
+        assert named(tmp_path / "link") == "is a symbolic link"
+
+    def test_one_in_which_others_may_remove_files_is_refused(self, tmp_path: Path) -> None:
+        tmp_path.chmod(0o777)
+        assert named(tmp_path) == "others may remove files in it (mode 0777, not sticky)"
+
+    @needs_root
+    def test_another_users_is_refused(self, tmp_path: Path) -> None:
+        os.chown(tmp_path, USERS[0], -1)
+        assert named(tmp_path) == f"it belongs to uid {USERS[0]}, who is neither root nor you"
+
+    @needs_root
+    def test_one_that_one_may_not_write_in_is_told(self, locks: Path) -> None:
+        locks.chmod(0o755)
+        with lockers() as make:
+            assert make(USERS[0]).refused("a") == f"LLENERGY_LOCK_DIR={locks}: you may not write in it{MEND}"
+
+    @needs_root
+    def test_one_that_others_may_write_in_is_not_passed_over(self, tmp_path: Path) -> None:
+        """They have met there already."""
+        with open_directory() as group, open_directory() as everybody:
+            group.chmod(0o1775)
+            done = subprocess.run(
+                [sys.executable, "-c", CHOOSE, str(USERS[0]), str(group), str(everybody)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        assert done.stdout == (
+            f"{group}: you may not write in it; ask its administrator, or set LLENERGY_LOCK_DIR\n"
+        )
+
+    def test_a_network_file_system_is_refused(self, tmp_path: Path) -> None:
+        told = tmp_path / "mountinfo"
+        told.write_text(f"{MOUNTINFO}33 27 0:43 / {tmp_path} rw - nfs4 nas:/locks rw\n")
+        assert named(tmp_path, told) == ("it is on a network file system (nfs4), whose locks do not hold")
+
+    @pytest.mark.parametrize(
+        ("path", "kind"),
+        [("/tmp/x", "ext4"), ("/srv/locks", "nfs4"), ("/srv/my disk/x", "ext4"), ("/srv/ssh", "fuse.sshfs")],
+    )
+    def test_the_mount_of_a_path_is_the_longest(self, tmp_path: Path, path: str, kind: str) -> None:
+        (tmp_path / "mountinfo").write_text(MOUNTINFO)
+        found = mount_of(Path(path), mounts(tmp_path / "mountinfo"))
+        assert found is not None
+        assert found.kind == kind
+
+
+class TestFiles:
+    """Whatever somebody may have put in the place of a lock."""
+
+    def refused(self, locks: Path) -> str:
+        with pytest.raises(DeviceError) as caught:
+            acquire(Request((Claim("a"),)), 0.0)
+        return str(caught.value)
+
+    def expected(self, locks: Path, what: str) -> str:
+        path = locks / lock_name("a")
+        return f"lock file {path} {what}; remove it, or set LLENERGY_LOCK_DIR to another directory"
+
+    def test_a_symbolic_link_is_not_followed(self, locks: Path, tmp_path: Path) -> None:
+        (locks / lock_name("a")).symlink_to(tmp_path / "victim")
+        assert self.refused(locks) == self.expected(locks, "is a symbolic link")
+        assert not (tmp_path / "victim").exists()
+
+    def test_a_second_name_of_another_file_is_refused(self, locks: Path) -> None:
+        (locks / "other").touch(0o644)
+        (locks / lock_name("a")).hardlink_to(locks / "other")
+        assert self.refused(locks) == self.expected(locks, "has 2 names")
+
+    def test_a_file_that_others_may_write_is_refused(self, locks: Path) -> None:
+        (locks / lock_name("a")).touch()
+        (locks / lock_name("a")).chmod(0o666)
+        assert self.refused(locks) == self.expected(locks, "is writable by others (mode 0666)")
+
+    def test_a_pipe_does_not_hang(self, locks: Path) -> None:
+        os.mkfifo(locks / lock_name("a"), 0o644)
+        assert self.refused(locks) == self.expected(locks, "is no regular file")
+
+    def test_a_socket_is_refused(self, locks: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(locks / lock_name("a")))
+            expected = self.expected(locks, "cannot be opened (No such device or address)")
+            assert self.refused(locks) == expected
+
+    def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_locked(self, locks: Path) -> None:
+        script = (
+            "import resource\nfrom pytest_llenergy.devices.claims import *\n"
+            "from pytest_llenergy.devices.locks import acquire\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+            "try: acquire(Request((Claim('a'),)), 0.0)\nexcept Exception as error: print(error)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout == (
+            f"gpus: no lease can be taken in {locks}: File too large; set LLENERGY_LOCK_DIR to another "
+            "directory\n"
+        )
+        assert list(locks.iterdir()) == []
+
+    def test_a_refused_file_leaves_no_ticket(self, locks: Path) -> None:
+        os.mkfifo(locks / lock_name("a"), 0o644)
+        self.refused(locks)
+        assert [path.name for path in locks.iterdir()] == [lock_name("a")]
+
+    @needs_root
+    def test_a_file_that_one_may_not_read_is_told(self, locks: Path) -> None:
+        (locks / lock_name("a")).touch()
+        (locks / lock_name("a")).chmod(0o600)
+        with lockers() as make:
+            expected = self.expected(locks, "cannot be opened (Permission denied)")
+            assert make(USERS[0]).refused("a") == expected
+
+    @needs_root
+    def test_files_are_for_all_to_read_and_for_nobody_else_to_write_whatever_the_umask(
+        self, locks: Path
+    ) -> None:
+        before = os.umask(0o077)
+        try:
+            with lockers() as make:
+                make(USERS[0]).take("a")
+                assert {path.stat().st_mode & 0o7777 for path in locks.iterdir()} == {0o644}
+                assert "held by process" in make(USERS[1]).refused("a")
+        finally:
+            os.umask(before)
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff" * 300_000], ids=lambda text: str(text[:8])
+    )
+    def test_a_ticket_full_of_nonsense_makes_nobody_wait(self, locks: Path, content: bytes) -> None:
+        path = locks / f"llenergy-firm-{1:020d}-{0:016x}"
+        path.write_bytes(content)
+        locked = os.open(path, os.O_RDONLY)
+        try:
+            import fcntl
+
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            acquire(Request((Claim("a"),)), 0.0).release()
+            directory = Directory(locks, os.open(locks, os.O_RDONLY))
+            assert living(directory, ("firm",)) == []
+            directory.close()
+        finally:
+            os.close(locked)
+
+
+class TestContainer:
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        """A root of a file system as in a container of Docker's."""
+        (tmp_path / "proc/self/ns").mkdir(parents=True)
+        (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026532999]")
+        (tmp_path / "proc/self/mountinfo").write_text(
+            "1 0 0:60 / / rw - overlay overlay rw\n2 1 0:61 / /dev/shm rw - tmpfs shm rw,size=65536k\n"
+            "3 1 254:0 /run/lock/llenergy /run/lock/llenergy rw - tmpfs tmpfs rw\n"
+        )
+        (tmp_path / ".dockerenv").touch()
+        return tmp_path
+
+    def test_leases_in_a_directory_of_its_own_are_told_to_be_uncoordinated(self, root: Path) -> None:
+        assert uncoordinated(Path("/tmp"), root) == (
+            "GPU leases are not coordinated with the host: this is a container (/.dockerenv) and /tmp is its "
+            "own; mount a directory of the host, such as -v /run/lock/llenergy:/run/lock/llenergy, and name "
+            "it in LLENERGY_LOCK_DIR"
+        )
+        assert uncoordinated(Path("/dev/shm"), root) is not None
+
+    def test_a_directory_of_the_host_is_coordinated(self, root: Path) -> None:
+        assert uncoordinated(Path("/run/lock/llenergy"), root) is None
+
+    def test_the_hosts_own_shared_memory_is_coordinated(self, root: Path) -> None:
+        told = root / "proc/self/mountinfo"
+        told.write_text(told.read_text().replace("tmpfs shm", "tmpfs tmpfs"))
+        assert uncoordinated(Path("/dev/shm"), root) is None
+
+    def test_a_container_is_known_by_its_files_or_its_namespace(self, root: Path) -> None:
+        (root / ".dockerenv").unlink()
+        assert container(root) == "a pid namespace of its own"
+        (root / "run").mkdir()
+        (root / "run/.containerenv").touch()
+        assert container(root) == "/run/.containerenv"
+
+    def test_a_host_is_none(self, root: Path) -> None:
+        (root / ".dockerenv").unlink()
+        (root / "proc/self/ns/pid").unlink()
+        (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+        assert container(root) is None
+        assert uncoordinated(Path("/tmp"), root) is None

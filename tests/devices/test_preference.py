@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices fit a request, in which order they are tried, and what a shortage says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pytest_llenergy.devices.allot import allot
+from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.devices.visibility import VARIABLE
+from pytest_llenergy.errors import DeviceError
+
+from ..nvml_sim import Board, MigInstance, World
+from ..nvml_sim.boards import GIB, MIB
+
+Attach = Callable[[World], ModuleType]
+Host = Callable[..., list[str]]
+
+
+@pytest.fixture
+def host(tmp_path: Path, nvml_attach: Attach) -> Host:
+    """Makes the boards of this machine. Gives their UUIDs."""
+
+    def make(*boards: Board) -> list[str]:
+        world = World(tmp_path / "world", boards)
+        nvml_attach(world)
+        return [world.board(index).uuid for index in range(len(boards))]
+
+    return make
+
+
+def using(memory_used: int, name: str = "NVIDIA H100") -> Board:
+    return Board(name=name, memory_used=memory_used)
+
+
+def part(uuid: str, gib: int = 10, slices: int = 1, gpu_instance: int = 1) -> MigInstance:
+    return MigInstance(uuid, gib * GIB, gpu_instance=gpu_instance, gpu_slices=slices, compute_slices=slices)
+
+
+def divided(*parts: MigInstance) -> Board:
+    return Board(name="NVIDIA H100", mig_enabled=True, mig_instances=parts)
+
+
+def choices(
+    request: GpuRequest,
+    selection: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    warm: Collection[str] = (),
+) -> tuple[str, ...]:
+    return tuple(each.uuids[0] for each in allot(request, selection, environment or {}, warm).choices)
+
+
+def refusal(request: GpuRequest, selection: str | None = None, visible: str | None = None) -> str:
+    environment = {} if visible is None else {VARIABLE: visible}
+    with pytest.raises(DeviceError) as caught:
+        allot(request, selection, environment)
+    return str(caught.value)
+
+
+def test_idle_boards_come_first_then_those_with_the_least_in_use(host: Host) -> None:
+    a, b, c, d = host(using(30 * GIB), using(200 * MIB), using(2 * GIB), using(4 * MIB))
+    assert choices(GpuRequest(2)) == (b, d, c, a)
+    assert allot(GpuRequest(2), environment={}).uuids == (b, d)
+
+
+def test_among_idle_boards_the_order_is_that_of_the_environment(host: Host) -> None:
+    a, b, c = host(using(4 * MIB), using(200 * MIB), using(0))
+    assert choices(GpuRequest(1)) == (a, b, c)
+    assert choices(GpuRequest(1), environment={VARIABLE: "2,0,1"}) == (c, a, b)
+
+
+def test_what_the_driver_keeps_for_itself_is_not_in_use(host: Host) -> None:
+    a, b = host(Board(memory_reserved=700 * MIB), Board())
+    assert choices(GpuRequest(1)) == (a, b)
+
+
+def test_a_board_where_our_ranks_wait_comes_before_idle_ones(host: Host) -> None:
+    a, b, c = host(using(0), using(0), using(40 * GIB))
+    assert choices(GpuRequest(1), environment={}, warm={c}) == (c, a, b)
+
+
+def test_boards_of_one_model_are_taken_where_there_are_enough(host: Host) -> None:
+    a, b, c = host(Board(name="NVIDIA H100"), Board(name="NVIDIA L4"), Board(name="NVIDIA L4"))
+    assert choices(GpuRequest(1)) == (a,)
+    assert choices(GpuRequest(2)) == (b, c)
+    assert choices(GpuRequest(3)) == (a, b, c)
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "asked"),
+    [(40536, "40 GB"), (143771, "141 GB"), (81559, "80 GB"), (81559, "79 GiB"), (15360, "16 GB")],
+)
+def test_a_board_has_the_memory_that_it_is_sold_with(host: Host, total_mib: int, asked: str) -> None:
+    (uuid,) = host(Board(memory_total=total_mib * MIB))
+    assert choices(GpuRequest(memory=asked)) == (uuid,)
+
+
+def test_too_little_memory_is_told_in_the_unit_that_was_asked_for(host: Host) -> None:
+    small = Board(name="NVIDIA L4", memory_total=24 * 10**9)
+    host(small, Board(name="NVIDIA H100", memory_total=81559 * MIB), small, small)
+    assert refusal(GpuRequest(2, memory="80 GB")) == (
+        "gpus(2, memory='80 GB'): only 1 of 4 GPUs fit (others: 3 × 24 GB)"
+    )
+    assert refusal(GpuRequest(1, memory="80 GiB")) == (
+        "gpus(1, memory='80 GiB'): only 0 of 4 GPUs fit (others: 3 × 22.3 GiB, 79.6 GiB)"
+    )
+
+
+def test_each_board_that_does_not_fit_says_the_first_thing_that_it_lacks(host: Host) -> None:
+    host(Board(name="NVIDIA L4"), Board(name="NVIDIA H200", memory_total=10**9), Board(name="NVIDIA H200"))
+    assert refusal(GpuRequest(2, name="h200", memory="80 GB")) == (
+        "gpus(2, name='h200', memory='80 GB'): only 1 of 3 GPUs fit (others: NVIDIA L4, 1 GB)"
+    )
+
+
+def test_a_shortage_says_too_what_the_environment_leaves_out(host: Host) -> None:
+    a, _, _ = host(Board(name="NVIDIA L4"), Board(name="NVIDIA L4"), Board(name="NVIDIA H100"))
+    value = f"{a},GPU-f00d"
+    assert refusal(GpuRequest(1, name="H100"), visible=value) == (
+        f"gpus(1, name='H100'): only 0 of 1 GPUs fit (others: NVIDIA L4; CUDA_VISIBLE_DEVICES={value!r}: "
+        "'GPU-f00d' names none that the driver shows)"
+    )
+
+
+class TestMig:
+    def test_a_profile_chooses_instances_and_nothing_else(self, host: Host) -> None:
+        host(
+            Board(name="NVIDIA H100"),
+            divided(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 10, 1, 3)),
+        )
+        assert choices(GpuRequest(2, mig="1g.10gb")) == ("MIG-a", "MIG-c")
+        assert choices(GpuRequest(1, mig="2G.20GB"), "all", {VARIABLE: ""}) == ("MIG-b",)
+
+    def test_other_profiles_are_told(self, host: Host) -> None:
+        host(divided(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 20, 2, 3), part("MIG-d", 9, 0, 4)))
+        assert refusal(GpuRequest(2, mig="1g.10gb")) == (
+            "gpus(2, mig='1g.10gb'): only 1 of 4 MIG instances fit (others: 2 × 2g.20gb, unknown profile)"
+        )
+
+    def test_without_instances_it_says_how_to_make_one(self, host: Host) -> None:
+        host(Board())
+        assert refusal(GpuRequest(1, mig="1g.10gb")) == (
+            "gpus(1, mig='1g.10gb'): there is no MIG instance here; nvidia-smi mig -cgi 1g.10gb -C makes "
+            "one on a board in MIG mode"
+        )
+
+    def test_an_environment_that_lists_boards_allows_what_cuda_would_show_of_them(self, host: Host) -> None:
+        board = host(divided(part("MIG-a"), part("MIG-b")))[0]
+        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VARIABLE: board}) == ("MIG-a",)
+        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VARIABLE: "MIG-b"}) == ("MIG-b",)
+
+    def test_a_board_in_mig_mode_without_instances_cannot_be_used(self, host: Host) -> None:
+        whole, _ = host(Board(), Board(mig_enabled=True))
+        assert choices(GpuRequest(1)) == (whole,)
+        assert refusal(GpuRequest(2)) == (
+            "gpus(2): only 1 of 2 GPUs may be used here (1 in MIG mode without instances (nvidia-smi mig "
+            "-cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it))"
+        )
+
+    def test_one_that_is_named_on_purpose_is_refused_with_the_reason(self, host: Host) -> None:
+        board = host(Board(mig_enabled=True))[0]
+        assert refusal(GpuRequest(1), "0") == (
+            f"--energy-gpus: '0' ({board}) is in MIG mode without instances and cannot be used; nvidia-smi "
+            "mig -cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it"
+        )

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A leased board that somebody else uses: the test waits, and then fails or is skipped as configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.devices.condition import sees_all_pids
+
+from .nvml_sim import Board, Process, World
+from .nvml_sim.boards import GIB
+from .test_gpus import CONFTEST, ENGINE
+
+Read = Callable[..., dict[str, Any]]
+
+ONE = """
+import pytest
+@pytest.mark.gpus(1)
+def test_it(energy, backend):
+    energy(backend.generate, ["a"])
+"""
+
+ADVICE = "waited 0 s; end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path / "world", [Board(uuid="GPU-a"), Board(uuid="GPU-b")])
+    for name, value in made.environment(nvml_library.parent).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    pytester.makeini(
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
+        "energy_backend = sleepy\nenergy_busy_timeout = 0.2\n"
+    )
+    pytester.makeconftest(CONFTEST)
+    (pytester.path / "sleepy.py").write_text(ENGINE)
+    pytester.makepyfile(ONE)
+    return pytester.runpytest_subprocess("--energy-report", "-rs", "-p", "no:cacheprovider", *args)
+
+
+def occupy(world: World, *boards: int) -> None:
+    for index in boards:
+        world.update(index, memory_used=12 * GIB)
+
+
+@pytest.mark.parametrize("args", [[], ["-n2"]], ids=["alone", "xdist"])
+def test_a_busy_board_fails_the_test(
+    pytester: pytest.Pytester, world: World, read_report: Read, args: list[str]
+) -> None:
+    occupy(world, 0, 1)
+    run(pytester, *args).assert_outcomes(errors=1)
+    (record,) = read_report()["records"]
+    held = "12 GiB in use by no process that can be seen from here"
+    assert (record["status"], record["reason"]) == (
+        "failed",
+        f"Failed: DeviceError: GPU-a: busy with {held}, {ADVICE}",
+    )
+
+
+@pytest.mark.parametrize("args", [[], ["-n2"]], ids=["alone", "xdist"])
+def test_it_is_skipped_where_that_is_wanted(
+    pytester: pytest.Pytester, world: World, read_report: Read, args: list[str]
+) -> None:
+    occupy(world, 0, 1)
+    run(pytester, "--energy-busy=skip", *args).assert_outcomes(skipped=1)
+    assert "GPU-a: busy with 12 GiB in use by no process " in str(read_report()["records"][0]["reason"])
+
+
+def test_a_board_that_is_idle_is_taken_instead(
+    pytester: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    occupy(world, 0)
+    run(pytester).assert_outcomes(passed=1)
+    assert read_report()["records"][0]["devices"] == ["GPU-b"]
+
+
+def test_a_process_is_named(pytester: pytest.Pytester, world: World, read_report: Read) -> None:
+    if not sees_all_pids():
+        pytest.skip("in a container the pids of the driver mean nothing")
+    for index in (0, 1):
+        # The first process of the system is nobody's child.
+        world.update(index, processes=(Process(1, 12 * GIB),))
+    run(pytester).assert_outcomes(errors=1)
+    reason = str(read_report()["records"][0]["reason"])
+    assert reason.startswith("Failed: DeviceError: GPU-a: busy with process 1 (")
+    assert ") using 12 GiB, waited 0 s; end it, " in reason
+
+
+def test_what_cannot_be_told_is_a_flag_and_no_fault(
+    pytester: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    world.update(0, processes_supported=False)
+    run(pytester).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    (flag,) = (flag for flag in record["flags"] if flag["name"] == "foreign-unknown")
+    assert flag["severity"] == "warning"
+    assert "the driver does not tell which processes are on the board" in flag["detail"]

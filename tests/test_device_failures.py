@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device visibility as it went wrong for others: each case alone and under xdist, with its words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.devices.condition import sees_all_pids
+
+from .nvml_sim import Board, MigInstance, World
+from .test_gpus import CONFTEST, ENGINE
+
+Read = Callable[..., dict[str, Any]]
+Run = Callable[..., pytest.RunResult]
+
+A, B, C = "GPU-a1b2c300-51d0-4c1f", "GPU-a1b2c301-51d0-4c1f", "GPU-b7000000-51d0-4c1f"
+
+ONE = """
+import pytest
+@pytest.mark.gpus(1)
+def test_it(energy, backend):
+    energy(backend.generate, ["a"])
+"""
+
+BOTH = """
+import pytest
+@pytest.mark.gpus(2)
+def test_it(gpus):
+    print("LEASED", gpus.visible_devices)
+"""
+
+
+@pytest.fixture(params=[[], ["-n2"]], ids=["alone", "xdist"])
+def run(
+    request: pytest.FixtureRequest, pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Run a suite in a process of its own, with and without xdist."""
+    pytester.makeini(
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
+        "energy_backend = sleepy\n"
+    )
+    pytester.makeconftest(CONFTEST)
+    (pytester.path / "sleepy.py").write_text(ENGINE)
+
+    def call(source: str, *args: str, **variables: str) -> pytest.RunResult:
+        pytester.makepyfile(source)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        quiet = ("--energy-report", "-rsP", "-p", "no:cacheprovider")
+        return pytester.runpytest_subprocess(*quiet, *request.param, *args)
+
+    return call
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Three boards of one model that draw 100, 200 and 300 W."""
+    made = World(
+        tmp_path / "world",
+        [
+            Board(uuid=uuid, name="NVIDIA H100", power_w=100.0 * (place + 1), latch_ns=50_000_000)
+            for place, uuid in enumerate((A, B, C))
+        ],
+    )
+    for name, value in made.environment(nvml_library.parent).items():
+        monkeypatch.setenv(name, value)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+def needs_torch() -> None:
+    """Not by importing it: pytester forgets what a test imported, and torch cannot be imported twice."""
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+
+
+class TestV1HiddenOnPurpose:
+    @pytest.mark.parametrize("value", ["", "-1"])
+    def test_no_gpus_for_you_is_a_skip_that_says_so(self, run: Run, read_report: Read, value: str) -> None:
+        run(ONE, CUDA_VISIBLE_DEVICES=value).assert_outcomes(skipped=1)
+        assert read_report()["records"][0]["reason"] == (
+            f"gpus(1): the environment sets CUDA_VISIBLE_DEVICES={value!r}, which allows no GPU; the driver "
+            "shows 3; --energy-gpus=all overrides it on purpose"
+        )
+
+    def test_it_is_overridden_on_purpose(self, run: Run, read_report: Read) -> None:
+        run(ONE, "--energy-gpus=2", CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
+        assert read_report()["records"][0]["devices"] == [C]
+
+    def test_cpu_ranks_run_only_where_the_test_says_so_and_the_record_too(
+        self, run: Run, read_report: Read
+    ) -> None:
+        fallback = ONE.replace("gpus(1)", 'gpus(1, fallback="cpu")')
+        run(fallback, CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
+        (record,) = read_report()["records"]
+        assert (record["devices"], record["fallback"]) == (["cpu"], "cpu")
+
+    def test_a_rank_that_has_no_gpu_does_not_run_on_the_cpu_instead(self, run: Run) -> None:
+        """torch sees no GPU here, whatever NVML shows: both sides are named."""
+        needs_torch()
+        result = run("import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy):\n    energy(sum, [1])\n")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [f"WorkerError: *the plan gives this rank {A}, torch sees 0 GPUs (CUDA_VISIBLE_DEVICES='{A}')*"]
+        )
+
+
+class TestV2CudaInPytest:
+    def test_cuda_is_not_touched_in_pytests_own_processes(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml_library: Path
+    ) -> None:
+        needs_torch()
+        spy = libcuda(tmp_path, nvml_library.parent, monkeypatch)
+        result = run(ONE.replace("import pytest", "import pytest, torch"))
+        result.assert_outcomes(passed=1)
+        assert not spy.exists(), "cuInit was called"
+        result = run(
+            "import ctypes, pytest\n@pytest.mark.gpus(1)\ndef test_it():\n"
+            "    ctypes.CDLL('libcuda.so.1').cuInit(0)\n"
+        )
+        assert spy.exists(), "else this test could not fail"
+
+
+def libcuda(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A libcuda.so.1 that leaves a file behind when it is initialised."""
+    compiler, spy = shutil.which("cc"), tmp_path / "cuInit"
+    assert compiler
+    code = tmp_path / "cuda.c"
+    code.write_text(
+        "#include <stdio.h>\n"
+        f'int cuInit(unsigned flags) {{ (void)flags; fclose(fopen("{spy}", "w")); return 100; }}\n'
+    )
+    directory = tmp_path / "cuda"
+    directory.mkdir()
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", directory / "libcuda.so.1", code], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{directory}:{folder}")
+    return spy
+
+
+class TestV3Names:
+    @pytest.mark.parametrize(
+        ("value", "leased"),
+        [
+            (f"{C},{A}", (C, A)),
+            ("GPU-b,GPU-a1b2c301", (C, B)),
+            ("2,0", (C, A)),
+            (" 2,1gpu", (C, B)),
+            (None, (A, B)),
+        ],
+    )
+    def test_every_form_leases_full_uuids_in_its_order(
+        self, run: Run, value: str | None, leased: tuple[str, ...]
+    ) -> None:
+        result = run(BOTH, **({} if value is None else {"CUDA_VISIBLE_DEVICES": value}))
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines([f"LEASED {','.join(leased)}"])
+
+    @pytest.mark.parametrize(
+        ("value", "told"),
+        [
+            (f"{A},GPU-f00d", "'GPU-f00d' names none that the driver shows"),
+            (f"{C},GPU-a", "'GPU-a' is the beginning of more than one"),
+            (f"{A},1", "'1' does not begin with GPU- as the first does"),
+            ("0,9,1", "'9' is out of range: the driver shows 3, counted from 0"),
+        ],
+    )
+    def test_the_element_that_ends_the_list_is_named(self, run: Run, value: str, told: str) -> None:
+        result = run(BOTH, CUDA_VISIBLE_DEVICES=value)
+        result.assert_outcomes(skipped=1)
+        reason = f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES={value!r}: {told})"
+        assert reason in result.stdout.str()
+
+    def test_a_device_named_twice_leaves_none_as_in_cuda(self, run: Run) -> None:
+        result = run(BOTH, CUDA_VISIBLE_DEVICES="0,0")
+        result.assert_outcomes(skipped=1)
+        assert "which allows no GPU ('0' names what is named before it, and CUDA then shows none)" in (
+            result.stdout.str()
+        )
+
+    def test_on_purpose_nothing_is_cut_short(self, run: Run) -> None:
+        result = run(BOTH, "--energy-gpus=0,9")
+        result.assert_outcomes(skipped=1)
+        assert f"--energy-gpus: '9' names no single GPU; present: {A}, {B}, {C}" in result.stdout.str()
+
+
+class TestV4Order:
+    def test_the_joules_are_those_of_the_board_that_was_leased(self, run: Run, read_report: Read) -> None:
+        run(ONE, CUDA_VISIBLE_DEVICES="2").assert_outcomes(passed=1)
+        (record,) = read_report()["records"]
+        assert record["devices"] == [C]
+        for round_ in record["rounds"]:
+            truth = 300 * round_["duration_s"]
+            assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"]
+            assert round_["energy_u_j"] < 0.05 * truth
+
+    def test_numbers_of_a_mixed_host_are_refused_until_their_order_is_known(
+        self, run: Run, world: World
+    ) -> None:
+        world.update(0, name="NVIDIA L4")
+        result = run(ONE, CUDA_VISIBLE_DEVICES="0")
+        result.assert_outcomes(skipped=1)
+        assert (
+            "CUDA_VISIBLE_DEVICES='0' counts the fastest GPU first, which NVML cannot tell of different "
+            f"models: NVIDIA L4 {A}, NVIDIA H100 {B}, NVIDIA H100 {C}; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+            "or list UUIDs"
+        ) in result.stdout.str()
+        run(ONE, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID").assert_outcomes(passed=1)
+
+
+class TestV5LocalRank:
+    def test_each_rank_sees_its_one_device_and_the_record_says_which(
+        self, run: Run, read_report: Read
+    ) -> None:
+        source = ONE.replace("gpus(1)", "gpus(2)").replace(
+            'energy(backend.generate, ["a"])',
+            f'run = energy(backend.generate, ["a", "b"])\n    assert run.result.texts == ["{C}", "{B}"]',
+        )
+        run(source, "--energy-gpus=2,1").assert_outcomes(passed=1)
+        ranks = read_report()["records"][0]["ranks"]
+        assert [(rank["rank"], rank["local_rank"], rank["device"]) for rank in ranks] == [
+            (0, 0, C),
+            (1, 1, B),
+        ]
+        assert len({rank["pid"] for rank in ranks}) == 2
+
+
+class TestV6MoreRanksThanDevices:
+    def test_degrees_that_do_not_multiply_to_the_lease_are_refused(self, run: Run) -> None:
+        mark = "@pytest.mark.gpus(3)\n@pytest.mark.parallel(data=2)"
+        result = run(ONE.replace("@pytest.mark.gpus(1)", mark))
+        result.assert_outcomes(failed=1)
+        assert (
+            "PlanError: parallel(data=2, tensor=1, pipeline=1) needs 2 devices and the lease has 3; make "
+            "gpus(n) their product"
+        ) in result.stdout.str()
+
+
+class TestV7Mig:
+    @pytest.fixture(autouse=True)
+    def _divided(self, world: World) -> None:
+        parts = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
+        world.update(1, mig_enabled=True, mig_instances=parts)
+
+    def test_each_rank_has_an_instance_and_the_joules_are_shared(self, run: Run, read_report: Read) -> None:
+        source = ONE.replace("gpus(1)", 'gpus(2, mig="1g.10gb")').replace('["a"]', '["a", "b"]')
+        run(source).assert_outcomes(passed=1)
+        (record,) = read_report()["records"]
+        assert [rank["device"] for rank in record["ranks"]] == ["MIG-a", "MIG-b"]
+        assert "shared-board" in {flag["name"] for flag in record["flags"]}
+
+    def test_a_board_that_is_divided_is_not_used_whole(self, run: Run) -> None:
+        result = run(BOTH.replace("gpus(2)", "gpus(3)"))
+        result.assert_outcomes(skipped=1)
+        assert (
+            "gpus(3): only 2 of 3 GPUs may be used here (1 divided by MIG; name instances with "
+            "--energy-gpus=MIG-a,MIG-b, or ask for them with gpus(mig=...))"
+        ) in result.stdout.str()
+        named = run(BOTH, f"--energy-gpus={B}")
+        named.assert_outcomes(skipped=1)
+        assert (
+            f"--energy-gpus: '{B}' is divided by MIG and cannot be used whole; name of it: MIG-a (1g.10gb), "
+            "MIG-b (1g.10gb)"
+        ) in named.stdout.str()
+
+
+#: A rank that is on the board itself, and in its second round not alone: process 1 is nobody's child.
+VISITED = """
+    def run(self):
+        from tests.nvml_sim import Process, World
+        global ROUNDS
+        ROUNDS += 1
+        with World.open(os.environ["NVML_SIM_WORLD"]) as world:
+            others = (Process(1),) if ROUNDS == 2 else ()
+            world.update(0, processes=(Process(os.getpid()), *others))
+            time.sleep(1.2)
+            world.update(0, processes=(Process(os.getpid()),))
+"""
+
+
+class TestS6AnotherProcess:
+    def test_one_that_comes_and_goes_while_a_round_runs_makes_it_invalid(
+        self, run: Run, pytester: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not sees_all_pids():
+            pytest.skip("in a container the pids of the driver mean nothing")
+        root = str(Path(__file__).parent.parent)
+        monkeypatch.syspath_prepend(root)
+        monkeypatch.setenv("PYTHONPATH", root, prepend=os.pathsep)
+        engine = ENGINE.replace("    def run(self): time.sleep(0.5)\n", VISITED.lstrip("\n"))
+        (pytester.path / "sleepy.py").write_text("ROUNDS = 0\n" + engine)
+        run(ONE)
+        (record,) = read_report()["records"]
+        flags = [{flag["name"]: flag for flag in round_["flags"]} for round_ in record["rounds"]]
+        assert ["foreign-process" in each for each in flags] == [False, True]
+        found = flags[1]["foreign-process"]
+        assert found["severity"] == "invalid"
+        assert found["detail"].startswith(f"{A} is used by another process: 1 (")
+        assert record["metrics"]["energy_j"]["n"] == 1

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody asks the driver before a test that needs GPUs runs, and the xdist controller never does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from .nvml_sim import Board, World
+
+#: Says at the end of each process who it was and whether the driver's library was loaded there.
+WITNESS = """
+from pathlib import Path
+
+def pytest_unconfigure(config):
+    who = getattr(config, "workerinput", {}).get("workerid", "main")
+    loaded = "libnvidia-ml" in Path("/proc/self/maps").read_text()
+    Path(__file__).with_name(f"{who}.witness").write_text(str(loaded))
+"""
+
+ONE = "import pytest\n@pytest.mark.gpus(1)\ndef test_it(gpus): pass\n"
+
+MANY = """
+import pytest
+@pytest.mark.gpus(2, name="H200", memory="40 GB", fallback="cpu")
+@pytest.mark.parametrize("i", range(2000))
+def test_it(i): pass
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path / "world", [Board(), Board()])
+    for name, value in made.environment(nvml_library.parent).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    pytester.makeconftest(WITNESS)
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+
+
+def loaded(pytester: pytest.Pytester) -> dict[str, bool]:
+    return {path.stem: path.read_text() == "True" for path in pytester.path.glob("*.witness")}
+
+
+@pytest.mark.parametrize(
+    "args", [["--collect-only"], ["--help"], ["--markers"], ["--fixtures"], ["--setup-plan"]], ids=str
+)
+def test_looking_at_a_suite_does_not_load_the_driver(
+    pytester: pytest.Pytester, world: World, args: Sequence[str]
+) -> None:
+    pytester.makepyfile(ONE)
+    assert run(pytester, *args).ret == 0
+    assert loaded(pytester) == {"main": False}
+    assert world.init_count() == 0
+
+
+def test_collecting_two_thousand_tests_does_not_ask_the_driver(
+    pytester: pytest.Pytester, world: World
+) -> None:
+    pytester.makepyfile(MANY)
+    result = run(pytester, "--collect-only", "-q")
+    result.stdout.fnmatch_lines(["2000 tests collected*"])
+    assert (world.init_count(), world.calls(0), world.calls(1)) == (0, 0, 0)
+    assert run(pytester, "-k", "none_of_them").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert (world.init_count(), loaded(pytester)) == (0, {"main": False})
+
+
+def test_the_controller_of_xdist_does_not_ask_the_driver(pytester: pytest.Pytester, world: World) -> None:
+    pytester.makepyfile(ONE)
+    run(pytester, "-n2").assert_outcomes(passed=1)
+    seen = loaded(pytester)
+    assert not seen.pop("main")
+    assert sorted(seen.values()) == [False, True], "only the worker that ran the test"
+    assert world.calls(0) > 0

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases as tests have them: under xdist, beside other processes, in containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.devices import container
+
+from .devices.lockers import MakeLocker, lockers
+from .nvml_sim.world import Board, World
+
+BOTH = pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+
+
+@pytest.fixture
+def make() -> Iterator[MakeLocker]:
+    with lockers() as made:
+        yield made
+
+
+@pytest.fixture
+def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path / "world", [Board(name="NVIDIA H200"), Board(name="NVIDIA H200")])
+    for name, value in made.environment(nvml_library.parent).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    # A process of its own: a driver library that was loaded once stays.
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *args)
+
+
+def test_two_workers_have_a_board_each_at_the_same_time(pytester: pytest.Pytester, world: World) -> None:
+    """Each waits for the other to be there: one board for both would never come to an end."""
+    pytester.makepyfile(
+        """
+        import pathlib, time, pytest
+        @pytest.mark.gpus(1)
+        @pytest.mark.parametrize("own, other", [("0", "1"), ("1", "0")])
+        def test_it(gpus, own, other):
+            pathlib.Path("test-" + own).write_text(gpus.visible_devices)
+            deadline = time.monotonic() + 30
+            while not (pathlib.Path("test-" + other).exists() and pathlib.Path("test-" + other).read_text()):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        """
+    )
+    run(pytester, "-n2").assert_outcomes(passed=2)
+    seen = {(pytester.path / f"test-{test}").read_text() for test in "01"}
+    assert seen == {world.board(0).uuid, world.board(1).uuid}
+
+
+def spans(pytester: pytest.Pytester, *args: str) -> list[list[float]]:
+    """When two tests ran that sleep: one on a GPU, one as the mark says."""
+    pytester.makepyfile(
+        """
+        import json, pathlib, time, pytest
+        def sleep(name):
+            start = time.monotonic()
+            time.sleep(0.6)
+            pathlib.Path(name).write_text(json.dumps([start, time.monotonic()]))
+        @pytest.mark.gpus(1)
+        def test_gpu(gpus):
+            sleep("one")
+        def test_cpu(gpus):
+            sleep("two")
+        @pytest.mark.gpus(1)
+        def test_other_gpu(gpus):
+            sleep("two")
+        """
+    )
+    run(pytester, "-n2", *args).assert_outcomes(passed=2)
+    return sorted(json.loads((pytester.path / name).read_text()) for name in ("one", "two"))
+
+
+def test_a_test_of_the_cpu_has_the_host_to_itself(pytester: pytest.Pytester, world: World) -> None:
+    (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_cpu")
+    assert start_s >= end_s
+
+
+def test_tests_of_gpus_share_the_host(pytester: pytest.Pytester, world: World) -> None:
+    (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_other_gpu")
+    assert start_s < end_s
+
+
+def test_a_meter_of_the_whole_host_makes_them_take_turns(pytester: pytest.Pytester, world: World) -> None:
+    (_, end_s), (start_s, _) = spans(
+        pytester, "-k", "test_gpu or test_other_gpu", "--energy-meter=nvml,command:yes 5"
+    )
+    assert start_s >= end_s
+
+
+@BOTH
+def test_a_board_that_is_taken_is_gone_without(
+    pytester: pytest.Pytester, world: World, make: MakeLocker, extra: list[str]
+) -> None:
+    make().take(world.board(0).uuid)
+    pytester.makepyfile(
+        f"""
+        import pytest
+        @pytest.mark.gpus(1)
+        def test_it(gpus):
+            assert (gpus.uuids, gpus.indices) == (("{world.board(1).uuid}",), (1,))
+        """
+    )
+    run(pytester, *extra).assert_outcomes(passed=1)
+
+
+@BOTH
+def test_who_has_the_board_is_told_when_the_time_is_up(
+    pytester: pytest.Pytester, world: World, make: MakeLocker, extra: list[str]
+) -> None:
+    holder = make()
+    holder.take(world.board(1).uuid, test="other.py::test")
+    pytester.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(gpus): pass\n")
+    result = run(pytester, *extra, "--energy-lease-timeout=0.2")
+    result.assert_outcomes(errors=1)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    uuids = [world.board(index).uuid for index in range(2)]
+    pattern = (
+        rf"DeviceError: gpus: waited 0\.2 s for {uuids[0]}, {uuids[1]}: {uuids[1]} held by process "
+        rf"{holder.pid} of {user} since [\d:]+ \(other\.py::test\); wait for it, or raise "
+        "--energy-lease-timeout"
+    )
+    assert re.search(pattern, result.stdout.str())
+
+
+def test_a_container_without_the_hosts_directory_is_told_once(
+    pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest("from pytest_llenergy.devices import container\ncontainer.MARKERS = ('proc',)\n")
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gpus(1)\n@pytest.mark.parametrize('i', range(2))\n"
+        "def test_gpu(gpus, i): pass\ndef test_cpu(gpus): pass\n"
+    )
+    monkeypatch.setattr(container, "MARKERS", ("proc",))
+    told = container.uncoordinated(Path(os.environ["LLENERGY_LOCK_DIR"]))
+    assert told is not None, "the directory of temporary files is a mount of its own"
+    result = run(pytester)
+    result.assert_outcomes(passed=3, warnings=1)
+    assert f"UncoordinatedLeaseWarning: {told}" in result.stdout.str()
+    run(pytester, "-k", "test_cpu").assert_outcomes(passed=1, warnings=0)

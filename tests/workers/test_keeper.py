@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases of tests and of warm ranks, with real ranks and with other processes that queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.claims import CPU, Claim
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.workers import keeper
+from pytest_llenergy.workers.keeper import Keeper
+from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.pool import RankPool
+
+from ..devices.lockers import MakeLocker, lockers, tickets, until
+
+ANY = tuple(Lease((name,)) for name in ("a", "b"))
+CPU_LEASE = Lease((CPU,))
+
+
+class Session:
+    """One pytest process: its pool and its keeper, with tests that use ranks or do not."""
+
+    def __init__(self) -> None:
+        self.pool = RankPool(60.0)
+        self.keeper = Keeper(self.pool)
+
+    def ranks(self, lease: Lease) -> list[int]:
+        """The pids of the ranks on a lease, started if need be."""
+        group = self.pool.group(plan_processes(Capabilities(data=True), None, lease, [0], 1))
+        return [rank.pid for rank in group.ranks]
+
+    def test(self, lease: Lease, *, also: tuple[Claim, ...] = ()) -> list[int]:
+        """A whole test that uses ranks."""
+        pids = self.ranks(self.keeper.take(lease, 10.0, "t", also))
+        self.keeper.leave()
+        return pids
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    made = Session()
+    yield made
+    made.keeper.close()
+
+
+@pytest.fixture
+def make() -> Iterator[MakeLocker]:
+    with lockers() as made:
+        yield made
+
+
+@pytest.fixture
+def locks() -> Path:
+    return Path(os.environ["LLENERGY_LOCK_DIR"])
+
+
+def watching() -> bool:
+    return any("_watch" in thread.name for thread in threading.enumerate())
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_without_ranks_a_lease_ends_with_its_test(session: Session, make: MakeLocker) -> None:
+    session.keeper.take(Lease(("a",)), 0.0)
+    assert "held by process" in make().refused("a")
+    session.keeper.leave()
+    make().take("a", wait_s=0.0)
+
+
+def test_warm_ranks_keep_their_lease_for_the_next_test(session: Session, make: MakeLocker) -> None:
+    first = session.test(Lease(("a",)))
+    assert f"held by process {os.getpid()} " in make().refused("a")
+    assert session.test(Lease(("a",))) == first
+
+
+def test_ranks_are_reused_on_any_board_that_would_do(session: Session, make: MakeLocker) -> None:
+    other = make()
+    other.take("a")
+    first = session.test(Lease(("a",), choices=ANY))
+    other.release()
+    assert session.keeper.take(Lease(("a",), choices=ANY), 0.0).devices == ("b",)
+    assert session.ranks(Lease(("b",))) == first
+
+
+def test_idle_ranks_are_given_up_when_others_queue(session: Session, make: MakeLocker) -> None:
+    (pid,) = session.test(Lease(("a",)))
+    assert make().take("a", wait_s=3.0) == ["a"]
+    assert is_gone(pid)
+    until(lambda: not watching())
+
+
+def test_idle_ranks_stay_when_others_queue_for_other_boards(session: Session, make: MakeLocker) -> None:
+    first = session.test(Lease(("a",)))
+    make().take("b")
+    make().refused("b", wait_s=0.6)
+    assert session.test(Lease(("a",))) == first
+
+
+def test_ranks_that_a_test_uses_are_never_given_up(session: Session, make: MakeLocker) -> None:
+    session.test(Lease(("a",)))
+    lease = session.keeper.take(Lease(("a",)), 0.0)
+    (pid,) = session.ranks(lease)
+    waiting = make()
+    waiting.ask("a")
+    assert waiting.is_silent_for(0.8)
+    assert not is_gone(pid)
+    assert not watching()
+    session.keeper.leave()
+    assert waiting.answer() == {"held": ["a"]}
+    assert is_gone(pid)
+
+
+def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
+    session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_S", 60.0)
+    (pid,) = session.test(Lease(("a",)))
+    waiting = make()
+    waiting.ask("a")
+    until(lambda: bool(tickets(locks, "waiting")))
+    with pytest.raises(DeviceError, match=rf"waited 0.5 s for a: held by process {waiting.pid} "):
+        session.keeper.take(Lease(("a",)), 0.5)
+    assert is_gone(pid)
+
+
+def test_a_board_that_others_queue_for_is_handed_over_when_its_test_ends(
+    session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_S", 60.0)
+    (pid,) = session.ranks(session.keeper.take(Lease(("a",)), 0.0))
+    waiting = make()
+    waiting.ask("a")
+    until(lambda: bool(tickets(locks, "waiting")))
+    session.keeper.leave()
+    assert waiting.answer() == {"held": ["a"]}
+    assert is_gone(pid)
+
+
+def test_who_queues_goes_before_the_next_test(session: Session, make: MakeLocker, locks: Path) -> None:
+    session.keeper.take(Lease(("a",)), 0.0)
+    waiting = make()
+    waiting.ask("a")
+    until(lambda: bool(tickets(locks, "waiting")))
+    session.ranks(Lease(("a",)))
+    session.keeper.leave()
+    with pytest.raises(DeviceError, match=rf"waited 0.5 s for a: held by process {waiting.pid} "):
+        session.keeper.take(Lease(("a",)), 0.5)
+
+
+def test_a_smaller_test_takes_a_part_and_frees_the_rest(session: Session, make: MakeLocker) -> None:
+    pids = session.test(Lease(("a", "b")))
+    assert session.keeper.take(Lease(("a",), choices=ANY), 0.0).devices == ("a",)
+    assert all(map(is_gone, pids))
+    assert make().take("b", wait_s=0.0) == ["b"]
+    assert make().refused("a").startswith(f"gpus: waited 0 s for a: held by process {os.getpid()} ")
+
+
+def test_a_test_on_other_boards_ends_ranks_and_lease_first(session: Session, make: MakeLocker) -> None:
+    (pid,) = session.test(Lease(("a",)))
+    session.keeper.take(Lease(("b",)), 0.0)
+    assert is_gone(pid)
+    make().take("a", wait_s=0.0)
+
+
+def test_the_cpu_is_free_after_each_test_while_its_ranks_stay(session: Session, make: MakeLocker) -> None:
+    first = session.test(CPU_LEASE)
+    other = make()
+    other.take(CPU, wait_s=0.0)
+    with pytest.raises(DeviceError, match=rf"waited 0 s for cpu: held by process {other.pid} "):
+        session.keeper.take(CPU_LEASE, 0.0)
+    other.release()
+    session.keeper.take(CPU_LEASE, 0.0)
+    assert make().refused(CPU).startswith("gpus: waited 0 s for cpu: held by process ")
+    assert session.ranks(CPU_LEASE) == first
+
+
+def test_a_cpu_test_with_ranks_frees_the_boards_of_idle_ones(session: Session, make: MakeLocker) -> None:
+    (pid,) = session.test(Lease(("a",)))
+    session.test(CPU_LEASE)
+    assert is_gone(pid)
+    make().take("a", wait_s=0.0)
+
+
+def test_a_cpu_test_without_ranks_leaves_idle_ones_alone(session: Session, make: MakeLocker) -> None:
+    first = session.test(Lease(("a",)))
+    session.keeper.take(CPU_LEASE, 0.0)
+    assert watching()
+    session.keeper.leave()
+    assert session.test(Lease(("a",))) == first
+
+
+def test_the_host_beside_a_board_is_given_back_while_ranks_stay(session: Session, make: MakeLocker) -> None:
+    first = session.test(Lease(("a",)), also=(Claim(CPU),))
+    other = make()
+    other.take(CPU, wait_s=0.0)
+    other.release()
+    assert session.test(Lease(("a",)), also=(Claim(CPU),)) == first
+    other.take(CPU, wait_s=0.0)
+    with pytest.raises(DeviceError, match=r"for a, cpu: cpu held by process"):
+        session.keeper.take(Lease(("a",)), 0.0, also=(Claim(CPU),))
+    # Not even its ranks' board is held by who waits.
+    make().take("a", wait_s=0.0)
+
+
+def test_ranks_that_died_keep_no_lease(session: Session, make: MakeLocker) -> None:
+    (pid,) = session.ranks(session.keeper.take(Lease(("a",)), 0.0))
+    group = session.pool.group(plan_processes(Capabilities(data=True), None, Lease(("a",)), [0], 1))
+    group.kill()
+    session.keeper.leave()
+    assert is_gone(pid)
+    make().take("a", wait_s=0.0)
+
+
+#: A CPU test on ranks that were started in the test before.
+SECOND_TEST = """
+import time
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.workers import keeper
+from pytest_llenergy.workers.keeper import Keeper
+from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.pool import RankPool
+pool = RankPool(60.0)
+keeper = Keeper(pool)
+plan = plan_processes(Capabilities(data=True), None, Lease(("cpu",)), [0], 1)
+for _ in range(2):
+    keeper.take(Lease(("cpu",)), 10.0)
+    group = pool.group(plan)
+    if _ == 0:
+        keeper.leave()
+print(group.ranks[0].pid, flush=True)
+time.sleep(120)
+"""
+
+
+def test_the_lease_of_a_cpu_test_lasts_as_long_as_ranks_that_were_there_before(make: MakeLocker) -> None:
+    with subprocess.Popen([sys.executable, "-c", SECOND_TEST], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert any(each.readlink().suffix == ".lock" for each in Path(f"/proc/{pid}/fd").iterdir())
+        waiting = make()
+        waiting.ask(CPU)
+        assert waiting.is_silent_for(0.2)
+        os.kill(process.pid, signal.SIGKILL)
+        assert waiting.answer(1.0) == {"held": [CPU]}
+        assert is_gone(pid) or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
