@@ -56,7 +56,10 @@ def lock_directory(
     """
     named = environment.get(VARIABLE)
     if named:
-        return _open(Path(named), mountinfo, named=True)
+        try:
+            return _open(Path(named), mountinfo, named=True)
+        except _UnfitError as error:
+            raise DeviceError(str(error)) from None
     refusals = []
     for candidate in candidates:
         try:

@@ -13,6 +13,7 @@ import msgspec
 
 from pytest_llenergy import __version__
 from pytest_llenergy.meters.checkresult import DISAGREEMENT, CheckResult
+from pytest_llenergy.meters.refresh import ENOUGH_CHANGES
 from pytest_llenergy.model.places import cache_root
 from pytest_llenergy.model.record import Data
 
@@ -56,7 +57,8 @@ class CheckCache:
         if entry is None or entry.board != board:
             return None
         result, age_s = entry.result, time.time() - entry.checked_s
-        told_nothing = result.period_s is None and result.power_period_s is None
+        # Without a counter the power is integrated, which takes to know its refresh.
+        told_nothing = result.period_s is None and result.power_changes < ENOUGH_CHANGES
         provisional = told_nothing or result.reason is not None or (result.doubt or 0.0) > DISAGREEMENT
         return None if provisional and not 0 <= age_s <= PROVISIONAL_S else result
 

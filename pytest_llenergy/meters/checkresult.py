@@ -19,6 +19,7 @@ class CheckResult(Data, frozen=True):
     - ``ratio``: counter over integrated power; ``doubt``: what sampling left open of it, as a share of the
       energy. Both ``None`` where the power was not told.
     - ``power_period_s``: typical time between changes of the power reading; ``None`` below three changes.
+    - ``power_changes``: how many there were.
     - ``power_continuous``: it changed between any two polls.
     - ``mean_w``: mean of the power readings.
     """
@@ -33,6 +34,7 @@ class CheckResult(Data, frozen=True):
     ratio: float | None = None
     doubt: float | None = None
     power_period_s: float | None = None
+    power_changes: int = 0
     power_continuous: bool = False
     mean_w: float | None = None
     reason: str | None = None

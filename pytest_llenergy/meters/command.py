@@ -34,6 +34,9 @@ SILENT_AT_LEAST_S = 2.0
 REMEMBERED_INTERVALS = 50
 END_S = 2.0
 
+#: Lines that follow one another within this share of the usual time come in a heap.
+HEAPED = 0.2
+
 #: Linux: include/uapi/linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 
@@ -51,6 +54,8 @@ class CommandMeter:
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
+        self._heap: list[float] = []
+        self._heap_from = (0.0, 0.0)
         self._reason: str | None = None
         self._closing = False
         self._changed = threading.Condition()
@@ -85,6 +90,7 @@ class CommandMeter:
                 accuracy=accuracy.words,
                 limits=accuracy.limits,
                 covers_others=True,
+                integrated=True,
                 flags=accuracy.flags,
             ),
         )
@@ -116,14 +122,26 @@ class CommandMeter:
                         f"printed {line.decode(errors='replace').rstrip()!r}, which is no number of watts"
                     )
                     break
-                if self._last_s is not None:
-                    # A line tells the mean since the one before.
-                    self._energy_j += watts * (now_s - self._last_s)
-                    self._intervals.append(now_s - self._last_s)
-                self._last_s = now_s
+                self._add(now_s, watts)
                 self._changed.notify()
         else:
             self._note_end()
+
+    def _add(self, now_s: float, watts: float) -> None:
+        """A line tells the mean since the one before. Lines that come in a heap share the time evenly.
+
+        They had piled up: in the program, which printed them late, or here, where nobody took them.
+        """
+        last_s, self._last_s = self._last_s, now_s
+        if last_s is None:
+            return
+        usual_s = statistics.median(self._intervals) if self._intervals else math.inf
+        if not self._heap or now_s - last_s > HEAPED * usual_s:
+            self._heap, self._heap_from = [], (last_s, self._energy_j)
+            self._intervals.append(now_s - last_s)
+        self._heap.append(watts)
+        since_s, before_j = self._heap_from
+        self._energy_j = before_j + statistics.fmean(self._heap) * (now_s - since_s)
 
     def _fail(self, what: str) -> None:
         self._reason = self._reason or f"command: {self._program} {what}"

@@ -15,8 +15,9 @@ from pytest_llenergy.meters.trace import Series
 #: A reading that comes later than this after it was due is noted (nanoseconds).
 LATE_NS = 50_000_000
 
-#: Power that was not read for so long is not known, and no reading makes up for it (nanoseconds).
-UNREAD_NS = 150_000_000
+#: Power that was not read for so long (nanoseconds), or for so many of its periods if that is longer, is not
+#: known, and no reading makes up for it.
+UNREAD_NS, UNREAD_PERIODS = 80_000_000, 1.5
 
 #: Readings that are kept before they are looked at, even while the work goes on.
 MOST_NOTED = 256
@@ -80,7 +81,7 @@ class Follower:
             # Either nobody came to read, or the answer took that long.
             if answer.end_ns - due_ns > LATE_NS:
                 series.late.append((due_ns, answer.end_ns))
-                if series.domain.integrated and answer.end_ns - due_ns > UNREAD_NS:
+                if series.domain.integrated and answer.end_ns - due_ns > _longest_unread_ns(series):
                     told = f"the power of {series.domain.name} was not read for"
                     series.miss(
                         due_ns, answer.end_ns, f"{self.meter.name}: {told} {_ms(answer.end_ns - due_ns)}"
@@ -104,6 +105,10 @@ class Follower:
             reason = f"{self.meter.name}: it read {told} values for {len(self.series)} domains"
             return [reason] * len(self.series)
         return [_checked(self.meter, value) for value in values]
+
+
+def _longest_unread_ns(series: Series) -> float:
+    return max(UNREAD_NS, UNREAD_PERIODS * (series.domain.update_period_s or 0.0) * 1e9)
 
 
 def _ms(time_ns: int) -> str:

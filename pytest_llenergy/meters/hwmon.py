@@ -134,8 +134,8 @@ def _flags(sensor: Sensor, refresh: Refresh) -> list[Flag]:
     flags = []
     if not refresh.known:
         detail = (
-            f"{sensor.chip} does not tell how often {sensor.label} is refreshed, and it did not change while "
-            f"it was watched; its joules may be told up to {refresh.late_s[1]:.0f} s late"
+            f"{sensor.chip} does not tell how often {sensor.label} is refreshed, and it changed too seldom "
+            f"to show it while it was watched; its joules may be told up to {refresh.late_s[1]:.0f} s late"
         )
         flags.append(Flag(name="refresh-unknown", severity="warning", detail=detail))
     if not sensor.smear_known:

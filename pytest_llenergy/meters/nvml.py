@@ -15,7 +15,7 @@ from pytest_llenergy.meters.checkresult import CheckResult
 from pytest_llenergy.meters.power import IntegratedPower
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets, within
 from pytest_llenergy.meters.refresh import Refresh, refresh_seen
-from pytest_llenergy.meters.sensors import SLOWEST_REFRESH_S, coverage
+from pytest_llenergy.meters.sensors import SLOWEST_REFRESH_S, coverage, known_share
 from pytest_llenergy.meters.sources import Sources, find_sources
 from pytest_llenergy.model.record import Flag
 
@@ -57,7 +57,7 @@ class NvmlMeter:
         else:
             quantity = _power_to_integrate(sources, result)
             watched = result if quantity == sources.watched else None
-            refresh = refresh_seen(watched, SLOWEST_REFRESH_S)
+            refresh = refresh_seen(watched, SLOWEST_REFRESH_S, known_share(sources.board.name))
             domain = _power_domain(sources, quantity, result, refresh)
             self._integral = refresh.integral()
         self.domains: Sequence[Domain] = (domain,)
@@ -136,8 +136,8 @@ def _unknown(sources: Sources, power: Quantity, refresh: Refresh) -> tuple[Flag,
     if refresh.known:
         return ()
     detail = (
-        f"{sources.board.uuid}: {power.label} did not change while it was checked, so it is not known when "
-        f"it is refreshed; its joules may be told up to {refresh.late_s[1] * 1e3:.0f} ms late"
+        f"{sources.board.uuid}: {power.label} changed too seldom while it was checked to show when it is "
+        f"refreshed; its joules may be told up to {refresh.late_s[1] * 1e3:.0f} ms late"
     )
     return (Flag(name="refresh-unknown", severity="warning", detail=detail),)
 

@@ -8,6 +8,12 @@ from typing import NamedTuple
 from pytest_llenergy.meters.checkresult import CheckResult
 from pytest_llenergy.meters.power import IntegratedPower
 
+#: Changes of a reading that tell how often it is refreshed; fewer may be those of the power itself.
+ENOUGH_CHANGES = 8
+
+#: How much longer than the slowest refresh that is possible a period may seem, for the time between polls.
+LEEWAY = 1.1
+
 #: Power that is refreshed more often than this is sampled, rather than each refresh looked for: that would
 #: take readings many times as often (seconds).
 SAMPLED_S = 0.015
@@ -33,23 +39,32 @@ class Refresh(NamedTuple):
         return IntegratedPower(self.period_s if self.max_age_s is None else 0.0)
 
 
-def refreshed_every(period_s: float) -> Refresh:
-    """A reading tells the mean power of the period before it, and stands for another."""
-    return Refresh(period_s, late_s=(period_s, period_s))
+def refreshed_every(period_s: float, share: float | None = None) -> Refresh:
+    """A reading that tells the mean power of a ``share`` (0 to 1) of the period before it.
 
-
-def refresh_seen(result: CheckResult | None, slowest_s: float) -> Refresh:
-    """What a check tells of a power reading; ``None`` if there was none.
-
-    Power that does not change does not show when it is refreshed; that takes no longer than ``slowest_s``.
+    It stands for the period that begins with it, and so is late by (1 + share)/2 periods. Where the share is
+    not known it is that of an instant, of all the time, or of anything in between.
     """
-    if result is None or result.power_period_s is None:
+    if period_s < SAMPLED_S:
+        return Refresh(period_s, max_age_s=period_s, late_s=(0.0, 2 * period_s))
+    least, most = (0.5, 1.0) if share is None else ((1 + share) / 2, (1 + share) / 2)
+    return Refresh(period_s, late_s=(least * period_s, most * period_s))
+
+
+def refresh_seen(result: CheckResult | None, slowest_s: float, share: float | None = None) -> Refresh:
+    """What a check tells of a power reading, ``None`` if there was none; ``share`` as in ``refreshed_every``.
+
+    Power that hardly changes does not show when it is refreshed; that takes no longer than ``slowest_s``.
+    """
+    if result is None or result.power_period_s is None or not _shows_refresh(result, slowest_s):
         # What it is the mean of is at most a period long, and it may be read until another has passed.
         return Refresh(slowest_s, max_age_s=slowest_s, late_s=(0.0, 2 * slowest_s), known=False)
     period_s = result.power_period_s
     if result.power_continuous:
         return Refresh(period_s, max_age_s=period_s)
-    if period_s < SAMPLED_S:
-        # It may be a mean or not.
-        return Refresh(period_s, max_age_s=period_s, late_s=(0.0, 2 * period_s))
-    return refreshed_every(period_s)
+    return refreshed_every(period_s, share)
+
+
+def _shows_refresh(result: CheckResult, slowest_s: float) -> bool:
+    often = result.power_changes >= ENOUGH_CHANGES
+    return result.power_continuous or (often and (result.power_period_s or 0.0) <= LEEWAY * slowest_s)

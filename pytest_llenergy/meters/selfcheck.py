@@ -93,6 +93,7 @@ def judge(readings: Sequence[Reading], power_age_s: float = 0.1) -> CheckResult:
         ticks=len(ticks),
         continuous=_continuous(ticks, readings),
         power_period_s=_typical(_gaps(changes), poll_s) if len(changes) > 2 else None,
+        power_changes=len(changes),
         power_continuous=_continuous(changes, readings),
         mean_w=sum(watts) / len(watts) if watts else None,
     )

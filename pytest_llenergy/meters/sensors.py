@@ -58,6 +58,12 @@ def coverage(product_name: str, update_period_s: float | None = None) -> tuple[f
     return 1.0, "no blind time of the power sensor is known"
 
 
+def known_share(product_name: str) -> float | None:
+    """The share of each refresh of which a power reading is the mean; ``None`` where nobody measured it."""
+    share, _ = coverage(product_name)
+    return share if share < 1 else None
+
+
 def averaging_s(product_name: str, architecture: int | None) -> float:
     """Seconds over which ``nvmlDeviceGetPowerUsage`` averages; the longest where nothing is known.
 

@@ -18,7 +18,7 @@ LONGEST_TICK = 1.5
 LATEST = 256
 
 #: A counter is wrong that moves by so many times the highest power, over so many periods more than passed.
-JUMP, JUMP_PERIODS = 2.0, 2.0
+JUMP, JUMP_PERIODS = 1.5, 1.0
 
 #: Ticks on either side of a moment from which the power there is taken.
 NEIGHBOURS = 3

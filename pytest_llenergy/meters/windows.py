@@ -25,6 +25,10 @@ from pytest_llenergy.meters.trace import Mark, Series
 #: A window whose standard uncertainty is above this share of its energy says nothing.
 RESOLVABLE = 1 / 3
 
+#: A window without quiet gaps must last for this share of the time over which power is averaged: what
+#: happened in a shorter one does not show.
+SMEARED = 0.3
+
 #: Ticks of integrated power on either side of a window of which the power shows what changed at its edge.
 BESIDE = 2
 
@@ -45,7 +49,14 @@ def energy_between(
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return Energy(None, reason=reason)
-    if before is None and after is None and is_short(series, start_ns, end_ns):
+    duration_s, smear_s = (end_ns - start_ns) / 1e9, series.domain.smear_s
+    short = before is None and after is None and is_short(series, start_ns, end_ns)
+    if smear_s and not (before and after) and (short or duration_s < SMEARED * smear_s):
+        reason = (
+            f"not resolvable: {duration_s * 1e3:.3g} ms window, power averaged over {smear_s * 1e3:.0f} ms"
+        )
+        return Energy(None, reason=reason)
+    if short:
         energy = short_window(series, start_ns, end_ns, marks)
     else:
         start = at_start(series, start_ns, before) if before else edge(series, start_ns)

@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.quantities import Energy
+from pytest_llenergy.meters.refresh import refreshed_every
 from pytest_llenergy.meters.windows import energy_between, resolvable
 
 from .watching import Spell, watched
@@ -91,7 +92,7 @@ def draw(rng: Random, kind: Kind) -> Case:
     coverage = window_ns / latch_ns if kind.part_time else 1.0
     of = domain(period_s=known, coverage=coverage, highest_w=HIGHEST_W)
     if kind.integrated:
-        of = of._replace(integrated=True, late_s=(latch_ns / S, latch_ns / S))
+        of = of._replace(integrated=True, late_s=refreshed_every(latch_ns / S, share=1.0).late_s)
     # Reading takes place a little outside the window: the one who reads is not the one who works.
     begins_ns, ends_ns = start_ns - rng.randrange(20_000, MS), end_ns + rng.randrange(20_000, MS)
     gap_ns = max(250 * MS, round(3.5 * latch_ns))

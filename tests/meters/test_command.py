@@ -112,6 +112,24 @@ def test_a_number_holds_for_the_time_before_it() -> None:
     assert energy_j <= 7 * (time.monotonic() - start_s)
 
 
+def test_lines_that_had_piled_up_share_the_time_for_which_they_did() -> None:
+    """Taken as they come, the first of them would have all of the half second, and it says 0 W."""
+    text = """
+import time
+for _ in range(10):
+    print(20, flush=True)
+    time.sleep(0.02)
+time.sleep(0.5)
+print("0\\n" + "40\\n" * 3, end="", flush=True)
+time.sleep(60)
+"""
+    with meter(program(text)) as opened:
+        end_s = time.monotonic() + 20
+        while value(opened) < 15 and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert value(opened) >= 30 * 0.5
+
+
 def test_it_says_what_it_is() -> None:
     command = program(STEADY)
     with meter(command) as opened:

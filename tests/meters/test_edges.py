@@ -103,6 +103,12 @@ class TestQuietEdges:
         # The averaged counter lags by 0.45 s, at 50 W before and 60 W after.
         assert end.energy_j - start.energy_j == pytest.approx(136, abs=0.45 * 10 + 1)
 
+    def test_power_averaged_over_a_second_says_nothing_of_a_tenth_of_one(self) -> None:
+        series = seen(Sensor(WAVE, TICK), fine(), domain(smear_s=1.0, period_s=0.1))
+        energy = energy_between(series, START, START + 120 * MS)
+        assert energy.energy_j is None
+        assert energy.reason == "not resolvable: 120 ms window, power averaged over 1000 ms"
+
 
 class TestUnderLoad:
     @pytest.mark.parametrize("at_ms", [310, 350, 390])

@@ -203,8 +203,8 @@ def test_an_interval_of_zero_tells_nothing(tmp_path: Path) -> None:
     (domain,) = meter.domains
     assert domain.late_s == (0.0, 2.0)
     assert [flag.detail for flag in domain.flags] == [
-        "ina238 does not tell how often power1 is refreshed, and it did not change while it was watched; its "
-        "joules may be told up to 2 s late"
+        "ina238 does not tell how often power1 is refreshed, and it changed too seldom to show it while it "
+        "was watched; its joules may be told up to 2 s late"
     ]
 
 
@@ -230,7 +230,8 @@ def test_what_the_chip_does_not_tell_is_found_by_watching_it(tmp_path: Path) -> 
     meter.close()
     (domain,) = meter.domains
     assert domain.update_period_s == pytest.approx(0.05, rel=0.2)
-    assert domain.late_s == (domain.update_period_s, domain.update_period_s)
+    # It may tell a mean, or what was at the moment.
+    assert domain.late_s == (domain.late_s[1] / 2, domain.update_period_s)
     assert domain.flags == ()
 
 
