@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided while tests are collected: one test a backend, and marks that cannot be met refused."""
+"""What marks make of a test: one test a backend, a lease, or an error where they cannot be met."""
 
 from __future__ import annotations
+
+from contextlib import ExitStack
 
 import pytest
 
 from pytest_llenergy import marks
-from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import BACKEND_PARAMETER
+from pytest_llenergy.leasing import leased
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.state import state_of
 from pytest_llenergy.workers.plan import refuse
+
+#: The fixture that takes the lease.
+LEASE = "gpus"
+
+IDLE_GATE = (
+    "@pytest.mark.energy_gate judges what energy(...) measures, and the test does not use the fixture energy"
+)
 
 
 def check_marks(metafunc: pytest.Metafunc) -> None:
@@ -24,13 +34,46 @@ def check_marks(metafunc: pytest.Metafunc) -> None:
     except LLEnergyError as error:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
     if node.get_closest_marker(marks.energy_gate.__name__) and "energy" not in metafunc.fixturenames:
-        raise pytest.Collector.CollectError(
-            f"{node.nodeid}: @pytest.mark.energy_gate judges what energy(...) measures, and the test does "
-            "not use the fixture energy"
-        )
-    if node.get_closest_marker(marks.gpus.__name__) and "gpus" not in metafunc.fixturenames:
+        raise pytest.Collector.CollectError(f"{node.nodeid}: {IDLE_GATE}")
+    if node.get_closest_marker(marks.gpus.__name__) and LEASE not in metafunc.fixturenames:
         # The lease is taken by the fixture, whether or not the test wants to look at it.
-        metafunc.fixturenames.append("gpus")
+        metafunc.fixturenames.append(LEASE)
+
+
+def obey_marks(item: pytest.Item) -> None:
+    """Before a test is set up: the same for marks that its function does not carry.
+
+    They come from ``pytest.param(marks=...)``, from ``add_marker``, and on tests of ``unittest``, for which
+    ``pytest_generate_tests`` is not called. Raises ``PlanError`` naming the test and the mark.
+    """
+    try:
+        marks.check_all(list(item.iter_markers()))
+    except LLEnergyError as error:
+        raise PlanError(f"{item.nodeid}: {error}") from None
+    names = getattr(item, "fixturenames", ())
+    if item.get_closest_marker(marks.energy_gate.__name__) and "energy" not in names:
+        raise PlanError(f"{item.nodeid}: {IDLE_GATE}")
+    if isinstance(item, pytest.Function) and _lacks_lease(item):
+        # All tests of a function share one list.
+        item.fixturenames = [*names, LEASE]
+
+
+def lease_without_fixtures(item: pytest.Item) -> None:
+    """The lease of a test that is no function, from the end of its set-up to its teardown."""
+    if (
+        isinstance(item, pytest.Function)
+        or not _lacks_lease(item)
+        or item.config.getoption("setupplan", False)
+    ):
+        return
+    stack = ExitStack()
+    stack.enter_context(leased(item))
+    item.addfinalizer(stack.close)
+
+
+def _lacks_lease(item: pytest.Item) -> bool:
+    marked = item.get_closest_marker(marks.gpus.__name__) is not None
+    return marked and LEASE not in getattr(item, "fixturenames", ())
 
 
 def parametrize_backend(metafunc: pytest.Metafunc) -> None:

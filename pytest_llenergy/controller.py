@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llenergy.integrations.xdist import Running
+from pytest_llenergy.integrations.xdist import Running, is_controller
 from pytest_llenergy.options import Settings
 
 if TYPE_CHECKING:
@@ -97,7 +97,11 @@ class Controller:
 
             args = self._config.invocation_params.args
             self._collector = Collector(
-                self._settings.report, self._config.rootpath, [str(arg) for arg in args], self._started
+                self._settings.report,
+                self._config.rootpath,
+                [str(arg) for arg in args],
+                self._started,
+                apart=is_controller(self._config),
             )
         self._collector.add(record)
 

@@ -13,6 +13,7 @@ from pytest_llenergy.devices.allot import allot
 from pytest_llenergy.devices.busy import wait_until_free
 from pytest_llenergy.devices.claims import CPU, Claim
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.devices.shortage import ShortageError
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.recorder import Draft, draft_of
 from pytest_llenergy.state import State, state_of
@@ -22,14 +23,15 @@ from pytest_llenergy.state import State, state_of
 def leased(item: pytest.Item) -> Iterator[Lease]:
     """What a test asks for, its own until the block ends.
 
-    Skips the test, with the reason, where the devices are not there. Raises ``DeviceError`` when others still
-    hold them after ``--energy-lease-timeout``, or still use them after ``--energy-busy-timeout``.
+    Skips the test, with the reason, where there are fewer devices than it asks for. Raises ``DeviceError``
+    when the driver or a board does not answer or ``--energy-gpus`` names what is not there, and when others
+    still hold the devices after ``--energy-lease-timeout``, or use them after ``--energy-busy-timeout``.
     """
     state, draft = state_of(item.config), draft_of(item)
     asked = marks.read(item, marks.gpus)
     try:
-        possible = allot(asked, state.settings.gpus, warm=state.warm)
-    except DeviceError as error:
+        possible = allot(asked, state.settings.gpus, state.environment, warm=state.warm)
+    except ShortageError as error:
         pytest.skip(str(error))
     draft.lease, draft.wants_ranks = possible, asked is not None
     if possible.uuids:
@@ -39,7 +41,7 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     host = (Claim(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
     lease = draft.lease = state.keeper.take(possible, state.settings.lease_timeout, item.nodeid, host)
     try:
-        draft.lease_wait_s = state.keeper.waited_s
+        draft.lease_wait_s, draft.lease_intact = state.keeper.waited_s, state.keeper.intact
         _await_others(lease, state, draft)
         yield lease
     finally:

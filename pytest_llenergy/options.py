@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,9 @@ class Settings:
 
 
 SETTINGS = pytest.StashKey[Settings]()
+
+#: The environment as the run found it: what a test sets there must not give later ones other devices.
+ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
 
 
 @dataclass(frozen=True)

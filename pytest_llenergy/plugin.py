@@ -6,6 +6,7 @@ Every run of pytest pays for what is imported here, so the rooms behind it are i
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     settings = options.read_settings(config)
     config.stash[options.SETTINGS] = settings
+    config.stash[options.ENVIRONMENT] = dict(os.environ)
     if is_worker(config):
         return
     if settings.report is not None:
@@ -76,11 +78,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     # xdist asks before anything is configured.
-    return useful_workers(options.read_settings(config))
+    return useful_workers(config, options.read_settings(config))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if any(mark.name in marks.NAMES for mark in metafunc.definition.iter_markers()):
+    if _has_marks(metafunc.definition):
         from pytest_llenergy.collection import check_marks
 
         check_marks(metafunc)
@@ -102,7 +104,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     try:
-        return (yield)
+        if not _has_marks(item):
+            return (yield)
+        from pytest_llenergy.collection import lease_without_fixtures, obey_marks
+
+        obey_marks(item)
+        result = yield
+        lease_without_fixtures(item)
+        return result
     except LLEnergyError as error:
         raise pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False) from None
 
@@ -130,3 +139,7 @@ def pytest_runtest_makereport(
 
         attach(item, report)
     return report
+
+
+def _has_marks(item: pytest.Item) -> bool:
+    return any(mark.name in marks.NAMES for mark in item.iter_markers())

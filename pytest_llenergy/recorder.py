@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,12 @@ from pytest_llenergy.model.text import storable
 
 NOTHING_MEASURED = "the test asks for energy and has measured nothing; call energy(...), or drop the fixture"
 
+LEASE_LOST = Flag(
+    name="lease-lost",
+    severity="warning",
+    detail="a lock file of the test's devices was removed while it ran; others may have used them meanwhile",
+)
+
 #: Parameters are kept as they are up to this many characters of their text.
 PARAM_LENGTH = 200
 
@@ -46,6 +52,7 @@ class Draft:
     start_s: float | None = None
     lease_wait_s: float | None = None
     host_exclusive: bool = False
+    lease_intact: Callable[[], bool] = bool
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     windows: list[Window] = field(default_factory=list)
@@ -71,6 +78,8 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
     experiment = draft.experiment
     windows = [window.record for window in draft.windows if window.ended]
     status, reason = _status(draft, report)
+    if draft.lease_wait_s is not None and not draft.lease_intact():
+        draft.flags.append(LEASE_LOST)
     meters = [_owned(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=item.nodeid,

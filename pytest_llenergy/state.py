@@ -18,7 +18,7 @@ from pytest_llenergy.errors import LLEnergyError, UncoordinatedLeaseWarning
 from pytest_llenergy.meters.known import BUILTIN, KnownMeters
 from pytest_llenergy.meters.protocol import MeterSpec
 from pytest_llenergy.meters.select import check_names as check_meters
-from pytest_llenergy.options import SETTINGS, Settings
+from pytest_llenergy.options import ENVIRONMENT, SETTINGS, Settings
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.pool import RankPool
 
@@ -29,6 +29,8 @@ class State:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self.settings = settings
+        #: As it was when the run began, whatever tests have set since.
+        self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         self._warned = False
 
     @property
@@ -75,14 +77,14 @@ class State:
     @cached_property
     def keeper(self) -> Keeper:
         """What this process has leased."""
-        return Keeper(self.pool)
+        return Keeper(self.pool, lambda: lock_directory(self.environment))
 
     def warn_uncoordinated(self) -> None:
         """Say once if leases of GPUs are not seen by the whole host."""
         if self._warned:
             return
         self._warned = True
-        directory = lock_directory()
+        directory = lock_directory(self.environment)
         directory.close()
         told = uncoordinated(directory.path)
         if told is not None:

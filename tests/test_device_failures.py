@@ -183,8 +183,8 @@ class TestV3Names:
     def test_the_element_that_ends_the_list_is_named(self, run: Run, value: str, told: str) -> None:
         result = run(BOTH, CUDA_VISIBLE_DEVICES=value)
         result.assert_outcomes(skipped=1)
-        reason = f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES={value!r}: {told})"
-        assert reason in result.stdout.str()
+        reason = f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES={value!r}: {told}; "
+        assert f"{reason}--energy-gpus=all overrides it on purpose)" in result.stdout.str()
 
     def test_a_device_named_twice_leaves_none_as_in_cuda(self, run: Run) -> None:
         result = run(BOTH, CUDA_VISIBLE_DEVICES="0,0")
@@ -195,8 +195,18 @@ class TestV3Names:
 
     def test_on_purpose_nothing_is_cut_short(self, run: Run) -> None:
         result = run(BOTH, "--energy-gpus=0,9")
-        result.assert_outcomes(skipped=1)
+        result.assert_outcomes(errors=1)
         assert f"--energy-gpus: '9' names no single GPU; present: {A}, {B}, {C}" in result.stdout.str()
+
+
+class TestDeadBoard:
+    def test_it_keeps_nobody_from_the_others_and_is_no_reason_to_skip(self, run: Run, world: World) -> None:
+        world.update(0, lost=True)
+        run(BOTH).assert_outcomes(passed=1)
+        world.update(1, lost=True)
+        result = run(BOTH)
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["DeviceError: gpus(2): *; NVML: GPU 0 does not answer (GPU is lost); *"])
 
 
 class TestV4Order:
@@ -272,7 +282,7 @@ class TestV7Mig:
             "--energy-gpus=MIG-a,MIG-b, or ask for them with gpus(mig=...))"
         ) in result.stdout.str()
         named = run(BOTH, f"--energy-gpus={B}")
-        named.assert_outcomes(skipped=1)
+        named.assert_outcomes(errors=1)
         assert (
             f"--energy-gpus: '{B}' is divided by MIG and cannot be used whole; name of it: MIG-a (1g.10gb), "
             "MIG-b (1g.10gb)"

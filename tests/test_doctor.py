@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lockfile import lock_name
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.doctor.checkup import Finding, check
 from pytest_llenergy.meters import powercap, rapl
@@ -160,6 +162,27 @@ def test_a_lease_directory_that_cannot_be_is_a_fault(visit: Visit, tmp_path: Pat
 
 def test_the_lease_directory_is_named(visit: Visit) -> None:
     assert f"leases   {os.environ['LLENERGY_LOCK_DIR']}: none\n" in visit()[1]
+
+
+def test_what_stands_in_the_place_of_a_lock_file_is_a_fault(visit: Visit) -> None:
+    path = Path(os.environ["LLENERGY_LOCK_DIR"]) / lock_name("GPU-a")
+    os.mkfifo(path, 0o644)
+    code, text = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
+    assert code == 1
+    assert (
+        f"wrong    GPU-a: lock file {path} is no regular file; remove it, or set LLENERGY_LOCK_DIR to "
+        "another directory\n"
+    ) in text
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_ticket_full_of_nonsense_is_no_holder(visit: Visit) -> None:
+    directory = Path(os.environ["LLENERGY_LOCK_DIR"])
+    path = directory / f"llenergy-firm-{1:020d}-{0:016x}"
+    path.write_text('{"pid":1,"namespace":"","test":"","since_s":0.0,"request":{"n":1,"choices":[[]]}}')
+    with path.open() as ticket:
+        fcntl.flock(ticket, fcntl.LOCK_EX)
+        assert f"leases   {directory}: none\n" in visit()[1]
 
 
 def test_holders_are_named(visit: Visit) -> None:

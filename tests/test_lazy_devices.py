@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ def pytest_unconfigure(config):
     loaded = "libnvidia-ml" in Path("/proc/self/maps").read_text()
     Path(__file__).with_name(f"{who}.witness").write_text(str(loaded))
 """
+
+MEASURED = "import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy): energy(sum, [1])\n"
 
 ONE = "import pytest\n@pytest.mark.gpus(1)\ndef test_it(gpus): pass\n"
 
@@ -60,6 +63,15 @@ def test_looking_at_a_suite_does_not_load_the_driver(
     assert world.init_count() == 0
 
 
+@pytest.mark.parametrize(
+    "arg", ["--collect-only", "--markers", "--fixtures", "--fixtures-per-test", "--help"]
+)
+def test_nor_does_it_for_the_number_of_workers(pytester: pytest.Pytester, world: World, arg: str) -> None:
+    pytester.makepyfile(ONE)
+    assert run(pytester, "--energy-report", "-n", "auto", arg).ret == 0
+    assert world.init_count() == 0
+
+
 def test_collecting_two_thousand_tests_does_not_ask_the_driver(
     pytester: pytest.Pytester, world: World
 ) -> None:
@@ -71,9 +83,16 @@ def test_collecting_two_thousand_tests_does_not_ask_the_driver(
     assert (world.init_count(), loaded(pytester)) == (0, {"main": False})
 
 
-def test_the_controller_of_xdist_does_not_ask_the_driver(pytester: pytest.Pytester, world: World) -> None:
-    pytester.makepyfile(ONE)
-    run(pytester, "-n2").assert_outcomes(passed=1)
+def test_the_controller_of_xdist_does_not_ask_the_driver(
+    pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
+) -> None:
+    pytester.makepyfile(MEASURED)
+    quick = ("--energy-rounds=1", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
+    run(pytester, "-n2", "--energy-report=energy.json", *quick)
+    assert [board["uuid"] for board in read_report()["environment"]["gpus"]] == [
+        world.board(index).uuid for index in range(2)
+    ]
+    assert read_report()["environment"]["driver"] == "580.95.05"
     seen = loaded(pytester)
     assert not seen.pop("main")
     assert sorted(seen.values()) == [False, True], "only the worker that ran the test"

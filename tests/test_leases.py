@@ -7,8 +7,9 @@ import json
 import os
 import pwd
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,45 @@ def test_a_meter_of_the_whole_host_makes_them_take_turns(pytester: pytest.Pytest
         pytester, "-k", "test_gpu or test_other_gpu", "--energy-meter=nvml,command:yes 5"
     )
     assert start_s >= end_s
+
+
+def test_a_lock_file_that_is_removed_meanwhile_is_told(
+    pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
+) -> None:
+    pytester.makepyfile(
+        """
+        import os, pathlib, time, pytest
+        @pytest.mark.gpus(1)
+        @pytest.mark.parametrize("removed", [False, True])
+        def test_it(energy_meter, removed):
+            with energy_meter("w"):
+                time.sleep(0.05)
+            for file in pathlib.Path(os.environ["LLENERGY_LOCK_DIR"]).glob("*.lock"):
+                if removed:
+                    file.unlink()
+        """
+    )
+    run(pytester, "--energy-report").assert_outcomes(passed=2)
+    flags = [{flag["name"] for flag in record["flags"]} for record in read_report()["records"]]
+    assert ["lease-lost" in each for each in flags] == [False, True]
+
+
+def test_a_test_that_changes_the_environment_changes_no_later_lease(
+    pytester: pytest.Pytester, world: World
+) -> None:
+    pytester.makepyfile(
+        """
+        import os, pytest
+        @pytest.mark.gpus(1)
+        def test_first(gpus):
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus.visible_devices
+            os.environ["LLENERGY_LOCK_DIR"] = "/nowhere"
+        @pytest.mark.gpus(2)
+        def test_second(gpus):
+            pass
+        """
+    )
+    run(pytester).assert_outcomes(passed=2)
 
 
 @BOTH

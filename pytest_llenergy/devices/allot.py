@@ -14,7 +14,7 @@ from pytest_llenergy.devices.mig import one_process
 from pytest_llenergy.devices.preference import preferred
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.selection import choose
-from pytest_llenergy.devices.shortage import MIG_EMPTY, explain, fits
+from pytest_llenergy.devices.shortage import MIG_EMPTY, ShortageError, explain, fits
 from pytest_llenergy.devices.visibility import VARIABLE, slurm, visible, why_hidden
 from pytest_llenergy.errors import DeviceError
 
@@ -31,24 +31,32 @@ def allot(
 
     Without a request that is the CPU, as one rank. ``selection`` is the value of ``--energy-gpus``; without
     it the environment's own allotment counts. ``warm`` are UUIDs on which ranks of ours wait for work. A MIG
-    instance is a GPU of its own. Raises ``DeviceError`` with the reason when fewer GPUs fit than are asked
-    for and there is no fallback, and for a list that names none or cannot be understood.
+    instance is a GPU of its own. Raises ``ShortageError`` with the reason when fewer GPUs fit than are asked
+    for and there is no fallback, and for an environment that cannot be understood; any other ``DeviceError``
+    for a driver or board that does not answer, and for a ``selection`` that names what is not there.
     """
     if request is None:
         return Lease(devices=(CPU,))
-    found = present()
+    found = present(without_lost=True)
     may = allowed(found, selection, environment, instances=request.mig is not None)
     fitting = [uuid for uuid in may.uuids if fits(request, found.device(uuid), found)]
     if len(fitting) >= request.n:
         choices = tuple(_alike([_one(uuid, found) for uuid in preferred(fitting, found, warm)], request.n))
         possible = Lease((), choices=choices, order=tuple(fitting))
         return replace(possible.chosen(range(request.n)), choices=choices, order=possible.order)
+    hidden = _hidden(found, selection, environment)
+    on_purpose = hidden is not None and not _seen(environment, found).reason
+    missed = request.mig is not None or len(fitting) + len(found.lost) >= request.n
+    if found.lost and missed and not on_purpose:
+        # The test might have had it: to skip or to run on the CPU would hide that it is broken.
+        told = [explain(request, fitting, may.uuids, may.reason, found)] if found.boards else []
+        raise DeviceError("; ".join((*told, *found.lost.values())))
     if request.fallback == CPU:
         return Lease(devices=(CPU,) * request.n, fallback=CPU)
-    hidden = _hidden(found, selection, environment)
     if hidden is not None:
-        raise DeviceError(f"{request}: {hidden}")
-    raise DeviceError(explain(request, fitting, may.uuids, may.reason, found))
+        raise ShortageError(f"{request}: {hidden}")
+    reason = _why_cut(found, selection, environment, may.reason)
+    raise ShortageError(explain(request, fitting, may.uuids, reason, found))
 
 
 def allowed(
@@ -60,13 +68,14 @@ def allowed(
     asked for, where they are named, and where there is nothing else. Raises ``DeviceError`` for a list that
     cannot be understood.
     """
+    _refuse_numbers(found, selection, environment)
     hidden = _hidden(found, selection, environment)
     if hidden is not None:
         return Visible((), hidden)
     said = slurm(environment)
     if selection is not None:
         return _leasable(choose(selection, found), found, instances, True, said)
-    seen = visible(environment, found)
+    seen = _seen(environment, found)
     cut = f"{VARIABLE}={environment[VARIABLE]!r}: {seen.reason}" if seen.reason else None
     return _leasable(seen.uuids, found, instances, VARIABLE not in environment, cut, said)
 
@@ -94,8 +103,43 @@ def _hidden(found: Present, selection: str | None, environment: Mapping[str, str
     """Why the environment allows none of the boards that there are; ``None`` where it allows some."""
     if selection is not None or not found.boards:
         return None
-    seen = visible(environment, found)
+    seen = _seen(environment, found)
     return None if seen.uuids else why_hidden(environment, len(found.boards), seen.reason)
+
+
+def _seen(environment: Mapping[str, str], found: Present) -> Visible:
+    try:
+        return visible(environment, found)
+    except DeviceError as error:
+        # Whoever allots GPUs has given none that can be known, and that is theirs to mend.
+        raise ShortageError(str(error)) from None
+
+
+def _refuse_numbers(found: Present, selection: str | None, environment: Mapping[str, str]) -> None:
+    """NVML counts a board that is lost, and whether CUDA does is not known: only names are sure."""
+    value = environment.get(VARIABLE, "") if selection is None else selection
+    if not found.lost or not any(part.strip()[:1].isdecimal() for part in value.split(",")):
+        return
+    said = f"{VARIABLE}={value!r}" if selection is None else f"--energy-gpus={value}"
+    raise DeviceError(
+        f"{said}: numbers may shift while a board is lost ({'; '.join(found.lost.values())}); name GPUs by "
+        "UUID with --energy-gpus"
+    )
+
+
+def _why_cut(
+    found: Present, selection: str | None, environment: Mapping[str, str], reason: str | None
+) -> str | None:
+    """With who made the list that leaves boards out, and how to overrule it."""
+    if selection is not None:
+        chosen = None if selection == "all" else f"--energy-gpus={selection} chooses these"
+        return "; ".join(filter(None, (chosen, reason))) or None
+    seen = _seen(environment, found)
+    if VARIABLE not in environment or set(seen.uuids) >= set(found.uuids):
+        return reason
+    said = None if seen.reason else f"{VARIABLE}={environment[VARIABLE]!r}"
+    advice = None if reason and "--energy-gpus=" in reason else "--energy-gpus=all overrides it on purpose"
+    return "; ".join(filter(None, (said, reason, advice)))
 
 
 def _leasable(

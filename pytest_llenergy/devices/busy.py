@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pytest_llenergy.devices.condition import BoardProcess, Condition, foreign, own_tree, processes_on
+from pytest_llenergy.devices.condition import (
+    BoardProcess,
+    Condition,
+    foreign,
+    own_tree,
+    processes_on,
+    sees_all_pids,
+)
 from pytest_llenergy.devices.inventory import used_bytes
 from pytest_llenergy.devices.nvml import BoardHandle, Session
 from pytest_llenergy.devices.preference import IDLE_BYTES
@@ -23,6 +30,10 @@ from pytest_llenergy.model.record import Flag
 #: Seconds between two looks: at first, doubled after each, at most. The memory of a process that has ended is
 #: freed within a second or two, and a look costs the driver a millisecond.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+#: How long the driver may list a process that has ended (seconds). Where it lists it for longer, the process
+#: lives where this one cannot see it.
+ENDING_S = 2.0
 
 #: What CUDA opens in every process that uses it, and NVML does not.
 CUDA_FILE = "/dev/nvidia-uvm"
@@ -34,7 +45,8 @@ ADVICE = "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-t
 class BoardUse:
     """Who else is on a board.
 
-    ``busy``: by ``processes``, or by ``memory_bytes`` that none of ours holds. ``unknown``: for this reason.
+    ``busy``: by ``processes``, or by ``memory_bytes`` that none of ours holds. ``unknown``: for this reason;
+    ``ending`` if that is a process that the driver lists and the system has no more.
     """
 
     uuid: str
@@ -42,6 +54,7 @@ class BoardUse:
     processes: tuple[BoardProcess, ...] = ()
     memory_bytes: int | None = None
     reason: str | None = None
+    ending: bool = False
 
     def __str__(self) -> str:
         if self.state != "busy":
@@ -66,10 +79,15 @@ class Occupancy:
         return "busy" if "busy" in states else "unknown" if "unknown" in states else "free"
 
     @property
+    def ending(self) -> bool:
+        """Whether it may be told in a moment, when the driver has forgotten those who ended."""
+        return self.state == "unknown" and any(board.ending for board in self.boards)
+
+    @property
     def message(self) -> str:
         """One line on who is in the way, and what to do."""
         told = "; ".join(str(board) for board in self.boards if board.state == "busy")
-        return f"{told}, waited {self.waited_s:.0f} s; {ADVICE}"
+        return f"{told}, waited {_seconds(self.waited_s)} s; {ADVICE}"
 
     @property
     def flags(self) -> list[Flag]:
@@ -93,7 +111,7 @@ def wait_until_free(
 
     Of a board that MIG divides, only the instance that is leased counts. ``own`` are pids that are ours
     although this process did not start them; what they started is ours too. What cannot be told is not waited
-    for.
+    for, but that a process which has ended leaves the driver's list, for up to ``ENDING_S``.
     Raises ``DeviceError`` when a board does not answer.
     """
     if not uuids:
@@ -101,13 +119,17 @@ def wait_until_free(
     session = Session()
     try:
         boards = [session.board(uuid) for uuid in uuids]
-        start_s, pause_s = clock(), FIRST_PAUSE_S
+        start_s, pause_s, busy_s = clock(), FIRST_PAUSE_S, 0.0
         while True:
             seen = Occupancy(tuple(look(session, board, own) for board in boards))
             waited_s = clock() - start_s
-            if seen.state != "busy" or waited_s >= timeout_s:
+            if seen.state == "busy":
+                busy_s, until_s = waited_s, timeout_s
+            else:
+                until_s = min(timeout_s, busy_s + ENDING_S) if seen.ending else 0.0
+            if waited_s >= until_s:
                 return replace(seen, waited_s=waited_s)
-            sleep(min(pause_s, timeout_s - waited_s))
+            sleep(min(pause_s, until_s - waited_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     finally:
         session.close()
@@ -128,7 +150,7 @@ def look(
     if used is not None and used > IDLE_BYTES and not ours:
         return BoardUse(board.asked, "busy", memory_bytes=used)
     if isinstance(others, str):
-        return BoardUse(board.asked, "unknown", reason=others)
+        return BoardUse(board.asked, "unknown", reason=others, ending=bool(listed) and sees_all_pids(proc))
     return BoardUse(board.asked, "free")
 
 
@@ -156,6 +178,10 @@ def command(pid: int, proc: Path = Path("/proc")) -> str | None:
     elif words[1:] and not words[1].startswith("-"):
         shown.append(Path(words[1]).name)
     return " ".join(shown)
+
+
+def _seconds(waited_s: float) -> str:
+    return f"{round(waited_s, 1):g}" if waited_s < 10 else f"{waited_s:.0f}"
 
 
 def _uses_cuda(pid: int, proc: Path) -> bool:

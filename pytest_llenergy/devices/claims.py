@@ -33,6 +33,11 @@ class Request(msgspec.Struct, frozen=True):
     n: int = 0
     choices: tuple[tuple[Claim, ...], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for what nobody can ask for; others' tickets may say anything."""
+        if self.n < 0 or not all(self.choices):
+            raise ValueError("a request needs n >= 0 and choices that are not empty")
+
     @property
     def devices(self) -> tuple[str, ...]:
         """What it names, in its order; the board that an instance is a part of only where it is asked for."""

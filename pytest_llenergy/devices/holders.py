@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Sequence
 
@@ -14,24 +13,31 @@ from pytest_llenergy.devices.turns import Scene
 #: A test's name in another user's ticket is cut there.
 MOST_CHARACTERS = 200
 
+SILENT = "a process that says nothing of itself"
+
 MEND = "wait for it, or raise --energy-lease-timeout"
 
 
-def waited(request: Request, seconds: float, scene: Scene) -> str:
-    """One line: what was wanted, everybody who has some of it, everybody who came earlier, what to do."""
+def waited(request: Request, seconds: float, scene: Scene, refused: Collection[Claim] = ()) -> str:
+    """One line: what was wanted, everybody who has some of it, everybody who came earlier, what to do.
+
+    ``refused`` is what others had locked; its holders may have no ticket.
+    """
     wanted = ", ".join(request.devices)
     if 0 < request.n < len(request.choices):
         wanted = f"{request.n} of {wanted}"
     claims = {claim for choice in (request.always, *request.choices) for claim in choice}
     told = []
     for seen in scene.holding:
-        held = [claim.device for claim in seen.content.holds if conflict((claim,), claims)]
+        held = [claim.device for claim in seen.holds if conflict((claim,), claims)]
         if held:
-            # A single device that was asked for need not be named twice.
-            what = "" if held == list(request.devices) else f"{', '.join(sorted(held))} "
-            told.append(f"{what}held by {who(seen)}")
+            told.append(f"{_what(held, request)}held by {who(seen)}")
+    named = [claim for seen in scene.holding for claim in seen.holds]
+    silent = [claim.device for claim in refused if not conflict((claim,), named)]
+    if silent:
+        told.append(f"{_what(silent, request)}held by {SILENT}")
     told += [f"queued before: {who(seen)}" for seen in scene.ahead if seen.content.request.wants(claims)]
-    reason = "; ".join(told) or "held by a process that says nothing of itself"
+    reason = "; ".join(told) or f"held by {SILENT}"
     return f"gpus: waited {seconds:g} s for {wanted}: {reason}; {MEND}"
 
 
@@ -40,9 +46,9 @@ def who(seen: Seen) -> str:
     content = seen.content
     elsewhere = content.namespace != pid_namespace()
     process = f"process {content.pid}" + (" of another container" if elsewhere else "")
-    if content.left or (not elsewhere and not _exists(content.pid)):
+    if seen.is_left:
         process = f"what {process} left running"
-    test = "".join(each if each.isprintable() else "?" for each in content.test)[:MOST_CHARACTERS]
+    test = _plain(content.test)
     return f"{process} of {_user(seen.uid)} since {_clock(content.since_s)}" + (f" ({test})" if test else "")
 
 
@@ -55,16 +61,14 @@ def overreach(held: Collection[Claim], request: Request) -> str:
     )
 
 
-def _exists(pid: int) -> bool:
-    if pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
+def _what(devices: Collection[str], request: Request) -> str:
+    # A single device that was asked for need not be named twice.
+    return "" if list(devices) == list(request.devices) else f"{', '.join(sorted(set(devices)))} "
+
+
+def _plain(text: str) -> str:
+    """What another user wrote, harmless to a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text[:MOST_CHARACTERS])
 
 
 def _user(uid: int) -> str:
@@ -89,8 +93,9 @@ def told(seen: Sequence[Seen]) -> list[str]:
     """One line a ticket, for people who look at the whole queue."""
     lines = []
     for each in seen:
-        content = each.content
-        own = [claim.device for claim in content.holds if not claim.shared]
-        verb, devices = ("held", own) if each.state == "holding" else ("awaited", content.request.devices)
-        lines.append(f"{', '.join(devices)} {verb} by {who(each)}")
+        own = [claim.device for claim in each.holds if not claim.shared]
+        verb, devices = "held", own or [claim.device for claim in each.holds]
+        if each.state != "holding":
+            verb, devices = "awaited", list(each.content.request.devices)
+        lines.append(f"{', '.join(map(_plain, devices))} {verb} by {who(each)}")
     return lines

@@ -21,7 +21,9 @@ class Present:
     """What the driver shows: boards in PCI order, and the MIG instances of those that are divided.
 
     ``mig_enabled`` are the UUIDs of the boards in MIG mode, with instances or without. ``used_bytes`` is the
-    memory in use, by UUID, where the driver tells it. ``missing`` is why there is no driver.
+    memory in use, by UUID, where the driver tells it. ``missing`` is why there is no driver. ``lost`` is what
+    NVML said of each board that is lost and so is not among ``boards``, by its place in PCI order, which it
+    keeps.
     """
 
     boards: tuple[Board, ...] = ()
@@ -30,6 +32,7 @@ class Present:
     mig_enabled: frozenset[str] = frozenset()
     used_bytes: Mapping[str, int] = field(default_factory=dict)
     missing: str | None = None
+    lost: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -46,16 +49,22 @@ class Present:
 
     def index(self, uuid: str) -> int:
         """The place in PCI order of a board, or of the board that an instance is a part of."""
-        instance = self.instance(uuid)
-        return self.uuids.index(instance.board if instance else uuid)
+        place = self._position(uuid)
+        for lost in sorted(self.lost):
+            place += lost <= place
+        return place
 
     def device(self, uuid: str) -> Board:
         """A board, or an instance as if it were one, named as CUDA names it."""
-        board, instance = self.boards[self.index(uuid)], self.instance(uuid)
+        board, instance = self.boards[self._position(uuid)], self.instance(uuid)
         if instance is None:
             return board
         name = " ".join(filter(None, (board.name, "MIG", instance.profile)))
         return Board(uuid, name, board.pci_bus_id, memory_bytes=instance.memory_bytes)
+
+    def _position(self, uuid: str) -> int:
+        instance = self.instance(uuid)
+        return self.uuids.index(instance.board if instance else uuid)
 
 
 @contextmanager
@@ -86,14 +95,18 @@ def boards() -> list[Board]:
         return _boards(session)
 
 
-def present() -> Present:
-    """Boards and MIG instances; empty without a driver, saying why. Raises as ``boards`` does."""
+def present(*, without_lost: bool = False) -> Present:
+    """Boards and MIG instances; empty without a driver, saying why.
+
+    Raises as ``boards`` does, ``without_lost`` only for boards that do not answer and are not lost either.
+    """
     try:
         session = Session()
     except NoDriverError as error:
         return Present(missing=str(error))
     try:
-        found = _boards(session)
+        lost: dict[int, str] = {}
+        found = _boards(session, lost if without_lost else None)
         instances = [instance for board in found for instance in instances_of(session, board)]
         uuids = [*(board.uuid for board in found), *(instance.uuid for instance in instances)]
         used = {uuid: used_bytes(session.module, uuid) for uuid in uuids}
@@ -103,6 +116,7 @@ def present() -> Present:
             driver=str(session.module.nvmlSystemGetDriverVersion()),
             mig_enabled=frozenset(board.uuid for board in found if mig.enabled(session, board.uuid)),
             used_bytes={uuid: each for uuid, each in used.items() if each is not None},
+            lost=lost,
         )
     finally:
         session.close()
@@ -148,8 +162,21 @@ def _used(module: Any, uuid: str, version: int | None) -> int:
     return int(module.nvmlDeviceGetMemoryInfo(module.nvmlDeviceGetHandleByUUID(uuid), version).used)
 
 
-def _boards(session: Session) -> list[Board]:
-    return [_board(session.module, index) for index in range(session.module.nvmlDeviceGetCount())]
+def _boards(session: Session, lost: dict[int, str] | None = None) -> list[Board]:
+    """All boards; those that are lost are noted in ``lost`` instead, where it is given."""
+    found = []
+    for index in range(session.module.nvmlDeviceGetCount()):
+        try:
+            found.append(_board(session.module, index))
+        except _LostError as error:
+            if lost is None:
+                raise
+            lost[index] = str(error)
+    return found
+
+
+class _LostError(DeviceError):
+    """The board has fallen off the bus. NVML counts it still, so that the others keep their numbers."""
 
 
 def _board(module: Any, index: int) -> Board:
@@ -158,7 +185,8 @@ def _board(module: Any, index: int) -> Board:
         uuid, name = str(module.nvmlDeviceGetUUID(handle)), str(module.nvmlDeviceGetName(handle))
         pci_bus_id = str(module.nvmlDeviceGetPciInfo(handle).busId)
     except module.NVMLError as error:
-        raise DeviceError(f"NVML: GPU {index} does not answer ({error}); see nvidia-smi") from None
+        kind = _LostError if isinstance(error, module.NVMLError_GpuIsLost) else DeviceError
+        raise kind(f"NVML: GPU {index} does not answer ({error}); see nvidia-smi") from None
     return Board(
         uuid=uuid,
         name=name,

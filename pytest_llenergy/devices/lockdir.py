@@ -17,8 +17,9 @@ from pytest_llenergy.errors import DeviceError
 
 VARIABLE = "LLENERGY_LOCK_DIR"
 
-#: The same for every user, whatever their TMPDIR is. The first is for administrators to make.
-CANDIDATES = ("/run/lock/llenergy", "/run/lock", "/dev/shm", "/tmp", "/private/tmp")
+#: The same for every user, whatever their TMPDIR is. The first is for administrators to make. Not /dev/shm:
+#: systemd-logind removes a user's files there when they log out (RemoveIPC=, logind.conf(5)).
+CANDIDATES = ("/run/lock/llenergy", "/run/lock", "/tmp", "/private/tmp")
 
 #: Every file of ours in that directory begins so.
 PREFIX = "llenergy-"
@@ -32,6 +33,19 @@ class Directory:
 
     path: Path
     descriptor: int
+
+    def is_gone(self) -> bool:
+        """Whether the path leads elsewhere by now, or nowhere: nobody else will meet us here."""
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
+        except OSError:
+            return True
+
+    def gone(self) -> DeviceError:
+        """The error for that."""
+        return DeviceError(
+            f"lock directory {self.path} is gone; make it again, or set {VARIABLE} to another directory"
+        )
 
     def close(self) -> None:
         """Release the descriptor. Called once."""
@@ -81,6 +95,10 @@ def _open(path: Path, mountinfo: Path, *, named: bool) -> Directory:
     except OSError as error:
         not_entered = error.errno in (errno.ELOOP, errno.ENOTDIR)
         reason = "is a symbolic link" if not_entered and path.is_symlink() else error.strerror
+        if isinstance(error, PermissionError):
+            reason = _closed_to_all(path, named)
+            if reason is None:
+                raise _not_for_you(what, "use it", mend) from None
         raise _UnfitError(f"{what}: {reason}{mend}") from None
     refusal = _refusal(os.fstat(descriptor), named) or _remote(path, mountinfo)
     if refusal is None and os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
@@ -90,10 +108,22 @@ def _open(path: Path, mountinfo: Path, *, named: bool) -> Directory:
         raise _UnfitError(f"{what}: {refusal}{mend}")
     if not os.access(path, os.W_OK | os.X_OK):
         os.close(descriptor)
-        # Never the next candidate: others meet here.
-        mend = mend or f"; ask its administrator, or set {VARIABLE}"
-        raise DeviceError(f"{what}: you may not write in it{mend}")
+        raise _not_for_you(what, "write in it", mend)
     return Directory(path, descriptor)
+
+
+def _not_for_you(what: str, action: str, mend: str) -> DeviceError:
+    # Never the next candidate: others meet here.
+    mend = mend or f"; ask its administrator, or set {VARIABLE}"
+    return DeviceError(f"{what}: you may not {action}{mend}")
+
+
+def _closed_to_all(path: Path, named: bool) -> str | None:
+    """Why nobody meets in a directory that we may not open; ``None`` if others may."""
+    try:
+        return _refusal(path.lstat(), named)
+    except OSError:
+        return None
 
 
 def _refusal(state: os.stat_result, named: bool) -> str | None:

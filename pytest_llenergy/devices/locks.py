@@ -7,10 +7,9 @@ clean up after a death. Who goes first is told by tickets (``tickets``, ``turns`
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Protocol
@@ -19,7 +18,7 @@ from pytest_llenergy.devices import holders
 from pytest_llenergy.devices.bell import Bell
 from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lockdir import VARIABLE, Directory, lock_directory
-from pytest_llenergy.devices.lockfile import is_at, lock_name, lock_open, open_checked, try_lock
+from pytest_llenergy.devices.lockfile import is_at, lock_name, try_lock, unlock
 from pytest_llenergy.devices.tickets import Ticket
 from pytest_llenergy.devices.turns import Turn
 from pytest_llenergy.errors import DeviceError
@@ -30,10 +29,6 @@ FIRST_S, GROWTH = 0.002, 8.0
 
 #: What this process holds, by all of its leases.
 _held: list[Held] = []
-
-#: Descriptors of the CPU's lock file, by directory. Ranks that stay for the next test share the one that was
-#: open when they were started, so it is locked and unlocked but never closed.
-_standing: dict[tuple[int, int], int] = {}
 
 
 class Holding(Protocol):
@@ -50,6 +45,7 @@ class Holding(Protocol):
     @property
     def directory(self) -> Directory: ...
     def lend(self) -> tuple[int, ...]: ...
+    def intact(self) -> bool: ...
     def keep_only(self, wanted: Collection[Claim]) -> None: ...
     def release(self) -> None: ...
 
@@ -90,15 +86,22 @@ class Held:
         return self._directory
 
     def lend(self) -> tuple[int, ...]:
-        """Descriptors for processes that use the devices: the lease lasts as long as one of them has these.
+        """Descriptors for processes that use the GPUs: these stay ours as long as one of them has these.
 
-        They are to be ended before ``release``. What they leave running keeps its devices.
+        They are to be ended before ``release``. What they leave running keeps its GPUs. The CPU is never
+        lent: what somebody leaves running there would stop every test of the host, also those on GPUs.
         """
-        gpus = any(claim.device != CPU for claim in self._locks)
-        if gpus and self._ticket is not None:
-            self._lent = True
-            return (*self._locks.values(), self._ticket.descriptor)
-        return tuple(self._locks.values())
+        gpus = tuple(descriptor for claim, descriptor in self._locks.items() if claim.device != CPU)
+        if not gpus or self._ticket is None:
+            return ()
+        self._lent = True
+        return (*gpus, self._ticket.descriptor)
+
+    def intact(self) -> bool:
+        """Whether the lock files are still there. One that somebody removed has kept nobody else out."""
+        return all(
+            is_at(self._directory, lock_name(claim.device), each) for claim, each in self._locks.items()
+        )
 
     def keep_only(self, wanted: Collection[Claim]) -> None:
         """Give up all other claims; everything if none of these is held."""
@@ -106,7 +109,7 @@ class Held:
             return
         given_up = [claim for claim in self._locks if claim not in wanted]
         for claim in given_up:
-            _unlock(claim, self._locks.pop(claim))
+            unlock(claim, self._locks.pop(claim))
         if not self._locks:
             self._end(self._ticket)
         elif given_up:
@@ -132,22 +135,26 @@ class Held:
 
 
 class Borrowed:
-    """A part of what this process already holds. Ends with that."""
+    """A part of what this process already holds, by one lease or by several. Ends with these."""
 
-    def __init__(self, owner: Held, claims: tuple[Claim, ...], chosen: tuple[int, ...]) -> None:
-        self._owner = owner
+    def __init__(self, owners: Sequence[Held], claims: tuple[Claim, ...], chosen: tuple[int, ...]) -> None:
+        self._owners = tuple(owners)
         self.claims = claims
         self.chosen = chosen
         self.waited_s = 0.0
         self.idle = False
-        self.directory = owner.directory
+        self.directory = self._owners[0].directory
 
     def lend(self) -> tuple[int, ...]:
-        """The owner's descriptors."""
-        return self._owner.lend()
+        """The owners' descriptors."""
+        return tuple(each for owner in self._owners for each in owner.lend())
+
+    def intact(self) -> bool:
+        """Whether the owners' lock files are still there."""
+        return all(owner.intact() for owner in self._owners)
 
     def keep_only(self, wanted: Collection[Claim]) -> None:
-        """Forget the others; the owner keeps them."""
+        """Forget the others; the owners keep them."""
         self.claims = tuple(claim for claim in self.claims if claim in wanted)
 
     def release(self) -> None:
@@ -177,11 +184,13 @@ def acquire(
             locks: dict[Claim, int] = {}
             undo.callback(_unlock_all, locks)
             turn = Turn(directory, ticket)
-            chosen = _take(directory, request, turn.first_look().blocked, locks)
+            chosen, _ = _take(directory, request, turn.first_look().blocked, locks)
             if chosen is None:
                 chosen = _wait(turn, request, wait_s, locks)
             ticket.hold(tuple(locks))
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and directory.is_gone():
+                raise directory.gone() from None
             raise DeviceError(
                 f"gpus: no lease can be taken in {directory.path}: {error.strerror}; set {VARIABLE} to "
                 "another directory"
@@ -191,15 +200,15 @@ def acquire(
 
 
 def _from_own(request: Request) -> Borrowed | None:
-    for held in _held:
-        if held.idle:
-            continue
-        own = set(held.claims)
-        chosen = request.fit(own.issuperset)
-        if chosen is None:
-            raise DeviceError(holders.overreach(held.claims, request))
-        return Borrowed(held, request.claims(chosen), chosen)
-    return None
+    # A test on warm ranks has two: their board's lease, and the CPU's.
+    owners = [held for held in _held if not held.idle]
+    if not owners:
+        return None
+    own = tuple(dict.fromkeys(claim for held in owners for claim in held.claims))
+    chosen = request.fit(set(own).issuperset)
+    if chosen is None:
+        raise DeviceError(holders.overreach(own, request))
+    return Borrowed(owners, request.claims(chosen), chosen)
 
 
 def _wait(turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int]) -> tuple[int, ...]:
@@ -211,12 +220,12 @@ def _wait(turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int]) 
         sleep_s, firm = FIRST_S, False
         while True:
             scene = turn.look()
-            chosen = _take(turn.directory, request, scene.blocked, locks)
+            chosen, refused = _take(turn.directory, request, scene.blocked, locks)
             if chosen is not None:
                 return chosen
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise DeviceError(holders.waited(request, wait_s, scene))
+                raise DeviceError(holders.waited(request, wait_s, scene, refused))
             if turn.out_of_patience and not firm:
                 ticket.become("firm")
                 firm = True
@@ -232,8 +241,12 @@ def _take(
     request: Request,
     blocked: Callable[[tuple[Claim, ...]], bool],
     locks: dict[Claim, int],
-) -> tuple[int, ...] | None:
-    """Lock what is wanted into ``locks`` if all of it can be had now; otherwise nothing stays locked."""
+) -> tuple[tuple[int, ...] | None, tuple[Claim, ...]]:
+    """Lock what is wanted into ``locks`` if all of it can be had now; otherwise nothing stays locked.
+
+    Also returns what others had locked.
+    """
+    refused: list[Claim] = []
 
     def lock(claims: tuple[Claim, ...]) -> bool:
         if blocked(claims):
@@ -242,10 +255,11 @@ def _take(
         for claim in claims:
             if claim in locks:
                 continue
-            descriptor = _lock(directory, claim)
+            descriptor = try_lock(directory, claim)
             if descriptor is None:
+                refused.append(claim)
                 for each in fresh:
-                    _unlock(each, locks.pop(each))
+                    unlock(each, locks.pop(each))
                 return False
             locks[claim] = descriptor
             fresh.append(claim)
@@ -255,48 +269,21 @@ def _take(
         places = range(len(request.choices))
         chosen = tuple(islice((place for place in places if lock(request.choices[place])), request.n))
         if len(chosen) == request.n:
-            return chosen
+            return chosen, ()
     _unlock_all(locks)
-    return None
-
-
-def _lock(directory: Directory, claim: Claim) -> int | None:
-    if claim.device != CPU:
-        return try_lock(directory, claim)
-    name = lock_name(CPU)
-    state = os.fstat(directory.descriptor)
-    key = (state.st_dev, state.st_ino)
-    if key in _standing and not is_at(directory, name, _standing[key]):
-        os.close(_standing.pop(key))
-    if key not in _standing:
-        _standing[key] = open_checked(directory, name)
-    # Should it be replaced just now, the next look finds that out.
-    return _standing[key] if lock_open(_standing[key], claim) else None
-
-
-def _unlock(claim: Claim, descriptor: int) -> None:
-    if claim.device == CPU:
-        # For ranks that share it too: they idle until the next test.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    else:
-        # Closed and not unlocked, which would take it from processes that still use the device.
-        os.close(descriptor)
+    return None, tuple(refused)
 
 
 def _unlock_all(locks: dict[Claim, int]) -> None:
     for claim, descriptor in locks.items():
-        _unlock(claim, descriptor)
+        unlock(claim, descriptor)
     locks.clear()
 
 
 def _forget_in_child() -> None:
     for held in _held:
         held.forget()
-    for descriptor in _standing.values():
-        with suppress(OSError):
-            os.close(descriptor)
     _held.clear()
-    _standing.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -12,6 +12,7 @@ from pytest_llenergy.errors import PlanError
 #: Bytes of a unit. Boards are sold by 10^9 bytes, and what a driver shows of one is more than that.
 UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 SPELLING = {"mb": "MB", "gb": "GB", "tb": "TB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
+SMALLER = {"TB": "GB", "GB": "MB", "TiB": "GiB", "GiB": "MiB"}
 
 #: Compute slices where they are fewer than the GPU's, GPU slices, memory.
 PROFILE = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb")
@@ -70,9 +71,14 @@ def parse_memory(text: str) -> tuple[int, str]:
 
 
 def show_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
-    """In a unit, with one decimal and never rounded up: what is too little must not look like enough."""
+    """With one decimal and never rounded up: what is too little must not look like enough.
+
+    In this unit, or in the next smaller one where it is less than one of it.
+    """
     if memory_bytes is None:
         return "unknown memory"
+    if memory_bytes < UNITS[unit.lower()]:
+        unit = SMALLER.get(unit, unit)
     tenths = memory_bytes * 10 // UNITS[unit.lower()]
     return f"{tenths / 10:g} {unit}" if tenths % 10 else f"{tenths // 10} {unit}"
 

@@ -34,9 +34,8 @@ def _device(element: str, present: Present) -> str:
         matches = matching(element, names) if element else []
     if len(matches) != 1:
         labels = [*present.uuids, *(instance.label for instance in present.instances)]
-        raise DeviceError(
-            f"--energy-gpus: {element!r} names no single GPU; present: {', '.join(labels) or 'none'}"
-        )
+        told = ", ".join(labels) or f"none ({present.missing or 'NVML shows none'})"
+        raise DeviceError(f"--energy-gpus: {element!r} names no single GPU; present: {told}")
     parts = present.parts(matches[0])
     if parts:
         labels = [instance.label for instance in parts]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pytest_llenergy.devices.inventory import Present
 from pytest_llenergy.devices.request import GpuRequest, show_memory
+from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
 NONE_HERE = "this host has no NVIDIA GPU"
@@ -16,6 +17,13 @@ NONE_HERE = "this host has no NVIDIA GPU"
 MIG_EMPTY = (
     "in MIG mode without instances (nvidia-smi mig -cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it)"
 )
+
+
+class ShortageError(DeviceError):
+    """Fewer GPUs than asked for, or all hidden by the environment: a reason to skip, and no fault.
+
+    What cannot be understood, or does not answer, is another ``DeviceError``.
+    """
 
 
 def explain(
@@ -38,7 +46,7 @@ def explain(
             "on a board in MIG mode"
         )
     what = "MIG instances" if request.mig is not None else "GPUs"
-    total = len(found.instances) if request.mig is not None else len(found.boards)
+    total = len(found.instances) if request.mig is not None else len(found.boards) + len(found.lost)
     if len(fitting) == len(allowed):
         return f"{request}: only {len(fitting)} of {total} {what} may be used here{told}"
     others = "; ".join(filter(None, (_others(request, fitting, allowed, found), reason)))

@@ -24,7 +24,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lockdir import PREFIX, READ, Directory
 from pytest_llenergy.devices.lockfile import MODE
 
@@ -63,6 +63,19 @@ class Seen:
     uid: int
     beat_s: float
     content: Content
+
+    @property
+    def holds(self) -> tuple[Claim, ...]:
+        """What is held. The CPU is its maker's own and ends with it, whatever it has left running."""
+        if not self.is_left:
+            return self.content.holds
+        return tuple(claim for claim in self.content.holds if claim.device != CPU)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is held by what its maker has left running, as far as this can be told from here."""
+        content = self.content
+        return content.left or (content.namespace == pid_namespace() and not _exists(content.pid))
 
     @property
     def waited_s(self) -> float:
@@ -204,6 +217,18 @@ def pid_namespace() -> str:
         return Path("/proc/self/ns/pid").readlink().name
     except OSError:
         return ""
+
+
+def _exists(pid: int) -> bool:
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
 
 
 def _is_old(made_ns: int) -> bool:

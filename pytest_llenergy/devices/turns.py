@@ -59,7 +59,7 @@ def is_stopped(seen: Seen) -> bool:
 
 def in_use(holding: Sequence[Seen]) -> list[Claim]:
     """What these tickets say that they hold."""
-    return [claim for holder in holding for claim in holder.content.holds]
+    return [claim for holder in holding for claim in holder.holds]
 
 
 def could_be_served(seen: Seen, holding: Sequence[Seen]) -> bool:
@@ -92,7 +92,7 @@ class Turn:
         self.passed_by.update(
             each.order
             for each in holding
-            if each.order > self.ticket.order and self.ticket.request.wants(each.content.holds)
+            if each.order > self.ticket.order and self.ticket.request.wants(each.holds)
         )
         return Scene(ahead, holding)
 

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from pytest_llenergy.devices import lockfile
 from pytest_llenergy.devices.allot import allowed
 from pytest_llenergy.devices.busy import BoardUse, look
+from pytest_llenergy.devices.claims import CPU
 from pytest_llenergy.devices.holders import told
 from pytest_llenergy.devices.host import host
 from pytest_llenergy.devices.inventory import Present, present
-from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.devices.lockdir import Directory, lock_directory
 from pytest_llenergy.devices.mig import Instance
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.devices.tickets import living
@@ -104,7 +106,7 @@ def check(environment: Mapping[str, str] = os.environ, sysfs: Path = pci.SYSFS) 
         driver=found.driver,
         gpus=gpus,
         allotment=_allotment(found, environment, findings),
-        leases=_leases(findings),
+        leases=_leases(found, findings),
         meters=tuple(meters([gpu.uuid for gpu in gpus])),
         engines=tuple(engines()),
         model=resolve(None).label,
@@ -189,13 +191,25 @@ def _allotment(found: Present, environment: Mapping[str, str], findings: list[Fi
     return Allotment(value, may.uuids, may.reason)
 
 
-def _leases(findings: list[Finding]) -> Leases:
+def _leases(found: Present, findings: list[Finding]) -> Leases:
     try:
         directory = lock_directory()
     except DeviceError as error:
         findings.append(Finding(str(error)))
         return Leases(None, ())
     try:
+        findings.extend(_bad_files(found, directory))
         return Leases(str(directory.path), tuple(told(living(directory, ("holding", "waiting", "firm")))))
     finally:
         directory.close()
+
+
+def _bad_files(found: Present, directory: Directory) -> Iterator[Finding]:
+    """What stands in the place of a device's lock file and fails every test that asks for it."""
+    boards = [board.uuid for board in found.boards]
+    instances = [part.uuid for board in boards for part in found.parts(board)]
+    for device in (CPU, *boards, *instances):
+        try:
+            lockfile.check(directory, device)
+        except DeviceError as error:
+            yield Finding(f"{device}: {error}")

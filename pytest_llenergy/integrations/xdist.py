@@ -15,19 +15,37 @@ from pytest_llenergy.options import Settings
 #: How xdist is told the number for ``-n auto``.
 SAID = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 
+#: Options with which pytest only shows something. xdist asks for a number there too.
+LOOKING = (
+    "collectonly",
+    "markers",
+    "showfixtures",
+    "show_fixtures_per_test",
+    "help",
+    "version",
+    "setupplan",
+    "cacheshow",
+)
+
 
 def is_worker(config: pytest.Config) -> bool:
     """Whether this process runs tests for a controller."""
     return hasattr(config, "workerinput")
 
 
-def useful_workers(settings: Settings) -> int | None:
+def is_controller(config: pytest.Config) -> bool:
+    """Whether other processes run the tests of this one."""
+    return config.pluginmanager.has_plugin("dsession")
+
+
+def useful_workers(config: pytest.Config, settings: Settings) -> int | None:
     """How many workers leases can keep busy, for ``-n auto``: one for each GPU, and one where there is none.
 
-    A test on the CPU has the host to itself. ``None`` leaves it to others: in a run that keeps no report, and
-    where ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it.
+    A test on the CPU has the host to itself. ``None`` leaves it to others: in a run that keeps no report or
+    runs no test, and where ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it.
     """
-    if settings.report is None or os.environ.get(SAID):
+    looks = any(config.getoption(name, default=False) for name in LOOKING)
+    if settings.report is None or looks or os.environ.get(SAID):
         return None
     from pytest_llenergy.devices.count import leasable
 

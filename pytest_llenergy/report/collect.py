@@ -20,13 +20,25 @@ from pytest_llenergy.report.provenance import environment, source
 
 
 class Collector:
-    """Keeps records by (id, attempt) in order of arrival. ``path`` is where the report goes, if anywhere."""
+    """Keeps records by (id, attempt) in order of arrival. ``path`` is where the report goes, if anywhere.
 
-    def __init__(self, path: Path | None, root: Path, argv: Sequence[str], started: datetime) -> None:
+    ``apart`` is whether other processes run the tests, so that this one leaves the driver alone.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        root: Path,
+        argv: Sequence[str],
+        started: datetime,
+        *,
+        apart: bool = False,
+    ) -> None:
         self.path = path
         self._root = root
         self._argv: list[str] = storable(list(argv))
         self._started = started
+        self._apart = apart
         self.run_id = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._records: dict[tuple[str, int], Record] = {}
         self._journal: Journal | None = None
@@ -110,7 +122,7 @@ class Collector:
 
     def _environment(self) -> Environment | None:
         try:
-            return environment()
+            return environment(apart=self._apart)
         except DeviceError as error:
             self.problems.append(f"environment: {error}")
             return None

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pytest_llenergy.devices.host import host
+from pytest_llenergy.devices.inquiry import boards_and_driver
 from pytest_llenergy.devices.inventory import boards, driver_version
 from pytest_llenergy.model.environment import Environment, device_key
 from pytest_llenergy.model.report import Source
@@ -33,14 +34,18 @@ PACKAGES = (
 GIT_TIMEOUT_S = 10
 
 
-def environment() -> Environment:
-    """The machine and the packages of this process."""
-    machine, gpus = host(), boards()
+def environment(*, apart: bool = False) -> Environment:
+    """The machine and the packages of this process.
+
+    ``apart`` asks the driver in a process of its own, for one that runs no tests and so has no need of it.
+    """
+    machine = host()
+    gpus, driver = boards_and_driver() if apart else (boards(), driver_version())
     return Environment(
         key=device_key(machine, gpus),
         host=machine,
         gpus=gpus,
-        driver=driver_version(),
+        driver=driver,
         python=platform.python_version(),
         packages={name: found for name in PACKAGES if (found := _version(name)) is not None},
     )

@@ -45,7 +45,7 @@ class _Process:
             # not import the parent's main module, which could import torch before the devices are set.
             self.popen = subprocess.Popen(
                 [sys.executable, rank.__file__, str(theirs.fileno())],
-                # The lease's locks too, and inheritable there: it ends with the last process that has them.
+                # The GPUs' locks too, and inheritable there: ours until the last process ends that has them.
                 pass_fds=[theirs.fileno(), *descriptors],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -85,7 +85,7 @@ class _Process:
 class RankGroup:
     """Running ranks. Any failure ends the whole group; ``alive`` is false from then on.
 
-    ``descriptors`` are those of the lease, which then lasts as long as a rank is there.
+    ``descriptors`` are those of the lease of GPUs, which then lasts as long as a rank is there.
     """
 
     def __init__(self, plan: ProcessPlan, descriptors: Sequence[int] = ()) -> None:

@@ -9,10 +9,12 @@ given up after every test: ranks that wait draw nothing there.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.devices.lockdir import Directory, lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire
 from pytest_llenergy.devices.turns import waits
 from pytest_llenergy.errors import DeviceError
@@ -26,8 +28,9 @@ LOOK_S, WAITED_S = 0.2, 0.05
 class Keeper:
     """Takes and gives back the devices of one test after the other, and keeps those of warm ranks between."""
 
-    def __init__(self, pool: RankPool) -> None:
+    def __init__(self, pool: RankPool, where: Callable[[], Directory] = lock_directory) -> None:
         self._pool = pool
+        self._where = where
         self._current: list[Holding] = []
         self._kept: Holding | None = None
         # Held while ranks are ended, so that no test can be given them meanwhile.
@@ -39,6 +42,10 @@ class Keeper:
         """How long the test that runs has waited for its devices."""
         return sum(held.waited_s for held in self._current)
 
+    def intact(self) -> bool:
+        """Whether the lock files of the test that runs are still there; else others may have its devices."""
+        return all(held.intact() for held in self._current)
+
     def take(self, lease: Lease, wait_s: float, test: str = "", also: tuple[Claim, ...] = ()) -> Lease:
         """Lock the devices of a test, and ``also`` what is no device of its ranks. Returns what it got.
 
@@ -48,7 +55,7 @@ class Keeper:
         with self._lock:
             chosen = self._from_kept(request, test) if _wants_gpus(request) else None
         if chosen is None:
-            self._current.append(acquire(request, wait_s, test))
+            self._current.append(acquire(request, wait_s, test, self._where))
             chosen = self._current[-1].chosen
         self._pool.descriptors = tuple(each for held in self._current for each in held.lend())
         return lease.chosen(chosen)
@@ -90,7 +97,7 @@ class Keeper:
         if rest:
             # Waiting with devices in hand could be waiting for somebody who waits for these.
             try:
-                self._current.append(acquire(Request(tuple(rest)), 0.0, test))
+                self._current.append(acquire(Request(tuple(rest)), 0.0, test, self._where))
             except DeviceError:
                 self._give_up()
                 return None

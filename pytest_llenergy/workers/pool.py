@@ -35,8 +35,8 @@ class Load:
 class RankPool:
     """Holds at most one live group. Equal plan and equal load mean the group is used again.
 
-    ``descriptors`` are those of the lease that new ranks run under. Ranks that nobody uses may be ended from
-    another thread, by ``end``.
+    ``descriptors`` are those of the lease of GPUs that new ranks run under. Ranks that nobody uses may be
+    ended from another thread, by ``end``.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_llenergy.devices.allot import GpuRequest, allot
 from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.shortage import ShortageError
 from pytest_llenergy.devices.visibility import ORDER, VARIABLE
 from pytest_llenergy.errors import DeviceError
 
@@ -93,7 +94,7 @@ def test_a_name_is_part_of_the_product_name(uuids: list[str]) -> None:
 def test_too_few(uuids: list[str]) -> None:
     with pytest.raises(DeviceError, match=r"^gpus\(4\): only 3 of 3 GPUs may be used here$"):
         allot(GpuRequest(4), environment={})
-    with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 of 3 GPUs may be used here$"):
+    with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 of 3 GPUs may be used here \(CUDA_VIS"):
         allot(GpuRequest(2), environment={VARIABLE: "1", ORDER: "PCI_BUS_ID"})
 
 
@@ -102,7 +103,7 @@ def test_an_element_that_cuts_the_list_short_is_named(uuids: list[str]) -> None:
         allot(GpuRequest(2), environment={VARIABLE: f"{uuids[1]},GPU-f00d,{uuids[2]}"})
     assert str(caught.value) == (
         f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES='{uuids[1]},GPU-f00d,{uuids[2]}': "
-        "'GPU-f00d' names none that the driver shows)"
+        "'GPU-f00d' names none that the driver shows; --energy-gpus=all overrides it on purpose)"
     )
 
 
@@ -215,6 +216,93 @@ def test_cpu_ranks_only_where_the_test_allows_them(uuids: list[str]) -> None:
     assert allot(GpuRequest(3, fallback="cpu"), environment={}).fallback is None
 
 
+@pytest.mark.parametrize("selection", ["9", "GPU-zz", "0,0", "abc", "all,0", "0,,1", "MIG-x"])
+def test_a_selection_that_names_what_is_not_there_is_no_shortage(uuids: list[str], selection: str) -> None:
+    with pytest.raises(DeviceError, match=r"^--energy-gpus: '.*' ") as caught:
+        allot(GpuRequest(1, fallback="cpu"), selection, {})
+    assert not isinstance(caught.value, ShortageError)
+
+
+@pytest.mark.parametrize(
+    "environment", [{VARIABLE: ""}, {VARIABLE: "1"}, {VARIABLE: "0", ORDER: "PCI_BUS_ID"}]
+)
+def test_what_the_environment_allows_is_a_shortage(uuids: list[str], environment: dict[str, str]) -> None:
+    with pytest.raises(ShortageError, match=VARIABLE):
+        allot(GpuRequest(2), environment=environment)
+
+
+@pytest.fixture
+def lost(tmp_path: Path, nvml_attach: Attach) -> World:
+    """Four boards, the second of which is lost."""
+    world = World(tmp_path / "world", [Board()] * 4)
+    nvml_attach(world)
+    world.update(1, lost=True)
+    return world
+
+
+class TestLostBoard:
+    def test_the_others_are_leased_by_their_uuids(self, lost: World) -> None:
+        lease = allot(GpuRequest(3), environment={})
+        assert lease.uuids == tuple(lost.board(place).uuid for place in (0, 2, 3))
+        assert lease.indices == (0, 2, 3), "the lost one keeps its place"
+        third = lost.board(3).uuid
+        assert allot(GpuRequest(1), environment={VARIABLE: third}).uuids == (third,)
+        assert allot(GpuRequest(1), third, {}).indices == (3,)
+
+    @pytest.mark.parametrize("selection", [None, "all"])
+    def test_a_shortage_that_it_makes_is_no_skip(self, lost: World, selection: str | None) -> None:
+        for fallback in (None, "cpu"):
+            with pytest.raises(DeviceError) as caught:
+                allot(GpuRequest(4, fallback=fallback), selection, {})
+            assert not isinstance(caught.value, ShortageError)
+            assert str(caught.value) == (
+                "gpus(4): only 3 of 4 GPUs may be used here; NVML: GPU 1 does not answer (GPU is lost); see "
+                "nvidia-smi"
+            )
+
+    @pytest.mark.parametrize(("selection", "environment"), [("0", {}), (None, {VARIABLE: "0"})])
+    def test_numbers_are_refused_beside_it(
+        self, lost: World, selection: str | None, environment: dict[str, str]
+    ) -> None:
+        with pytest.raises(DeviceError) as caught:
+            allot(GpuRequest(1), selection, environment)
+        assert not isinstance(caught.value, ShortageError)
+        said = "CUDA_VISIBLE_DEVICES='0'" if selection is None else "--energy-gpus=0"
+        assert str(caught.value) == (
+            f"{said}: numbers may shift while a board is lost (NVML: GPU 1 does not answer (GPU is lost); "
+            "see nvidia-smi); name GPUs by UUID with --energy-gpus"
+        )
+
+    def test_what_has_nothing_to_do_with_it_is_skipped_as_ever(self, lost: World) -> None:
+        with pytest.raises(ShortageError, match=r"^gpus\(5\): only 3 of 4 GPUs"):
+            allot(GpuRequest(5), environment={})
+        with pytest.raises(ShortageError, match="which allows no GPU"):
+            allot(GpuRequest(1), environment={VARIABLE: ""})
+
+    def test_a_list_that_names_it_is_no_skip(self, lost: World) -> None:
+        with pytest.raises(DeviceError, match="GPU is lost") as caught:
+            allot(GpuRequest(1), environment={VARIABLE: f"{lost.board(1).uuid}"})
+        assert not isinstance(caught.value, ShortageError)
+
+    def test_where_all_are_lost_nothing_is_skipped(self, lost: World) -> None:
+        for place in (0, 2, 3):
+            lost.update(place, lost=True)
+        with pytest.raises(DeviceError, match=r"^NVML: GPU 0 does not answer \(") as caught:
+            allot(GpuRequest(1, fallback="cpu"), environment={})
+        assert not isinstance(caught.value, ShortageError)
+
+
+def test_who_leaves_boards_out_is_named_and_how_to_overrule_it(uuids: list[str]) -> None:
+    with pytest.raises(ShortageError) as caught:
+        allot(GpuRequest(2), environment={VARIABLE: uuids[1]})
+    assert str(caught.value) == (
+        f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES='{uuids[1]}'; --energy-gpus=all "
+        "overrides it on purpose)"
+    )
+    with pytest.raises(ShortageError, match=r"3 GPUs may be used here \(--energy-gpus=0 chooses these\)$"):
+        allot(GpuRequest(2), "0", {})
+
+
 def test_the_environment_is_read_when_asked(uuids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, uuids[1])
     assert allot(GpuRequest(1)).indices == (1,)
@@ -233,7 +321,7 @@ def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:
         [sys.executable, "-c", code], env=merged, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines() == [
-        "DeviceError gpus(1): this host has no NVIDIA GPU (NVML: Driver Not Loaded; load the NVIDIA "
+        "ShortageError gpus(1): this host has no NVIDIA GPU (NVML: Driver Not Loaded; load the NVIDIA "
         "kernel module)",
         "('cpu', 'cpu')",
     ]

@@ -117,6 +117,19 @@ class TestOnAHost:
         assert wait(world, pauses=leave).state == "free"
         assert len(leave.pauses) == 3
 
+    def test_one_that_has_ended_is_waited_for_until_the_driver_forgets_it(self, host: Host) -> None:
+        world = host(Board(processes=(Process(NOBODY),)))
+        forget = Pauses(2, lambda: world.update(0, processes=()))
+        assert wait(world, pauses=forget).state == "free"
+        assert len(forget.pauses) == 2
+
+    def test_one_that_stays_listed_is_unknown_after_two_seconds(self, host: Host) -> None:
+        world = host(Board(processes=(Process(NOBODY),)))
+        seen = wait(world)
+        assert seen.state == "unknown"
+        assert seen.waited_s == pytest.approx(2.0)
+        assert wait(world, 0.5).waited_s == pytest.approx(0.5)
+
     @pytest.mark.parametrize("kind", ["graphics", "mps"])
     def test_who_draws_or_computes_through_mps_counts_too(self, host: Host, stranger: int, kind: str) -> None:
         seen = wait(host(Board(processes=(Process(stranger, used_memory=None, **{kind: True}),))), 0.1)
@@ -228,6 +241,14 @@ def test_of_a_command_only_the_program_is_shown(
     (tmp_path / "7" / "cmdline").write_text("".join(f"{argument}\0" for argument in arguments))
     assert command(7, tmp_path) == shown
     assert command(8, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.0, "0"), (0.23, "0.2"), (5.0, "5"), (9.96, "10"), (59.6, "60")]
+)
+def test_a_short_wait_is_told_in_tenths(seconds: float, told: str) -> None:
+    seen = Occupancy((BoardUse("GPU-a", "busy", memory_bytes=GIB),), seconds)
+    assert f", waited {told} s; " in seen.message
 
 
 def test_several_boards_are_told_in_one_line() -> None:

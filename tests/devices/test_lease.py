@@ -198,6 +198,15 @@ class TestMessages:
             "--energy-lease-timeout"
         )
 
+    def test_the_cpu_is_named_where_it_is_what_is_waited_for(self, make: MakeLocker, locks: Path) -> None:
+        make().take("cpu")
+        (ticket,) = tickets(locks, "holding")
+        (locks / ticket).unlink()
+        assert make().refused("a", ("cpu", True)) == (
+            "gpus: waited 0 s for a: cpu held by a process that says nothing of itself; wait for it, or "
+            "raise --energy-lease-timeout"
+        )
+
     def test_what_a_dead_process_left_running_is_told_as_such(self, make: MakeLocker) -> None:
         leaver = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True)
         with leaver:
@@ -306,9 +315,18 @@ class TestCleaning:
             "another directory"
         )
 
-    def test_the_cpus_file_is_looked_up_anew_though_it_stays_open(
-        self, make: MakeLocker, locks: Path
-    ) -> None:
+    @pytest.mark.parametrize("device", ["a", CPU])
+    def test_a_holder_can_tell_that_its_file_was_removed(self, locks: Path, device: str) -> None:
+        held = acquire(Request((Claim("b"), Claim(device))), 0.0)
+        part = acquire(Request((Claim("b"),)), 0.0)
+        assert held.intact()
+        assert part.intact()
+        (locks / lock_name(device)).rename(locks / "elsewhere")
+        assert not held.intact()
+        assert not part.intact()
+        held.release()
+
+    def test_the_cpus_file_is_looked_up_anew(self, make: MakeLocker, locks: Path) -> None:
         acquire(Request((Claim(CPU),)), 0.0).release()
         (locks / lock_name(CPU)).unlink()
         make().take(CPU)

@@ -119,10 +119,12 @@ acquire(Request((), 4, choices), 1.0).release()
 print(time.monotonic() - start)
 """
 
-#: Holds a board with a rank on it, as pytest does. The rank starts a process in a session of its own.
+#: Holds a board, or the CPU, with a rank on it, as pytest does. The rank starts a process in a
+#: session of its own.
 WITH_RANKS = """
 import os, sys, time
 from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.claims import CPU, Claim
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.plan import plan_processes
@@ -140,7 +142,8 @@ def daemon(wanted):
 
 pool = RankPool(60.0)
 keeper = Keeper(pool)
-lease = keeper.take(Lease(("GPU-a",)), 10.0, "t")
+also = () if sys.argv[2] == CPU else (Claim(CPU, shared=True),)
+lease = keeper.take(Lease((sys.argv[2],)), 10.0, "t", also)
 group = pool.group(plan_processes(Capabilities(data=True), None, lease, [0], 1))
 work = call_workload(group, daemon, (sys.argv[1] == "daemon",), {}, 60)
 work.run_round()
@@ -212,7 +215,9 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("state", ["busy", "idle"])
 def test_ranks_of_a_killed_pytest_free_their_board_when_they_are_gone(make: MakeLocker, state: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", WITH_RANKS, state], stdout=subprocess.PIPE) as pytest_:
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_RANKS, state, "GPU-a"], stdout=subprocess.PIPE
+    ) as pytest_:
         assert pytest_.stdout is not None
         rank = int(pytest_.stdout.readline().split()[0])
         waiting = make()
@@ -227,7 +232,9 @@ def test_ranks_of_a_killed_pytest_free_their_board_when_they_are_gone(make: Make
 
 
 def test_what_a_rank_has_started_keeps_its_board_until_it_is_gone(make: MakeLocker) -> None:
-    with subprocess.Popen([sys.executable, "-c", WITH_RANKS, "daemon"], stdout=subprocess.PIPE) as pytest_:
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_RANKS, "daemon", "GPU-a"], stdout=subprocess.PIPE
+    ) as pytest_:
         assert pytest_.stdout is not None
         rank, daemon = map(int, pytest_.stdout.readline().split())
         try:
@@ -239,13 +246,35 @@ def test_what_a_rank_has_started_keeps_its_board_until_it_is_gone(make: MakeLock
             waiting = make()
             waiting.ask("GPU-a")
             assert waiting.is_silent_for(0.5)
+            other = make()
+            other.take("cpu", wait_s=0.0)
+            told = make().refused("cpu")
+            assert told.startswith(f"gpus: waited 0 s for cpu: held by process {other.pid} of ")
+            assert "left running" not in told
         finally:
             os.kill(daemon, signal.SIGKILL)
         assert answered_in_a_second(waiting)
 
 
+def test_what_a_rank_on_the_cpu_has_started_keeps_nothing(make: MakeLocker) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_RANKS, "daemon", "cpu"], stdout=subprocess.PIPE
+    ) as pytest_:
+        assert pytest_.stdout is not None
+        _, daemon = map(int, pytest_.stdout.readline().split())
+        try:
+            pytest_.kill()
+            pytest_.wait()
+            make().take("GPU-a", ("cpu", True), wait_s=1.0)
+            assert not is_gone(daemon)
+        finally:
+            os.kill(daemon, signal.SIGKILL)
+
+
 def test_a_rank_that_is_killed_alone_frees_nothing(make: MakeLocker) -> None:
-    with subprocess.Popen([sys.executable, "-c", WITH_RANKS, "busy"], stdout=subprocess.PIPE) as pytest_:
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_RANKS, "busy", "GPU-a"], stdout=subprocess.PIPE
+    ) as pytest_:
         assert pytest_.stdout is not None
         os.kill(int(pytest_.stdout.readline().split()[0]), signal.SIGKILL)
         time.sleep(0.1)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,14 +16,14 @@ import pytest
 
 from pytest_llenergy.devices.claims import Claim, Request
 from pytest_llenergy.devices.container import container, uncoordinated
-from pytest_llenergy.devices.lockdir import Directory, lock_directory
+from pytest_llenergy.devices.lockdir import CANDIDATES, Directory, lock_directory
 from pytest_llenergy.devices.lockfile import lock_name
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.devices.mounts import mount_of, mounts
 from pytest_llenergy.devices.tickets import living
 from pytest_llenergy.errors import DeviceError
 
-from .lockers import USERS, lockers, needs_root, open_directory
+from .lockers import USERS, lockers, needs_root, open_directory, tickets, until
 
 MEND = "; name a directory of root's or your own, mode 1777 if others use it too, in LLENERGY_LOCK_DIR"
 
@@ -36,6 +38,10 @@ try:
 except DeviceError as error:
     print(error)
 """
+
+#: A ticket of somebody who wants nothing that there could be.
+NO_CHOICE = b'{"pid":1,"namespace":"","test":"","since_s":0.0,"request":{"n":1,"choices":[[]]}}'
+NEGATIVE = NO_CHOICE.replace(b'"n":1,"choices":[[]]', b'"n":-1')
 
 #: As on a host whose /srv comes from another and has a blank in a name.
 MOUNTINFO = """\
@@ -102,7 +108,7 @@ class TestDirectory:
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         directory = lock_directory()
         directory.close()
-        assert directory.path in map(Path, ("/run/lock/llenergy", "/run/lock", "/dev/shm", "/tmp"))
+        assert directory.path in map(Path, ("/run/lock/llenergy", "/run/lock", "/tmp"))
 
     def test_a_missing_one_is_refused(self, tmp_path: Path) -> None:
         assert named(tmp_path / "missing") == "No such file or directory"
@@ -144,6 +150,43 @@ class TestDirectory:
         assert done.stdout == (
             f"{group}: you may not write in it; ask its administrator, or set LLENERGY_LOCK_DIR\n"
         )
+
+    @needs_root
+    @pytest.mark.parametrize(
+        ("mode", "told"),
+        [(0o1770, "{}: you may not use it; ask its administrator, or set LLENERGY_LOCK_DIR"), (0o700, "{}")],
+    )
+    def test_one_that_only_a_group_may_open_is_not_passed_over(self, mode: int, told: str) -> None:
+        """But one that is closed to all but root is."""
+        with open_directory() as group, open_directory() as everybody:
+            group.chmod(mode)
+            done = subprocess.run(
+                [sys.executable, "-c", CHOOSE, str(USERS[0]), str(group), str(everybody)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        assert done.stdout == told.format(group if mode == 0o1770 else everybody) + "\n"
+
+    def test_where_files_are_removed_when_their_user_logs_out_is_no_candidate(self) -> None:
+        assert "/dev/shm" not in CANDIDATES
+
+    def test_one_that_is_removed_meanwhile_is_told_to_be_gone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "locks"
+        path.mkdir()
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
+        with lockers() as make:
+            make().take("a")
+            waiting = make()
+            waiting.ask("a")
+            until(lambda: bool(tickets(path, "waiting")))
+            shutil.rmtree(path)
+            assert waiting.answer() == {
+                "error": f"lock directory {path} is gone; make it again, or set LLENERGY_LOCK_DIR to another "
+                "directory"
+            }
 
     def test_a_network_file_system_is_refused(self, tmp_path: Path) -> None:
         told = tmp_path / "mountinfo"
@@ -219,6 +262,25 @@ class TestFiles:
         self.refused(locks)
         assert [path.name for path in locks.iterdir()] == [lock_name("a")]
 
+    def test_our_own_file_that_others_may_not_read_is_mended(self, locks: Path) -> None:
+        (locks / lock_name("a")).touch()
+        (locks / lock_name("a")).chmod(0o600)
+        acquire(Request((Claim("a"),)), 0.0).release()
+        assert (locks / lock_name("a")).stat().st_mode & 0o7777 == 0o644
+
+    def test_a_death_before_a_file_has_its_mode_leaves_no_file_of_the_device(self, locks: Path) -> None:
+        script = (
+            "import os, sys\nfrom pathlib import Path\nfrom pytest_llenergy.devices.claims import Claim\n"
+            "from pytest_llenergy.devices.lockdir import lock_directory\n"
+            "from pytest_llenergy.devices.lockfile import try_lock\n"
+            "os.umask(0o077)\nos.fchmod = lambda *_: os._exit(7)\ntry_lock(lock_directory(), Claim('a'))"
+        )
+        done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+        assert done.returncode == 7
+        (left,) = locks.iterdir()
+        assert left.name.startswith("llenergy-new-")
+        acquire(Request((Claim("a"),)), 0.0).release()
+
     @needs_root
     def test_a_file_that_one_may_not_read_is_told(self, locks: Path) -> None:
         (locks / lock_name("a")).touch()
@@ -241,15 +303,15 @@ class TestFiles:
             os.umask(before)
 
     @pytest.mark.parametrize(
-        "content", [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff" * 300_000], ids=lambda text: str(text[:8])
+        "content",
+        [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff" * 300_000, NO_CHOICE, NEGATIVE],
+        ids=lambda text: str(text[:8]),
     )
     def test_a_ticket_full_of_nonsense_makes_nobody_wait(self, locks: Path, content: bytes) -> None:
         path = locks / f"llenergy-firm-{1:020d}-{0:016x}"
         path.write_bytes(content)
         locked = os.open(path, os.O_RDONLY)
         try:
-            import fcntl
-
             fcntl.flock(locked, fcntl.LOCK_EX)
             acquire(Request((Claim("a"),)), 0.0).release()
             directory = Directory(locks, os.open(locks, os.O_RDONLY))

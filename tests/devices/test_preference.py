@@ -63,14 +63,19 @@ def refusal(request: GpuRequest, selection: str | None = None, visible: str | No
 
 def test_idle_boards_come_first_then_those_with_the_least_in_use(host: Host) -> None:
     a, b, c, d = host(using(30 * GIB), using(200 * MIB), using(2 * GIB), using(4 * MIB))
-    assert choices(GpuRequest(2)) == (b, d, c, a)
+    assert choices(GpuRequest(2)) == (d, b, c, a)
     assert allot(GpuRequest(2), environment={}).uuids == (b, d)
 
 
 def test_among_idle_boards_the_order_is_that_of_the_environment(host: Host) -> None:
-    a, b, c = host(using(4 * MIB), using(200 * MIB), using(0))
+    a, b, c = host(using(4 * MIB), using(12 * MIB), using(0))
     assert choices(GpuRequest(1)) == (a, b, c)
     assert choices(GpuRequest(1), environment={VARIABLE: "2,0,1"}) == (c, a, b)
+
+
+def test_a_board_with_a_small_process_comes_after_idle_ones(host: Host) -> None:
+    a, b, c = host(using(50 * MIB), using(4 * MIB), using(0))
+    assert choices(GpuRequest(1)) == (b, c, a)
 
 
 def test_what_the_driver_keeps_for_itself_is_not_in_use(host: Host) -> None:
@@ -122,7 +127,7 @@ def test_a_shortage_says_too_what_the_environment_leaves_out(host: Host) -> None
     value = f"{a},GPU-f00d"
     assert refusal(GpuRequest(1, name="H100"), visible=value) == (
         f"gpus(1, name='H100'): only 0 of 1 GPUs fit (others: NVIDIA L4; CUDA_VISIBLE_DEVICES={value!r}: "
-        "'GPU-f00d' names none that the driver shows)"
+        "'GPU-f00d' names none that the driver shows; --energy-gpus=all overrides it on purpose)"
     )
 
 

@@ -67,7 +67,11 @@ def test_a_request_is_shown_as_it_is_written() -> None:
         (81559 * 2**20, "GB", "85.5 GB"),
         (24 * 10**9, "GB", "24 GB"),
         (80 * 10**9 - 1, "GB", "79.9 GB"),
-        (12 * 2**20, "GiB", "0 GiB"),
+        (50 * 2**20, "GiB", "50 MiB"),
+        (2**30 - 1, "GiB", "1023.9 MiB"),
+        (2**30, "GiB", "1 GiB"),
+        (0, "GB", "0 MB"),
+        (0, "MiB", "0 MiB"),
         (None, "GB", "unknown memory"),
     ],
 )

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.devices.count import leasable
+
 from ..nvml_sim import Board, World
 
 Read = Callable[..., dict[str, Any]]
@@ -75,6 +77,11 @@ class TestAuto:
         result = quick.runpytest_subprocess("--energy-report", "-n", "auto")
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines([f"*{workers}/{workers} worker*"])
+
+    def test_the_commonest_model_counts(self, boards: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        boards.update(1, name="NVIDIA L4")
+        assert leasable() == 2
 
     def test_what_the_user_says_counts(self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")

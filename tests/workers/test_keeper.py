@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.devices.claims import CPU, Claim
+from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers import keeper
 from pytest_llenergy.workers.keeper import Keeper
@@ -224,36 +226,48 @@ def test_ranks_that_died_keep_no_lease(session: Session, make: MakeLocker) -> No
     make().take("a", wait_s=0.0)
 
 
-#: A CPU test on ranks that were started in the test before.
-SECOND_TEST = """
+#: A CPU test with a rank.
+CPU_TEST = """
 import time
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.workers import keeper
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
 pool = RankPool(60.0)
-keeper = Keeper(pool)
-plan = plan_processes(Capabilities(data=True), None, Lease(("cpu",)), [0], 1)
-for _ in range(2):
-    keeper.take(Lease(("cpu",)), 10.0)
-    group = pool.group(plan)
-    if _ == 0:
-        keeper.leave()
+Keeper(pool).take(Lease(("cpu",)), 10.0)
+group = pool.group(plan_processes(Capabilities(data=True), None, Lease(("cpu",)), [0], 1))
 print(group.ranks[0].pid, flush=True)
 time.sleep(120)
 """
 
 
-def test_the_lease_of_a_cpu_test_lasts_as_long_as_ranks_that_were_there_before(make: MakeLocker) -> None:
-    with subprocess.Popen([sys.executable, "-c", SECOND_TEST], stdout=subprocess.PIPE) as process:
+def test_the_lease_of_a_cpu_test_is_pytests_own_and_ends_with_it(make: MakeLocker) -> None:
+    with subprocess.Popen([sys.executable, "-c", CPU_TEST], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-        assert any(each.readlink().suffix == ".lock" for each in Path(f"/proc/{pid}/fd").iterdir())
+        files = [each.readlink().name for each in Path(f"/proc/{pid}/fd").iterdir()]
         waiting = make()
         waiting.ask(CPU)
-        assert waiting.is_silent_for(0.2)
+        waits = waiting.is_silent_for(0.2)
         os.kill(process.pid, signal.SIGKILL)
+        assert waits
         assert waiting.answer(1.0) == {"held": [CPU]}
-        assert is_gone(pid) or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    assert not [name for name in files if name.startswith("llenergy-")]
+
+
+def test_a_run_within_a_test_on_warm_ranks_gets_its_part(session: Session) -> None:
+    """The board is held since the test before, the host only since this one."""
+    host = Claim(CPU, shared=True)
+    session.test(Lease(("a",)), also=(host,))
+    session.keeper.take(Lease(("a",)), 0.0, also=(host,))
+    assert set(acquire(Request((Claim("a"), host)), 0.0).claims) == {Claim("a"), host}
+    with pytest.raises(DeviceError, match="this process already holds a, cpu and asks for b; "):
+        acquire(Request((Claim("b"),)), 0.0)
+
+
+def test_a_test_can_tell_that_the_file_of_a_device_was_removed(session: Session, locks: Path) -> None:
+    session.keeper.take(Lease(("a",)), 0.0)
+    assert session.keeper.intact()
+    (locks / lock_name("a")).unlink()
+    assert not session.keeper.intact()
