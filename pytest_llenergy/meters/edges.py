@@ -85,7 +85,9 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
     """
     ticks = series.as_one(series.between(start_ns + series.smear_ns, end_ns))
     if series.domain.max_age_s is None:
-        ticks = _sharp(ticks)
+        sharp = _sharp(ticks)
+        # Blunt ones are better than none.
+        ticks = sharp if len(sharp) >= MIN_GAP_TICKS else ticks
     return quiet_from(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
 
 
