@@ -32,6 +32,7 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     try:
         possible = allot(asked, state.settings.gpus, state.environment, warm=state.warm)
     except ShortageError as error:
+        # The one reason that is nobody's mistake: this host has fewer GPUs. The record says so.
         pytest.skip(str(error))
     draft.lease, draft.wants_ranks = possible, asked is not None
     if possible.uuids:
@@ -56,5 +57,6 @@ def _await_others(lease: Lease, state: State, draft: Draft) -> None:
     draft.flags += seen.flags
     if seen.state == "busy":
         if settings.busy == "skip":
+            # Only where the user asked for that; by default it is an error.
             pytest.skip(seen.message)
         raise DeviceError(seen.message)

@@ -12,9 +12,9 @@ import pytest
 
 from pytest_llenergy.model.places import cache_root
 
-from .nvml_sim.fixtures import nvml_attach, nvml_library
+from .nvml_sim.fixtures import nvml_attach, nvml_children, nvml_library
 
-__all__ = ["nvml_attach", "nvml_library"]
+__all__ = ["nvml_attach", "nvml_children", "nvml_library"]
 
 pytest_plugins = ["pytester"]
 

@@ -14,6 +14,7 @@ from pytest_llenergy.devices.condition import sees_all_pids
 
 from .nvml_sim import Board, Process, World
 from .nvml_sim.boards import GIB
+from .nvml_sim.fixtures import Give
 from .test_gpus import CONFTEST, ENGINE
 
 Read = Callable[..., dict[str, Any]]
@@ -29,12 +30,8 @@ ADVICE = "; end it, choose other GPUs with --energy-gpus, or raise --energy-busy
 
 
 @pytest.fixture
-def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "world", [Board(uuid="GPU-a"), Board(uuid="GPU-b")])
-    for name, value in made.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return made
+def world(tmp_path: Path, nvml_children: Give) -> World:
+    return nvml_children(World(tmp_path / "world", [Board(uuid="GPU-a"), Board(uuid="GPU-b")]))
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:

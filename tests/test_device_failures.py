@@ -16,6 +16,7 @@ import pytest
 from pytest_llenergy.devices.condition import sees_all_pids
 
 from .nvml_sim import Board, MigInstance, World
+from .nvml_sim.fixtures import Give
 from .test_gpus import CONFTEST, ENGINE
 
 Read = Callable[..., dict[str, Any]]
@@ -67,7 +68,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, checked: Path) -> World:
+def world(tmp_path: Path, nvml_children: Give, monkeypatch: pytest.MonkeyPatch, checked: Path) -> World:
     """Three boards of one model that draw 100, 200 and 300 W."""
     monkeypatch.setenv("LLENERGY_CACHE_DIR", str(checked))
     made = World(
@@ -77,11 +78,9 @@ def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, c
             for place, uuid in enumerate((A, B, C))
         ],
     )
-    for name, value in made.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"):
+    for name in ("CUDA_DEVICE_ORDER", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"):
         monkeypatch.delenv(name, raising=False)
-    return made
+    return nvml_children(made)
 
 
 def needs_torch() -> None:

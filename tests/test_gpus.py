@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from .nvml_sim.boards import MigInstance
+from .nvml_sim.fixtures import Give
 from .nvml_sim.world import Board, World
 
 Read = Callable[..., dict[str, Any]]
@@ -67,16 +68,12 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 @pytest.fixture
-def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, nvml_children: Give) -> World:
     boards = [
         Board(name="NVIDIA H200", power_w=100, latch_ns=50_000_000),
         Board(name="NVIDIA L40S", power_w=40, latch_ns=50_000_000),
     ]
-    made = World(tmp_path / "world", boards)
-    for name, value in made.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return made
+    return nvml_children(World(tmp_path / "world", boards))
 
 
 def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from .nvml_sim import Board, World
+from .nvml_sim.fixtures import Give
 
 #: Says at the end of each process who it was and whether the driver's library was loaded there.
 WITNESS = """
@@ -34,12 +35,8 @@ def test_it(i): pass
 
 
 @pytest.fixture
-def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "world", [Board(), Board()])
-    for name, value in made.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return made
+def world(tmp_path: Path, nvml_children: Give) -> World:
+    return nvml_children(World(tmp_path / "world", [Board(), Board()]))
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:

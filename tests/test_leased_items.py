@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .nvml_sim import Board, World
+from .nvml_sim.fixtures import Give
 
 #: Whether somebody holds a device, as another process would see it.
 LEASED = """
@@ -77,12 +78,8 @@ SOURCES = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "world", [Board()])
-    for name, value in made.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return made
+def world(tmp_path: Path, nvml_children: Give) -> World:
+    return nvml_children(World(tmp_path / "world", [Board()]))
 
 
 def run(pytester: pytest.Pytester, world: World, suite: str, conftest: str, mark: str) -> pytest.RunResult:

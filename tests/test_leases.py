@@ -16,6 +16,7 @@ import pytest
 from pytest_llenergy.devices import container
 
 from .devices.lockers import MakeLocker, lockers
+from .nvml_sim.fixtures import Give
 from .nvml_sim.world import Board, World
 
 BOTH = pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
@@ -28,12 +29,8 @@ def make() -> Iterator[MakeLocker]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "world", [Board(name="NVIDIA H200"), Board(name="NVIDIA H200")])
-    for name, value in made.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return made
+def world(tmp_path: Path, nvml_children: Give) -> World:
+    return nvml_children(World(tmp_path / "world", [Board(name="NVIDIA H200"), Board(name="NVIDIA H200")]))
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:

@@ -38,6 +38,7 @@ class Bell:
     def wait(self, seconds: float) -> bool:
         """Sleep so long, or until it rings. Returns whether it did."""
         if self._descriptor is None:
+            # Nothing tells of changes here: the caller looks again after that, every ``WITHOUT_S``.
             time.sleep(seconds)
             return False
         poll = select.poll()

@@ -112,6 +112,7 @@ def open_checked(directory: Directory, name: str, *, make: bool = True) -> int:
                 raise directory.gone() from None
             continue
         except PermissionError:
+            # Its maker has not given it its mode yet.
             time.sleep(PAUSE_S * attempt)
             continue
         except OSError as error:

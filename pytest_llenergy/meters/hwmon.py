@@ -63,6 +63,7 @@ class HwmonMeter:
         try:
             refresh = self._refresh()
         except BaseException:
+            # Watching takes a second, in which the user may interrupt it; the file is not left open.
             self.close()
             raise
         self._power = refresh.integral()

@@ -161,6 +161,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s, "never came true"
+        # Another process makes it true; nothing tells when.
         time.sleep(0.005)
 
 

@@ -11,17 +11,15 @@ from pytest_llenergy.devices.inquiry import boards_and_driver
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, World
+from ..nvml_sim.fixtures import Give
 from ..nvml_sim.world import NO_PERMISSION
 
 DRIVER_NOT_LOADED = 9
 
 
 @pytest.fixture
-def world(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "world", [Board(name="NVIDIA H200", power_limit_w=650), Board()])
-    for name, value in made.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    return made
+def world(tmp_path: Path, nvml_children: Give) -> World:
+    return nvml_children(World(tmp_path / "world", [Board(name="NVIDIA H200", power_limit_w=650), Board()]))
 
 
 def test_it_tells_what_the_driver_shows(world: World) -> None:

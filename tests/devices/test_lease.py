@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,24 +24,11 @@ from pytest_llenergy.devices.tickets import living
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
-from .lockers import USERS, MakeLocker, lockers, needs_root, open_directory, tickets, until
+from .lockers import USERS, MakeLocker, needs_root, tickets, until
 
 GPU = "GPU-a1b2c300-51d0-4c1f-9e70-0000005e11f0"
 ME = pwd.getpwuid(os.geteuid()).pw_name
 CLOCK = r"\d\d:\d\d:\d\d"
-
-
-@pytest.fixture
-def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with open_directory() as path:
-        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
-        yield path
-
-
-@pytest.fixture
-def make(locks: Path) -> Iterator[MakeLocker]:
-    with lockers() as made:
-        yield made
 
 
 class TestClaims:

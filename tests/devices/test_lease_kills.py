@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from pytest_llenergy.devices.lockdir import Directory
 from pytest_llenergy.devices.tickets import living
 
-from .lockers import Locker, MakeLocker, lockers, open_directory, tickets, until
+from .lockers import Locker, MakeLocker, tickets, until
 
 #: Dies at a given line of the code that takes and frees leases, counted from the first; the next one must
 #: then have the device within a second. Prints the last line at which one has died.
@@ -152,19 +151,6 @@ if sys.argv[1] == "idle":
     keeper.leave()
 time.sleep(120)
 """
-
-
-@pytest.fixture
-def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with open_directory() as path:
-        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
-        yield path
-
-
-@pytest.fixture
-def make(locks: Path) -> Iterator[MakeLocker]:
-    with lockers() as made:
-        yield made
 
 
 def run(script: str, *args: str) -> str:

@@ -12,15 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
-
 from pytest_llenergy.devices import turns
 from pytest_llenergy.devices.claims import Claim, Request
 from pytest_llenergy.devices.lockdir import Directory
 from pytest_llenergy.devices.tickets import Content, Seen, State
 from pytest_llenergy.devices.turns import Scene, waits
 
-from .lockers import USERS, MakeLocker, lockers, needs_root, open_directory, tickets, until
+from .lockers import USERS, MakeLocker, needs_root, open_directory, tickets, until
 
 #: Takes random numbers of eight boards again and again. A marker that exists already is a second holder.
 MIX = """
@@ -79,19 +77,6 @@ else:
 """
 
 FOUR = [f"GPU-{board}" for board in range(4)]
-
-
-@pytest.fixture
-def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with open_directory() as path:
-        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(path))
-        yield path
-
-
-@pytest.fixture
-def make(locks: Path) -> Iterator[MakeLocker]:
-    with lockers() as made:
-        yield made
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 from pytest_llenergy.devices.count import leasable
 
 from ..nvml_sim import Board, World
+from ..nvml_sim.fixtures import Give
 
 Read = Callable[..., dict[str, Any]]
 
@@ -50,11 +51,8 @@ def test_the_same_records_with_and_without(quick: pytest.Pytester, read_report: 
 
 
 @pytest.fixture
-def boards(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World(tmp_path / "world", [Board()] * 3)
-    for name, value in world.environment(nvml_library.parent).items():
-        monkeypatch.setenv(name, value)
-    return world
+def boards(tmp_path: Path, nvml_children: Give) -> World:
+    return nvml_children(World(tmp_path / "world", [Board()] * 3))
 
 
 class TestAuto:

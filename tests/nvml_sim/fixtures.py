@@ -15,7 +15,10 @@ import pytest
 from .build import build_library
 from .world import WORLD_VARIABLE, World
 
-__all__ = ["nvml_attach", "nvml_library"]
+__all__ = ["Give", "nvml_attach", "nvml_children", "nvml_library"]
+
+Give = Callable[[World], World]
+"""What ``nvml_children`` is."""
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +28,19 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
     return build_library(root / "nvml_sim_library")
+
+
+@pytest.fixture
+def nvml_children(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Give:
+    """Give a world to the processes that this one starts, with all of its boards to use. Returns it."""
+
+    def give(world: World) -> World:
+        for name, value in world.environment(nvml_library.parent).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return world
+
+    return give
 
 
 @pytest.fixture

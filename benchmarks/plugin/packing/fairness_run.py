@@ -36,6 +36,7 @@ request = Request((), 1, tuple((Claim(f"GPU-{board}"),) for board in range(4)))
 print(flush=True)
 while True:
     held = acquire(request, 60)
+    # The work that needs the board.
     time.sleep(float(sys.argv[1]))
     held.release()
 """
@@ -73,6 +74,7 @@ def polled_s() -> float | None:
                     os.close(descriptor)
             if None not in got:
                 return spent_s
+            # What is compared: to try and to sleep, as is done without a queue.
             time.sleep(0.05)
         return None
     finally:

@@ -50,6 +50,7 @@ JOBS = {jobs}
 )
 def test_it({fixture}, seconds):
     start = time.monotonic()
+    # The work: it needs boards and no core.
     time.sleep(seconds)
     line = [start, time.monotonic(), list({boards})]
     with open({log!r}, "a") as file:
