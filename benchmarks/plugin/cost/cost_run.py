@@ -37,15 +37,17 @@ IMPORTS = {
 #: Modules that take long to import, and that a meter has no need of.
 HEAVY = ("torch", "numpy", "sklearn", "scipy", "pandas", "transformers")
 
-#: The loops of which the speed is compared, and the number of boards that are read meanwhile.
-LOOPS = (("python", 1), ("python", 8), ("matrices", 1), ("matrices", 8))
+#: The loops of which the speed is compared, and the boards that are read meanwhile (0: a control).
+LOOPS = tuple((loop, number) for loop in ("python", "matrices") for number in (0, *NUMBERS_OF_BOARDS))
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15, metavar="N", help="fresh processes a figure (15)")
-    parser.add_argument("--pairs", type=int, default=200, metavar="N", help="pairs of each loop (200)")
+    parser.add_argument(
+        "--spans", type=int, default=200, metavar="N", help="metered spans of each loop (200)"
+    )
     parser.add_argument("--peer-python", type=Path, metavar="PATH", help="use this environment of the peers")
     parser.add_argument("--json", type=Path, default=Path("cost.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
@@ -141,13 +143,15 @@ def probes(lab: Lab, what: str, tools: Sequence[str], numbers: Sequence[int], re
     return result
 
 
-def speed(lab: Lab, n_pairs: int) -> list[dict[str, Any]]:
+def speed(lab: Lab, spans: int) -> list[dict[str, Any]]:
     """The speed of a loop with metering over that without."""
     rows = []
     for loop, number in LOOPS:
-        pairs = lab.probe("cost_speed.py", loop, str(number), str(n_pairs))
-        ratio, u_ratio = ratio_of(pairs)
-        rows.append({"loop": loop, "boards": number, "ratio": ratio, "u_ratio": u_ratio, "pairs_s": pairs})
+        chunks_s = lab.probe("cost_speed.py", loop, str(number), str(spans))
+        ratio, u_ratio = ratio_of(chunks_s)
+        rows.append(
+            {"loop": loop, "boards": number, "ratio": ratio, "u_ratio": u_ratio, "chunks_s": chunks_s}
+        )
         print(f"  {loop} loop, {number} board(s): {ratio:.4f} ± {u_ratio:.4f}", flush=True)
     return rows
 
@@ -176,7 +180,7 @@ def main(argv: Sequence[str]) -> None:
             elif what == "reader":
                 content[what] = probes(lab, what, READERS, NUMBERS_OF_BOARDS, 1)
             else:
-                content[what] = speed(lab, given.pairs)
+                content[what] = speed(lab, given.spans)
             given.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(content)
     print(f"\n{tables}")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a workload slower while it is metered? ``cost_speed.py LOOP BOARDS PAIRS DIRECTORY``.
+"""Is a workload slower while it is metered? ``cost_speed.py LOOP BOARDS CYCLES DIRECTORY``.
 
-Blocks of the same work with and without metering, in turn and next to each other. Prints one JSON object.
+The work never pauses; metering is switched on and off beside it. With no board nothing is metered, and what
+is found is the method's own error. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -10,45 +11,82 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import IO
+from statistics import median
 
 from cost_world import boards
 
 from pytest_llenergy.meters import measure
 
-#: Length of a block (seconds).
-BLOCK_S = 0.25
+#: How long metering stays on, and off (seconds). Opening and closing belong to neither.
+SPAN_S = 0.5
+
+#: How long one timed piece of the work takes, about (seconds): the reader wakes two or three times meanwhile.
+CHUNK_S = 0.05
 
 WARM_UP_S = 1.0
-
-#: Before every block: meters wait for a tick when they are opened, and a loop is slower after a rest.
-REST_S = 0.15
 
 #: Threads of the loop in another process: as many as there are cores.
 THREADS = os.cpu_count() or 1
 
-#: Multiplies matrices as often as each line of its input says, and answers with the seconds it took.
-MATRICES = """
-import sys, time
+#: Multiplies matrices until its input is closed; prints when chunks began (ns, monotonic).
+MATRICES = f"""
+import json, select, sys, time
 import numpy
 a = numpy.random.default_rng(0).random((384, 384), dtype=numpy.float32)
-for line in sys.stdin:
-    start = time.perf_counter()
-    for _ in range(int(line)):
+def chunk(turns):
+    for _ in range(turns):
         a @ a
-    print(time.perf_counter() - start, flush=True)
+def seconds(turns):
+    start = time.perf_counter()
+    chunk(turns)
+    return time.perf_counter() - start
+turns = 1
+while (spent := seconds(turns)) < {CHUNK_S / 2}:
+    turns *= 2
+turns = max(1, round(turns * {CHUNK_S} / spent))
+times = [time.monotonic_ns()]
+while not select.select([sys.stdin], [], [], 0)[0]:
+    chunk(turns)
+    times.append(time.monotonic_ns())
+print(json.dumps(times))
 """
 
-Loop = Callable[[int], float]
-"""Does so many turns of the work and returns the seconds they took."""
+
+@dataclass(frozen=True)
+class Span:
+    """A time without a change of metering (ns, monotonic)."""
+
+    metered: bool
+    start_ns: int
+    end_ns: int
 
 
-def python_loop(turns: int) -> float:
-    """Arithmetic in this process, which holds the interpreter's lock that the reader needs too."""
+def switch(uuids: list[str], cycles: int) -> list[Span]:
+    """Metering off and on in turn, beginning and ending with off; of no board: never on."""
+    spans = []
+    time.sleep(WARM_UP_S)
+    for index in range(2 * cycles + 1):
+        on = index % 2 == 1
+        with ExitStack() as stack:
+            if on and uuids:
+                measuring = stack.enter_context(measure(uuids, ("nvml",)))
+                stack.enter_context(measuring.window("span"))
+            start_ns = time.monotonic_ns()
+            time.sleep(SPAN_S)
+            spans.append(Span(on, start_ns, time.monotonic_ns()))
+    return spans
+
+
+def arithmetic(turns: int) -> float:
+    """Seconds of so many thousand turns, which hold the interpreter's lock; the reader needs it too."""
     total = 0
     start_s = time.perf_counter()
     for turn in range(turns * 1000):
@@ -56,76 +94,53 @@ def python_loop(turns: int) -> float:
     return time.perf_counter() - start_s
 
 
-@contextmanager
-def matrices() -> Iterator[Loop]:
-    """Matrices in another process, on all cores."""
+def beside_python(switching: Callable[[], list[Span]]) -> tuple[list[int], list[Span]]:
+    """When the chunks of a loop in this process began, and the spans."""
+    turns = 1
+    while (spent_s := arithmetic(turns)) < CHUNK_S / 2:
+        turns *= 2
+    turns = max(1, round(turns * CHUNK_S / spent_s))
+    spans: list[Span] = []
+    switcher = threading.Thread(target=lambda: spans.extend(switching()))
+    switcher.start()
+    times = [time.monotonic_ns()]
+    while switcher.is_alive():
+        arithmetic(turns)
+        times.append(time.monotonic_ns())
+    return times, spans
+
+
+def beside_matrices(switching: Callable[[], list[Span]]) -> tuple[list[int], list[Span]]:
+    """As above, of matrices in another process, on all cores."""
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", MATRICES],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **variables},
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    to_child: IO[str] = child.stdin
-    from_child: IO[str] = child.stdout
-
-    def loop(turns: int) -> float:
-        to_child.write(f"{turns}\n")
-        to_child.flush()
-        return float(from_child.readline())
-
-    try:
-        yield loop
-    finally:
-        to_child.close()
-        child.wait()
+    ) as child:
+        spans = switching()
+        printed, _ = child.communicate()
+    return json.loads(printed), spans
 
 
-def turns_for(loop: Loop, seconds: float) -> int:
-    """How many turns take about so long."""
-    # The first ones start threads and fill caches.
-    begin_s = time.monotonic()
-    while time.monotonic() - begin_s < WARM_UP_S:
-        loop(1)
-    turns = 1
-    while (spent_s := loop(turns)) < seconds / 4:
-        turns *= 2
-    return max(1, round(turns * seconds / spent_s))
+def typical_chunks(times: list[int], spans: list[Span]) -> list[float]:
+    """Seconds of the median of the chunks that lie wholly in each span."""
+    typical = []
+    for span in spans:
+        first, after = bisect_left(times, span.start_ns), bisect_left(times, span.end_ns)
+        inside = times[first:after]
+        typical.append(median(later - earlier for earlier, later in pairwise(inside)) / 1e9)
+    return typical
 
 
-def pairs(loop: Loop, uuids: list[str], number: int) -> list[tuple[float, float]]:
-    """Seconds of a block without and with metering; which of them comes first alternates."""
-    turns = turns_for(loop, BLOCK_S)
-    results = []
-    for index in range(number):
-        spent: dict[bool, float] = {}
-        for metered in (False, True) if index % 2 == 0 else (True, False):
-            if metered:
-                measuring = measure(uuids, ("nvml",))
-                with measuring, measuring.window("block"):
-                    # As long as without meters: a loop is slower after a rest.
-                    time.sleep(REST_S)
-                    spent[metered] = loop(turns)
-            else:
-                # See above.
-                time.sleep(REST_S)
-                spent[metered] = loop(turns)
-        results.append((spent[False], spent[True]))
-    return results
-
-
-def main(name: str, number: int, n_pairs: int, directory: Path) -> None:
-    """Run the pairs and print them."""
-    with boards(number, directory) as uuids:
-        if name == "python":
-            results = pairs(python_loop, uuids, n_pairs)
-        else:
-            with matrices() as loop:
-                results = pairs(loop, uuids, n_pairs)
-    print(f"\n{json.dumps(results)}", flush=True)
+def main(loop: str, number: int, cycles: int, directory: Path) -> None:
+    """Run the loop and print the chunks of each span, off and on in turn."""
+    beside = {"python": beside_python, "matrices": beside_matrices}[loop]
+    with boards(max(1, number), directory) as uuids:
+        times, spans = beside(lambda: switch(uuids[:number], cycles))
+    print(f"\n{json.dumps(typical_chunks(times, spans))}", flush=True)
 
 
 if __name__ == "__main__":
