@@ -43,6 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--json", action="store_true", help="the same as data; misconfigured findings exit with 1"
     )
+    doctor.add_argument(
+        "--no-steps",
+        action="store_true",
+        help="leave out the steps that run on the devices, each in a fresh process: allocate, multiply, "
+        "convolve, two ranks",
+    )
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -75,13 +81,22 @@ def _doctor(args: argparse.Namespace) -> int:
     from pytest_llenergy.doctor.checkup import check
     from pytest_llenergy.doctor.text import lines
 
+    def say(line: str) -> None:
+        # Steps take seconds, and one that hangs minutes: what is known is not kept back.
+        if not args.json:
+            print(line, flush=True)
+
     checkup = check()
+    for line in lines(checkup):
+        say(line)
+    if not args.no_steps:
+        from pytest_llenergy.doctor.tour import toured
+
+        checkup = toured(checkup, say)
     if args.json:
         import msgspec
 
         print(msgspec.json.format(msgspec.json.encode(checkup)).decode())
-    else:
-        print("\n".join(lines(checkup)))
     return 1 if checkup.misconfigured else 0
 
 

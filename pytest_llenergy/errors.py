@@ -46,12 +46,17 @@ class ReportError(LLEnergyError):
 class WorkerError(LLEnergyError):
     """A rank failed.
 
-    ``details`` holds the rank's traceback and the tail of its output, ready to print.
+    ``details`` is the rank's traceback, ready to print, and ``sections`` are the titles and the text of what
+    ranks have printed lately. ``before_ready`` tells of ranks that did not come as far as the test's work.
     """
 
-    def __init__(self, message: str, details: str = "") -> None:
+    def __init__(
+        self, message: str, details: str = "", *, sections: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         super().__init__(message)
         self.details = details
+        self.sections = sections
+        self.before_ready = False
 
     def __str__(self) -> str:
         message = str(self.args[0])

@@ -16,6 +16,7 @@ from pytest_llenergy.backends.base import BackendSpec, Capabilities, Generation,
 from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.devices.host import usable_cpus
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.diagnosis import diagnosed
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import BackendInfo, Parallel
 from pytest_llenergy.options import Settings
@@ -37,12 +38,19 @@ def outcomes() -> Iterator[None]:
     """Give pytest's outcomes that were raised inside ranks their meaning in this process."""
     try:
         yield
-    except OutcomeInRank as outcome:
-        if outcome.outcome == "Skipped":
-            pytest.skip(outcome.reason)
-        if outcome.outcome == "XFailed":
-            pytest.xfail(outcome.reason)
-        pytest.fail(outcome.reason, pytrace=False)
+        return
+    except OutcomeInRank as error:
+        outcome, reason = error.outcome, error.reason
+    # Not while handling it: pytest would show both.
+    if outcome == "Skipped":
+        pytest.skip(reason)
+    if outcome == "XFailed":
+        pytest.xfail(reason)
+    if outcome == "Exit":
+        pytest.exit(reason)
+    if outcome == "KeyboardInterrupt":
+        raise KeyboardInterrupt(reason)
+    pytest.fail(reason, pytrace=False)
 
 
 @dataclass(repr=False)
@@ -68,6 +76,7 @@ class Place:
     def note(self, group: RankGroup) -> None:
         """Keep the ranks as they were seen."""
         self.draft.ranks, self.draft.start_s = group.ranks, group.start_s
+        self.draft.start_method = self.settings.start_method
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,8 @@ class BackendHandle:
                 "would have no work"
             )
         load = Load.of(self.spec, self.model, self.options)
-        group, info = self.place.state.pool.loaded(plan, load)
+        with diagnosed(plan):
+            group, info = self.place.state.pool.loaded(plan, load)
         self.place.note(group)
         self.place.draft.backend = _with_generation(info, checked)
         return generate_workload(group, prompts, checked, self.place.settings.timeout)
@@ -163,7 +173,8 @@ class Workers:
         """The running ranks, started on first use."""
         framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
         plan = self.place.plan(Capabilities(framework=framework, data=True))
-        group = self.place.state.pool.group(plan)
+        with diagnosed(plan):
+            group = self.place.state.pool.group(plan)
         self.place.note(group)
         return group
 

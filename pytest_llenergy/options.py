@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -35,6 +35,9 @@ class Settings:
     meter: tuple[str, ...]
     require: str | None
     threads: int | None
+    start_method: Literal["spawn", "forkserver"]
+    isolation: Literal["test", "backend", "run"]
+    rank_logs: Path | None
     timeout: float
     lease_timeout: float
     busy: str
@@ -135,16 +138,17 @@ def _optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: parse(text) if text.strip() else None
 
 
-def _require(text: str) -> str:
-    if text != "measured":
-        raise ValueError("knows one word: measured")
-    return text
+def _word(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip() not in words:
+            raise ValueError(f"knows {_number_of(words)}: {', '.join(words)}")
+        return text.strip()
+
+    return parse
 
 
-def _busy(text: str) -> str:
-    if text.strip() not in ("fail", "skip"):
-        raise ValueError("knows two words: fail, skip")
-    return text.strip()
+def _number_of(words: Sequence[str]) -> str:
+    return {1: "one word", 2: "two words", 3: "three words"}[len(words)]
 
 
 def _report(text: str) -> Path:
@@ -196,15 +200,34 @@ OPTIONS = (
         "GPUs to use in spite of the environment: all, indices in PCI\norder, or UUIDs (boards or MIG)",
     ),
     Option("meter", "NAME[,NAME]", "auto", _meters, "Meters to use (default: auto)"),
-    Option("require", "measured", "", _optional(_require), "Fail instead of estimating"),
+    Option("require", "measured", "", _optional(_word("measured")), "Fail instead of estimating"),
     Option("threads", "N", "", _optional(_count(1)), "CPU threads of each rank (default: its cores)"),
+    Option(
+        "start_method",
+        "METHOD",
+        "spawn",
+        _word("spawn", "forkserver"),
+        "Start ranks as fresh interpreters (spawn, the default), or as\n"
+        "forks of one that has imported their libraries (forkserver)",
+    ),
+    Option(
+        "isolation",
+        "WORD",
+        "backend",
+        _word("test", "backend", "run"),
+        "Ranks are shared by tests of one backend and model (backend,\n"
+        "the default), by all (run), or by none (test)",
+    ),
+    Option(
+        "rank_logs", "DIR", "", _optional(Path), "Keep what each rank prints in this directory", is_path=True
+    ),
     Option("timeout", "SECONDS", "600", _seconds, "Longest wait for a rank (default: 600)"),
     Option("lease_timeout", "SECONDS", "1800", _seconds, "Longest wait for a device (default: 1800)"),
     Option(
         "busy",
         "WORD",
         "fail",
-        _busy,
+        _word("fail", "skip"),
         "fail or skip a test whose GPU somebody else uses\n(default: fail)",
     ),
     Option(

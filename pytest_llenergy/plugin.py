@@ -113,7 +113,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
         lease_without_fixtures(item)
         return result
     except LLEnergyError as error:
-        raise pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False) from None
+        raise _failure(item, "setup", error) from None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -126,7 +126,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             judge(item)
         return result
     except LLEnergyError as error:
-        raise pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False) from None
+        raise _failure(item, "call", error) from None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -143,3 +143,10 @@ def pytest_runtest_makereport(
 
 def _has_marks(item: pytest.Item) -> bool:
     return any(mark.name in marks.NAMES for mark in item.iter_markers())
+
+
+def _failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseException:
+    """Errors of ours speak for themselves: no traceback, and what ranks have printed as sections."""
+    for title, text in getattr(error, "sections", ()):
+        item.add_report_section(when, title, text)
+    return pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False)

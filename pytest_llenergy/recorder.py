@@ -49,6 +49,7 @@ class Draft:
     backend: BackendInfo | None = None
     ranks: tuple[RankInfo, ...] = ()
     launch: str | None = None
+    start_method: str | None = None
     start_s: float | None = None
     lease_wait_s: float | None = None
     host_exclusive: bool = False
@@ -90,7 +91,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         backend=draft.backend,
         parallel=draft.parallel or Parallel(),
         ranks=list(draft.ranks),
-        start_method="spawn" if draft.ranks else None,
+        start_method=draft.start_method,
         launch=draft.launch,
         start_s=draft.start_s,
         lease_wait_s=draft.lease_wait_s,

@@ -58,7 +58,8 @@ class State:
     @cached_property
     def pool(self) -> RankPool:
         """Ranks that consecutive tests share."""
-        return RankPool(self.settings.timeout)
+        settings = self.settings
+        return RankPool(settings.timeout, settings.start_method, settings.isolation, settings.rank_logs)
 
     @property
     def warm(self) -> frozenset[str]:

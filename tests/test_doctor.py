@@ -50,7 +50,8 @@ def visit(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[int, str]]:
         *boards: Board, args: Sequence[str] = (), init_result: int = 0, **variables: str
     ) -> tuple[int, str]:
         world = World(tmp_path / "world", boards, init_result=init_result)
-        done = doctor(*args, **world.environment(nvml_library.parent), **variables)
+        # The boards are simulated and CUDA is not; tests/doctor has the steps.
+        done = doctor("--no-steps", *args, **world.environment(nvml_library.parent), **variables)
         assert done.stderr == ""
         return done.returncode, done.stdout
 
@@ -61,7 +62,7 @@ Visit = Callable[..., tuple[int, str]]
 
 
 def test_it_comes_to_its_end_and_names_every_meter() -> None:
-    text = doctor().stdout
+    text = doctor("--no-steps").stdout
     for line in (
         "meter    estimate for cpu: estimated, cpu:host by CPU time",
         "meter    hwmon: by name only, --energy-meter=hwmon:ARGUMENT",
@@ -274,7 +275,7 @@ def test_counters_that_may_not_be_read_come_with_the_remedy(
         monkeypatch.setattr(rapl.open_rapl, "__kwdefaults__", defaults)
         assert root != powercap.ROOT
         with unprivileged():
-            main(["doctor"])
+            main(["doctor", "--no-steps"])
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("meter    rapl"))
     assert line.startswith(f"meter    rapl for cpu: no (rapl: no permission to read {zone}/energy_uj; ")
     assert line.endswith(f"{rapl.REMEDY})")

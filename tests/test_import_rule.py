@@ -22,7 +22,7 @@ FLOORS = [
     {"measure", "workers"},
     {"compare", "report", "doctor"},
     {"options", "marks", "hookspecs"},
-    {"state", "recorder"},
+    {"state", "recorder", "diagnosis"},
     {"handles", "leasing"},
     {"runs"},
     {"fixtures", "integrations", "cli"},

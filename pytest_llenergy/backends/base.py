@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -91,13 +91,17 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where a backend finds itself: its place in the world and the device that is its own."""
+    """Where a backend finds itself: its place in the world and the devices that are its own.
+
+    With ``launch="engine"`` these are all devices of the test, and ``parallel`` is what to make of them.
+    """
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
     threads: int = 1
+    parallel: Parallel = field(default_factory=Parallel)
 
 
 class Job(Protocol):
@@ -130,12 +134,15 @@ class Backend(Protocol):
 class Capabilities:
     """What an engine can do; what is not declared is refused.
 
-    ``launch`` is ``ranks`` where the plugin starts one process for each device, ``engine`` where the
-    engine starts its own. ``framework`` is checked for the right device before the model is loaded.
+    ``launch`` is ``ranks`` where the plugin starts one process for each device, ``engine`` where one process
+    sees all devices and the engine starts its own. ``framework`` is checked for the right devices before the
+    model is loaded. ``preload`` are modules that take long to import and do nothing but that: ranks that are
+    forked have them already.
     """
 
     launch: Literal["ranks", "engine"] = "ranks"
     framework: Literal["torch"] | None = None
+    preload: tuple[str, ...] = ()
     data: bool = False
     tensor: bool = False
     pipeline: bool = False

@@ -30,6 +30,7 @@ SPEC = BackendSpec(
     install="pip install 'pytest-llenergy[transformers]'",
     capabilities=Capabilities(
         framework="torch",
+        preload=("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
         data=True,
         gpu=True,
         options=("dtype", "attn_implementation"),
@@ -121,7 +122,7 @@ class TransformersBackend:
 
         transformers.utils.logging.disable_progress_bar()
         self._torch = torch
-        self._device = "cpu" if context.device == "cpu" else "cuda:0"
+        self._device = "cpu" if context.devices == ("cpu",) else "cuda:0"
         dtype = options.get("dtype", "auto")
         if dtype != "auto" and not isinstance(getattr(torch, str(dtype), None), torch.dtype):
             raise BackendError(f"transformers: dtype {dtype!r} is none of torch's; try 'float32'")

@@ -23,6 +23,7 @@ from pytest_llenergy.devices.tickets import living
 from pytest_llenergy.devices.visibility import VARIABLE, visible
 from pytest_llenergy.doctor import pci
 from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts, engines, meters
+from pytest_llenergy.doctor.steps import Trial
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Host
 
@@ -76,7 +77,7 @@ class Leases:
 
 @dataclass(frozen=True)
 class Checkup:
-    """Everything that ``llenergy doctor`` says."""
+    """Everything that ``llenergy doctor`` says. ``trials`` are empty until ``tour`` has made them."""
 
     host: Host
     driver: str | None
@@ -87,6 +88,7 @@ class Checkup:
     engines: tuple[EngineFacts, ...]
     model: str
     findings: tuple[Finding, ...] = field(default_factory=tuple)
+    trials: tuple[Trial, ...] = ()
 
     @property
     def misconfigured(self) -> bool:

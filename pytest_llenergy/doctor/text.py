@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from pytest_llenergy.devices.busy import show_process
 from pytest_llenergy.devices.request import show_memory
-from pytest_llenergy.doctor.checkup import Allotment, Checkup, GpuFacts, Leases
+from pytest_llenergy.doctor.checkup import Allotment, Checkup, Finding, GpuFacts, Leases
 from pytest_llenergy.doctor.engines import MeterFacts
+from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
 
 INDENT = " " * 9
 
@@ -29,8 +30,40 @@ def lines(checkup: Checkup) -> Iterator[str]:
     for engine in checkup.engines:
         yield f"backend  {engine.name}: {engine.missing or 'available'}"
     yield f"model    {checkup.model} (default)"
-    for finding in checkup.findings:
-        yield f"{'wrong' if finding.misconfigured else 'note':<9}{finding.text}"
+    yield from map(finding_line, checkup.findings)
+
+
+def finding_line(finding: Finding) -> str:
+    """What is wrong, or only worth a note."""
+    return f"{'wrong' if finding.misconfigured else 'note':<9}{finding.text}"
+
+
+def step_line(step: Step) -> str:
+    """How a step went."""
+    if step.state == "skipped":
+        return f"step     {step.name}: skipped ({step.detail})"
+    took = "" if step.duration_s is None else f" {_show_duration(step.duration_s)}"
+    if step.state == "failed":
+        return f"step     {step.name}: failed after{took} ({step.detail})"
+    learned = "".join(f", {VERSIONS[name].format(version)}" for name, version in step.versions.items())
+    return f"step     {step.name}: ok,{took}{learned} ({step.detail})"
+
+
+def trial_line(trial: Trial) -> str:
+    """How all steps on one device went, in one line."""
+    failed = trial.first_failure
+    if trial.untried is not None:
+        how = f"not tried, {trial.untried}"
+    elif failed is not None:
+        how = step_line(failed).removeprefix("step").strip()
+    else:
+        last = [step.name for step in trial.steps if step.state == "ok"][-1]
+        how = f"ok up to {last}, {_show_duration(trial.duration_s)}"
+    return f"steps    on {trial.where}: {how}"
+
+
+def _show_duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
 
 
 def _gpu(gpu: GpuFacts) -> Iterator[str]:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import re
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,25 @@ from typing import Any, NoReturn
 
 from pytest_llenergy import errors
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers.host import Host
 from pytest_llenergy.workers.plan import RankPlan
 
-TAIL_LINES = 30
-TAIL_BYTES = 8192
-#: A dead rank's socket closes before the process can be reaped.
+#: Enough for the stacks of a rank's threads.
+TAIL_LINES = 120
+TAIL_BYTES = 16384
+#: A dead rank's socket closes before the process is reaped.
 REAP_TIMEOUT_S = 2.0
+
+
+#: How gloo (transport/tcp/pair.cc) and NCCL (ncclRemoteError, ncclResult_t) tell that a peer is gone.
+PEER_LOST = re.compile(
+    r"connection (was )?(reset|closed|refused) by (remote )?peer|connection reset|broken pipe|ncclRemoteError"
+    r"|remote process exited",
+    re.IGNORECASE,
+)
+
+Outputs = Sequence[tuple[RankPlan, list[str]]]
+"""What each rank has printed lately."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,11 @@ class Failure:
     pid: int
     said: dict[str, Any]
     output: list[str]
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether all it says is that another rank is gone."""
+        return bool(PEER_LOST.search(str(self.said["message"])))
 
     @property
     def time_ns(self) -> int:
@@ -44,17 +62,22 @@ class OutcomeInRank(Exception):  # noqa: N818 - it carries an outcome, which nee
         self.reason = reason
 
 
-def death(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+def death(host: Host, pid: int) -> dict[str, Any]:
     """Describe a rank that ended without an answer."""
+    now_ns = time.monotonic_ns()
+    deadline = time.monotonic() + REAP_TIMEOUT_S
     try:
-        code = process.wait(REAP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return {"time_ns": time.monotonic_ns(), "message": "closed its connection"}
+        while (code := host.code(pid)) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+    except WorkerError as error:
+        return {"time_ns": now_ns, "message": str(error)}
+    if code is None:
+        return {"time_ns": now_ns, "message": "closed its connection"}
     if code < 0:
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return {"time_ns": time.monotonic_ns(), "message": f"was killed by {name}{hint}"}
-    return {"time_ns": time.monotonic_ns(), "message": f"ended with exit code {code} and no result"}
+        return {"time_ns": now_ns, "message": f"was killed by {name}{hint}"}
+    return {"time_ns": now_ns, "message": f"ended with exit code {code} and no result"}
 
 
 def tail(log: Path, start: int) -> list[str]:
@@ -67,15 +90,21 @@ def tail(log: Path, start: int) -> list[str]:
         return []
 
 
-def hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float) -> str:
-    """Describe ranks that did not answer in time."""
+def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, outputs: Outputs) -> NoReturn:
+    """Describe ranks that did not answer in time; every rank has written down where its threads are."""
     names = ", ".join(f"rank {plan.rank} of {world_size} ({plan.device})" for plan in silent)
-    return f"{names} did not answer within {timeout_s:g} s; the ranks were ended"
+    raise WorkerError(
+        f"{names} did not answer within {timeout_s:g} s; the ranks were ended", sections=_sections(outputs)
+    )
 
 
-def raise_first(failures: Sequence[Failure], world_size: int) -> NoReturn:
-    """Raise the earliest failure; the others are usually its echo."""
-    first = min(failures, key=lambda failure: failure.time_ns)
+def raise_first(failures: Sequence[Failure], world_size: int, outputs: Outputs) -> NoReturn:
+    """Raise the first cause; what the others said is usually its echo.
+
+    A collective that lost a peer often says so before the peer's own end is seen. An error comes before an
+    outcome of pytest: where one rank skips and another fails, the test has failed.
+    """
+    first = min(failures, key=lambda each: (bool(each.said.get("outcome")), each.is_echo, each.time_ns))
     said = first.said
     if said.get("outcome"):
         raise OutcomeInRank(said["outcome"], said["reason"])
@@ -83,12 +112,11 @@ def raise_first(failures: Sequence[Failure], world_size: int) -> NoReturn:
     if ours is not None and not issubclass(ours, WorkerError):
         raise ours(said["reason"])
     where = f"rank {first.plan.rank} of {world_size} ({first.plan.device}, pid {first.pid})"
-    raise WorkerError(f"{where}: {said['message']}", _details(first))
+    # That of the rank itself first.
+    told = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
+    traceback = str(said.get("traceback", "")).rstrip()
+    raise WorkerError(f"{where}: {said['message']}", traceback, sections=_sections(told))
 
 
-def _details(failure: Failure) -> str:
-    parts = [str(failure.said.get("traceback", "")).rstrip()]
-    if failure.output:
-        parts.append(f"last output of rank {failure.plan.rank}:")
-        parts.extend(f"  {line}" for line in failure.output)
-    return "\n".join(part for part in parts if part)
+def _sections(outputs: Outputs) -> tuple[tuple[str, str], ...]:
+    return tuple((f"output of rank {plan.rank}", "\n".join(lines)) for plan, lines in outputs if lines)

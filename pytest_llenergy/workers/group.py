@@ -3,105 +3,96 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.errors import WorkerError, WorkerPlacementError
+import msgspec
+
+from pytest_llenergy.errors import LLEnergyWarning, WorkerError, WorkerPlacementError
 from pytest_llenergy.model.record import RankInfo
-from pytest_llenergy.workers import failure, rank
+from pytest_llenergy.workers import failure
+from pytest_llenergy.workers.channel import Channel
+from pytest_llenergy.workers.host import Host, Started
 from pytest_llenergy.workers.plan import STALE_PREFIXES, ProcessPlan, RankPlan
+from pytest_llenergy.workers.surroundings import inherited
 
 START_TIMEOUT_S = 120.0
 #: How long the other ranks may take to say what happened to them once one has failed.
 SETTLE_S = 2.0
 STOP_TIMEOUT_S = 5.0
+#: How long ranks that do not answer have to write down where their threads are.
+STACKS_S = 0.5
+
+_numbers = itertools.count()
 
 
-class _Process:
+class _Rank:
     """One rank as the parent holds it."""
 
-    def __init__(
-        self, plan: RankPlan, process_plan: ProcessPlan, directory: Path, descriptors: Sequence[int]
-    ) -> None:
+    def __init__(self, plan: RankPlan, host: Host, started: Started, directory: Path) -> None:
         self.plan = plan
-        self.log = directory / f"rank{plan.rank}.log"
+        self.host = host
+        self.pid = started.pid
+        self.log = started.log
         #: Where the output of the request in hand begins.
         self.log_start = 0
-        ours, theirs = socket.socketpair()
-        self.connection = Connection(ours.detach())
-        with theirs, self.log.open("wb") as log:
-            # A new interpreter that runs the entry as a script: unlike multiprocessing's spawn it does
-            # not import the parent's main module, which could import torch before the devices are set.
-            self.popen = subprocess.Popen(
-                [sys.executable, rank.__file__, str(theirs.fileno())],
-                # The GPUs' locks too, and inheritable there: ours until the last process ends that has them.
-                pass_fds=[theirs.fileno(), *descriptors],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.connection.send(
-            {
-                "parent_pid": os.getpid(),
-                "stale_prefixes": STALE_PREFIXES,
-                "environment": plan.environment(),
-                "sys_path": [path for path in sys.path if isinstance(path, str)],
-                "framework": process_plan.framework,
-                "rendezvous": str(directory / "rendezvous"),
-                "rank": plan.rank,
-                "local_rank": plan.local_rank,
-                "world_size": plan.world_size,
-                "device": plan.device,
-                "divided": process_plan.divided,
-                "threads": plan.threads,
-                "cpus": plan.cpus,
-            }
-        )
+        self.channel = Channel(started.connection, directory)
 
     def failed(self, said: dict[str, Any]) -> failure.Failure:
         """What it said, with the output of the request in hand."""
-        return failure.Failure(self.plan, self.popen.pid, said, failure.tail(self.log, self.log_start))
+        return failure.Failure(self.plan, self.pid, said, self.output())
 
-    def kill(self) -> None:
-        """End the rank and what it started in its session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        self.connection.close()
+    def begin(self) -> None:
+        """What it prints from now on belongs to the request in hand."""
+        # The log is gone when the supervisor is, which the request will tell.
+        with suppress(FileNotFoundError):
+            self.log_start = self.log.stat().st_size
+
+    def output(self) -> list[str]:
+        """What it has printed since the request in hand."""
+        return failure.tail(self.log, self.log_start)
 
 
 class RankGroup:
     """Running ranks. Any failure ends the whole group; ``alive`` is false from then on.
 
-    ``descriptors`` are those of the lease of GPUs, which then lasts as long as a rank is there.
+    ``hosts`` has each host of the plan by its name. ``descriptors`` are those of the lease of GPUs, which
+    then lasts until nothing of the ranks is left. ``environment`` is what ranks inherit.
     """
 
-    def __init__(self, plan: ProcessPlan, descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        plan: ProcessPlan,
+        hosts: Mapping[str, Host],
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.plan = plan
         self.alive = True
-        self._directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
-        self._processes: list[_Process] = []
+        self._owner = os.getpid()
+        self._name = f"{os.getpid()}-{next(_numbers)}"
+        self._hosts = [hosts[name] for name in plan.hosts]
+        self._ranks: list[_Rank] = []
         start = time.monotonic()
         try:
-            for each in plan.ranks:
-                self._processes.append(_Process(each, plan, self._directory, descriptors))
+            self._start(hosts, descriptors, inherited() if environment is None else environment)
             seen = self._collect(START_TIMEOUT_S)
-            self.ranks = tuple(
-                _rank_info(process, facts) for process, facts in zip(self._processes, seen, strict=True)
-            )
+            self.ranks = tuple(_rank_info(rank, facts) for rank, facts in zip(self._ranks, seen, strict=True))
             _check_placement(plan, seen)
+        except WorkerError as error:
+            error.before_ready = True
+            self.kill()
+            raise
         except BaseException:
             self.kill()
             raise
@@ -114,10 +105,10 @@ class RankGroup:
         outcomes (skip, xfail, fail) are raised as such.
         """
         try:
-            for process, payload in zip(self._processes, payloads, strict=True):
-                process.log_start = process.log.stat().st_size
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    process.connection.send((verb, payload))
+            for rank, payload in zip(self._ranks, payloads, strict=True):
+                rank.begin()
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    rank.channel.send((verb, payload))
             return self._collect(timeout_s)
         except BaseException:
             self.kill()
@@ -125,33 +116,82 @@ class RankGroup:
 
     def ask_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
         """Send the same request to every rank."""
-        return self.ask(verb, [payload] * len(self._processes), timeout_s)
+        return self.ask(verb, [payload] * len(self._ranks), timeout_s)
 
     def close(self) -> None:
-        """Let the ranks end by themselves, then make sure."""
-        if not self.alive:
+        """Let the ranks end by themselves, then make sure. Does nothing in a forked child of pytest."""
+        if not self.alive or os.getpid() != self._owner:
             return
-        for process in self._processes:
-            with contextlib.suppress(OSError):
-                process.connection.send(("stop", None))
+        for rank in self._ranks:
+            with suppress(OSError):
+                rank.channel.send(("stop", None))
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(max(0.0, deadline - time.monotonic()))
+        waiting = [rank.channel.connection for rank in self._ranks]
+        while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
+            # Nothing is said any more: what can be read is the end.
+            waiting = [each for each in waiting if each not in ready]
         self.kill()
 
     def kill(self) -> None:
-        """End every rank now."""
+        """End every rank now, and whatever they have started. Does nothing in a forked child of pytest."""
+        if os.getpid() != self._owner:
+            return
         self.alive = False
-        for process in self._processes:
-            process.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        for rank in self._ranks:
+            rank.channel.close()
+        self._ranks = []
+        stuck = []
+        for host in self._hosts:
+            with suppress(WorkerError):
+                stuck += host.end(self._name)
+        if stuck:
+            pids = ", ".join(map(str, stuck))
+            warnings.warn(
+                f"ranks that were killed have not ended (pid {pids}): they wait in the kernel, and their "
+                "devices stay leased until they end",
+                LLEnergyWarning,
+                stacklevel=2,
+            )
+
+    def _start(
+        self, hosts: Mapping[str, Host], descriptors: Sequence[int], environment: Mapping[str, str]
+    ) -> None:
+        first = hosts[self.plan.hosts[0]]
+        own = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
+        for each in self.plan.ranks:
+            # Before any of them is started: what is prepared for one serves all.
+            hosts[each.host].prepare(own[each.rank], self.plan.preload)
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        for each in self.plan.ranks:
+            host = hosts[each.host]
+            started = host.start(self._name, each.rank, {**own[each.rank], **meeting}, descriptors)
+            rank = _Rank(each, host, started, host.directory(self._name))
+            self._ranks.append(rank)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                rank.channel.connection.send(
+                    {
+                        "stale_prefixes": STALE_PREFIXES,
+                        "environment": {**each.environment(), **meeting},
+                        "sys_path": [path for path in sys.path if isinstance(path, str)],
+                        "framework": self.plan.framework,
+                        "rendezvous": first.rendezvous(self._name),
+                        "directory": str(host.directory(self._name)),
+                        "rank": each.rank,
+                        "local_rank": each.local_rank,
+                        "world_size": each.world_size,
+                        "devices": each.devices,
+                        "parallel": msgspec.to_builtins(self.plan.parallel),
+                        "divided": self.plan.divided,
+                        "threads": each.threads,
+                        "cpus": each.cpus,
+                    }
+                )
 
     def _collect(self, timeout_s: float | None) -> list[Any]:
         """One answer from each rank; blocks without polling."""
         answers: dict[int, Any] = {}
         failures: list[failure.Failure] = []
-        waiting = {process.connection: process for process in self._processes}
+        waiting = {rank.channel.connection: rank for rank in self._ranks}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while waiting:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -159,31 +199,45 @@ class RankGroup:
             if not ready:
                 break
             for connection in ready:
-                assert isinstance(connection, Connection)
-                process = waiting.pop(connection)
+                rank = waiting.pop(connection)  # type: ignore[call-overload]
                 try:
-                    state, value = connection.recv()
+                    state, value = rank.channel.receive()
                 except (EOFError, OSError):
-                    state, value = "error", failure.death(process.popen)
+                    state, value = "error", failure.death(rank.host, rank.pid)
                 if state == "ok":
-                    answers[process.plan.rank] = value
+                    answers[rank.plan.rank] = value
                 else:
-                    failures.append(process.failed(value))
+                    failures.append(rank.failed(value))
                     deadline = min(deadline or float("inf"), time.monotonic() + SETTLE_S)
         if failures:
-            failure.raise_first(failures, len(self._processes))
+            others = [(rank.plan, rank.output()) for rank in self._ranks]
+            failure.raise_first(failures, len(self._ranks), others)
         if waiting:
-            silent = [process.plan for process in waiting.values()]
-            raise WorkerError(failure.hang(silent, len(self._processes), timeout_s or 0.0))
-        return [answers[process.plan.rank] for process in self._processes]
+            self._raise_hang(list(waiting.values()), timeout_s or 0.0)
+        return [answers[rank.plan.rank] for rank in self._ranks]
+
+    def _raise_hang(self, silent: Sequence[_Rank], timeout_s: float) -> None:
+        for host in self._hosts:
+            with suppress(WorkerError):
+                host.signal(self._name, signal.SIGUSR2)
+        time.sleep(STACKS_S)
+        outputs = [(rank.plan, rank.output()) for rank in self._ranks]
+        failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)
 
 
-def _rank_info(process: _Process, facts: dict[str, Any]) -> RankInfo:
+def _free_port() -> int:
+    """For libraries that insist on one. The ranks themselves meet elsewhere."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank_info(rank: _Rank, facts: dict[str, Any]) -> RankInfo:
     return RankInfo(
-        rank=process.plan.rank,
-        local_rank=process.plan.local_rank,
+        rank=rank.plan.rank,
+        local_rank=rank.plan.local_rank,
         pid=facts["pid"],
-        device=facts["device"],
+        device=",".join(facts["devices"]),
         threads=facts["threads"],
         cpus=facts["cpus"],
     )
@@ -191,14 +245,13 @@ def _rank_info(process: _Process, facts: dict[str, Any]) -> RankInfo:
 
 def _check_placement(plan: ProcessPlan, seen: Sequence[dict[str, Any]]) -> None:
     """Hold what runs against the plan. Raises ``WorkerPlacementError`` naming both sides."""
-    pids = {facts["pid"] for facts in seen}
+    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, seen, strict=True)}
     if len(pids) != len(plan.ranks):
         raise WorkerPlacementError(f"planned {len(plan.ranks)} processes, found {len(pids)}")
     for planned, facts in zip(plan.ranks, seen, strict=True):
-        if facts["device"] != planned.device:
-            raise WorkerPlacementError(
-                f"rank {planned.rank}: planned on {planned.device}, found on {facts['device']}"
-            )
+        found = ",".join(facts["devices"])
+        if found != planned.device:
+            raise WorkerPlacementError(f"rank {planned.rank}: planned on {planned.device}, found on {found}")
         if plan.framework == "torch" and facts["world_size"] != planned.world_size:
             raise WorkerPlacementError(
                 f"rank {planned.rank}: planned in a world of {planned.world_size}, found in one of "

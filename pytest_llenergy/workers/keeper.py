@@ -63,6 +63,7 @@ class Keeper:
     def leave(self) -> None:
         """The test has ended: keep GPUs with warm ranks for the next one, give back everything else."""
         with self._lock:
+            self._pool.rest()
             self._pool.descriptors = ()
             for held in self._current:
                 gpus = {claim for claim in held.claims if claim.device != CPU}

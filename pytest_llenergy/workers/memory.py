@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of this process in one round: the GPU's where torch uses one, else resident memory."""
+"""Memory of this process: the GPU's where torch uses one, else resident memory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,22 @@ def peak_memory_bytes() -> int | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
+    return _status_bytes("VmHWM")
+
+
+def memory_bytes() -> int | None:
+    """What is in use now, caches of freed memory left out; ``None`` where the system does not tell."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        return int(torch.cuda.memory_allocated())
+    return _status_bytes("RssAnon")
+
+
+def _status_bytes(name: str) -> int | None:
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return None
-    match = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    match = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
     return int(match.group(1)) * 1024 if match else None

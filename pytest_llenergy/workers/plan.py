@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
@@ -19,27 +19,50 @@ from pytest_llenergy.model.record import Parallel
 #: Libraries that decide their thread count from the environment when they are imported.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-#: All ranks are on this host; other interfaces would only add names to look up and fail on.
+#: Between ranks of one host; other interfaces would only add names to look up and fail on.
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 #: What torchrun, Slurm and MPI leave behind; a rank that inherits it joins the wrong group.
 STALE_PREFIXES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_", "MASTER_")
 
+#: The host of pytest itself, the only one there is today.
+LOCALHOST = "localhost"
+
+#: Variables that differ between the ranks of a group; all others can be there before torch is imported.
+OF_ONE_RANK = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One process. ``cpus`` are the logical CPUs it is pinned to; empty means not pinned."""
+    """One process, and the devices that it sees: one, or all where the engine shares them out.
 
+    ``cpus`` are the logical CPUs it is pinned to; empty means not pinned. ``local_rank`` is its position
+    among the ``local_world_size`` ranks of its host.
+    """
+
+    host: str
     rank: int
     local_rank: int
     world_size: int
-    device: str
+    local_world_size: int
+    devices: tuple[str, ...]
     threads: int
     cpus: tuple[int, ...]
 
+    @property
+    def device(self) -> str:
+        """Its devices, as they are told to people."""
+        return ",".join(self.devices)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it has no GPU."""
+        return self.devices == (CPU,)
+
     def environment(self) -> dict[str, str]:
         """The variables that the rank sets before anything else can be imported."""
-        visible = "" if self.device == CPU else self.device
+        visible = "" if self.on_cpu else self.device
         return {
             "CUDA_VISIBLE_DEVICES": visible,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -47,11 +70,10 @@ class RankPlan:
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.world_size),
-            "GLOO_SOCKET_IFNAME": LOOPBACK,
-            "NCCL_SOCKET_IFNAME": LOOPBACK,
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            **(dict.fromkeys(INTERFACES, LOOPBACK) if self.local_world_size == self.world_size else {}),
             "TOKENIZERS_PARALLELISM": "false",
-            **({"ACCELERATE_USE_CPU": "true"} if self.device == CPU else {}),
+            **({"ACCELERATE_USE_CPU": "true"} if self.on_cpu else {}),
             **dict.fromkeys(THREAD_VARIABLES, str(self.threads)),
         }
 
@@ -60,7 +82,8 @@ class RankPlan:
 class ProcessPlan:
     """All processes of one group. Equal plans can share their processes.
 
-    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of.
+    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of. ``preload`` names the
+    modules that forked ranks have in common.
     """
 
     launch: Literal["ranks", "engine"]
@@ -68,6 +91,12 @@ class ProcessPlan:
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
     divided: tuple[str, ...] = ()
+    preload: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Where its ranks are, each host once, that of rank 0 first."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
 
 def plan_processes(
@@ -77,7 +106,7 @@ def plan_processes(
     cpus: Sequence[int],
     threads: int | None = None,
 ) -> ProcessPlan:
-    """One rank for each leased device, data parallel unless the test says otherwise.
+    """One rank for each leased device, or one for all of an engine; data parallel unless the test says more.
 
     ``cpus`` are the logical CPUs to share out; ``threads`` overrides the threads of each rank. Raises
     ``PlanError`` when the degrees do not multiply to the devices.
@@ -90,22 +119,46 @@ def plan_processes(
             f"parallel(data={degrees.data}, tensor={degrees.tensor}, pipeline={degrees.pipeline}) needs "
             f"{product} devices and the lease has {n}; make gpus(n) their product"
         )
-    share = max(1, len(cpus) // n)
+    groups = _device_groups(capabilities, lease)
+    share = max(1, len(cpus) // len(groups))
     ranks: list[RankPlan] = []
-    for rank, device in enumerate(lease.devices):
+    for rank, devices in enumerate(groups):
         own = tuple(cpus[(rank * share + i) % len(cpus)] for i in range(share))
         ranks.append(
             RankPlan(
+                host=LOCALHOST,
                 rank=rank,
                 local_rank=rank,
-                world_size=n,
-                device=device,
+                world_size=len(groups),
+                local_world_size=len(groups),
+                devices=devices,
                 threads=threads or share,
                 # A GPU's rank is not pinned: which cores are near its board is not known here.
-                cpus=own if device == CPU else (),
+                cpus=own if devices == (CPU,) else (),
             )
         )
-    return ProcessPlan(capabilities.launch, capabilities.framework, degrees, tuple(ranks), lease.divided)
+    framework = capabilities.framework
+    return ProcessPlan(
+        launch=capabilities.launch,
+        framework=framework,
+        parallel=degrees,
+        ranks=tuple(ranks),
+        divided=lease.divided,
+        preload=(*([framework] if framework else []), *capabilities.preload),
+    )
+
+
+def _device_groups(capabilities: Capabilities, lease: Lease) -> list[tuple[str, ...]]:
+    """The devices of each process."""
+    if capabilities.launch == "ranks":
+        return [(device,) for device in lease.devices]
+    if lease.divided and len(lease.devices) > 1:
+        # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
+        raise PlanError(
+            f"one process sees one MIG instance and the lease has {len(lease.devices)} for an engine that "
+            "runs in one; use gpus(1), or a backend that runs one rank on each"
+        )
+    return [tuple(dict.fromkeys(lease.devices))]
 
 
 def refuse(spec: BackendSpec, parallel: Parallel, able: Sequence[str]) -> str | None:

@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that stay for the next test: one group at a time, kept while tests ask for the same one."""
+"""Ranks that stay for the next test: one group at a time, kept while tests can share it."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.errors import LLEnergyError, LLEnergyWarning, WorkerError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.plan import ProcessPlan
+from pytest_llenergy.workers.host import Host
+from pytest_llenergy.workers.local import LocalHost, StartMethod
+from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan
+from pytest_llenergy.workers.surroundings import hazards, inherited
+
+Isolation = Literal["test", "backend", "run"]
+
+#: How much more memory than after their first test ranks may keep: the larger of these (bytes, share).
+GROWTH_BYTES, GROWTH_SHARE = 256 << 20, 0.25
+
+#: How long ranks may take to clean up after a test (seconds).
+REST_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -31,75 +44,142 @@ class Load:
         """Options in a fixed order, so that equal ones compare equal."""
         return cls(spec, model, tuple(sorted(options.items())))
 
+    def payload(self) -> dict[str, Any]:
+        """As ranks are told."""
+        return {
+            "factory": self.spec.factory,
+            "model": asdict(self.model),
+            "options": dict(self.options),
+        }
+
+
+@dataclass
+class _Shared:
+    """A live group and what a test must want to be given it."""
+
+    group: RankGroup
+    plan: ProcessPlan
+    environment: dict[str, str]
+    load: Load | None = None
+    info: BackendInfo | None = None
+    #: Of each rank after its first test (bytes).
+    memory_bytes: tuple[int | None, ...] | None = None
+
 
 class RankPool:
-    """Holds at most one live group. Equal plan and equal load mean the group is used again.
+    """Holds at most one live group.
 
-    ``descriptors`` are those of the lease of GPUs that new ranks run under. Ranks that nobody uses may be
-    ended from another thread, by ``end``.
+    It is used again by a test with an equal plan, environment and load. With the isolation ``test`` it ends
+    with its test, with ``run`` it takes another load in place of its own. ``descriptors`` are those of the
+    lease of GPUs that new ranks run under. Ranks that nobody uses may be ended from another thread, by
+    ``end``.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        start_method: StartMethod = "spawn",
+        isolation: Isolation = "backend",
+        logs: Path | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
-        self._group: RankGroup | None = None
-        self._key: tuple[ProcessPlan, Load | None] | None = None
-        self._info: BackendInfo | None = None
+        self._isolation = isolation
+        self._hosts: dict[str, Host] = {LOCALHOST: LocalHost(start_method, logs)}
+        self._shared: _Shared | None = None
+        self._warned: set[str] = set()
         self._lock = threading.RLock()
         self.descriptors: tuple[int, ...] = ()
 
     @property
     def devices(self) -> frozenset[str]:
         """Those that live ranks are on."""
-        group = self._group
-        if group is None or not group.alive:
+        shared = self._shared
+        if shared is None or not shared.group.alive:
             return frozenset()
-        return frozenset(rank.device for rank in group.plan.ranks)
+        return frozenset(device for rank in shared.plan.ranks for device in rank.devices)
 
     def group(self, plan: ProcessPlan) -> RankGroup:
         """Ranks without a backend."""
-        group, _ = self._get(plan, None)
-        return group
+        with self._lock:
+            return self._get(plan, None).group
 
     def loaded(self, plan: ProcessPlan, load: Load) -> tuple[RankGroup, BackendInfo]:
         """Ranks with a model, and what they say about it."""
-        group, info = self._get(plan, load)
-        assert info is not None
-        return group, info
+        with self._lock:
+            shared = self._get(plan, load)
+            if shared.load != load:
+                shared.info, shared.load = self._loaded(shared.group, load), load
+                shared.memory_bytes = None
+            assert shared.info is not None
+            return shared.group, shared.info
+
+    def rest(self) -> None:
+        """The test has ended: clean ranks stay for the next one, others are ended."""
+        with self._lock:
+            shared = self._shared
+            if shared is None:
+                return
+            if self._isolation == "test" or not self._is_clean(shared):
+                self._retire()
 
     def close(self) -> None:
         """End what is running."""
         with self._lock:
-            if self._group is not None:
-                self._group.close()
-            self._group = self._key = self._info = None
+            self._retire()
+            for host in self._hosts.values():
+                host.close()
 
     def end(self, devices: Collection[str]) -> None:
         """End what is running on one of these devices."""
         with self._lock:
             if not self.devices.isdisjoint(devices):
-                self.close()
+                self._retire()
 
-    def _get(self, plan: ProcessPlan, load: Load | None) -> tuple[RankGroup, BackendInfo | None]:
-        with self._lock:
-            return self._locked_get(plan, load)
+    def _get(self, plan: ProcessPlan, load: Load | None) -> _Shared:
+        shared, environment = self._shared, inherited()
+        if shared is not None and shared.group.alive:
+            same = shared.plan == plan and shared.environment == environment
+            if same and (shared.load == load or self._isolation == "run"):
+                return shared
+        self._retire()
+        self._warn_of_hazards()
+        group = RankGroup(plan, self._hosts, self.descriptors, environment)
+        self._shared = _Shared(group, plan, environment)
+        return self._shared
 
-    def _locked_get(self, plan: ProcessPlan, load: Load | None) -> tuple[RankGroup, BackendInfo | None]:
-        if self._group is not None and self._group.alive and self._key == (plan, load):
-            return self._group, self._info
-        self.close()
-        group = RankGroup(plan, self.descriptors)
-        info = None
-        if load is not None:
-            payload = {
-                "factory": load.spec.factory,
-                "model": asdict(load.model),
-                "options": dict(load.options),
-            }
-            try:
-                answers = group.ask_all("load", payload, self._timeout_s)
-            except WorkerError as error:
-                what = f"loading {load.model.label} with {load.spec.name}"
-                raise WorkerError(f"{what}: {error.args[0]}", error.details) from None
-            info = msgspec.json.decode(answers[0], type=BackendInfo)
-        self._group, self._key, self._info = group, (plan, load), info
-        return group, info
+    def _loaded(self, group: RankGroup, load: Load) -> BackendInfo:
+        try:
+            answers = group.ask_all("load", load.payload(), self._timeout_s)
+        except WorkerError as error:
+            error.args = (f"loading {load.model.label} with {load.spec.name}: {error.args[0]}",)
+            raise
+        return msgspec.json.decode(answers[0], type=BackendInfo)
+
+    def _is_clean(self, shared: _Shared) -> bool:
+        """Whether the ranks are as they were before the test, as far as can be seen."""
+        if not shared.group.alive:
+            return False
+        try:
+            memory = tuple(shared.group.ask_all("rest", None, REST_TIMEOUT_S))
+        except LLEnergyError:
+            return False
+        if shared.memory_bytes is None:
+            shared.memory_bytes = memory
+        return not any(_has_grown(now, first) for now, first in zip(memory, shared.memory_bytes, strict=True))
+
+    def _retire(self) -> None:
+        if self._shared is not None:
+            self._shared.group.close()
+            self._shared = None
+
+    def _warn_of_hazards(self) -> None:
+        for hazard in hazards():
+            if hazard not in self._warned:
+                self._warned.add(hazard)
+                warnings.warn(hazard, LLEnergyWarning, stacklevel=2)
+
+
+def _has_grown(now: int | None, first: int | None) -> bool:
+    if now is None or first is None:
+        return False
+    return now - first > max(GROWTH_BYTES, GROWTH_SHARE * first)

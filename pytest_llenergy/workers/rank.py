@@ -7,7 +7,7 @@ environment is set. The order is fixed: environment, devices, framework, check, 
 
 from __future__ import annotations
 
-import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -16,44 +16,53 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
 
+def main(descriptor: int, *, preloaded: bool = False) -> None:
+    """Boot from the plan that comes over the socket, then serve requests until it closes.
 
-def main(descriptor: int) -> None:
-    """Boot from the plan that comes over the socket, then serve requests until it closes."""
+    A ``preloaded`` rank is a fork of a process that has imported torch, and has done nothing with it.
+    """
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     boot: dict[str, Any] = connection.recv()
+    # Says where every thread is, also while one holds the interpreter's lock.
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
-        hello = start(boot)
+        hello = start(boot, preloaded=preloaded)
     except BaseException as error:
         said = {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         connection.send(("error", {"time_ns": time.monotonic_ns(), **said}))
         raise SystemExit(1) from error
+    from pathlib import Path
+
+    from pytest_llenergy.workers.channel import Channel
     from pytest_llenergy.workers.serve import Server
 
+    server = Server(Channel(connection, Path(boot["directory"])), boot)
     connection.send(("ok", hello))
-    Server(connection, boot).run()
+    server.run()
     # Taking down torch's interpreter takes a second in which nothing more can happen.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def start(boot: dict[str, Any]) -> dict[str, Any]:
+def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
     """Become the planned rank. Returns what was seen, which the parent holds against the plan."""
-    _die_with_parent(boot["parent_pid"])
-    if "torch" in sys.modules:
+    if "torch" in sys.modules and not preloaded:
         raise RuntimeError(
             "torch was imported before the rank could set its devices (sitecustomize or .pth?)"
         )
     for name in [name for name in os.environ if name.startswith(boot["stale_prefixes"])]:
         del os.environ[name]
     os.environ.update(boot["environment"])
+    if preloaded and "numpy" in sys.modules:
+        # Else all forks would draw the same numbers, unlike fresh interpreters.
+        sys.modules["numpy"].random.seed()
     sys.path[:] = boot["sys_path"]
     if boot["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, boot["cpus"])
-    seen: dict[str, Any] = {"framework": None, "world_size": 1, "device": boot["device"]}
+    seen: dict[str, Any] = {"framework": None, "world_size": 1, "devices": boot["devices"]}
     if boot["framework"] == "torch":
         seen = start_torch(boot)
     cpus = sorted(os.sched_getaffinity(0)) if boot["cpus"] and hasattr(os, "sched_getaffinity") else None
@@ -65,29 +74,32 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(boot["threads"])
-    cpu = boot["device"] == "cpu"
-    # Asking for the count initialises nothing on CPU builds and only this rank's device elsewhere.
+    planned = [device for device in boot["devices"] if device != "cpu"]
+    # Asking for the count initialises nothing on CPU builds and only this rank's devices elsewhere.
     count = torch.cuda.device_count()
-    if count != (0 if cpu else 1):
+    if count != len(planned):
         raise RuntimeError(
-            f"the plan gives this rank {boot['device']}, torch sees {count} GPUs "
+            f"the plan gives this rank {', '.join(boot['devices'])}, torch sees {count} GPUs "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})"
         )
-    device = "cpu"
-    if not cpu:
+    found = ["cpu"]
+    if planned:
         torch.cuda.set_device(0)
         torch.zeros(1, device="cuda")
-        device = _seen(str(torch.cuda.get_device_properties(0).uuid), boot)
-        if device != boot["device"]:
-            raise RuntimeError(f"the plan gives this rank {boot['device']}, torch sees {device}")
+        uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
+        found = [_seen(uuid, wanted, boot) for uuid, wanted in zip(uuids, planned, strict=True)]
+        if found != planned:
+            raise RuntimeError(
+                f"the plan gives this rank {', '.join(planned)}, torch sees {', '.join(found)}"
+            )
     world_size = 1
     if boot["world_size"] > 1:
         import torch.distributed as dist
 
         dist.init_process_group(
             # NCCL does not run on MIG instances (github.com/NVIDIA/nccl, issue 431).
-            "gloo" if cpu or boot["device"].startswith("MIG-") else "nccl",
-            store=dist.FileStore(boot["rendezvous"], boot["world_size"]),
+            "nccl" if planned and not planned[0].startswith("MIG-") else "gloo",
+            init_method=boot["rendezvous"],
             rank=boot["rank"],
             world_size=boot["world_size"],
         )
@@ -96,29 +108,20 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
     return {
         "framework": f"torch {torch.__version__}",
         "world_size": world_size,
-        "device": device,
+        "devices": found,
         "threads": torch.get_num_threads(),
     }
 
 
-def _seen(uuid: str, boot: dict[str, Any]) -> str:
+def _seen(uuid: str, planned: str, boot: dict[str, Any]) -> str:
     """The device that CUDA calls by this UUID, named as in plans.
 
     Of a MIG instance some versions of CUDA give its own UUID and some that of its board.
     """
     names = [f"{prefix}{uuid}" for prefix in ("GPU-", "MIG-")]
-    planned = str(boot["device"])
     if planned in names or (planned.startswith("MIG-") and names[0] in boot["divided"]):
         return planned
     return names[0]
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process with its parent, also when that is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        raise SystemExit(1)
 
 
 if __name__ == "__main__":

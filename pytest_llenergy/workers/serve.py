@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -18,8 +18,13 @@ import msgspec
 
 from pytest_llenergy.backends.base import Backend, Generation, GenerationParams, Job, RankContext, create
 from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Iteration, RankTimeline
-from pytest_llenergy.workers.memory import peak_memory_bytes, reset_peak_memory
+from pytest_llenergy.workers.channel import Channel
+from pytest_llenergy.workers.memory import memory_bytes, peak_memory_bytes, reset_peak_memory
+
+#: What ``pytest.exit`` raises, and Ctrl-C.
+ENDS_OF_RUN = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
 
 
 class CallJob:
@@ -38,11 +43,16 @@ class CallJob:
 class Server:
     """Answers each request with ``("ok", value)`` or ``("error", details)``, one at a time."""
 
-    def __init__(self, connection: Connection, boot: dict[str, Any]) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, boot: dict[str, Any]) -> None:
+        self._channel = channel
         self._boot = boot
         self._backend: Backend | None = None
         self._job: Job | CallJob | None = None
+        self._noted: list[tuple[int, int, Any]] = []
+        self._surroundings = dict(os.environ), Path.cwd()
+        # What is loaded by now is here to stay; no collection need look through it again.
+        gc.collect()
+        gc.freeze()
 
     def run(self) -> None:
         """Serve until the other side asks to stop or goes away."""
@@ -54,15 +64,15 @@ class Server:
             "work": self._work,
             "timeline": self._timeline,
             "result": self._result,
+            "rest": self._rest,
         }
         while True:
             try:
-                verb, payload = self._connection.recv()
-            except EOFError:
+                verb, payload = self._channel.receive()
+            except (EOFError, OSError):
                 return
             if verb == "stop":
-                if self._backend is not None:
-                    self._backend.close()
+                self._unload()
                 return
             try:
                 answer = ("ok", verbs[verb](payload))
@@ -70,21 +80,22 @@ class Server:
                 answer = ("error", _describe(error))
             sys.stdout.flush()
             sys.stderr.flush()
-            self._connection.send(answer)
+            self._channel.send(answer)
 
     def _load(self, payload: dict[str, Any]) -> bytes:
         context = RankContext(
             rank=self._boot["rank"],
             local_rank=self._boot["local_rank"],
             world_size=self._boot["world_size"],
-            device=self._boot["device"],
+            devices=tuple(self._boot["devices"]),
             threads=self._boot["threads"],
+            parallel=msgspec.convert(self._boot["parallel"], Parallel),
         )
+        self._unload()
         backend = create(payload["factory"])
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
         self._backend = backend
-        # The model's objects are here to stay; no collection need look through them again.
         gc.collect()
         gc.freeze()
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=time.monotonic() - start))
@@ -108,7 +119,7 @@ class Server:
         assert job is not None
         # Short functions are not slowed down by looking at the clock after each call.
         repeats = iterations if isinstance(job, CallJob) else 1
-        self._noted: list[tuple[int, int, Any]] = []
+        self._noted = []
         self._repeats = repeats
         _barrier()
         cpu_before = time.process_time()
@@ -141,6 +152,27 @@ class Server:
         assert self._job is not None
         return bytes(cloudpickle.dumps(self._job.result(self._noted[-1][2])))
 
+    def _rest(self, _payload: None) -> int | None:
+        """After a test: as it was before it. Returns the memory that is in use all the same (bytes)."""
+        self._job = None
+        self._noted = []
+        environment, directory = self._surroundings
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(directory)
+        gc.collect()
+        return memory_bytes()
+
+    def _unload(self) -> None:
+        if self._backend is None:
+            return
+        self._backend.close()
+        self._backend = self._job = None
+        self._noted = []
+        # Else the next model's objects would be beside those of the last.
+        gc.unfreeze()
+        gc.collect()
+
     def _synchronize(self) -> None:
         if self._backend is not None:
             self._backend.synchronize()
@@ -160,6 +192,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
     kind = type(error)
     # pytest's outcomes call themselves builtins; their common base gives them away.
     is_outcome = any(base.__name__ == "OutcomeException" for base in kind.__mro__)
+    # These have another: they end the run.
+    is_outcome = is_outcome or f"{kind.__module__}.{kind.__name__}" in ENDS_OF_RUN
     return {
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),

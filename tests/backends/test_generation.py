@@ -36,7 +36,11 @@ class Engine:
     def __init__(self, spec: BackendSpec, model: ModelSource, options: dict[str, Any], n: int = 1) -> None:
         self.pool = RankPool(timeout_s=300)
         plan = plan_processes(spec.capabilities, None, Lease(devices=("cpu",) * n), [0, 1], 1)
-        self.group, self.info = self.pool.loaded(plan, Load.of(spec, model, options))
+        try:
+            self.group, self.info = self.pool.loaded(plan, Load.of(spec, model, options))
+        except BaseException:
+            self.pool.close()
+            raise
 
     def generate(self, prompts: list[str], **params: Any) -> tuple[Generation, RoundTimeline]:
         workload = generate_workload(self.group, prompts, GenerationParams.of(params), 300)

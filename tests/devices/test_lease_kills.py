@@ -217,16 +217,39 @@ def test_ranks_of_a_killed_pytest_free_their_board_when_they_are_gone(make: Make
         assert is_gone(rank)
 
 
-def test_what_a_rank_has_started_keeps_its_board_until_it_is_gone(make: MakeLocker) -> None:
+def kill_unwatched(pytest_: subprocess.Popen[bytes], rank: int) -> None:
+    """Pytest, and before it the one that would end what ranks leave behind."""
+    supervisor = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    assert supervisor not in (1, pytest_.pid)
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: is_gone(rank))
+    pytest_.kill()
+    pytest_.wait()
+
+
+def test_what_a_rank_has_started_ends_with_pytest_and_then_frees_its_board(make: MakeLocker) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_RANKS, "daemon", "GPU-a"], stdout=subprocess.PIPE
+    ) as pytest_:
+        assert pytest_.stdout is not None
+        rank, daemon = map(int, pytest_.stdout.readline().split())
+        waiting = make()
+        waiting.ask("GPU-a")
+        assert waiting.is_silent_for(0.3)
+        pytest_.kill()
+        assert answered_in_a_second(waiting)
+        assert is_gone(rank)
+        assert is_gone(daemon)
+
+
+def test_what_is_left_when_the_supervisor_is_killed_too_keeps_its_board(make: MakeLocker) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WITH_RANKS, "daemon", "GPU-a"], stdout=subprocess.PIPE
     ) as pytest_:
         assert pytest_.stdout is not None
         rank, daemon = map(int, pytest_.stdout.readline().split())
         try:
-            pytest_.kill()
-            pytest_.wait()
-            until(lambda: is_gone(rank))
+            kill_unwatched(pytest_, rank)
             told = make().refused("GPU-a", wait_s=0.3)
             assert f"GPU-a: held by what process {pytest_.pid} left running of " in told
             waiting = make()
@@ -247,10 +270,9 @@ def test_what_a_rank_on_the_cpu_has_started_keeps_nothing(make: MakeLocker) -> N
         [sys.executable, "-c", WITH_RANKS, "daemon", "cpu"], stdout=subprocess.PIPE
     ) as pytest_:
         assert pytest_.stdout is not None
-        _, daemon = map(int, pytest_.stdout.readline().split())
+        rank, daemon = map(int, pytest_.stdout.readline().split())
         try:
-            pytest_.kill()
-            pytest_.wait()
+            kill_unwatched(pytest_, rank)
             make().take("GPU-a", ("cpu", True), wait_s=1.0)
             assert not is_gone(daemon)
         finally:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The descendants of a process, found and ended. Standard library only; Linux where it matters."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+#: prctl(2): include/uapi/linux/prctl.h.
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+PROC = Path("/proc")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, sessions of their own or not."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to end this process with its parent, also when that is killed.
+
+    Raises ``SystemExit`` when it has ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def children() -> dict[int, list[int]]:
+    """Every process that can be seen, by its parent. Empty where there is no ``/proc``."""
+    found: dict[int, list[int]] = {}
+    with suppress(OSError):
+        for process in PROC.iterdir():
+            parent = _parent(process) if process.name.isdigit() else None
+            if parent is not None:
+                found.setdefault(parent, []).append(int(process.name))
+    return found
+
+
+def descendants(roots: Collection[int]) -> set[int]:
+    """These processes and all below them."""
+    below, found, waiting = children(), set(roots), list(roots)
+    while waiting:
+        for child in below.get(waiting.pop(), ()):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def end(roots: Collection[int]) -> None:
+    """Kill these and all below them, stopped first: none can start another one meanwhile."""
+    stopped: set[int] = set()
+    while fresh := descendants(roots) - stopped:
+        for pid in fresh:
+            _send(pid, signal.SIGSTOP)
+        stopped |= fresh
+    for pid in stopped:
+        _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        # The name in parentheses may hold anything, spaces and parentheses too (proc_pid_stat(5)).
+        state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    # What has ended and only waits to be reaped runs nothing.
+    return None if state == b"Z" else int(parent)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks on pytest's own host, by a supervisor between pytest and them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers import wire
+from pytest_llenergy.workers.host import Started
+from pytest_llenergy.workers.plan import OF_ONE_RANK
+
+StartMethod = Literal["spawn", "forkserver"]
+
+#: A supervisor imports what it preloads before it answers for the first time.
+BOOT_TIMEOUT_S, ANSWER_TIMEOUT_S = 120.0, 30.0
+
+#: Not run as a module, which would take a search path of its own; nothing of pytest's process is in it.
+PROGRAM = """
+import sys
+sys.path[0] = sys.argv[2]
+from pytest_llenergy.workers.supervisor import main
+main(int(sys.argv[1]))
+"""
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class Supervised:
+    """A running supervisor, asked one thing at a time."""
+
+    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._owner = os.getpid()
+        self.directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
+        self._log = self.directory / "supervisor.log"
+        self._socket, theirs = socket.socketpair()
+        with theirs, self._log.open("wb") as log:
+            # In a session of its own: a Ctrl-C at the terminal is for pytest, which then ends its ranks.
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(theirs.fileno()), ROOT],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        try:
+            boot = {
+                "client_pid": os.getpid(),
+                "directory": str(self.directory),
+                "preload": list(preload),
+                "sys_path": [path for path in sys.path if isinstance(path, str)],
+            }
+            self.pid = int(self._ask(BOOT_TIMEOUT_S, (), boot))
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:
+        """Its answer. Raises ``WorkerError`` when it refuses or is gone."""
+        return self._ask(ANSWER_TIMEOUT_S, descriptors, {"verb": verb, **request})
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, and is ours to ask: a forked child of pytest has no ranks."""
+        return os.getpid() == self._owner and self._popen.poll() is None
+
+    def close(self) -> None:
+        """Let it end what is left, and itself."""
+        if os.getpid() != self._owner:
+            return
+        self._socket.close()
+        try:
+            self._popen.wait(ANSWER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _ask(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
+        self._socket.settimeout(timeout_s)
+        try:
+            wire.send(self._socket, request, descriptors)
+            answer, _ = wire.receive(self._socket)
+        except TimeoutError:
+            raise WorkerError(
+                f"the supervisor of the ranks (pid {self._popen.pid}) did not answer within {timeout_s:g} s"
+            ) from None
+        except (EOFError, OSError):
+            raise WorkerError(self._obituary()) from None
+        if "error" in answer:
+            raise WorkerError(answer["error"], answer.get("details", ""))
+        return answer["ok"]
+
+    def _obituary(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1.0)
+        said = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+        last = f": {said[-1]}" if said else ""
+        code = self._popen.returncode
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code and code < 0
+            else f"ended with exit code {code}"
+        )
+        return f"the supervisor of the ranks (pid {self._popen.pid}) {how}{last}; its ranks ended with it"
+
+
+class LocalHost:
+    """See ``Host``. With ``forkserver`` the supervisor imports what ranks share, and they are forks of it.
+
+    ``logs`` is where the ranks' output is kept; without, it goes with the ranks.
+    """
+
+    def __init__(self, start_method: StartMethod = "spawn", logs: Path | None = None) -> None:
+        self._start_method = start_method
+        self._logs = logs
+        self._supervised: Supervised | None = None
+        self._key: object = None
+
+    def prepare(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        """Have the supervisor that ranks with this environment can come from.
+
+        Libraries read their variables when they are imported, so a fork needs one with the same.
+        """
+        names = tuple(preload) if self._start_method == "forkserver" else ()
+        shared = {name: value for name, value in environment.items() if name not in OF_ONE_RANK}
+        key = (names, shared, tuple(sys.path)) if names else None
+        if self._supervised is not None and self._supervised.alive and self._key == key:
+            return
+        self.close()
+        self._supervised, self._key = Supervised(names, shared), key
+
+    def rendezvous(self, group: str) -> str:
+        """A file: nothing to look up, no port to lose to others."""
+        return f"file://{self.directory(group)}/rendezvous"
+
+    def directory(self, group: str) -> Path:
+        """See ``Host``; the supervisor removes it when pytest cannot."""
+        directory = self._living().directory / group
+        directory.mkdir(exist_ok=True)
+        return directory
+
+    def start(
+        self,
+        group: str,
+        rank: int,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+    ) -> Started:
+        """See ``Host``."""
+        supervised = self._living()
+        log = self._log(group, rank)
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("wb") as file:
+            here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+            try:
+                given = [theirs.fileno(), file.fileno(), here, *descriptors]
+                pid = supervised.ask("start", given, group=group, environment=dict(environment))
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                os.close(here)
+        return Started(int(pid), Connection(ours.detach()), log)
+
+    def code(self, pid: int) -> int | None:
+        """See ``Host``."""
+        code = self._living().ask("code", pid=pid)
+        return None if code is None else int(code)
+
+    def signal(self, group: str, number: int) -> None:
+        """See ``Host``."""
+        self._living().ask("signal", group=group, number=int(number))
+
+    def end(self, group: str) -> list[int]:
+        """See ``Host``. A supervisor that is gone has taken its ranks with it."""
+        if self._supervised is None or not self._supervised.alive:
+            return []
+        stuck = self._supervised.ask("end", group=group)
+        shutil.rmtree(self._supervised.directory / group, ignore_errors=True)
+        return [int(pid) for pid in stuck]
+
+    def close(self) -> None:
+        """See ``Host``."""
+        if self._supervised is not None:
+            self._supervised.close()
+            self._supervised = None
+
+    def _living(self) -> Supervised:
+        if self._supervised is None:
+            raise WorkerError("no supervisor was started for these ranks")
+        return self._supervised
+
+    def _log(self, group: str, rank: int) -> Path:
+        directory = self.directory(group) if self._logs is None else self._logs / group
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory / f"rank{rank}.log"

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process between pytest and its ranks. Standard library only, and one thread.
+
+It starts the ranks, adopts whatever they leave behind, and holds copies of the descriptors of their lease.
+When pytest ends, by whatever means, it ends every descendant, and then frees the devices. With modules to
+preload it imports these first, and its ranks are forks of itself; without, each is a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from pytest_llenergy.workers import family, preload, rank, wire
+
+#: How often a family that is being ended is looked at (seconds), and how long the answer waits for it:
+#: a process that is stuck in a driver ends when the driver lets it.
+LOOK_S, PATIENCE_S = 0.002, 10.0
+
+#: How often those that were stuck are looked at again (seconds).
+SECOND_LOOK_S = 0.2
+
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass
+class Group:
+    """Ranks that end together, and the descriptors that keep their devices meanwhile."""
+
+    living: set[int] = field(default_factory=set)
+    lease: list[int] = field(default_factory=list)
+    ending: bool = False
+
+    def free(self) -> None:
+        """Give back the devices."""
+        for descriptor in self.lease:
+            os.close(descriptor)
+        self.lease.clear()
+
+
+class Supervisor:
+    """Serves one client until that is gone."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+        self._pid = os.getpid()
+        self._groups: dict[str, Group] = {}
+        self._codes: dict[int, int] = {}
+        self._ended_by: int | None = None
+        self._woken, self._wake = socket.socketpair()
+        self._preloaded = False
+        self._directory = ""
+        self._client_pidfd: int | None = None
+
+    def run(self) -> None:
+        """Preload, then serve. What is left in the end is ended."""
+        family.adopt_orphans()
+        self._hear_signals()
+        boot, _ = wire.receive(self._client)
+        self._directory = boot["directory"]
+        try:
+            # A fork of pytest may keep its end of the socket open; this one tells of pytest itself.
+            with suppress(OSError, AttributeError):
+                self._client_pidfd = os.pidfd_open(boot["client_pid"])
+            if boot["preload"]:
+                self._preloaded = True
+                preload.load(boot["preload"], boot["sys_path"])
+            wire.send(self._client, {"ok": self._pid})
+            self._serve()
+        except preload.PreloadError as error:
+            wire.send(self._client, {"error": str(error), "details": error.details})
+        finally:
+            self._finish()
+
+    def _hear_signals(self) -> None:
+        for each in (self._woken, self._wake):
+            each.setblocking(False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in ENDING_SIGNALS:
+            signal.signal(number, self._on_end)
+
+    def _on_end(self, number: int, _frame: object) -> None:
+        self._ended_by = number
+
+    def _serve(self) -> None:
+        verbs: dict[str, Callable[..., Any]] = {
+            "start": self._start,
+            "code": self._code,
+            "signal": self._signal,
+            "end": self._end,
+        }
+        heard = [self._client, self._woken]
+        sources: list[Any] = [*heard, *([self._client_pidfd] if self._client_pidfd is not None else [])]
+        while self._ended_by is None:
+            stuck = [group for group in self._groups.values() if group.ending]
+            ready, _, _ = select.select(sources, [], [], SECOND_LOOK_S if stuck else None)
+            if self._client_pidfd in ready:
+                return
+            if self._woken in ready:
+                self._woken.recv(4096)
+            self._reap()
+            self._end_strays()
+            for name in [name for name, group in self._groups.items() if group.ending]:
+                self._forget_if_gone(name)
+            if self._client in ready:
+                try:
+                    request, descriptors = wire.receive(self._client)
+                except (EOFError, OSError):
+                    return
+                try:
+                    answer = {"ok": verbs[request.pop("verb")](descriptors=descriptors, **request)}
+                except (OSError, preload.PreloadError) as error:
+                    answer = {"error": f"{type(error).__name__}: {error}"}
+                try:
+                    wire.send(self._client, answer)
+                except OSError:
+                    return
+
+    def _start(self, group: str, environment: dict[str, str], descriptors: list[int]) -> int:
+        """One rank. ``descriptors``: its socket, its log, its directory, and those of the lease."""
+        connection, log, directory, *lease = descriptors
+        family_of = self._groups.setdefault(group, Group())
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank(connection, log, directory, lease, environment)
+        for each in (connection, log, directory, *(lease if family_of.lease else ())):
+            os.close(each)
+        family_of.lease = family_of.lease or lease
+        family_of.living.add(pid)
+        if self._preloaded:
+            preload.check_threads()
+        return pid
+
+    def _become_rank(
+        self, connection: int, log: int, directory: int, lease: list[int], environment: dict[str, str]
+    ) -> NoReturn:
+        """In the new process: nothing of the supervisor is left but what the rank is given."""
+        try:
+            family.end_with_parent(self._pid)
+            # While it lives, what its own children leave behind is its own.
+            family.adopt_orphans()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, *ENDING_SIGNALS):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setsid()
+            os.fchdir(directory)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((nothing, 0), (log, 1), (log, 2)):
+                os.dup2(source, target)
+            if not self._preloaded:
+                for each in (connection, *lease):
+                    os.set_inheritable(each, True)
+                os.execve(sys.executable, [sys.executable, rank.__file__, str(connection)], environment)
+            for each in (nothing, log, directory, *self._own_descriptors()):
+                os.close(each)
+            os.environ.clear()
+            os.environ.update(environment)
+            rank.main(connection, preloaded=True)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(1)
+
+    def _own_descriptors(self) -> list[int]:
+        sockets = [each.detach() for each in (self._client, self._woken, self._wake)]
+        pidfd = [self._client_pidfd] if self._client_pidfd is not None else []
+        return sockets + pidfd + [each for group in self._groups.values() for each in group.lease]
+
+    def _code(self, pid: int, descriptors: list[int]) -> int | None:
+        """The exit code of a rank, negative for a signal; ``None`` while it runs."""
+        return self._codes.get(pid)
+
+    def _signal(self, group: str, number: int, descriptors: list[int]) -> None:
+        """Send a signal to the ranks of a group that still run."""
+        for pid in self._groups[group].living if group in self._groups else ():
+            os.kill(pid, number)
+
+    def _end(self, group: str, descriptors: list[int]) -> list[int]:
+        """End a group and all that came of it. Returns what is stuck and keeps its devices until it ends."""
+        found = self._groups.get(group)
+        if found is None:
+            return []
+        found.ending = True
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._forget_if_gone(group) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        return sorted(found.living)
+
+    def _forget_if_gone(self, name: str) -> bool:
+        """Kill what is left of a group; once nothing is, its devices are free."""
+        group = self._groups[name]
+        family.end(group.living)
+        self._reap()
+        self._end_strays()
+        if group.living or self._strays():
+            return False
+        group.free()
+        del self._groups[name]
+        return True
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for group in self._groups.values():
+                if pid in group.living:
+                    group.living.discard(pid)
+                    self._codes[pid] = os.waitstatus_to_exitcode(status)
+
+    def _strays(self) -> set[int]:
+        """What ranks have left behind. While a rank lives it is itself the parent of its orphans."""
+        known = {pid for group in self._groups.values() for pid in group.living}
+        return set(family.children().get(self._pid, ())) - known
+
+    def _end_strays(self) -> None:
+        family.end(self._strays())
+
+    def _finish(self) -> None:
+        for group in self._groups.values():
+            group.ending = True
+        while self._groups:
+            for name in list(self._groups):
+                self._forget_if_gone(name)
+            time.sleep(LOOK_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._ended_by is not None:
+            # So that it is seen by whom.
+            signal.signal(self._ended_by, signal.SIG_DFL)
+            os.kill(self._pid, self._ended_by)
+
+
+def main(descriptor: int) -> None:
+    """Serve the client at the other end of this socket."""
+    os.set_inheritable(descriptor, False)
+    Supervisor(socket.socket(fileno=descriptor)).run()
+    # Modules that were preloaded have nothing to say at the end.
+    os._exit(0)

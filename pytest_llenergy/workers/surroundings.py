@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pytest's own process means for its ranks: the environment they inherit, and what would break them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+from pytest_llenergy.workers.plan import STALE_PREFIXES
+
+#: Told anew for every phase of every test; ranks outlive the test that started them.
+OF_ONE_TEST = ("PYTEST_CURRENT_TEST",)
+
+
+def inherited() -> dict[str, str]:
+    """The environment of ranks that are started now, but for what the plan sets."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in OF_ONE_TEST and not name.startswith(STALE_PREFIXES)
+    }
+
+
+def hazards() -> Iterator[str]:
+    """What a test file or a plugin has done to this process that users take for a fault of the ranks."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    chosen = multiprocessing.get_start_method(allow_none=True) if multiprocessing is not None else None
+    if chosen not in (None, "spawn"):
+        yield (
+            f"multiprocessing's start method was set to {chosen!r} in pytest's process; ranks do not follow "
+            "it, they are started as --energy-start-method says"
+        )
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        yield (
+            "CUDA is initialised in pytest's own process, by a test file or a plugin: it holds memory of a "
+            "GPU, and processes forked from it cannot use CUDA; move the call into workers.run"
+        )

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy doctor`` takes the steps on each device that it may have."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import pytest
+
+from pytest_llenergy.devices.claims import CPU, Claim, Request
+from pytest_llenergy.devices.locks import acquire
+
+from ..nvml_sim import Board
+from .conftest import Boards, Torch
+from .stand_ins import CUDA
+
+BROKEN = "raise ImportError('libtorch_cpu.so: undefined symbol')"
+
+
+def doctor(*args: str) -> tuple[int, list[str]]:
+    """Exit code, and the lines of the steps with every duration as ``N``."""
+    command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.stderr == ""
+    lines = re.sub(r"\b[\d.]+ m?s\b", "N", done.stdout).splitlines()
+    start = next((place for place, line in enumerate(lines) if line.startswith("steps ")), len(lines))
+    return done.returncode, lines[start:]
+
+
+def test_the_first_failure_ends_the_steps_and_is_what_is_wrong(torch_is: Torch) -> None:
+    torch_is(BROKEN)
+    code, lines = doctor()
+    assert code == 1
+    assert lines[0] == "steps    on the CPU, in fresh processes"
+    assert lines[4:8] == [
+        "step     import torch: failed after N (ImportError: libtorch_cpu.so: undefined symbol)",
+        "step     count: skipped (no GPU)",
+        "step     allocation: skipped (after the failure of import torch)",
+        "step     matmul: skipped (after the failure of import torch)",
+    ]
+    assert lines[11].startswith(
+        "wrong    the step 'import torch' failed on the CPU: ImportError: libtorch_cpu.so: undefined symbol; "
+    )
+    assert lines[-1] == "         ImportError: libtorch_cpu.so: undefined symbol"
+
+
+def test_as_data_it_says_the_same(torch_is: Torch) -> None:
+    torch_is(BROKEN)
+    command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    data = json.loads(done.stdout)
+    (made,) = data["trials"]
+    assert (done.returncode, made["device"]) == (1, None)
+    by_name = {step["name"]: step for step in made["steps"]}
+    assert by_name["process"]["state"] == "ok"
+    assert set(by_name["process"]["versions"]) >= {"python"}
+    assert by_name["import torch"]["state"] == "failed"
+    assert by_name["matmul"] == {
+        "name": "matmul",
+        "state": "skipped",
+        "detail": "after the failure of import torch",
+        "duration_s": None,
+        "versions": {},
+    }
+    assert data["findings"][-1]["misconfigured"]
+    assert data["findings"][-1]["text"].startswith("the step 'import torch' failed on the CPU: ImportError: ")
+
+
+def test_steps_can_be_left_out(torch_is: Torch) -> None:
+    torch_is(BROKEN)
+    assert doctor("--no-steps") == (0, [])
+
+
+def test_a_device_that_somebody_measures_on_is_left_alone(torch_is: Torch) -> None:
+    torch_is(BROKEN)
+    held = acquire(Request(always=(Claim(CPU),)), 1.0, "bench.py::test_it")
+    try:
+        code, lines = doctor()
+    finally:
+        held.release()
+    (line,) = lines
+    assert code == 0
+    assert line.startswith(
+        f"steps    on the CPU: not tried, waited N for cpu: held by process {os.getpid()} of "
+    )
+    assert line.endswith(" (bench.py::test_it)")
+
+
+def test_a_driver_that_fails_on_one_board_is_not_asked_for_the_others(boards_are: Boards) -> None:
+    boards_are(Board(uuid="GPU-a"), Board(uuid="GPU-b"), cuda_init=803)
+    code, lines = doctor()
+    assert code == 1
+    assert lines[0] == "steps    on GPU-a, in fresh processes"
+    assert lines[2] == "step     NVML: ok, N, driver 580.95.05 (NVIDIA Sim 100)"
+    assert lines[3].startswith(
+        "step     driver: failed after N (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803"
+    )
+    assert lines[11] == "steps    on GPU-b: not tried, after the failure of driver on GPU-a"
+    assert [line for line in lines if line.startswith("wrong")] == [lines[12]]
+
+
+def test_of_two_boards_one_takes_all_steps_with_both_in_nccl(boards_are: Boards, torch_is: Torch) -> None:
+    boards_are(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
+    spec = find_spec("torch")
+    assert spec is not None
+    torch_is(CUDA)
+    code, lines = doctor()
+    assert (code, len(lines)) == (0, 12)
+    assert lines[4:6] == [
+        f"step     import torch: ok, N, torch {version('torch')}, CUDA 12.8 in torch ({spec.origin})",
+        "step     count: ok, N (the one that was asked for)",
+    ]
+    assert lines[8:] == [
+        "step     cuDNN convolution: ok, N, cuDNN 9.10.2 (by cuDNN, all results right)",
+        "step     two ranks with gloo: ok, N (over lo)",
+        "step     NCCL: ok, N, NCCL 2.27.5 (two ranks)",
+        "steps    on GPU-b: ok up to cuDNN convolution, N",
+    ]
+
+
+def test_boards_that_are_hidden_leave_the_cpu(
+    boards_are: Boards, torch_is: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards_are(Board(uuid="GPU-a"))
+    torch_is(BROKEN)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    _, lines = doctor()
+    assert lines[0] == "steps    on the CPU, in fresh processes"
+    assert lines[2] == "step     NVML: skipped (no GPU is allowed)"

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps in fresh processes: the first that fails is named, whatever it dies of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llenergy.doctor import probe
+from pytest_llenergy.doctor.advice import advice
+from pytest_llenergy.doctor.steps import Step, Trial
+from pytest_llenergy.doctor.trial import steps_on, trial
+
+from ..nvml_sim import Board, MigInstance
+from .conftest import Boards, Torch
+from .stand_ins import CUDA, HANGS, REAL
+
+PYTHON = f"Python {platform.python_version()}"
+TORCH = f"torch {version('torch')}"
+REINSTALL = "reinstall torch, and see LD_LIBRARY_PATH for another copy of its libraries"
+
+
+def states(made: Trial) -> dict[str, str]:
+    return {step.name: step.state for step in made.steps}
+
+
+def failed(made: Trial) -> Step:
+    step = made.first_failure
+    assert step is not None
+    after = made.steps[made.steps.index(step) + 1 :]
+    assert {each.state for each in after} <= {"skipped"}
+    assert {each.detail for each in after} <= {f"after the failure of {step.name}", "no GPU"}
+    assert "\n" not in made.sentence
+    return step
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(200):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("device", [None, "GPU-a"])
+def test_the_process_knows_every_step(device: str | None) -> None:
+    assert set(steps_on(device, ranks=True)) <= set(probe.STEPS)
+    alone = probe.ON_CPU if device is None else probe.ON_GPU
+    assert set(alone) <= set(steps_on(device, ranks=False))
+
+
+def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
+    told: list[Step] = []
+    made = trial(None, tell=told.append)
+    assert states(made) == {
+        "process": "ok",
+        "NVML": "skipped",
+        "driver": "skipped",
+        "import torch": "ok",
+        "count": "skipped",
+        "allocation": "ok",
+        "matmul": "ok",
+        "convolution": "ok",
+        "two ranks with gloo": "ok",
+        "NCCL": "skipped",
+    }
+    assert {step.detail for step in made.steps if step.state == "skipped"} == {"no GPU"}
+    assert told == list(made.steps)
+    assert (made.first_failure, made.untried, made.output) == (None, None, ())
+    assert made.sentence == (
+        "in order on the CPU: process, import torch, allocation, matmul, convolution, two ranks with gloo; "
+        f"{TORCH}, {PYTHON}"
+    )
+
+
+def test_an_illegal_instruction_is_blamed_on_the_step_that_met_it(torch_is: Torch) -> None:
+    torch_is(REAL + "torch.Tensor.__matmul__ = die")
+    made = trial(None)
+    assert failed(made).name == "matmul"
+    assert made.sentence == (
+        "the step 'matmul' failed on the CPU: killed by SIGILL (illegal instruction); "
+        f"{TORCH}, {PYTHON}; "
+        "a library was built for another CPU: reinstall it for this one; lscpu lists what it has"
+    )
+    assert "Fatal Python error: Illegal instruction" in made.output
+
+
+def test_a_wrong_result_is_a_failure(torch_is: Torch) -> None:
+    torch_is(
+        REAL + "torch.nn.functional.conv2d = lambda *args, real=torch.nn.functional.conv2d: 1 + real(*args)"
+    )
+    made = trial(None)
+    assert failed(made).name == "convolution"
+    assert made.sentence == (
+        "the step 'convolution' failed on the CPU: 28800 of 28800 results are wrong; "
+        f"{TORCH}, {PYTHON}; reinstall torch"
+    )
+
+
+def test_a_rank_that_dies_is_named_and_not_the_one_that_waits_for_it(torch_is: Torch) -> None:
+    torch_is(REAL + "if os.environ['RANK'] == '1': torch.distributed.all_reduce = die")
+    made = trial(None)
+    assert failed(made).name == "two ranks with gloo"
+    assert failed(made).detail == "rank 1 of 2: killed by SIGILL (illegal instruction)"
+
+
+class TestOfTheImport:
+    """Nothing here loads the real torch."""
+
+    @pytest.mark.parametrize(
+        ("text", "how"),
+        [
+            (
+                "import ctypes; ctypes.CDLL('libcudart-missing.so.12')",
+                "OSError: libcudart-missing.so.12: cannot open shared object file: No such file or directory",
+            ),
+            ("import torch_missing\n", "ModuleNotFoundError: No module named 'torch_missing'"),
+            ("raise ImportError('first line\\nsecond line')", "ImportError: first line"),
+            ("import sys; sys.exit('enough')", "SystemExit: enough"),
+            ("import os; os._exit(0)", "the process ended with exit code 0 and no answer"),
+            ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV (invalid memory access)"),
+        ],
+    )
+    def test_its_failure_is_told_with_its_message(self, torch_is: Torch, text: str, how: str) -> None:
+        torch_is(text)
+        made = trial(None)
+        assert failed(made).name == "import torch"
+        assert made.sentence == f"the step 'import torch' failed on the CPU: {how}; {PYTHON}; {REINSTALL}"
+
+    def test_its_traceback_is_kept(self, torch_is: Torch) -> None:
+        path = torch_is("import torch_missing\n")
+        assert any(f'File "{path}", line 1' in line for line in trial(None).output)
+
+    def test_one_that_hangs_is_ended_with_what_it_started(self, torch_is: Torch) -> None:
+        path = torch_is(HANGS)
+        made = trial(None, timeout_s=3)
+        assert made.sentence == (
+            f"the step 'import torch' failed on the CPU: no answer within 3 s; {PYTHON}; {REINSTALL}"
+        )
+        assert failed(made).name == "import torch"
+        assert all(is_gone(int(pid)) for pid in path.with_name("pids").read_text().split())
+
+    def test_without_torch_the_rest_is_skipped_and_nothing_has_failed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = find_spec("torch")
+        assert spec is not None
+        assert spec.origin is not None
+        site = str(Path(spec.origin).parents[1])
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if path != site])
+        made = trial(None)
+        assert made.first_failure is None
+        details = {step.name: step.detail for step in made.steps if step.state == "skipped"}
+        assert details == {
+            **dict.fromkeys(("NVML", "driver", "count", "NCCL"), "no GPU"),
+            **dict.fromkeys(
+                ("import torch", "allocation", "matmul", "convolution", "two ranks with gloo"),
+                "torch is not installed",
+            ),
+        }
+
+    def test_who_starts_it_and_is_killed_takes_it_along(self, torch_is: Torch, tmp_path: Path) -> None:
+        pids = torch_is(HANGS).with_name("pids")
+        code = f"from {trial.__module__} import trial; trial(None)"
+        parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
+        try:
+            for _ in range(200):
+                if pids.exists() and pids.read_text():
+                    break
+                time.sleep(0.05)
+            process, child = map(int, pids.read_text().split())
+        finally:
+            parent.kill()
+            parent.wait()
+        try:
+            assert is_gone(process)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+class TestOnBoards:
+    """NVML and the driver's library are stand-ins; so is a CUDA build of torch, where one is needed."""
+
+    SEEN = "driver 580.95.05, CUDA 13.0 in the driver"
+
+    @pytest.mark.parametrize(
+        ("code", "how", "what_to_do"),
+        [
+            (
+                803,
+                "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803, system has unsupported display driver / cuda driver "
+                "combination)",
+                "libcuda.so.1 and the kernel module are of different drivers: restart the host after an "
+                "update, and take any other libcuda.so.1 (cuda-compat) off LD_LIBRARY_PATH",
+            ),
+            (
+                999,
+                "CUDA_ERROR_UNKNOWN (999, unknown error)",
+                "load the module nvidia_uvm anew (modprobe -r nvidia_uvm; modprobe nvidia_uvm), or restart "
+                "the host; under WSL2, wsl --shutdown",
+            ),
+            (4711, "error 4711", "see nvidia-smi, and LD_LIBRARY_PATH for another libcuda.so.1"),
+        ],
+    )
+    def test_a_driver_that_refuses_is_told_in_its_own_words(
+        self, boards_are: Boards, code: int, how: str, what_to_do: str
+    ) -> None:
+        boards_are(Board(uuid="GPU-a"), cuda_init=code)
+        made = trial("GPU-a")
+        assert failed(made).name == "driver"
+        assert made.sentence == (
+            f"the step 'driver' failed on GPU-a: cuInit: {how}; {self.SEEN}, {PYTHON}; {what_to_do}"
+        )
+
+    def test_a_driver_without_its_library_is_told(
+        self, boards_are: Boards, monkeypatch: pytest.MonkeyPatch, nvml_library: Path
+    ) -> None:
+        boards_are(Board(uuid="GPU-a"))
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
+        made = trial("GPU-a")
+        assert made.sentence == (
+            "the step 'driver' failed on GPU-a: libcuda.so.1: cannot open shared object file: No such file "
+            f"or directory; driver 580.95.05, {PYTHON}; install the driver's CUDA library; in a container, "
+            "start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
+
+    def test_a_board_that_nvml_does_not_know_is_told(self, boards_are: Boards) -> None:
+        boards_are(Board(uuid="GPU-a"))
+        made = trial("GPU-x")
+        assert failed(made).name == "NVML"
+        assert made.sentence == (
+            "the step 'NVML' failed on GPU-x: NVML: GPU-x does not answer (Not Found); see nvidia-smi -L; "
+            f"driver 580.95.05, {PYTHON}; see nvidia-smi"
+        )
+
+    def test_nccl_is_not_tried_on_an_instance(self, boards_are: Boards) -> None:
+        parts = (MigInstance("MIG-a", gpu_instance=1),)
+        boards_are(Board(uuid="GPU-a", mig_enabled=True, mig_instances=parts), cuda_init=999)
+        made = trial("MIG-a")
+        assert made.steps[1].state == "ok"
+        assert made.steps[-1] == Step("NCCL", "skipped", "NCCL does not run on MIG instances")
+
+    def test_a_torch_without_cuda_is_told(self, boards_are: Boards) -> None:
+        if not version("torch").endswith("+cpu"):
+            pytest.skip("torch is built with CUDA")
+        boards_are(Board(uuid="GPU-a"))
+        made = trial("GPU-a")
+        assert failed(made).name == "count"
+        assert made.sentence == (
+            f"the step 'count' failed on GPU-a: {TORCH} is built without CUDA; {self.SEEN}, "
+            f"{TORCH}, {PYTHON}; install a torch that is built with CUDA "
+            "(https://pytorch.org/get-started)"
+        )
+
+    def test_cudnn_is_named_with_every_version_and_not_the_processes(
+        self, boards_are: Boards, torch_is: Torch
+    ) -> None:
+        boards_are(Board(uuid="GPU-a"))
+        torch_is(
+            CUDA
+            + """
+def conv2d(*args):
+    raise RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\\nand a page more")
+torch.nn.functional.conv2d = conv2d
+"""
+        )
+        made = trial("GPU-a")
+        assert states(made)["matmul"] == "ok"
+        assert failed(made).name == "cuDNN convolution"
+        assert made.sentence == (
+            "the step 'cuDNN convolution' failed on GPU-a: RuntimeError: cuDNN error: "
+            f"CUDNN_STATUS_EXECUTION_FAILED; {self.SEEN}, {TORCH}, CUDA 12.8 in torch, cuDNN 9.10.2, "
+            f"{PYTHON}; try a torch that is built for CUDA 13, as the driver is; a single process fails, "
+            "so it is not how processes are started: reinstall torch with its own cuDNN, and see "
+            "LD_LIBRARY_PATH for another one"
+        )
+
+
+def test_a_runtime_that_is_newer_than_the_driver_is_told() -> None:
+    versions = {"driver_cuda": "12.4", "torch_cuda": "13.0"}
+    assert advice("count", "RuntimeError: the driver is too old", versions) == (
+        "update the driver, or install a torch that is built for CUDA 12; see nvidia-smi -L"
+    )
+
+
+def test_runtimes_of_one_major_version_get_along() -> None:
+    versions = {"driver_cuda": "12.4", "torch_cuda": "12.8"}
+    assert advice("allocation", "", versions) == "see nvidia-smi for the state of the board"

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever goes wrong in a rank: the right outcome, the right message, in bounded time, and nothing left.
+
+Each run is a real pytest with real ranks, in a gloo group where there are several. What is left is found by a
+marker in the environment, not by parentage.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .survivors import check_nothing_is_left, marked, survivors
+
+#: In the place of torch where one rank is enough: it takes a second less to import.
+NO_TORCH = """
+__version__ = "0"
+def set_num_threads(n): pass
+def get_num_threads(): return 1
+class cuda:
+    device_count = staticmethod(lambda: 0)
+    is_initialized = staticmethod(lambda: False)
+"""
+
+FAULTS = """
+import ctypes
+import os
+import signal
+import time
+import pytest
+
+N = int(os.environ["TEST_RANKS"])
+pytestmark = pytest.mark.gpus(N, fallback="cpu")
+
+#: From the first cause on: the ranks that wait for it in a collective have to be ended within this.
+BOUND_S = 5.0
+
+def wait_for_all():
+    if N == 1:
+        time.sleep(60)
+    import torch.distributed as dist
+    dist.barrier()
+
+def last_rank(fault):
+    # The others sit in a collective that never comes to its end.
+    print("output of", os.environ["RANK"])
+    if os.environ["RANK"] == str(N - 1):
+        fault()
+    wait_for_all()
+
+def refuse():
+    raise ValueError("the first cause")
+
+def no_lock_for_others():
+    ctypes.PyDLL(None).sleep(60)
+
+@pytest.fixture
+def ranks(workers):
+    workers.run(max, 1, 2)
+    return workers
+
+@pytest.fixture
+def bounded(ranks):
+    start = time.monotonic()
+    yield ranks
+    assert time.monotonic() - start < BOUND_S
+
+def test_signal(bounded):
+    bounded.run(last_rank, lambda: os.kill(os.getpid(), signal.SIGSEGV))
+
+def test_exit(bounded):
+    bounded.run(last_rank, lambda: os._exit(0))
+
+def test_exception(bounded):
+    bounded.run(last_rank, refuse)
+
+def test_lock(bounded):
+    bounded.run(last_rank, no_lock_for_others, timeout=1)
+
+def test_hang(bounded):
+    bounded.run(last_rank, lambda: time.sleep(60), timeout=1)
+
+def test_memory(bounded):
+    bounded.run(last_rank, lambda: bytearray(1 << 48))
+
+def test_much_output_and_much_input(ranks):
+    many = bytes(10_000_000)
+    assert ranks.run(lambda data: (print("x" * 10_000_000), data)[1], many) == [many] * N
+
+def test_skip(ranks):
+    ranks.run(last_rank, lambda: pytest.skip("no such kernel"))
+
+def test_xfail(ranks):
+    ranks.run(last_rank, lambda: pytest.xfail("not yet"))
+
+def test_fail(ranks):
+    ranks.run(last_rank, lambda: pytest.fail("as it should"))
+
+def test_works_again(ranks):
+    assert ranks.run(lambda: int(os.environ["RANK"])) == list(range(N))
+"""
+
+#: What each says, of N ranks.
+MESSAGES = {
+    "test_signal": r"WorkerError: rank {last} of {n} \(cpu, pid \d+\): was killed by SIGSEGV",
+    "test_exit": r"WorkerError: rank {last} of {n} \(cpu, pid \d+\): ended with exit code 0 and no result",
+    "test_exception": r"WorkerError: rank {last} of {n} \(cpu, pid \d+\): ValueError: the first cause",
+    "test_lock": r"WorkerError: .*rank {last} of {n} \(cpu\) did not answer within 1 s; the ranks were ended",
+    "test_hang": r"WorkerError: .*rank {last} of {n} \(cpu\) did not answer within 1 s; the ranks were ended",
+    "test_memory": r"WorkerError: rank {last} of {n} \(cpu, pid \d+\): MemoryError",
+    "test_fail": r"as it should",
+}
+#: What the stacks of a rank must show.
+STACKS = {"test_lock": "in no_lock_for_others", "test_hang": "in <lambda>"}
+
+
+def sections(output: str) -> dict[str, str]:
+    """What pytest prints of each failed test."""
+    parts = re.split(r"^_{3,} (\w+) _{3,}$", output, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("xdist", [(), ("-n2",)], ids=["alone", "n2"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("n", [1, 4])
+def test_every_fault_is_told_and_leaves_nothing(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    mark: str,
+    n: int,
+    method: str,
+    xdist: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("TEST_RANKS", str(n))
+    pytester.makepyfile(FAULTS)
+    if n == 1:
+        (pytester.path / "torch.py").write_text(NO_TORCH)
+    result = pytester.runpytest_subprocess(
+        f"--energy-start-method={method}", "-p", "no:cacheprovider", "-rsx", *xdist
+    )
+    result.assert_outcomes(failed=7, passed=2, skipped=1, xfailed=1)
+    result.stdout.fnmatch_lines_random(["*SKIPPED*no such kernel", "*XFAIL*not yet"])
+    told = sections(result.stdout.str())
+    assert set(told) == set(MESSAGES)
+    for name, pattern in MESSAGES.items():
+        assert re.search(pattern.format(n=n, last=n - 1), told[name]), told[name]
+    for name, frame in STACKS.items():
+        assert frame in told[name]
+    for name in ("test_signal", "test_exit", "test_exception", "test_hang"):
+        first, *others = re.findall(r"^-+ Captured output of rank (\d) call -+$", told[name], re.MULTILINE)
+        assert first == (str(n - 1) if name != "test_hang" else "0")
+        assert len(others) == n - 1
+        assert f"output of {n - 1}" in told[name]
+    check_nothing_is_left(mark)
+
+
+HANGS = """
+import os, time, pytest
+def test_hangs(workers):
+    workers.run(lambda: (open("running", "w").close(), time.sleep(300)))
+def test_after():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("--timeout=4", "--timeout-method=signal"), pytest.ExitCode.TESTS_FAILED),
+        # This one ends the process on the spot, with no teardown.
+        (("--timeout=4", "--timeout-method=thread"), 1),
+    ],
+    ids=["signal", "thread"],
+)
+def test_a_timeout_of_pytest_timeout_leaves_nothing(
+    pytester: pytest.Pytester, mark: str, args: tuple[str, ...], code: int
+) -> None:
+    pytester.makepyfile(HANGS, torch=NO_TORCH)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+    assert result.ret == code
+    assert "Timeout" in result.stdout.str() + result.stderr.str()
+    check_nothing_is_left(mark)
+
+
+@pytest.mark.parametrize("xdist", [(), ("-n2",)], ids=["alone", "n2"])
+def test_ctrl_c_ends_everything(pytester: pytest.Pytester, mark: str, xdist: tuple[str, ...]) -> None:
+    pytester.makepyfile(HANGS, torch=NO_TORCH)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *xdist],
+        cwd=pytester.path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as pytest_:
+        for _ in range(6000):
+            if (pytester.path / "running").exists():
+                break
+            time.sleep(0.01)
+        # As a terminal does: to the whole group in front.
+        os.killpg(pytest_.pid, signal.SIGINT)
+        output, _ = pytest_.communicate(timeout=60)
+    assert pytest_.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "KeyboardInterrupt" in output
+    check_nothing_is_left(mark)
+
+
+ENDS = """
+import os, pytest
+@pytest.mark.parametrize("i", range(3))
+def test_it(workers, i):
+    def work():
+        {0}
+    workers.run(work)
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "args", "outcome", "said"),
+    [
+        ("raise KeyboardInterrupt", (), {}, "!! KeyboardInterrupt !!"),
+        ("pytest.exit('enough of it')", (), {}, "Exit: enough of it"),
+        ("raise ValueError", ("-x",), {"failed": 1}, "stopping after 1 failures"),
+        ("raise ValueError", ("--maxfail=2",), {"failed": 2}, "stopping after 2 failures"),
+    ],
+)
+def test_what_ends_a_run_ends_it_from_a_rank_too(
+    pytester: pytest.Pytester, mark: str, work: str, args: tuple[str, ...], outcome: dict[str, int], said: str
+) -> None:
+    pytester.makepyfile(ENDS.format(work), torch=NO_TORCH)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+    result.assert_outcomes(**outcome)
+    assert said in result.stdout.str()
+    check_nothing_is_left(mark)
+
+
+def test_an_xdist_worker_that_dies_leaves_nothing(pytester: pytest.Pytester, mark: str) -> None:
+    pytester.makepyfile(
+        torch=NO_TORCH,
+        test_it="""
+        import os, signal
+        def test_dies(workers):
+            workers.run(max, 1, 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        def test_after(workers):
+            assert workers.run(max, 1, 2) == [2]
+        """,
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1")
+    result.assert_outcomes(passed=1, failed=1)
+    assert "crashed while running" in result.stdout.str()
+    check_nothing_is_left(mark)
+
+
+KILLED = """
+import os, subprocess, time, pytest
+def work():
+    # What an engine leaves: sessions of their own, no descriptor of ours.
+    subprocess.Popen(["sleep", "300"], start_new_session=True, close_fds=True)
+    time.sleep(0.05)
+@pytest.mark.parametrize("i", range(1000))
+def test_it(workers, monkeypatch, i):
+    if i % 3 == 0:
+        # Other ranks.
+        monkeypatch.setenv("FRESH", str(i))
+    workers.run(work)
+"""
+
+#: So many kills with each method, of so many runs at a time. A batch takes some seconds.
+KILLS, AT_A_TIME = 16, 2
+
+#: A run is killed between its start and this many times as long as its first rank took.
+LATEST = 1.5
+
+
+@dataclass(frozen=True)
+class Killable:
+    """A run of pytest, what it starts and its leases."""
+
+    mark: str
+    locks: Path
+    pytest_: subprocess.Popen[bytes]
+
+    def has_ranks(self) -> bool:
+        # Beside pytest itself and the supervisor.
+        return len(survivors(self.mark)) > 2
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_pytest_that_is_killed_at_any_moment_leaves_nothing(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    pytester.makepyfile(KILLED, torch=NO_TORCH)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--energy-start-method={method}"]
+
+    def start(end: ExitStack) -> Killable:
+        mark = end.enter_context(marked())
+        locks = tmp_path / mark
+        locks.mkdir(mode=0o700)
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(locks))
+        return Killable(mark, locks, subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.DEVNULL))
+
+    def kill(run: Killable) -> None:
+        run.pytest_.kill()
+        run.pytest_.wait()
+        monkeypatch.setenv("LLENERGY_LOCK_DIR", str(run.locks))
+        check_nothing_is_left(run.mark)
+
+    with ExitStack() as end:
+        began_s = time.monotonic()
+        running = [start(end) for _ in range(AT_A_TIME)]
+        while not all(run.has_ranks() for run in running):
+            time.sleep(0.05)
+        latest_s = LATEST * (time.monotonic() - began_s)
+        for run in running:
+            kill(run)
+    had_ranks = 0
+    for first in range(0, KILLS, AT_A_TIME):
+        with ExitStack() as end:
+            began_s = time.monotonic()
+            running = [start(end) for _ in range(AT_A_TIME)]
+            for place, run in enumerate(running):
+                # Spread over the whole time, in every batch.
+                moment_s = latest_s * (place + (first + 0.5) / KILLS) / AT_A_TIME
+                time.sleep(max(0.0, began_s + moment_s - time.monotonic()))
+                had_ranks += run.has_ranks()
+                kill(run)
+    # Else they were killed before they had come to anything.
+    assert had_ranks >= KILLS // 8

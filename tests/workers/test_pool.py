@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ranks the next test gets: the same as long as it can share them, else new ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.pool import Isolation, Load, RankPool
+from pytest_llenergy.workers.workload import call_workload
+
+Read = Callable[..., dict[str, Any]]
+
+#: Importable in the ranks, which have the search path of this process.
+ENGINE = """
+import gc
+from pytest_llenergy.model.record import BackendInfo
+
+class Loaded:
+    alive = 0
+    def __init__(self):
+        Loaded.alive += 1
+        self.me = self
+    def __del__(self):
+        Loaded.alive -= 1
+
+class Engine:
+    def load(self, model, options, context):
+        self.loaded = Loaded()
+        loaded = f"{model.label} of {Loaded.alive}"
+        return BackendInfo(name="engine", version=str(context.devices), model=loaded)
+    def synchronize(self): pass
+    def close(self):
+        self.loaded = None
+"""
+ENGINE_LAUNCH = Capabilities(launch="engine", data=True, tensor=True)
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BackendSpec:
+    (tmp_path / "an_engine.py").write_text(ENGINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return BackendSpec("engine", "an_engine:Engine", (), "", Capabilities(data=True))
+
+
+def model(name: str) -> ModelSource:
+    return ModelSource(kind="directory", location=f"/{name}")
+
+
+def plan(n: int = 1, capabilities: Capabilities = Capabilities(data=True)) -> ProcessPlan:  # noqa: B008
+    return plan_processes(capabilities, None, Lease(devices=("cpu",) * n), [0, 1], 1)
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    isolation: Isolation = getattr(request, "param", "backend")
+    pool = RankPool(60.0, isolation=isolation)
+    yield pool
+    pool.close()
+
+
+def call(pool: RankPool, function: Callable[..., Any], *args: Any, n: int = 1) -> list[Any]:
+    """As a test does it, which then ends."""
+    workload = call_workload(pool.group(plan(n)), function, args, {}, 60)
+    workload.run_round()
+    results = workload.results()
+    pool.rest()
+    return results
+
+
+def pids(pool: RankPool, n: int = 1) -> list[Any]:
+    return call(pool, os.getpid, n=n)
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+class TestSharing:
+    def test_equal_tests_share_ranks(self, pool: RankPool) -> None:
+        assert pids(pool) == pids(pool)
+
+    def test_another_number_of_ranks_is_another_group(self, pool: RankPool) -> None:
+        assert set(pids(pool)).isdisjoint(pids(pool, n=2))
+
+    def test_another_environment_is_another_group(
+        self, pool: RankPool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = pids(pool)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        second = pids(pool)
+        assert first != second
+        assert call(pool, variable, "HF_HUB_OFFLINE") == ["0"]
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        assert pids(pool) not in (first, second)
+
+    def test_the_name_of_the_running_test_is_no_part_of_it(
+        self, pool: RankPool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = pids(pool)
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", "another (call)")
+        assert pids(pool) == first
+        assert call(pool, variable, "PYTEST_CURRENT_TEST") == [None]
+
+    @pytest.mark.parametrize("pool", ["test"], indirect=True)
+    def test_every_test_has_its_own_where_that_is_wanted(self, pool: RankPool) -> None:
+        assert pids(pool) != pids(pool)
+
+    @pytest.mark.parametrize(("pool", "same"), [("backend", False), ("run", True)], indirect=["pool"])
+    def test_another_model_is_loaded_in_new_ranks_or_in_place_of_the_first(
+        self, pool: RankPool, spec: BackendSpec, same: bool
+    ) -> None:
+        groups = []
+        for name in ("one", "two"):
+            group, info = pool.loaded(plan(), Load.of(spec, model(name), {}))
+            # The first is gone when the second is loaded.
+            assert info.model == f"{name} of 1"
+            groups.append(group.ranks[0].pid)
+            pool.rest()
+        assert (groups[0] == groups[1]) is same
+
+
+class TestCleanliness:
+    def test_a_rank_is_as_it_was_before_the_test(self, pool: RankPool) -> None:
+        def litter() -> int:
+            import os
+
+            os.environ["LEFT"] = "behind"
+            os.environ.pop("PATH")
+            os.chdir("/")
+            return os.getpid()
+
+        def look() -> tuple[int, str | None, str | None, Path]:
+            import os
+
+            return os.getpid(), os.environ.get("LEFT"), os.environ.get("PATH"), Path.cwd()
+
+        (pid,) = call(pool, litter)
+        assert call(pool, look) == [(pid, None, os.environ["PATH"], Path.cwd())]
+
+    def test_ranks_that_keep_memory_are_retired(self, pool: RankPool) -> None:
+        def keep(size: int) -> int:
+            import os
+            import sys
+
+            # As a cache in a module does.
+            sys.modules["os"].kept = [b"x" * size]  # type: ignore[attr-defined]
+            return os.getpid()
+
+        (first,) = call(pool, keep, 1)
+        assert call(pool, keep, 20 << 20) == [first]
+        assert call(pool, keep, 600 << 20) == [first]
+        assert call(pool, keep, 1) != [first]
+
+    def test_ranks_that_died_between_tests_are_replaced(self, pool: RankPool) -> None:
+        group = pool.group(plan())
+        os.kill(group.ranks[0].pid, 9)
+        pool.rest()
+        assert pids(pool) != [group.ranks[0].pid]
+
+
+class TestEngines:
+    """``launch="engine"``: one process for all devices, which starts its own."""
+
+    def test_get_one_process_that_sees_all_devices(self) -> None:
+        lease = Lease(devices=("GPU-b", "GPU-a"))
+        engine = plan_processes(ENGINE_LAUNCH, None, lease, [0, 1, 2, 3])
+        (rank,) = engine.ranks
+        assert (engine.launch, rank.devices, rank.world_size) == ("engine", ("GPU-b", "GPU-a"), 1)
+        assert rank.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+        assert engine.parallel.data == 2
+
+    def test_have_all_cores_on_the_cpu(self) -> None:
+        (rank,) = plan_processes(ENGINE_LAUNCH, None, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
+        assert (rank.devices, rank.cpus, rank.threads) == (("cpu",), (0, 1, 2, 3), 4)
+
+    def test_cannot_have_two_mig_instances(self) -> None:
+        from pytest_llenergy.errors import PlanError
+
+        lease = Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",))
+        with pytest.raises(
+            PlanError, match="one process sees one MIG instance and the lease has 2 for an eng"
+        ):
+            plan_processes(ENGINE_LAUNCH, None, lease, [0])
+
+    def test_are_told_their_devices(self, pool: RankPool, spec: BackendSpec) -> None:
+        _, info = pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, model("m"), {}))
+        assert info.version == "('cpu',)"
+
+
+HAZARD = """
+import multiprocessing
+multiprocessing.set_start_method("fork")
+def test_it(workers):
+    assert workers.run(max, 1, 2) == [2]
+def test_again(workers):
+    assert workers.run(max, 1, 2) == [2]
+"""
+
+
+def test_a_start_method_that_ranks_do_not_follow_is_said_once(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(HAZARD)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
+    result.assert_outcomes(passed=2, warnings=1)
+    result.stdout.fnmatch_lines(
+        ["*LLEnergyWarning: multiprocessing's start method was set to 'fork' in pytest's process; ranks do *"]
+    )
+
+
+def test_what_ranks_print_is_kept_where_it_is_wanted(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import os, pytest
+        @pytest.mark.gpus(2, fallback="cpu")
+        def test_it(workers):
+            workers.run(lambda: print("this is rank", os.environ["RANK"]))
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-rank-logs=logs").assert_outcomes(
+        passed=1
+    )
+    logs = sorted((pytester.path / "logs").glob("*/rank*.log"))
+    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
+    assert ["this is rank 0" in log.read_text() for log in logs] == [True, False]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_start_method_is_in_the_record(quick: pytest.Pytester, read_report: Read, method: str) -> None:
+    quick.makepyfile(
+        "import pytest\n@pytest.mark.gpus(1, fallback='cpu')\ndef test_it(energy):\n    energy(sum, ())\n"
+    )
+    quick.runpytest("--energy-report", f"--energy-start-method={method}").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["start_method"] == method
+    assert record["start_s"] > 0
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_rank_that_does_not_start_says_which_step_fails_here(
+    pytester: pytest.Pytester, method: str
+) -> None:
+    pytester.makepyfile(
+        torch="raise ImportError('libcudart.so.13: cannot open shared object file')",
+        test_it="def test_it(workers):\n    workers.run(max, 1, 2)\n",
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-start-method={method}")
+    result.assert_outcomes(failed=1)
+    first = "rank 0 of 1 (cpu, pid *): " if method == "spawn" else "importing torch before * failed: "
+    result.stdout.fnmatch_lines(
+        [
+            f"WorkerError: {first}ImportError: libcudart.so.13: cannot open shared object file",
+            "stepwise check: the step 'import torch' failed on the CPU: ImportError: libcudart.so.13: *",
+        ]
+    )
+
+
+def test_tests_of_one_backend_follow_one_another(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        def test_one(backend): pass
+        def test_two(backend): pass
+        """
+    )
+    result = quick.runpytest("--collect-only", "-q", "--energy-backend=transformers,openvino")
+    names = [line.partition("::")[2] for line in result.outlines if "::" in line]
+    assert names == [
+        "test_one[transformers]",
+        "test_two[transformers]",
+        "test_one[openvino]",
+        "test_two[openvino]",
+    ]
+
+
+def test_a_second_host_is_one_more_object() -> None:
+    """Two supervisors stand for two hosts: nothing in ranks, plan or group assumes one."""
+    script = """
+import sys
+from dataclasses import replace
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.workload import call_workload
+def look():
+    import os
+    import torch
+    import torch.distributed as dist
+    value = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(value)
+    return os.getppid(), os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], float(value)
+one = plan_processes(Capabilities(data=True, framework="torch"), None, Lease(("cpu", "cpu")), [0, 1], 1)
+ranks = [replace(each, host=host, local_rank=0, local_world_size=1) for each, host in zip(one.ranks, "ab")]
+plan = replace(one, ranks=tuple(ranks))
+hosts = {"a": LocalHost(), "b": LocalHost()}
+group = RankGroup(plan, hosts)
+work = call_workload(group, look, (), {}, 60)
+work.run_round()
+(first, *seen), (second, *others) = work.results()
+assert plan.hosts == ("a", "b") and first != second, (first, second)
+assert seen == others == ["0", "1", 3.0], (seen, others)
+group.close()
+for host in hosts.values():
+    host.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor between pytest and its ranks: nothing of a run outlives it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.local import LocalHost, StartMethod
+from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
+from pytest_llenergy.workers.workload import call_workload
+
+from .survivors import await_none, survivors
+
+TORCHLESS = Capabilities(data=True)
+#: Something to preload that takes no second.
+LIGHT = Capabilities(data=True, preload=("decimal",))
+METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
+
+
+def plan(n: int, capabilities: Capabilities = LIGHT) -> ProcessPlan:
+    return plan_processes(capabilities, None, Lease(devices=("cpu",) * n), [0, 1], 1)
+
+
+def run(ranks: RankGroup, function: object, *args: object, timeout_s: float = 60.0) -> list[object]:
+    workload = call_workload(ranks, function, args, {}, timeout_s)  # type: ignore[arg-type]
+    workload.run_round()
+    return workload.results()
+
+
+@pytest.fixture(params=METHODS)
+def host(request: pytest.FixtureRequest, mark: str) -> Iterator[LocalHost]:
+    host = LocalHost(request.param)
+    yield host
+    host.close()
+
+
+def start(host: LocalHost, n: int = 2, capabilities: Capabilities = LIGHT) -> RankGroup:
+    return RankGroup(plan(n, capabilities), {LOCALHOST: host})
+
+
+def leave_daemon() -> int:
+    """A grandchild in a session of its own, with no descriptor of ours and no living parent."""
+    import os
+    import time
+
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        daemon = os.fork()
+        if daemon:
+            os.write(write, str(daemon).encode())
+            os._exit(0)
+        os.closerange(0, 100)
+        time.sleep(300)
+    os.wait()
+    return int(os.read(read, 20))
+
+
+def hold_the_lock_of_the_interpreter() -> None:
+    import ctypes
+
+    print("holding", flush=True)
+    ctypes.PyDLL(None).sleep(300)
+
+
+def test_what_ranks_leave_behind_ends_with_their_group(host: LocalHost, mark: str) -> None:
+    ranks = start(host)
+    daemons = run(ranks, leave_daemon)
+    assert set(daemons) <= set(survivors(mark))
+    ranks.close()
+    # Only the supervisor waits for the next group.
+    assert len(survivors(mark)) == 1
+    host.close()
+    assert await_none(mark) == {}
+
+
+def test_orphans_of_a_living_rank_are_left_alone(host: LocalHost, mark: str) -> None:
+    ranks = start(host, 1)
+    (daemon,) = run(ranks, leave_daemon)
+    run(ranks, sum, ())
+    assert daemon in survivors(mark)
+    assert isinstance(daemon, int)
+    assert psutil.Process(daemon).ppid() == ranks.ranks[0].pid
+    ranks.close()
+
+
+def test_a_rank_that_is_killed_takes_its_own_along(host: LocalHost, mark: str) -> None:
+    ranks = start(host)
+    run(ranks, leave_daemon)
+    os.kill(ranks.ranks[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"^rank 0 of 2 \(cpu, pid \d+\): was killed by SIGKILL"):
+        run(ranks, sum, ())
+    assert len(survivors(mark)) == 1
+
+
+def test_ranks_that_hold_the_interpreters_lock_end_too_and_say_where_they_were(host: LocalHost) -> None:
+    ranks = start(host)
+    with pytest.raises(WorkerError, match=r"did not answer within 0.5 s; the ranks were ended") as caught:
+        run(ranks, hold_the_lock_of_the_interpreter, timeout_s=0.5)
+    assert [title for title, _ in caught.value.sections] == ["output of rank 0", "output of rank 1"]
+    for _, text in caught.value.sections:
+        assert text.startswith("holding\n")
+        assert "in hold_the_lock_of_the_interpreter" in text
+    assert not any(psutil.pid_exists(rank.pid) for rank in ranks.ranks)
+
+
+def test_groups_follow_one_another_under_one_supervisor(host: LocalHost) -> None:
+    parents = []
+    for _ in range(3):
+        ranks = start(host, 1)
+        parents += run(ranks, os.getppid)
+        ranks.close()
+    assert len(set(parents)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_supervisor_that_is_ended_takes_its_ranks_along_and_is_replaced(
+    host: LocalHost, mark: str, number: signal.Signals
+) -> None:
+    ranks = start(host)
+    (supervisor, _) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    os.kill(supervisor, number)
+    assert await_none(mark) == {}
+    with pytest.raises(
+        WorkerError,
+        match=rf"supervisor of the ranks \(pid {supervisor}\) was ended by {number.name}; its ranks ended",
+    ):
+        run(ranks, sum, ())
+    again = start(host)
+    assert run(again, max, 1, 2) == [2, 2]
+    again.close()
+
+
+class TestAKilledPytest:
+    """Here a plain process, which has ranks and is killed."""
+
+    SCRIPT = """
+import os, sys, time
+from tests.workers.test_supervisor import *
+if __name__ == "__main__":
+    host = LocalHost(sys.argv[1])
+    ranks = start(host)
+    daemons = run(ranks, leave_daemon)
+    if sys.argv[2] == "forked" and os.fork() == 0:
+        # A child of pytest that has all of its descriptors, and outlives it.
+        time.sleep(300)
+    print(host.directory("x"), *(rank.pid for rank in ranks.ranks), *daemons, flush=True)
+    run(ranks, hold_the_lock_of_the_interpreter)
+"""
+
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("how", ["alone", "forked"])
+    def test_leaves_no_rank_no_grandchild_and_no_directory(
+        self, mark: str, tmp_path: Path, method: str, how: str
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(self.SCRIPT)
+        with subprocess.Popen(
+            [sys.executable, str(script), method, how],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        ) as pytest_:
+            assert pytest_.stdout is not None
+            directory, *pids = pytest_.stdout.readline().split()
+            assert len(pids) == 4
+            assert {int(pid) for pid in pids} <= set(survivors(mark))
+            pytest_.kill()
+            pytest_.wait()
+            if how == "forked":
+                (child,) = (pid for pid, line in survivors(mark).items() if str(script) in line)
+                left = survivors(mark)
+                for _ in range(1000):
+                    if set(left) == {child}:
+                        break
+                    left = survivors(mark)
+                assert set(left) == {child}
+                os.kill(child, signal.SIGKILL)
+            assert await_none(mark) == {}
+        assert not Path(directory).parent.exists()
+
+    def test_a_forked_child_of_pytest_ends_nothing(self, host: LocalHost) -> None:
+        ranks = start(host)
+        if (child := os.fork()) == 0:
+            try:
+                ranks.close()
+                host.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert run(ranks, max, 1, 2) == [2, 2]
+        ranks.close()
+
+
+class TestForks:
+    @pytest.fixture
+    def host(self, mark: str) -> Iterator[LocalHost]:
+        host = LocalHost("forkserver")
+        yield host
+        host.close()
+
+    def test_have_what_was_preloaded_and_are_sessions_of_their_own(self, host: LocalHost) -> None:
+        ranks = start(host, capabilities=Capabilities(data=True, preload=("this",)))
+
+        def look() -> tuple[bool, bool, str]:
+            import os
+            import sys
+
+            return "this" in sys.modules, os.getsid(0) == os.getpid(), os.environ["RANK"]
+
+        # Without a preload by the supervisor nobody would have imported it.
+        assert run(ranks, look) == [(True, True, "0"), (True, True, "1")]
+        ranks.close()
+
+    def test_a_module_that_cannot_be_preloaded_is_an_error_with_its_traceback(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_wheel.py").write_text("raise ImportError('libcudnn.so.9: lost')")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(WorkerError) as caught:
+            start(host, capabilities=Capabilities(data=True, preload=("broken_wheel",)))
+        assert str(caught.value).startswith(
+            "importing broken_wheel before the ranks are forked failed: ImportError: libcudnn.so.9: lost\n"
+        )
+        assert "broken_wheel.py" in caught.value.details
+
+    def test_a_module_that_starts_threads_is_refused(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    ) -> None:
+        (tmp_path / "threaded.py").write_text(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(WorkerError, match="have left 1 threads running; use --energy-start-method=spawn"):
+            start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
+        assert len(survivors(mark)) == 1
+
+    def test_variables_that_are_read_at_import_are_those_of_the_test(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "reads_early.py").write_text("import os\nSEEN = os.environ.get('TORCH_READ_EARLY')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+        def seen() -> object:
+            import importlib
+
+            return importlib.import_module("reads_early").SEEN
+
+        found = []
+        for value in ("1", "2"):
+            monkeypatch.setenv("TORCH_READ_EARLY", value)
+            ranks = start(host, 1, Capabilities(data=True, preload=("reads_early",)))
+            found += run(ranks, seen)
+            ranks.close()
+        assert found == ["1", "2"]
+
+    def test_ranks_draw_different_numbers(self, host: LocalHost) -> None:
+        ranks = start(host, capabilities=Capabilities(data=True, preload=("numpy",)))
+
+        def draw() -> float:
+            import numpy as np
+
+            return float(np.random.default_rng().random() + np.random.random())
+
+        first, second = run(ranks, draw)
+        assert first != second
+        ranks.close()
