@@ -143,7 +143,7 @@ class Call:
     """A call to be made on every rank, for ``energy`` to measure."""
 
     workers: Workers
-    function: Callable[..., Any]
+    function: Callable[..., Any] | str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -179,9 +179,12 @@ class Workers:
         return group
 
     def run(
-        self, function: Callable[..., Any], /, *args: Any, timeout: float | None = None, **kwargs: Any
+        self, function: Callable[..., Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any
     ) -> list[Any]:
         """Call a function on every rank. Returns the results by rank.
+
+        Functions of the test file travel by value, with what they use; ``"module:function"`` is imported in
+        the ranks instead.
 
         ``timeout`` is seconds; without it ``--energy-timeout`` counts. Raises ``WorkerError`` with the
         traceback of the rank that failed first; skip, xfail and fail keep their meaning.
@@ -194,7 +197,7 @@ class Workers:
             workload.run_round()
             return workload.results()
 
-    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call:
+    def call(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
         """The same call, not yet made: ``energy(workers.call(step))`` measures it."""
         return Call(self, function, args, kwargs)
 

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import cloudpickle
@@ -31,7 +32,8 @@ class CallJob:
     """Any function as the measured work."""
 
     def __init__(self, blob: bytes) -> None:
-        self._function, self._args, self._kwargs = cloudpickle.loads(blob)
+        function, self._args, self._kwargs = cloudpickle.loads(blob)
+        self._function = resolve_name(function) if isinstance(function, str) else function
 
     def run(self) -> Any:
         return self._function(*self._args, **self._kwargs)

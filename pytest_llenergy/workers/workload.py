@@ -67,7 +67,7 @@ def generate_workload(
 
 def call_workload(
     group: RankGroup,
-    function: Callable[..., Any],
+    function: Callable[..., Any] | str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     timeout_s: float,
@@ -89,8 +89,11 @@ def split(prompts: Sequence[str], n: int) -> list[list[str]]:
     return parts
 
 
-def pickle_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle by value what lives in the user's own modules: a rank may not be able to import them."""
+def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Pickle by value what lives in the user's own modules: a rank may not be able to import them.
+
+    A name, ``"module:function"``, is imported in the rank.
+    """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     by_value = module is not None and _is_users(getattr(module, "__file__", None))
     if not by_value or module is None:

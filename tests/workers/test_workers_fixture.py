@@ -29,6 +29,7 @@ def test_functions_of_the_test_file_run_on_every_rank(
         def test_run(workers):
             assert workers.run(rank_times, 5) == [0, 15]
             assert workers.run(lambda: os.environ["WORLD_SIZE"]) == ["2", "2"]
+            assert workers.run("os.path:join", "a", "b") == ["a/b", "a/b"]
             pids.update(workers.run(os.getpid))
         @pytest.mark.gpus(2, fallback="cpu")
         def test_the_same_ranks_again(workers):

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does it cost to start ranks, and to use them again? See the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.host import usable_cpus
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.local import LocalHost, StartMethod
+from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
+from pytest_llenergy.workers.workload import call_workload
+
+SUITE = Path(__file__).with_name("suite")
+AUTO = ("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto")
+METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
+SUITES = {
+    "workers, spawn": ("suite_plugin.py", "--energy-start-method=spawn"),
+    "workers, forkserver": ("suite_plugin.py", "--energy-start-method=forkserver"),
+    "a spawned process a test": ("suite_spawn.py", "-p", "no:llenergy"),
+    "accelerate launch a test": ("suite_launch.py", "-p", "no:llenergy"),
+}
+BASE = "workers, spawn"
+
+#: How long the parent is watched while ranks work (seconds).
+WATCH_S = 2.0
+
+
+def plan(n: int) -> ProcessPlan:
+    """Ranks with torch, and with transformers where they import it."""
+    capabilities = Capabilities(framework="torch", data=True, preload=AUTO)
+    return plan_processes(capabilities, None, Lease(("cpu",) * n), usable_cpus())
+
+
+def load(with_transformers: bool) -> None:
+    """What every rank does first."""
+    if with_transformers:
+        from importlib import import_module
+
+        for name in AUTO:
+            import_module(name)
+
+
+def ready_s(host: LocalHost, n: int, with_transformers: bool) -> tuple[float, float]:
+    """Seconds from nothing to ranks that have imported what they need, and of the same call once more."""
+    start_s = time.perf_counter()
+    group = RankGroup(plan(n), {LOCALHOST: host})
+    try:
+        call(group, load, with_transformers)
+        first_s, again_s = time.perf_counter() - start_s, time.perf_counter()
+        call(group, load, with_transformers)
+        return first_s, time.perf_counter() - again_s
+    finally:
+        group.close()
+
+
+def call(group: RankGroup, function: Any, *args: Any) -> None:
+    """On every rank."""
+    call_workload(group, function, args, {}, 120.0).run_round()
+
+
+def starts(repeats: int) -> dict[str, Any]:
+    """Medians in milliseconds, by what is imported and how many ranks there are."""
+    hosts = {method: LocalHost(method) for method in METHODS}
+    times: dict[str, dict[str, list[float]]] = {}
+    boot_s = []
+    try:
+        for _ in range(repeats):
+            begin_s = time.perf_counter()
+            ready_s(hosts["forkserver"], 1, False)
+            boot_s.append(time.perf_counter() - begin_s)
+            for with_transformers in (False, True):
+                for n in (1, 2):
+                    name = f"torch{' and transformers' if with_transformers else ''}, {n} rank(s)"
+                    row = times.setdefault(name, {})
+                    for method in METHODS:
+                        first_s, again_s = ready_s(hosts[method], n, with_transformers)
+                        row.setdefault(method, []).append(first_s * 1e3)
+                        row.setdefault("reuse", []).append(again_s * 1e3)
+            hosts["forkserver"].close()
+        parent = parent_percent(hosts["spawn"])
+    finally:
+        for host in hosts.values():
+            host.close()
+    return {
+        "ms": {name: {how: median(each) for how, each in row.items()} for name, row in times.items()},
+        "fork_server_ms": median(boot_s) * 1e3,
+        "parent_percent": parent,
+        "times_ms": times,
+    }
+
+
+def parent_percent(host: LocalHost) -> float:
+    """CPU time of this process and of the supervisor while two ranks sleep, in percent of a core."""
+    group = RankGroup(plan(2), {LOCALHOST: host})
+    try:
+        workload = call_workload(group, time.sleep, (WATCH_S,), {}, 120.0)
+        workload.ready()
+        watched = [psutil.Process(), psutil.Process(psutil.Process(group.ranks[0].pid).ppid())]
+        before = [sum(process.cpu_times()[:2]) for process in watched]
+        workload.work()
+        after = [sum(process.cpu_times()[:2]) for process in watched]
+        return (sum(after) - sum(before)) / WATCH_S * 100
+    finally:
+        group.close()
+
+
+def suite_s(*arguments: str) -> float:
+    """Seconds of a whole run of pytest. Ends the comparison if it fails."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    start_s = time.perf_counter()
+    done = subprocess.run(command, cwd=SUITE, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
+    return time.perf_counter() - start_s
+
+
+def suites(repeats: int) -> dict[str, list[float]]:
+    """Seconds of the suite in each of its forms, in turn."""
+    times: dict[str, list[float]] = {name: [] for name in SUITES}
+    for _ in range(repeats):
+        for name, arguments in SUITES.items():
+            times[name].append(suite_s(*arguments))
+            print(f"  {name}: {times[name][-1]:.1f} s", flush=True)
+    return times
+
+
+def reuse_ms(repeats: int) -> float:
+    """What a test costs on ranks that are there, over one without (milliseconds); the first is left out."""
+    costs = []
+    for _ in range(repeats):
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", "-vv"]
+        done = subprocess.run(
+            [*command, "suite_reuse.py"], cwd=SUITE, capture_output=True, text=True, check=True
+        )
+        spent: dict[str, dict[str, float]] = {"test_on_a_rank": {}, "test_here": {}}
+        for seconds, name, index in re.findall(
+            r"^(\d+\.\d+)s \w+ +suite_reuse\.py::(\w+)\[(\d+)\]", done.stdout, re.MULTILINE
+        ):
+            spent[name][index] = spent[name].get(index, 0.0) + float(seconds) * 1e3
+        typical = {name: median(each.get(str(i), 0.0) for i in range(1, 300)) for name, each in spent.items()}
+        costs.append(typical["test_on_a_rank"] - typical["test_here"])
+    return median(costs)
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """The tables."""
+    start = content["start"]
+    lines = ["| until ready | spawn | forkserver | ranks that are there |", "| --- | ---: | ---: | ---: |"]
+    for name, row in start["ms"].items():
+        cells = " | ".join(f"{row[how]:.4g} ms" for how in (*METHODS, "reuse"))
+        lines.append(f"| {name} | {cells} |")
+    lines += [
+        "",
+        f"The fork server itself, with its first rank: {start['fork_server_ms']:.0f} ms, once a run. "
+        f"Parent and supervisor while ranks work: {start['parent_percent']:.2f} % of a core.",
+    ]
+    if "suite" in content:
+        base_s = median(content["suite"][BASE])
+        lines += ["", "| 20 tests | whole run | over the first |", "| --- | ---: | ---: |"]
+        for name, times in content["suite"].items():
+            lines.append(f"| {name} | {median(times):.1f} s | {median(times) / base_s:.2f} |")
+    if "reuse_ms" in content:
+        lines += ["", f"A test on ranks that are there: {content['reuse_ms']:.1f} ms over one without."]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure, print the tables, write the files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="starts of each kind (5)")
+    parser.add_argument("--suites", type=int, default=1, metavar="N", help="runs of each suite (1)")
+    parser.add_argument("--json", type=Path, default=Path("start_cost.json"), metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    given = parser.parse_args(argv)
+    content: dict[str, Any] = {
+        "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
+        "load_average": os.getloadavg()[0],
+    }
+    with tempfile.TemporaryDirectory(prefix="start-cost-") as locks:
+        os.environ["LLENERGY_LOCK_DIR"] = locks
+        content["start"] = starts(given.repeats)
+        if given.suites:
+            content["reuse_ms"] = reuse_ms(given.suites)
+            content["suite"] = suites(given.suites)
+    given.json.write_text(json.dumps(content, indent=1) + "\n")
+    tables = markdown(content)
+    print(f"\n{tables}")
+    if given.markdown:
+        given.markdown.write_text(tables)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
