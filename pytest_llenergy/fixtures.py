@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: What every fixture that measures asks for, so that users' own names and overrides cannot deceive.
 MEASURING = "_llenergy_measured"
 
+#: The fixture that takes the lease, for the same reason. ``gpus`` hands it out.
+LEASE = "_llenergy_lease"
+
 #: Set once a test has asked for energy, also where it did so by ``request.getfixturevalue``.
 MEASURED = pytest.StashKey[bool]()
 
@@ -31,11 +34,7 @@ def is_measured(item: pytest.Item) -> bool:
 
 
 @pytest.fixture
-def gpus(request: pytest.FixtureRequest) -> Iterator[Lease]:
-    """The devices of this test, exclusively its own while it runs: uuids, indices, names, visible_devices.
-
-    Without a ``gpus`` mark that is the CPU. Skips the test, with the reason, when there are too few GPUs.
-    """
+def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
     from pytest_llenergy.leasing import leased
 
     with leased(request.node) as lease:
@@ -43,14 +42,23 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[Lease]:
 
 
 @pytest.fixture
-def _llenergy_place(request: pytest.FixtureRequest, gpus: Lease) -> Place:
+def gpus(_llenergy_lease: Lease) -> Lease:
+    """The devices of this test, exclusively its own while it runs: uuids, indices, names, visible_devices.
+
+    Without a ``gpus`` mark that is the CPU. Skips the test, with the reason, when there are too few GPUs.
+    """
+    return _llenergy_lease
+
+
+@pytest.fixture
+def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Place:
     from pytest_llenergy import marks
     from pytest_llenergy.handles import Place
     from pytest_llenergy.recorder import draft_of
     from pytest_llenergy.state import state_of
 
     item = request.node
-    return Place(state_of(request.config), gpus, marks.read(item, marks.parallel), draft_of(item))
+    return Place(state_of(request.config), _llenergy_lease, marks.read(item, marks.parallel), draft_of(item))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,21 +29,28 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     still hold the devices after ``--energy-lease-timeout``, or use them after ``--energy-busy-timeout``.
     """
     state, draft = state_of(item.config), draft_of(item)
-    asked = marks.read(item, marks.gpus)
+    asked = draft.asked = marks.read(item, marks.gpus)
+    # An earlier attempt may have had one.
+    draft.lease = None
     try:
         possible = allot(asked, state.settings.gpus, state.environment, warm=state.warm)
     except ShortageError as error:
         # The one reason that is nobody's mistake: this host has fewer GPUs. The record says so.
         pytest.skip(str(error))
-    draft.lease, draft.wants_ranks = possible, asked is not None
+    draft.fallback = possible.fallback
     if possible.uuids:
         state.warn_uncoordinated()
     draft.host_exclusive = not possible.uuids or state.measures_host
     # A test on GPUs is not alone on the host, except where a meter reads all of it; one on the CPU is.
     host = (Claim(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
-    lease = draft.lease = state.keeper.take(possible, state.settings.lease_timeout, item.nodeid, host)
+    began_s = time.monotonic()
     try:
-        draft.lease_wait_s, draft.lease_intact = state.keeper.waited_s, state.keeper.intact
+        lease = state.keeper.take(possible, state.settings.lease_timeout, item.nodeid, host)
+    finally:
+        # Also of a test that has waited in vain.
+        draft.lease_wait_s = time.monotonic() - began_s
+    try:
+        draft.lease, draft.lease_intact = lease, state.keeper.intact
         _await_others(lease, state, draft)
         yield lease
     finally:

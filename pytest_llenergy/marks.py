@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.levels import levels
 
 if TYPE_CHECKING:
     # What the marks become is imported when one is read: registering them is all that most runs need.
@@ -71,10 +72,14 @@ def marker_lines() -> Iterator[str]:
         yield f"{mark.__name__}{plain}: {mark.__doc__}"
 
 
-def read(node: pytest.Item | pytest.Function, mark: Callable[..., Any]) -> Any:
-    """The closest mark of a kind as its data; ``None`` without one."""
-    found = node.get_closest_marker(mark.__name__)
-    return None if found is None else parse(found, mark)
+def has(item: pytest.Item, mark: Callable[..., Any]) -> bool:
+    """Whether a test has a mark of a kind."""
+    return item.get_closest_marker(mark.__name__) is not None
+
+
+def read(item: pytest.Item, mark: Callable[..., Any]) -> Any:
+    """The closest mark of a kind as its data; ``None`` without one. Raises ``PlanError``."""
+    return next(_each_level(item, mark), None)
 
 
 def parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
@@ -87,9 +92,31 @@ def parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
         raise PlanError(f"@pytest.mark.{mark.__name__}: {error} (it takes: {known})") from None
 
 
-def check_all(markers: list[pytest.Mark]) -> None:
-    """Parse every mark of ours in a list. Raises ``PlanError``."""
+def check_all(item: pytest.Item) -> None:
+    """Parse every mark of ours that a test has, those that others overrule too. Raises ``PlanError``."""
     for mark in MARKS:
-        for found in markers:
-            if found.name == mark.__name__:
-                parse(found, mark)
+        for _ in _each_level(item, mark):
+            pass
+
+
+def _each_level(item: pytest.Item, mark: Callable[..., Any]) -> Iterator[Any]:
+    """What the marks of a kind say on each level that has one, the closest first."""
+    for level in levels(item):
+        found = [each for each in level if each.name == mark.__name__]
+        if found:
+            yield _agreed(found, mark)
+
+
+def _agreed(found: list[pytest.Mark], mark: Callable[..., Any]) -> Any:
+    """What all marks of one level say. Which of several counts would be chance."""
+    first = parse(found[0], mark)
+    for other in found[1:]:
+        if parse(other, mark) != first:
+            raise PlanError(f"{_show(other)} and {_show(found[0])} stand in one place; keep one of them")
+    return first
+
+
+def _show(mark: pytest.Mark) -> str:
+    """As it is written."""
+    given = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return f"@pytest.mark.{mark.name}({', '.join(given)})"

@@ -196,7 +196,7 @@ OPTIONS = (
         "gpus",
         "GPUS",
         "",
-        _optional(str),
+        _optional(str.strip),
         "GPUs to use in spite of the environment: all, indices in PCI\norder, or UUIDs (boards or MIG)",
     ),
     Option("meter", "NAME[,NAME]", "auto", _meters, "Meters to use (default: auto)"),

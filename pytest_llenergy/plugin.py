@@ -17,7 +17,9 @@ from pytest_llenergy.controller import Controller
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.fixtures import (
     BACKEND_PARAMETER,
+    LEASE,
     _llenergy_backend,
+    _llenergy_lease,
     _llenergy_measured,
     _llenergy_place,
     backend,
@@ -33,6 +35,7 @@ from pytest_llenergy.integrations.xdist import is_worker, useful_workers
 
 __all__ = [
     "_llenergy_backend",
+    "_llenergy_lease",
     "_llenergy_measured",
     "_llenergy_place",
     "backend",
@@ -93,6 +96,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, object, object]:
+    made = yield
+    for item in made if isinstance(made, list) else []:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and gpus.__name__ in callspec.params:
+            from pytest_llenergy.collection import refuse_value
+
+            refuse_value(item)
+    return made
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     if is_measured(item):
         from pytest_llenergy.recorder import drop_draft
@@ -104,13 +119,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     try:
-        if not _has_marks(item):
-            return (yield)
-        from pytest_llenergy.collection import lease_without_fixtures, obey_marks
+        if _has_marks(item) or LEASE in getattr(item, "fixturenames", ()):
+            from pytest_llenergy.collection import obey_marks
 
-        obey_marks(item)
+            obey_marks(item)
         result = yield
-        lease_without_fixtures(item)
+        # Fixtures may have added some.
+        if _has_marks(item):
+            from pytest_llenergy.collection import see_to_lease
+
+            see_to_lease(item)
         return result
     except LLEnergyError as error:
         raise _failure(item, "setup", error) from None

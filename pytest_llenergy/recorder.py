@@ -12,6 +12,7 @@ import pytest
 
 from pytest_llenergy import marks
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.record import (
@@ -42,8 +43,9 @@ PARAM_LENGTH = 200
 class Draft:
     """What is known of a test so far."""
 
+    asked: GpuRequest | None = None
     lease: Lease | None = None
-    wants_ranks: bool = False
+    fallback: str | None = None
     meters: list[MeterInfo] = field(default_factory=list)
     parallel: Parallel | None = None
     backend: BackendInfo | None = None
@@ -57,6 +59,11 @@ class Draft:
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     windows: list[Window] = field(default_factory=list)
+
+    @property
+    def wants_ranks(self) -> bool:
+        """Whether its functions run in ranks: those of a test that asks for devices."""
+        return self.asked is not None
 
 
 DRAFT = pytest.StashKey[Draft]()
@@ -79,7 +86,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
     experiment = draft.experiment
     windows = [window.record for window in draft.windows if window.ended]
     status, reason = _status(draft, report)
-    if draft.lease_wait_s is not None and not draft.lease_intact():
+    if draft.lease is not None and not draft.lease_intact():
         draft.flags.append(LEASE_LOST)
     meters = [_owned(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
@@ -96,7 +103,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         start_s=draft.start_s,
         lease_wait_s=draft.lease_wait_s,
         devices=list(draft.lease.devices) if draft.lease else [],
-        fallback=draft.lease.fallback if draft.lease else None,
+        fallback=draft.fallback,
         load_average=experiment.load_average if experiment else None,
         procedure=experiment.procedure if experiment else None,
         meters=meters,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pytest_llenergy.devices.condition import sees_all_pids
 
 from .nvml_sim import Board, MigInstance, World
 from .nvml_sim.fixtures import Give
+from .nvml_sim.world import NO_PERMISSION
 from .test_gpus import CONFTEST, ENGINE
 
 Read = Callable[..., dict[str, Any]]
@@ -206,6 +208,26 @@ class TestDeadBoard:
         result = run(BOTH)
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines(["DeviceError: gpus(2): *; NVML: GPU 0 does not answer (GPU is lost); *"])
+
+    def test_the_report_still_says_where_it_was_made(self, run: Run, world: World, read_report: Read) -> None:
+        world.update(0, lost=True)
+        result = run(ONE)
+        result.assert_outcomes(passed=1)
+        found = read_report()["environment"]
+        assert [board["uuid"] for board in found["gpus"]] == [B, C]
+        lost = "NVML: GPU 0 does not answer (GPU is lost); see nvidia-smi"
+        assert found["gpus_missing"] == [lost]
+        assert (found["driver"], found["host"]["name"]) == ("580.95.05", platform.node())
+        assert "pytest" in found["packages"]
+        assert f"ERROR: environment: {lost}" in result.stdout.str()
+
+    def test_so_it_does_where_the_driver_refuses(self, run: Run, world: World, read_report: Read) -> None:
+        world.set_init_result(NO_PERMISSION)
+        run("def test_it(energy_meter):\n    with energy_meter('w'): pass\n").assert_outcomes(passed=1)
+        found = read_report()["environment"]
+        assert (found["gpus"], found["driver"]) == ([], None)
+        assert found["gpus_missing"] == ["NVML: Insufficient Permissions; see nvidia-smi"]
+        assert found["host"]["name"] == platform.node()
 
 
 class TestV4Order:

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lockfile import lock_name
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.doctor.checkup import Finding, check
@@ -115,8 +115,8 @@ def test_mig_mode_without_instances_is_a_fault(visit: Visit) -> None:
     code, text = visit(Board(uuid="GPU-a", mig_enabled=True))
     assert code == 1
     assert (
-        "wrong    GPU-a is in MIG mode without instances and cannot be used; nvidia-smi mig -cgi PROFILE -C "
-        "makes instances, nvidia-smi -mig 0 ends the mode\n"
+        "wrong    GPU-a is in MIG mode without instances and cannot be used (nvidia-smi mig -cgi PROFILE -C "
+        "makes instances, nvidia-smi -mig 0 ends the mode)\n"
     ) in text
 
 
@@ -155,10 +155,22 @@ def test_a_driver_that_refuses_is_a_fault(visit: Visit) -> None:
     assert "wrong    NVML: Insufficient Permissions; see nvidia-smi\n" in text
 
 
+def test_a_lost_board_does_not_hide_the_others(visit: Visit) -> None:
+    code, text = visit(Board(lost=True), Board(uuid="GPU-b"), Board(uuid="GPU-c"))
+    assert (code, "gpu      none" in text) == (1, False)
+    for line in (
+        "gpu 1    NVIDIA Sim 100 GPU-b\n",
+        "gpu 2    NVIDIA Sim 100 GPU-c\n",
+        "meter    nvml for GPU-b: measured, ",
+        "wrong    NVML: GPU 0 does not answer (GPU is lost); see nvidia-smi\n",
+    ):
+        assert line in text
+
+
 def test_a_lease_directory_that_cannot_be_is_a_fault(visit: Visit, tmp_path: Path) -> None:
     code, text = visit(LLENERGY_LOCK_DIR=str(tmp_path / "missing" / "locks"))
     assert code == 1
-    assert f"wrong    LLENERGY_LOCK_DIR={tmp_path}/missing/locks: No such file or directory; " in text
+    assert f"wrong    LLENERGY_LOCK_DIR='{tmp_path}/missing/locks': No such file or directory; " in text
 
 
 def test_the_lease_directory_is_named(visit: Visit) -> None:
@@ -195,6 +207,17 @@ def test_holders_are_named(visit: Visit) -> None:
     assert f"leases   {os.environ['LLENERGY_LOCK_DIR']}: 1\n" in text
     assert f"         GPU-a held by process {os.getpid()} of " in text
     assert " (bench.py::test_it)\n" in text
+
+
+def test_what_is_shared_is_not_told_as_if_it_were_somebodys_own(visit: Visit) -> None:
+    host = Claim(CPU, shared=True)
+    held = acquire(Request(always=(Claim("GPU-a"), Claim("MIG-b"), host)), 1.0, "t")
+    try:
+        assert f"         GPU-a, MIG-b held by process {os.getpid()} of " in visit()[1]
+        held.keep_only({host})
+        assert f"leases   {os.environ['LLENERGY_LOCK_DIR']}: none\n" in visit()[1]
+    finally:
+        held.release()
 
 
 def test_as_json_it_says_the_same(visit: Visit) -> None:

@@ -21,6 +21,7 @@ FLOORS = [
     {"meters"},
     {"measure", "workers"},
     {"compare", "report", "doctor"},
+    {"levels"},
     {"options", "marks", "hookspecs"},
     {"state", "recorder", "diagnosis"},
     {"handles", "leasing"},

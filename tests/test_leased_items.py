@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from .nvml_sim import Board, World
 from .nvml_sim.fixtures import Give
+
+Run = Callable[..., pytest.RunResult]
 
 #: Whether somebody holds a device, as another process would see it.
 LEASED = """
@@ -24,6 +28,8 @@ def leased(uuid):
         except OSError:
             return True
     return False
+def count():
+    return sum(map(leased, UUIDS))
 """
 
 PARAM = """
@@ -79,12 +85,37 @@ SOURCES = pytest.mark.parametrize(
 
 @pytest.fixture
 def world(tmp_path: Path, nvml_children: Give) -> World:
-    return nvml_children(World(tmp_path / "world", [Board()]))
+    return nvml_children(World(tmp_path / "world", [Board(), Board(name="NVIDIA L4")]))
+
+
+BOTH = pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+
+
+@pytest.fixture
+def extra() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def run_on_two(pytester: pytest.Pytester, world: World, extra: list[str]) -> Run:
+    """Run tests that call ``count()``: how many of two boards are leased."""
+    uuids = [world.board(index).uuid for index in range(2)]
+    (pytester.path / "leases.py").write_text(f"UUIDS = {uuids}\n{LEASED}")
+
+    def call(suite: str, conftest: str = "") -> pytest.RunResult:
+        pytester.makeconftest(dedent(conftest))
+        header = "import pytest\nfrom leases import count\n"
+        pytester.makepyfile(test_it=header + dedent(suite))
+        # One after the other, so that no test counts another's lease.
+        quiet = ("-p", "no:cacheprovider", "--energy-meter=nvml", "--dist=loadfile")
+        return pytester.runpytest_subprocess(*quiet, *extra, "test_it.py")
+
+    return call
 
 
 def run(pytester: pytest.Pytester, world: World, suite: str, conftest: str, mark: str) -> pytest.RunResult:
     uuid = world.board(0).uuid
-    pytester.makepyfile(leases=LEASED)
+    (pytester.path / "leases.py").write_text(LEASED)
     pytester.makeconftest(conftest.replace("{mark}", mark).replace("UUID", uuid))
     pytester.makepyfile(test_it=suite.replace("{mark}", mark).replace("UUID", uuid))
     # A process of its own: a driver library that was loaded once stays.
@@ -102,7 +133,7 @@ def test_a_mark_leases_its_own_test_and_no_other(
 def test_a_shortage_skips_it(pytester: pytest.Pytester, world: World, suite: str, conftest: str) -> None:
     result = run(pytester, world, suite, conftest, "9")
     result.assert_outcomes(passed=1, skipped=1)
-    assert "gpus(9): only 1 of 1 GPUs may be used here" in result.stdout.str()
+    assert "gpus(9): only 2 of 2 GPUs may be used here" in result.stdout.str()
 
 
 @SOURCES
@@ -147,3 +178,208 @@ def test_a_mistyped_selection_fails_the_test(pytester: pytest.Pytester, world: W
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-gpus={selection}")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["DeviceError: --energy-gpus: '*"])
+
+
+@BOTH
+class TestNames:
+    """Whatever else is called ``gpus``, the mark leases."""
+
+    def test_a_parameter_may_have_the_name(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            @pytest.mark.gpus(1)
+            @pytest.mark.parametrize("gpus", [3, 4])
+            def test_it(gpus): assert (gpus in (3, 4), count()) == (True, 1)
+            """
+        ).assert_outcomes(passed=2)
+
+    def test_a_fixture_of_the_users_may_have_it(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            pytestmark = pytest.mark.gpus(1)
+            @pytest.fixture
+            def gpus(): return "mine"
+            def test_it(gpus): assert (gpus, count()) == ("mine", 1)
+            def test_other(): assert count() == 1
+            """
+        ).assert_outcomes(passed=2)
+
+    def test_what_measures_is_not_deceived_by_it(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            @pytest.mark.gpus(2)
+            @pytest.mark.parametrize("gpus", [3])
+            def test_it(energy_meter, gpus):
+                with energy_meter("w") as window: assert count() == 2
+                assert len(window.by_domain) == 2
+            """
+        ).assert_outcomes(passed=1)
+
+    def test_a_value_for_our_fixture_is_refused(self, run_on_two: Run) -> None:
+        result = run_on_two(
+            """
+            @pytest.mark.parametrize("gpus", [1, 2], indirect=True)
+            def test_it(gpus): pass
+            """
+        )
+        assert result.ret != 0
+        assert (
+            "test_it.py::test_it[1]: the fixture gpus takes no value: what is leased is what the mark says; "
+            "write pytest.param(..., marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in "
+            "pytest_collection_modifyitems"
+        ) in result.stdout.str()
+
+    def test_a_value_for_a_fixture_of_the_users_is_theirs(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            @pytest.fixture
+            def gpus(request, gpus): return gpus.uuids[: request.param]
+            @pytest.mark.gpus(2)
+            @pytest.mark.parametrize("gpus", [1, 2], indirect=True)
+            def test_it(gpus, request):
+                assert (len(gpus), count()) == (request.node.callspec.params["gpus"], 2)
+            """
+        ).assert_outcomes(passed=2)
+
+
+class TestLevels:
+    """Of several marks the one counts that stands closest to the test."""
+
+    def test_a_parameters_goes_before_its_functions(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            @pytest.mark.gpus(1)
+            @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.gpus(2))])
+            def test_it(gpus, n): assert count() == len(gpus.uuids) == n
+            """
+        ).assert_outcomes(passed=2)
+
+    def test_a_functions_before_its_classs_and_that_before_the_modules(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            pytestmark = [pytest.mark.gpus(1)]
+            def test_of_module(): assert count() == 1
+            @pytest.mark.gpus(2)
+            class TestIt:
+                def test_of_class(self): assert count() == 2
+                @pytest.mark.gpus(n=1)
+                def test_of_function(self): assert count() == 1
+            class TestDerived(TestIt):
+                pytestmark = pytest.mark.gpus(1)
+                def test_of_class(self): assert count() == 1
+            """
+        ).assert_outcomes(passed=5)
+
+    def test_what_is_added_goes_last_or_first(self, run_on_two: Run) -> None:
+        added = """
+        import pytest
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker(pytest.mark.gpus(2), append="last" in item.name)
+        """
+        run_on_two(
+            """
+            @pytest.mark.gpus(1)
+            def test_last(): assert count() == 1
+            @pytest.mark.gpus(1)
+            def test_first(): assert count() == 2
+            """,
+            added,
+        ).assert_outcomes(passed=2)
+
+    def test_two_that_say_the_same_are_one(self, run_on_two: Run) -> None:
+        run_on_two(
+            "@pytest.mark.gpus(1)\n@pytest.mark.gpus(n=1)\ndef test_it(): assert count() == 1\n"
+        ).assert_outcomes(passed=1)
+
+    def test_two_that_differ_in_one_place_are_refused_with_both(self, run_on_two: Run) -> None:
+        result = run_on_two("@pytest.mark.gpus(1)\n@pytest.mark.gpus(2, name='L4')\ndef test_it(): pass\n")
+        assert result.ret != 0
+        assert (
+            "test_it.py::test_it: @pytest.mark.gpus(1) and @pytest.mark.gpus(2, name='L4') stand in one "
+            "place; keep one of them"
+        ) in result.stdout.str()
+
+    def test_so_are_those_of_a_parameter(self, run_on_two: Run) -> None:
+        result = run_on_two(
+            """
+            @pytest.mark.parametrize(
+                "n", [pytest.param(0, marks=[pytest.mark.gpus(1), pytest.mark.gpus(2)]), 1]
+            )
+            def test_it(n): pass
+            """
+        )
+        result.assert_outcomes(passed=1, errors=1)
+        result.stdout.fnmatch_lines(
+            ["PlanError: test_it.py::test_it?0?: @pytest.mark.gpus(2) and *gpus(1) *"]
+        )
+
+
+@BOTH
+class TestSpan:
+    """What fixtures of a test start on its devices neither comes before the lease nor outlives it."""
+
+    def test_it_spans_the_tests_own_fixtures(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            @pytest.fixture(autouse=True)
+            def everywhere():
+                assert count() == 1
+                yield
+                assert count() == 1
+            @pytest.fixture
+            def server():
+                assert count() == 1
+                yield
+                assert count() == 1
+            def setup_function(): assert count() == 1
+            def teardown_function(): assert count() == 1
+            @pytest.mark.gpus(1)
+            def test_mark(server): assert count() == 1
+            @pytest.mark.gpus(1)
+            def test_fixture(server, gpus): assert count() == 1
+            @pytest.mark.gpus(1)
+            def test_measured(server, energy_meter):
+                with energy_meter("w"): assert count() == 1
+            """
+        ).assert_outcomes(passed=3)
+
+    def test_it_spans_set_up_of_unittest(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            import unittest
+            @pytest.mark.gpus(1)
+            class TestIt(unittest.TestCase):
+                @classmethod
+                def setUpClass(cls): assert count() == 0
+                def setUp(self): assert count() == 1
+                def tearDown(self): assert count() == 1
+                def test_it(self): assert count() == 1
+            """
+        ).assert_outcomes(passed=1)
+
+    def test_what_several_tests_share_is_set_up_before(self, run_on_two: Run) -> None:
+        run_on_two(
+            """
+            @pytest.fixture(scope="module")
+            def data(): assert count() == 0
+            @pytest.mark.gpus(1)
+            def test_it(data): assert count() == 1
+            """
+        ).assert_outcomes(passed=1)
+
+    @pytest.mark.parametrize("used", ["", "gpus"])
+    def test_a_mark_that_comes_too_late_is_refused(self, run_on_two: Run, used: str) -> None:
+        result = run_on_two(
+            f"""
+            @pytest.fixture(autouse=True)
+            def late(request): request.node.add_marker(pytest.mark.gpus(2))
+            def test_it({used}): pass
+            """
+        )
+        result.assert_outcomes(errors=1)
+        assert (
+            "PlanError: test_it.py::test_it: @pytest.mark.gpus(2) was added while the test was set up, after "
+            "its devices were leased; add it in pytest_collection_modifyitems, or write pytest.param(..., "
+            "marks=...)"
+        ) in result.stdout.str()

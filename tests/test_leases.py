@@ -172,6 +172,34 @@ def test_who_has_the_board_is_told_when_the_time_is_up(
     assert re.search(pattern, result.stdout.str())
 
 
+@BOTH
+def test_the_record_of_a_vain_wait_has_no_devices_and_the_time(
+    pytester: pytest.Pytester,
+    world: World,
+    make: MakeLocker,
+    extra: list[str],
+    read_report: Callable[..., dict[str, Any]],
+) -> None:
+    make().take(world.board(1).uuid)
+    pytester.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(energy_meter): pass\n")
+    run(pytester, *extra, "--energy-lease-timeout=0.2", "--energy-report").assert_outcomes(errors=1)
+    (record,) = read_report()["records"]
+    assert (record["status"], record["devices"], record["flags"]) == ("failed", [], [])
+    assert record["lease_wait_s"] >= 0.2
+
+
+def test_cpu_ranks_that_were_waited_for_in_vain_are_still_a_fallback(
+    pytester: pytest.Pytester, world: World, make: MakeLocker, read_report: Callable[..., dict[str, Any]]
+) -> None:
+    make().take("cpu")
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gpus(9, fallback='cpu')\ndef test_it(energy_meter): pass\n"
+    )
+    run(pytester, "--energy-lease-timeout=0.2", "--energy-report").assert_outcomes(errors=1)
+    (record,) = read_report()["records"]
+    assert (record["devices"], record["fallback"]) == ([], "cpu")
+
+
 def test_a_container_without_the_hosts_directory_is_told_once(
     pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

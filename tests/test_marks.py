@@ -93,6 +93,34 @@ def test_a_bad_mark_is_a_clean_collection_error(quick: pytest.Pytester, mark: st
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("parallel(data=2)", "parallel(tensor=2)"),
+        ("energy_gate(budget='5 J')", "energy_gate(metric='duration_s', budget='1 s')"),
+    ],
+)
+def test_two_of_a_kind_in_one_place_are_refused(quick: pytest.Pytester, first: str, second: str) -> None:
+    marks = f"@pytest.mark.{first}\n@pytest.mark.{second}\n"
+    quick.makepyfile(f"import pytest\n{marks}def test_it(energy): pass\n")
+    result = quick.runpytest()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    told = f"::test_it: @pytest.mark.{first} and @pytest.mark.{second} stand in one place; keep one of them"
+    assert told in result.stdout.str().replace("\nE", "")
+
+
+def test_the_gate_of_a_parameter_goes_before_its_functions(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        import time, pytest
+        @pytest.mark.energy_gate(budget="500 mJ")
+        @pytest.mark.parametrize("i", [pytest.param(0, marks=pytest.mark.energy_gate(budget="100 J")), 1])
+        def test_it(energy, i): energy(time.sleep, 0.1)
+        """
+    )
+    quick.runpytest().assert_outcomes(passed=1, failed=1)
+
+
 def test_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--markers")
     result.stdout.fnmatch_lines(

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pytest_llenergy.options import OPTIONS
+from pytest_llenergy.options import OPTIONS, read_settings
 
 MEASURED = "def test_it(energy):\n    energy(lambda: sum(range(10**6)))\n"
 
@@ -30,6 +30,14 @@ def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
     assert config.getini(option.ini) == option.default  # type: ignore[attr-defined]
 
 
+def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_default(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeini("[pytest]\nenergy_gpus =  \n")
+    assert read_settings(pytester.parseconfig()).gpus is None
+    assert read_settings(pytester.parseconfig("--energy-gpus= all ")).gpus == "all"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -37,6 +45,8 @@ def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
         (["--energy-rounds=six"], "--energy-rounds=six: needs a whole number, 1 or more"),
         (["--energy-rounds=²"], "--energy-rounds=²: needs a whole number, 1 or more"),
         (["--energy-report="], "--energy-report= has no value; leave the option out, or give it one"),
+        (["--energy-gpus="], "--energy-gpus= has no value; leave the option out, or give it one"),
+        (["--energy-gpus= "], "--energy-gpus= has no value; leave the option out, or give it one"),
         (["--energy-backend=,"], "--energy-backend=,: names nothing"),
         (["--energy-gap=-1"], "--energy-gap=-1: needs a number of seconds above 0"),
         (["--energy-gap=nan"], "--energy-gap=nan: needs a number of seconds above 0"),

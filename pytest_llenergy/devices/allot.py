@@ -10,11 +10,11 @@ from dataclasses import replace
 from pytest_llenergy.devices.grammar import Visible
 from pytest_llenergy.devices.inventory import Present, present
 from pytest_llenergy.devices.lease import CPU, Lease
-from pytest_llenergy.devices.mig import one_process
+from pytest_llenergy.devices.mig import EMPTY, one_process
 from pytest_llenergy.devices.preference import preferred
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.selection import choose
-from pytest_llenergy.devices.shortage import MIG_EMPTY, ShortageError, explain, fits
+from pytest_llenergy.devices.shortage import ShortageError, explain, fits
 from pytest_llenergy.devices.visibility import VARIABLE, slurm, visible, why_hidden
 from pytest_llenergy.errors import DeviceError
 
@@ -168,5 +168,5 @@ def _leasable(
         if divided and not instances
         else None
     )
-    unusable = f"{len(empty)} {MIG_EMPTY}" if empty else None
+    unusable = f"{len(empty)} {EMPTY}" if empty else None
     return Visible(kept, "; ".join(filter(None, (*reasons, told, unusable))) or None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import takewhile
 
 BOARD_PREFIX = "GPU-"
@@ -88,7 +89,12 @@ def _why_ended(elements: Sequence[str], numbers: int, chosen: int, present: int)
 def _number(element: str) -> int:
     # strtoul semantics: leading blanks and trailing text are ignored.
     number = re.match(r"\s*([+-]?[0-9]+)", element)
-    return int(number.group(1)) if number else -1
+    return whole_number(number.group(1)) if number else -1
+
+
+def whole_number(text: str) -> int:
+    """Of any length: ``int`` alone refuses more than some thousand digits."""
+    return int(Decimal(text))
 
 
 def _repeated(values: Sequence[object], elements: Sequence[str]) -> str | None:

@@ -90,12 +90,15 @@ def _clock(wall_s: float) -> str:
 
 
 def told(seen: Sequence[Seen]) -> list[str]:
-    """One line a ticket, for people who look at the whole queue."""
+    """One line a ticket, for people who look at the whole queue.
+
+    Without what is shared, such as the host among tests on GPUs: it reads as if others could not have it.
+    """
     lines = []
     for each in seen:
-        own = [claim.device for claim in each.holds if not claim.shared]
-        verb, devices = "held", own or [claim.device for claim in each.holds]
+        verb, devices = "held", [claim.device for claim in each.holds if not claim.shared]
         if each.state != "holding":
             verb, devices = "awaited", list(each.content.request.devices)
-        lines.append(f"{', '.join(map(_plain, devices))} {verb} by {who(each)}")
+        if devices:
+            lines.append(f"{', '.join(map(_plain, devices))} {verb} by {who(each)}")
     return lines

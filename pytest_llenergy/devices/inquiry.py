@@ -1,58 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boards and driver, asked in a process of its own: the one that asks opens no driver."""
+"""Boards and driver for a report, asked here or in a process of its own."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import msgspec
 
+from pytest_llenergy.devices.child import failed, tell
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
-#: A driver that does not answer must not keep a run from going on (seconds).
-LONGEST_S = 30.0
 
+class Told(msgspec.Struct):
+    """The boards that answer, in PCI order, and the driver's version. ``missing`` is why the rest is not."""
 
-class Answer(msgspec.Struct):
-    """What the process tells; ``problem`` is why there is nothing else."""
-
-    boards: list[Board] = []
+    boards: list[Board] = msgspec.field(default_factory=list)
     driver: str | None = None
-    problem: str | None = None
+    missing: list[str] = msgspec.field(default_factory=list)
 
 
-def boards_and_driver() -> tuple[list[Board], str | None]:
-    """As ``inventory.boards`` and ``inventory.driver_version``. Raises ``DeviceError`` as they do."""
+def ask() -> Told:
+    """What the driver tells to this process."""
+    from pytest_llenergy.devices.inventory import answering
+
+    found = answering()
+    return Told(list(found.boards), found.driver, [*found.lost.values(), *found.refusals])
+
+
+def ask_apart() -> Told:
+    """The same from another process."""
     try:
-        told = subprocess.run(
-            [sys.executable, "-m", __name__], capture_output=True, timeout=LONGEST_S, check=True
-        )
-        answer = msgspec.json.decode(told.stdout, type=Answer)
-    except subprocess.TimeoutExpired:
-        raise DeviceError(
-            f"NVML: the driver has not told its boards for {LONGEST_S:g} s; see nvidia-smi"
-        ) from None
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        raise DeviceError(
-            f"NVML: the process that asks the driver failed ({error}); see nvidia-smi"
-        ) from None
-    if answer.problem is not None:
-        raise DeviceError(answer.problem)
-    return answer.boards, answer.driver
-
-
-def main() -> None:
-    """Write the answer to standard output as JSON."""
-    from pytest_llenergy.devices.inventory import boards, driver_version
-
-    try:
-        answer = Answer(boards(), driver_version())
+        return msgspec.json.decode(tell(__name__), type=Told)
+    except msgspec.DecodeError as error:
+        return Told(missing=[str(failed(str(error)))])
     except DeviceError as error:
-        answer = Answer(problem=str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
+        return Told(missing=[str(error)])
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.buffer.write(msgspec.json.encode(ask()))

@@ -23,7 +23,7 @@ class Present:
     ``mig_enabled`` are the UUIDs of the boards in MIG mode, with instances or without. ``used_bytes`` is the
     memory in use, by UUID, where the driver tells it. ``missing`` is why there is no driver. ``lost`` is what
     NVML said of each board that is lost and so is not among ``boards``, by its place in PCI order, which it
-    keeps.
+    keeps. ``refusals`` is what else was asked in vain, see ``answering``.
     """
 
     boards: tuple[Board, ...] = ()
@@ -33,6 +33,7 @@ class Present:
     used_bytes: Mapping[str, int] = field(default_factory=dict)
     missing: str | None = None
     lost: Mapping[int, str] = field(default_factory=dict)
+    refusals: tuple[str, ...] = ()
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -84,39 +85,52 @@ def nvml() -> Iterator[Session | None]:
         session.close()
 
 
-def boards() -> list[Board]:
-    """Every board that the driver shows, in PCI order; empty without a driver.
-
-    Raises ``DeviceError`` for a board that does not answer: without it the indices of others would shift.
-    """
-    with nvml() as session:
-        if session is None:
-            return []
-        return _boards(session)
-
-
 def present(*, without_lost: bool = False) -> Present:
     """Boards and MIG instances; empty without a driver, saying why.
 
-    Raises as ``boards`` does, ``without_lost`` only for boards that do not answer and are not lost either.
+    Raises ``DeviceError`` for one that does not answer: without it the indices of others would shift. A
+    board that is lost keeps its place, and may be left out.
     """
+    return _present(_LostError if without_lost else ())
+
+
+def answering() -> Present:
+    """What answers, for people to see and never to lease. ``refusals`` say why the rest does not.
+
+    ``lost`` are then all boards that do not answer.
+    """
+    try:
+        return _present(DeviceError)
+    except DeviceError as error:
+        return Present(refusals=(str(error),))
+
+
+def _present(spared: type[DeviceError] | tuple[()]) -> Present:
+    """What answers; what does not is left out where its error is one that is to be spared."""
     try:
         session = Session()
     except NoDriverError as error:
         return Present(missing=str(error))
+    lost: dict[int, str] = {}
+    refusals: list[str] = []
     try:
-        lost: dict[int, str] = {}
-        found = _boards(session, lost if without_lost else None)
-        instances = [instance for board in found for instance in instances_of(session, board)]
+        found = _boards(session, spared, lost)
+        instances: list[Instance] = []
+        for board in found:
+            try:
+                instances += instances_of(session, board)
+            except spared as error:
+                refusals.append(str(error))
         uuids = [*(board.uuid for board in found), *(instance.uuid for instance in instances)]
         used = {uuid: used_bytes(session.module, uuid) for uuid in uuids}
         return Present(
             boards=tuple(found),
             instances=tuple(instances),
-            driver=str(session.module.nvmlSystemGetDriverVersion()),
+            driver=optional(session.module, lambda: str(session.module.nvmlSystemGetDriverVersion())),
             mig_enabled=frozenset(board.uuid for board in found if mig.enabled(session, board.uuid)),
             used_bytes={uuid: each for uuid, each in used.items() if each is not None},
             lost=lost,
+            refusals=tuple(refusals),
         )
     finally:
         session.close()
@@ -133,12 +147,6 @@ def used_bytes(module: Any, uuid: str) -> int | None:
         if used is not None:
             return used
     return None
-
-
-def driver_version() -> str | None:
-    """The driver's version; ``None`` without one."""
-    with nvml() as session:
-        return str(session.module.nvmlSystemGetDriverVersion()) if session is not None else None
 
 
 def temperature_c(uuid: str) -> float | None:
@@ -162,15 +170,17 @@ def _used(module: Any, uuid: str, version: int | None) -> int:
     return int(module.nvmlDeviceGetMemoryInfo(module.nvmlDeviceGetHandleByUUID(uuid), version).used)
 
 
-def _boards(session: Session, lost: dict[int, str] | None = None) -> list[Board]:
-    """All boards; those that are lost are noted in ``lost`` instead, where it is given."""
-    found = []
-    for index in range(session.module.nvmlDeviceGetCount()):
+def _boards(session: Session, spared: type[DeviceError] | tuple[()], lost: dict[int, str]) -> list[Board]:
+    """All boards; those whose error is to be spared are noted in ``lost`` instead."""
+    module, found = session.module, []
+    try:
+        count = int(module.nvmlDeviceGetCount())
+    except module.NVMLError as error:
+        raise DeviceError(f"NVML: the driver does not count its GPUs ({error}); see nvidia-smi") from None
+    for index in range(count):
         try:
-            found.append(_board(session.module, index))
-        except _LostError as error:
-            if lost is None:
-                raise
+            found.append(_board(module, index))
+        except spared as error:
             lost[index] = str(error)
     return found
 

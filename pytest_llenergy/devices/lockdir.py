@@ -70,6 +70,7 @@ def lock_directory(
     """
     named = environment.get(VARIABLE)
     if named:
+        _check_name(named)
         try:
             return _open(Path(named), mountinfo, named=True)
         except _UnfitError as error:
@@ -86,8 +87,17 @@ def lock_directory(
     )
 
 
+def _check_name(named: str) -> None:
+    if not Path(named).is_absolute():
+        # Two runs from different directories would lock different files for one board.
+        raise DeviceError(f"{VARIABLE}={named!r} is not an absolute path; name the directory from / on")
+    if not named.isprintable():
+        # It is told to people, and a message is one line.
+        raise DeviceError(f"{VARIABLE}={named!r} has characters that cannot be shown; name another directory")
+
+
 def _open(path: Path, mountinfo: Path, *, named: bool) -> Directory:
-    what = f"{VARIABLE}={path}" if named else str(path)
+    what = f"{VARIABLE}={str(path)!r}" if named else str(path)
     mend = f"; name a directory of root's or your own, mode 1777 if others use it too, in {VARIABLE}"
     mend = mend if named else ""
     try:

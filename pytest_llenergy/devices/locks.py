@@ -34,18 +34,16 @@ _held: list[Held] = []
 class Holding(Protocol):
     """Devices that are ours for now; see ``Held``."""
 
-    idle: bool
-
     @property
     def claims(self) -> tuple[Claim, ...]: ...
     @property
     def chosen(self) -> tuple[int, ...]: ...
     @property
-    def waited_s(self) -> float: ...
-    @property
     def directory(self) -> Directory: ...
     def lend(self) -> tuple[int, ...]: ...
     def intact(self) -> bool: ...
+    def serve(self, test: str) -> None: ...
+    def rest(self) -> None: ...
     def keep_only(self, wanted: Collection[Claim]) -> None: ...
     def release(self) -> None: ...
 
@@ -53,8 +51,8 @@ class Holding(Protocol):
 class Held:
     """Devices that are ours until ``release``, or until we and those who share our descriptors end.
 
-    ``chosen`` are the places of the request's choices that were taken, ``waited_s`` is the time it took.
-    While ``idle`` somebody in this process makes sure that it is given up when others queue for it.
+    ``chosen`` are the places of the request's choices that were taken. While ``idle`` it serves no test, and
+    somebody in this process makes sure that it is given up when others queue for it.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class Held:
         ticket: Ticket,
         locks: dict[Claim, int],
         chosen: tuple[int, ...],
-        waited_s: float,
     ) -> None:
         self._directory = directory
         self._ticket: Ticket | None = ticket
@@ -71,7 +68,6 @@ class Held:
         self._pid = os.getpid()
         self._lent = False
         self.chosen = chosen
-        self.waited_s = waited_s
         self.idle = False
         _held.append(self)
 
@@ -102,6 +98,23 @@ class Held:
         return all(
             is_at(self._directory, lock_name(claim.device), each) for claim, each in self._locks.items()
         )
+
+    def serve(self, test: str) -> None:
+        """It is for this test from now on, and others are told so."""
+        self.idle = False
+        self._tell(test)
+
+    def rest(self) -> None:
+        """No test has it for now: ranks wait on it for the next one."""
+        self.idle = True
+        if self._ticket is not None:
+            self._tell(f"idle ranks of {self._ticket.test}")
+
+    def _tell(self, test: str) -> None:
+        # It is for messages only: who has the devices does not hang on it, nor does a test on a full disk.
+        if self._ticket is not None:
+            with suppress(OSError):
+                self._ticket.tell(test)
 
     def keep_only(self, wanted: Collection[Claim]) -> None:
         """Give up all other claims; everything if none of these is held."""
@@ -141,8 +154,6 @@ class Borrowed:
         self._owners = tuple(owners)
         self.claims = claims
         self.chosen = chosen
-        self.waited_s = 0.0
-        self.idle = False
         self.directory = self._owners[0].directory
 
     def lend(self) -> tuple[int, ...]:
@@ -152,6 +163,12 @@ class Borrowed:
     def intact(self) -> bool:
         """Whether the owners' lock files are still there."""
         return all(owner.intact() for owner in self._owners)
+
+    def serve(self, test: str) -> None:
+        """The owners' tickets name the test that this one is a part of."""
+
+    def rest(self) -> None:
+        """The owners' own test goes on: what is borrowed is not idle."""
 
     def keep_only(self, wanted: Collection[Claim]) -> None:
         """Forget the others; the owners keep them."""
@@ -174,7 +191,6 @@ def acquire(
     borrowed = _from_own(request)
     if borrowed is not None:
         return borrowed
-    start_s = time.monotonic()
     with ExitStack() as undo:
         directory = where()
         undo.callback(directory.close)
@@ -196,7 +212,7 @@ def acquire(
                 "another directory"
             ) from None
         undo.pop_all()
-    return Held(directory, ticket, locks, chosen, time.monotonic() - start_s)
+    return Held(directory, ticket, locks, chosen)
 
 
 def _from_own(request: Request) -> Borrowed | None:

@@ -14,6 +14,12 @@ from pytest_llenergy.model.environment import Board
 
 PREFIX = "MIG-"
 
+#: What is wrong with a board that is divided into nothing, and what to do.
+EMPTY = (
+    "in MIG mode without instances and cannot be used (nvidia-smi mig -cgi PROFILE -C makes instances, "
+    "nvidia-smi -mig 0 ends the mode)"
+)
+
 #: From this driver on a process sees one compute instance of each GPU instance; before it only one in all
 #: (NVIDIA MIG user guide, "CUDA Device Enumeration").
 SEVERAL_FROM_DRIVER = 570

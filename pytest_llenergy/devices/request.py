@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,12 +63,13 @@ def parse_memory(text: str) -> tuple[int, str]:
     Raises ``PlanError`` for anything else.
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([mgt]i?b)\s*", text.lower()) if _text(text) else None
-    if found is None or not float(found[1]):
+    size = float(found[1]) * UNITS[found[2]] if found is not None else 0.0
+    if found is None or not 0 < size < math.inf:
         raise PlanError(
             f'memory is {text!r}, needs a number above 0 and a unit, such as "40 GB" or "40 GiB" '
             f"(units: {', '.join(SPELLING.values())})"
         )
-    return round(float(found[1]) * UNITS[found[2]]), SPELLING[found[2]]
+    return round(size), SPELLING[found[2]]
 
 
 def show_memory(memory_bytes: int | None, unit: str = "GiB") -> str:

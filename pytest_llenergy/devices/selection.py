@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.devices.grammar import matching
+from pytest_llenergy.devices.grammar import matching, whole_number
 from pytest_llenergy.devices.inventory import Present
+from pytest_llenergy.devices.mig import EMPTY
 from pytest_llenergy.devices.visibility import instance_names
 from pytest_llenergy.errors import DeviceError
 
@@ -28,7 +29,7 @@ def choose(selection: str, present: Present) -> tuple[str, ...]:
 
 def _device(element: str, present: Present) -> str:
     if element.isdecimal():
-        matches = list(present.uuids[int(element) :][:1])
+        matches = list(present.uuids[whole_number(element) :][:1])
     else:
         names = [(uuid, uuid) for uuid in present.uuids] + instance_names(present)
         matches = matching(element, names) if element else []
@@ -44,8 +45,5 @@ def _device(element: str, present: Present) -> str:
             f"{', '.join(labels)}"
         )
     if matches[0] in present.mig_enabled:
-        raise DeviceError(
-            f"--energy-gpus: {element!r} ({matches[0]}) is in MIG mode without instances and cannot be used; "
-            "nvidia-smi mig -cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it"
-        )
+        raise DeviceError(f"--energy-gpus: {element!r} ({matches[0]}) is {EMPTY}")
     return matches[0]

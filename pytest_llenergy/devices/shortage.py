@@ -13,11 +13,6 @@ from pytest_llenergy.model.environment import Board
 
 NONE_HERE = "this host has no NVIDIA GPU"
 
-#: What follows a number of boards.
-MIG_EMPTY = (
-    "in MIG mode without instances (nvidia-smi mig -cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it)"
-)
-
 
 class ShortageError(DeviceError):
     """Fewer GPUs than asked for, or all hidden by the environment: a reason to skip, and no fault.

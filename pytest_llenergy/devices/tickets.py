@@ -103,6 +103,11 @@ class Ticket:
         """What is wanted."""
         return self._content.request
 
+    @property
+    def test(self) -> str:
+        """What others are told of us."""
+        return self._content.test
+
     def become(self, state: State) -> None:
         """Change the state that others see."""
         old, self._state = self.name, state
@@ -120,6 +125,11 @@ class Ticket:
         self._write(self.descriptor)
         if self._state != "holding":
             self.become("holding")
+
+    def tell(self, test: str) -> None:
+        """Say whose the devices are from now on."""
+        self._content = msgspec.structs.replace(self._content, test=test, since_s=time.time())
+        self._write(self.descriptor)
 
     def beat(self) -> None:
         """Give a sign of life: who is stopped must not hold up the others."""

@@ -15,9 +15,9 @@ from pytest_llenergy.devices.busy import BoardUse, look
 from pytest_llenergy.devices.claims import CPU
 from pytest_llenergy.devices.holders import told
 from pytest_llenergy.devices.host import host
-from pytest_llenergy.devices.inventory import Present, present
+from pytest_llenergy.devices.inventory import Present, answering
 from pytest_llenergy.devices.lockdir import Directory, lock_directory
-from pytest_llenergy.devices.mig import Instance
+from pytest_llenergy.devices.mig import EMPTY, Instance
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.devices.tickets import living
 from pytest_llenergy.devices.visibility import VARIABLE, visible
@@ -26,8 +26,6 @@ from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts, engines, met
 from pytest_llenergy.doctor.steps import Trial
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Host
-
-MIG_EMPTY = "nvidia-smi mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode"
 
 
 @dataclass(frozen=True)
@@ -117,12 +115,10 @@ def check(environment: Mapping[str, str] = os.environ, sysfs: Path = pci.SYSFS) 
 
 
 def _present(findings: list[Finding], sysfs: Path) -> Present:
-    try:
-        found = present()
-    except DeviceError as error:
-        findings.append(Finding(str(error)))
-        return Present()
-    if not found.boards:
+    found = answering()
+    silent = (*found.lost.values(), *found.refusals)
+    findings.extend(map(Finding, silent))
+    if not found.boards and not silent:
         findings.append(_no_boards(found, sysfs))
     amd = pci.display_devices(pci.AMD, sysfs)
     if amd:
@@ -153,15 +149,13 @@ def _gpus(found: Present, findings: list[Finding]) -> list[GpuFacts]:
     facts = []
     session = Session()
     try:
-        for index, board in enumerate(found.boards):
+        for board in found.boards:
             parts, divided = found.parts(board.uuid), board.uuid in found.mig_enabled
             if divided and not parts:
-                findings.append(
-                    Finding(f"{board.uuid} is in MIG mode without instances and cannot be used; {MIG_EMPTY}")
-                )
+                findings.append(Finding(f"{board.uuid} is {EMPTY}"))
             facts.append(
                 GpuFacts(
-                    index=index,
+                    index=found.index(board.uuid),
                     uuid=board.uuid,
                     name=board.name,
                     pci_bus_id=board.pci_bus_id,

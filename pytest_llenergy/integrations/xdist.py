@@ -41,15 +41,21 @@ def is_controller(config: pytest.Config) -> bool:
 def useful_workers(config: pytest.Config, settings: Settings) -> int | None:
     """How many workers leases can keep busy, for ``-n auto``: one for each GPU, and one where there is none.
 
-    A test on the CPU has the host to itself. ``None`` leaves it to others: in a run that keeps no report or
-    runs no test, and where ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it.
+    A test on the CPU has the host to itself. Where the GPUs cannot be told there is one, with a warning.
+    ``None`` leaves it to others: in a run that keeps no report or runs no test, and where
+    ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it.
     """
     looks = any(config.getoption(name, default=False) for name in LOOKING)
     if settings.report is None or looks or os.environ.get(SAID):
         return None
     from pytest_llenergy.devices.count import leasable
+    from pytest_llenergy.errors import DeviceError, LLEnergyWarning
 
-    return max(1, leasable(settings.gpus))
+    try:
+        return max(1, leasable(settings.gpus))
+    except DeviceError as error:
+        config.issue_config_time_warning(LLEnergyWarning(f"-n auto starts one worker: {error}"), stacklevel=2)
+        return 1
 
 
 class Running:

@@ -33,7 +33,10 @@ class Board(Data, frozen=True):
 
 
 class Environment(Data, frozen=True):
-    """``key`` is equal on two runs exactly when their energies may be compared as the same hardware."""
+    """``key`` is equal on two runs exactly when their energies may be compared as the same hardware.
+
+    ``gpus`` are the boards that answered; ``gpus_missing`` says of each that did not, or of the driver, why.
+    """
 
     key: str
     host: Host
@@ -41,10 +44,14 @@ class Environment(Data, frozen=True):
     driver: str | None
     python: str
     packages: dict[str, str]
+    gpus_missing: list[str] = msgspec.field(default_factory=list)
 
 
-def device_key(host: Host, gpus: list[Board]) -> str:
-    """Hash the stable facts only: never a UUID, a host name, a load or a package version."""
+def device_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
+    """Hash the stable facts only: never a UUID, a host name, a load or a package version.
+
+    ``missing`` is how many times there is a reason for GPUs that did not answer: nobody knows what these are.
+    """
     facts = {
         "cpu_model": host.cpu_model,
         "machine": host.machine,
@@ -52,4 +59,6 @@ def device_key(host: Host, gpus: list[Board]) -> str:
         "memory_gib": round(host.memory_bytes / 2**30),
         "gpus": sorted(([gpu.name, gpu.memory_bytes, gpu.power_limit_w] for gpu in gpus), key=str),
     }
+    if missing:
+        facts["gpus_missing"] = missing
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest_llenergy
-from pytest_llenergy.errors import DeviceError, ReportError
+from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Tool
@@ -120,12 +120,10 @@ class Collector:
             )
         return self._header
 
-    def _environment(self) -> Environment | None:
-        try:
-            return environment(apart=self._apart)
-        except DeviceError as error:
-            self.problems.append(f"environment: {error}")
-            return None
+    def _environment(self) -> Environment:
+        found = environment(apart=self._apart)
+        self.problems += [f"environment: {reason}" for reason in found.gpus_missing]
+        return found
 
 
 def _stamp(moment: datetime) -> str:

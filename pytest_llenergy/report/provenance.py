@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pytest_llenergy.devices.host import host
-from pytest_llenergy.devices.inquiry import boards_and_driver
-from pytest_llenergy.devices.inventory import boards, driver_version
+from pytest_llenergy.devices.inquiry import ask, ask_apart
 from pytest_llenergy.model.environment import Environment, device_key
 from pytest_llenergy.model.report import Source
 
@@ -35,17 +34,18 @@ GIT_TIMEOUT_S = 10
 
 
 def environment(*, apart: bool = False) -> Environment:
-    """The machine and the packages of this process.
+    """The machine and the packages of this process; of GPUs those that answer, and why others do not.
 
     ``apart`` asks the driver in a process of its own, for one that runs no tests and so has no need of it.
     """
     machine = host()
-    gpus, driver = boards_and_driver() if apart else (boards(), driver_version())
+    told = ask_apart() if apart else ask()
     return Environment(
-        key=device_key(machine, gpus),
+        key=device_key(machine, told.boards, len(told.missing)),
         host=machine,
-        gpus=gpus,
-        driver=driver,
+        gpus=told.boards,
+        gpus_missing=told.missing,
+        driver=told.driver,
         python=platform.python_version(),
         packages={name: found for name in PACKAGES if (found := _version(name)) is not None},
     )

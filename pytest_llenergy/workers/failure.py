@@ -62,12 +62,12 @@ class OutcomeInRank(Exception):  # noqa: N818 - it carries an outcome, which nee
         self.reason = reason
 
 
-def death(host: Host, pid: int) -> dict[str, Any]:
+def death(host: Host, group: str, pid: int) -> dict[str, Any]:
     """Describe a rank that ended without an answer."""
     now_ns = time.monotonic_ns()
     deadline = time.monotonic() + REAP_TIMEOUT_S
     try:
-        while (code := host.code(pid)) is None and time.monotonic() < deadline:
+        while (code := host.code(group, pid)) is None and time.monotonic() < deadline:
             time.sleep(0.01)
     except WorkerError as error:
         return {"time_ns": now_ns, "message": str(error)}

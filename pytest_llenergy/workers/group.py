@@ -160,7 +160,7 @@ class RankGroup:
         own = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
         for each in self.plan.ranks:
             # Before any of them is started: what is prepared for one serves all.
-            hosts[each.host].prepare(own[each.rank], self.plan.preload)
+            hosts[each.host].prepare(self._name, own[each.rank], self.plan.preload)
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         for each in self.plan.ranks:
             host = hosts[each.host]
@@ -203,7 +203,7 @@ class RankGroup:
                 try:
                     state, value = rank.channel.receive()
                 except (EOFError, OSError):
-                    state, value = "error", failure.death(rank.host, rank.pid)
+                    state, value = "error", failure.death(rank.host, self._name, rank.pid)
                 if state == "ok":
                     answers[rank.plan.rank] = value
                 else:

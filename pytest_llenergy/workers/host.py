@@ -25,8 +25,8 @@ class Host(Protocol):
     A group is the ranks that end together; its name is the caller's choice.
     """
 
-    def prepare(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
-        """Make ready for ranks that have this environment and these modules in common."""
+    def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        """Make ready for a group whose ranks have this environment and these modules in common."""
 
     def rendezvous(self, group: str) -> str:
         """Where ranks meet, as an ``init_method`` of ``torch.distributed.init_process_group``."""
@@ -46,7 +46,7 @@ class Host(Protocol):
         ``descriptors`` are those of the lease of GPUs, which lasts until nothing of the group is left.
         """
 
-    def code(self, pid: int) -> int | None:
+    def code(self, group: str, pid: int) -> int | None:
         """The exit code of a rank, negative for a signal; ``None`` while it runs."""
 
     def signal(self, group: str, number: int) -> None:

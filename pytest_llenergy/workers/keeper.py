@@ -37,11 +37,6 @@ class Keeper:
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
-    @property
-    def waited_s(self) -> float:
-        """How long the test that runs has waited for its devices."""
-        return sum(held.waited_s for held in self._current)
-
     def intact(self) -> bool:
         """Whether the lock files of the test that runs are still there; else others may have its devices."""
         return all(held.intact() for held in self._current)
@@ -107,13 +102,15 @@ class Keeper:
             self._end_ranks(kept)
             kept.keep_only(wanted)
         self._stop.set()
-        kept.idle, self._kept = False, None
+        kept.serve(test)
+        self._kept = None
         self._current.append(kept)
         return chosen
 
     def _keep(self, held: Holding, gpus: set[Claim]) -> None:
         held.keep_only(gpus)
-        held.idle, self._kept = True, held
+        held.rest()
+        self._kept = held
         self._stop = threading.Event()
         threading.Thread(target=self._watch, args=(held, self._stop), daemon=True).start()
 

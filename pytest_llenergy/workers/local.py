@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +22,12 @@ from pytest_llenergy.workers.host import Started
 from pytest_llenergy.workers.plan import OF_ONE_RANK
 
 StartMethod = Literal["spawn", "forkserver"]
+
+#: What forks of one supervisor have in common: modules, environment, search path. Fresh interpreters: nothing.
+Key = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
+
+#: Tests with one rank and with several take turns, and their thread counts differ. Each has imported torch.
+MOST_SUPERVISORS = 3
 
 #: A supervisor imports what it preloads before it answers for the first time.
 BOOT_TIMEOUT_S, ANSWER_TIMEOUT_S = 120.0, 30.0
@@ -118,7 +124,7 @@ class Supervised:
 
 
 class LocalHost:
-    """See ``Host``. With ``forkserver`` the supervisor imports what ranks share, and they are forks of it.
+    """See ``Host``. With ``forkserver`` a supervisor imports what ranks share, and they are forks of it.
 
     ``logs`` is where the ranks' output is kept; without, it goes with the ranks.
     """
@@ -126,21 +132,27 @@ class LocalHost:
     def __init__(self, start_method: StartMethod = "spawn", logs: Path | None = None) -> None:
         self._start_method = start_method
         self._logs = logs
-        self._supervised: Supervised | None = None
-        self._key: object = None
+        #: The last one that was used stands last.
+        self._supervised: list[tuple[Key, Supervised]] = []
+        self._of_group: dict[str, Supervised] = {}
 
-    def prepare(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+    def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
         """Have the supervisor that ranks with this environment can come from.
 
         Libraries read their variables when they are imported, so a fork needs one with the same.
         """
         names = tuple(preload) if self._start_method == "forkserver" else ()
         shared = {name: value for name, value in environment.items() if name not in OF_ONE_RANK}
-        key = (names, shared, tuple(sys.path)) if names else None
-        if self._supervised is not None and self._supervised.alive and self._key == key:
-            return
-        self.close()
-        self._supervised, self._key = Supervised(names, shared), key
+        key: Key = (names, shared, tuple(sys.path)) if names else None
+        self._close_where(lambda _, supervised: not supervised.alive)
+        found = [each for each in self._supervised if each[0] == key]
+        if not found:
+            idle = [each for each in self._supervised if each[1] not in self._of_group.values()]
+            spare = idle[: max(0, len(self._supervised) + 1 - MOST_SUPERVISORS)]
+            self._close_where(lambda _, supervised: any(supervised is each for _, each in spare))
+            found = [(key, Supervised(names, shared))]
+        self._supervised = [*(each for each in self._supervised if each not in found), *found]
+        self._of_group[group] = found[0][1]
 
     def rendezvous(self, group: str) -> str:
         """A file: nothing to look up, no port to lose to others."""
@@ -148,7 +160,7 @@ class LocalHost:
 
     def directory(self, group: str) -> Path:
         """See ``Host``; the supervisor removes it when pytest cannot."""
-        directory = self._living().directory / group
+        directory = self._of_group[group].directory / group
         directory.mkdir(exist_ok=True)
         return directory
 
@@ -160,14 +172,13 @@ class LocalHost:
         descriptors: Sequence[int] = (),
     ) -> Started:
         """See ``Host``."""
-        supervised = self._living()
         log = self._log(group, rank)
         ours, theirs = socket.socketpair()
         with theirs, log.open("wb") as file:
             here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 given = [theirs.fileno(), file.fileno(), here, *descriptors]
-                pid = supervised.ask("start", given, group=group, environment=dict(environment))
+                pid = self._of_group[group].ask("start", given, group=group, environment=dict(environment))
             except BaseException:
                 ours.close()
                 raise
@@ -175,33 +186,34 @@ class LocalHost:
                 os.close(here)
         return Started(int(pid), Connection(ours.detach()), log)
 
-    def code(self, pid: int) -> int | None:
+    def code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
-        code = self._living().ask("code", pid=pid)
+        code = self._of_group[group].ask("code", pid=pid)
         return None if code is None else int(code)
 
     def signal(self, group: str, number: int) -> None:
         """See ``Host``."""
-        self._living().ask("signal", group=group, number=int(number))
+        self._of_group[group].ask("signal", group=group, number=int(number))
 
     def end(self, group: str) -> list[int]:
         """See ``Host``. A supervisor that is gone has taken its ranks with it."""
-        if self._supervised is None or not self._supervised.alive:
+        supervised = self._of_group.get(group)
+        if supervised is None or not supervised.alive:
             return []
-        stuck = self._supervised.ask("end", group=group)
-        shutil.rmtree(self._supervised.directory / group, ignore_errors=True)
+        stuck = supervised.ask("end", group=group)
+        shutil.rmtree(supervised.directory / group, ignore_errors=True)
+        if not stuck:
+            del self._of_group[group]
         return [int(pid) for pid in stuck]
 
     def close(self) -> None:
         """See ``Host``."""
-        if self._supervised is not None:
-            self._supervised.close()
-            self._supervised = None
+        self._close_where(lambda *_: True)
 
-    def _living(self) -> Supervised:
-        if self._supervised is None:
-            raise WorkerError("no supervisor was started for these ranks")
-        return self._supervised
+    def _close_where(self, gone: Callable[[Key, Supervised], bool]) -> None:
+        for each in [each for each in self._supervised if gone(*each)]:
+            self._supervised.remove(each)
+            each[1].close()
 
     def _log(self, group: str, rank: int) -> Path:
         directory = self.directory(group) if self._logs is None else self._logs / group

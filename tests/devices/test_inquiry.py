@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boards and driver as a process of its own tells them."""
+"""The driver as a process of its own tells of it, wherever that was started."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.devices.inquiry import boards_and_driver
+from pytest_llenergy.devices.count import leasable
+from pytest_llenergy.devices.inquiry import Told, ask_apart
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, World
@@ -23,17 +25,53 @@ def world(tmp_path: Path, nvml_children: Give) -> World:
 
 
 def test_it_tells_what_the_driver_shows(world: World) -> None:
-    boards, driver = boards_and_driver()
-    assert [board.uuid for board in boards] == [world.board(index).uuid for index in range(2)]
-    assert (boards[0].name, boards[0].power_limit_w, driver) == ("NVIDIA H200", 650, "580.95.05")
+    told = ask_apart()
+    assert [board.uuid for board in told.boards] == [world.board(index).uuid for index in range(2)]
+    assert (told.boards[0].name, told.boards[0].power_limit_w) == ("NVIDIA H200", 650)
+    assert (told.driver, told.missing) == ("580.95.05", [])
 
 
-def test_without_a_driver_there_is_nothing(world: World) -> None:
+def test_without_a_driver_there_is_nothing_and_nothing_is_missing(world: World) -> None:
     world.set_init_result(DRIVER_NOT_LOADED)
-    assert boards_and_driver() == ([], None)
+    assert ask_apart() == Told()
 
 
 def test_what_is_wrong_is_told_in_the_drivers_words(world: World) -> None:
     world.set_init_result(NO_PERMISSION)
-    with pytest.raises(DeviceError, match=r"^NVML: Insufficient Permissions; see nvidia-smi$"):
-        boards_and_driver()
+    refused = "NVML: Insufficient Permissions; see nvidia-smi"
+    assert ask_apart() == Told(missing=[refused])
+    with pytest.raises(DeviceError) as caught:
+        leasable()
+    assert str(caught.value) == (
+        f"the process that asks the NVIDIA driver failed: {refused}; see llenergy doctor"
+    )
+
+
+def test_a_board_that_is_lost_takes_none_with_it(world: World) -> None:
+    world.update(0, lost=True)
+    told = ask_apart()
+    assert [board.uuid for board in told.boards] == [world.board(1).uuid]
+    assert told.missing == ["NVML: GPU 0 does not answer (GPU is lost); see nvidia-smi"]
+
+
+@pytest.mark.parametrize("name", ["random", "token", "platform", "runpy", "msgspec", "pynvml"])
+def test_files_of_a_project_are_not_taken_for_modules(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the project')\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(ask_apart().boards) == 2
+    world.update(1, name="NVIDIA H200")
+    assert leasable() == 2
+
+
+def test_the_last_words_of_a_process_that_fails_are_told(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise RuntimeError('no such luck')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    told = "the process that asks the NVIDIA driver failed: RuntimeError: no such luck; see llenergy doctor"
+    assert ask_apart() == Told(missing=[told])
+    with pytest.raises(DeviceError) as caught:
+        leasable()
+    assert str(caught.value) == told

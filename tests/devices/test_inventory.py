@@ -12,8 +12,7 @@ import pytest
 from pytest_llenergy.devices.allot import GpuRequest, allot
 from pytest_llenergy.devices.inventory import (
     Present,
-    boards,
-    driver_version,
+    answering,
     present,
     temperature_c,
     used_bytes,
@@ -36,7 +35,7 @@ def test_boards_in_pci_order_with_their_facts(tmp_path: Path, nvml_attach: Attac
     )
     world = World(tmp_path / "world", given, driver_version="580.1")
     nvml_attach(world)
-    found = boards()
+    found = present().boards
     assert [(board.name, board.memory_bytes, board.power_limit_w) for board in found] == [
         ("NVIDIA L4", 24 * GIB, 72.0),
         ("NVIDIA H100", 80 * GIB, 700.0),
@@ -46,7 +45,7 @@ def test_boards_in_pci_order_with_their_facts(tmp_path: Path, nvml_attach: Attac
         world.board(index).pci_bus_id for index in range(2)
     )
     assert [temperature_c(board.uuid) for board in found] == [33, 66]
-    assert driver_version() == "580.1"
+    assert present().driver == "580.1"
 
 
 def test_a_lost_board_is_named_and_has_no_temperature(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -56,7 +55,7 @@ def test_a_lost_board_is_named_and_has_no_temperature(tmp_path: Path, nvml_attac
     assert temperature_c(world.board(0).uuid) == 40
     assert temperature_c(world.board(1).uuid) is None
     with pytest.raises(DeviceError, match=r"^NVML: GPU 1 does not answer \(GPU is lost\); see nvidia-smi$"):
-        boards()
+        present()
 
 
 def test_a_driver_that_refuses_is_not_a_host_without_gpus(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -65,10 +64,29 @@ def test_a_driver_that_refuses_is_not_a_host_without_gpus(tmp_path: Path, nvml_a
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(NO_PERMISSION)
     with pytest.raises(DeviceError, match=r"^NVML: Insufficient Permissions; see nvidia-smi$"):
-        boards()
+        present()
     with pytest.raises(DeviceError, match=r"^NVML: "):
         allot(GpuRequest(1, fallback="cpu"), environment={})
     assert temperature_c("GPU-0") is None
+
+
+def test_what_answers_is_shown_whatever_does_not(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board(lost=True), Board(), Board(no_permission=True), Board()])
+    nvml_attach(world)
+    found = answering()
+    assert found.uuids == (world.board(1).uuid, world.board(3).uuid)
+    assert [found.index(uuid) for uuid in found.uuids] == [1, 3]
+    assert list(found.lost.values()) == [
+        "NVML: GPU 0 does not answer (GPU is lost); see nvidia-smi",
+        "NVML: GPU 2 does not answer (Insufficient Permissions); see nvidia-smi",
+    ]
+
+
+def test_a_driver_that_refuses_leaves_its_reason(tmp_path: Path, nvml_attach: Attach) -> None:
+    world = World(tmp_path / "world", [Board()])
+    nvml_attach(world).nvmlShutdown()
+    world.set_init_result(NO_PERMISSION)
+    assert answering() == Present(refusals=("NVML: Insufficient Permissions; see nvidia-smi",))
 
 
 def test_instances_stand_beside_the_boards_with_their_profiles(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -89,7 +107,6 @@ def test_instances_stand_beside_the_boards_with_their_profiles(tmp_path: Path, n
     world = World(tmp_path / "world", given, driver_version="580.1")
     nvml_attach(world)
     found, uuid = present(), world.board(2).uuid
-    assert found.boards == tuple(boards())
     assert found.instances == (
         Instance("MIG-1", uuid, 9, 0, "1g.10gb", 9856 * mib),
         Instance("MIG-2", uuid, 2, 0, "1c.3g.40gb", 40320 * mib),
@@ -116,13 +133,12 @@ def test_a_host_without_a_driver_has_nothing(tmp_path: Path, nvml_attach: Attach
 
 def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
     nvml = nvml_attach(World(tmp_path / "world", [Board()]))
-    boards()
     present()
-    driver_version()
+    answering()
     nvml.nvmlShutdown()
     with pytest.raises(nvml.NVMLError_Uninitialized):
         nvml.nvmlDeviceGetCount()
-    assert len(boards()) == 1
+    assert len(present().boards) == 1
 
 
 def test_memory_in_use_and_mig_mode_stand_beside_the_boards(tmp_path: Path, nvml_attach: Attach) -> None:

@@ -64,9 +64,9 @@ def named(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
     with pytest.raises(DeviceError) as caught:
         lock_directory({"LLENERGY_LOCK_DIR": str(path)}, mountinfo=mountinfo)
     message = str(caught.value)
-    assert message.startswith(f"LLENERGY_LOCK_DIR={path}: ")
+    assert message.startswith(f"LLENERGY_LOCK_DIR='{path}': ")
     assert message.endswith(MEND)
-    return message.removeprefix(f"LLENERGY_LOCK_DIR={path}: ").removesuffix(MEND)
+    return message.removeprefix(f"LLENERGY_LOCK_DIR='{path}': ").removesuffix(MEND)
 
 
 @pytest.fixture
@@ -110,6 +110,23 @@ class TestDirectory:
         directory.close()
         assert directory.path in map(Path, ("/run/lock/llenergy", "/run/lock", "/tmp"))
 
+    @pytest.mark.parametrize("given", ["locks", "./locks", "~/locks"])
+    def test_one_that_depends_on_the_current_directory_is_refused(self, given: str) -> None:
+        with pytest.raises(DeviceError) as caught:
+            lock_directory({"LLENERGY_LOCK_DIR": given})
+        assert str(caught.value) == (
+            f"LLENERGY_LOCK_DIR={given!r} is not an absolute path; name the directory from / on"
+        )
+
+    def test_one_whose_name_would_break_a_message_is_refused_in_one_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "two\nlines"
+        path.mkdir()
+        with pytest.raises(DeviceError) as caught:
+            lock_directory({"LLENERGY_LOCK_DIR": str(path)})
+        assert str(caught.value) == (
+            f"LLENERGY_LOCK_DIR={str(path)!r} has characters that cannot be shown; name another directory"
+        )
+
     def test_a_missing_one_is_refused(self, tmp_path: Path) -> None:
         assert named(tmp_path / "missing") == "No such file or directory"
 
@@ -134,7 +151,9 @@ class TestDirectory:
     def test_one_that_one_may_not_write_in_is_told(self, locks: Path) -> None:
         locks.chmod(0o755)
         with lockers() as make:
-            assert make(USERS[0]).refused("a") == f"LLENERGY_LOCK_DIR={locks}: you may not write in it{MEND}"
+            assert (
+                make(USERS[0]).refused("a") == f"LLENERGY_LOCK_DIR='{locks}': you may not write in it{MEND}"
+            )
 
     @needs_root
     def test_one_that_others_may_write_in_is_not_passed_over(self, tmp_path: Path) -> None:

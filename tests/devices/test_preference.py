@@ -162,13 +162,13 @@ class TestMig:
         whole, _ = host(Board(), Board(mig_enabled=True))
         assert choices(GpuRequest(1)) == (whole,)
         assert refusal(GpuRequest(2)) == (
-            "gpus(2): only 1 of 2 GPUs may be used here (1 in MIG mode without instances (nvidia-smi mig "
-            "-cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it))"
+            "gpus(2): only 1 of 2 GPUs may be used here (1 in MIG mode without instances and cannot be "
+            "used (nvidia-smi mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode))"
         )
 
     def test_one_that_is_named_on_purpose_is_refused_with_the_reason(self, host: Host) -> None:
         board = host(Board(mig_enabled=True))[0]
         assert refusal(GpuRequest(1), "0") == (
-            f"--energy-gpus: '0' ({board}) is in MIG mode without instances and cannot be used; nvidia-smi "
-            "mig -cgi PROFILE -C makes them, nvidia-smi -mig 0 ends it"
+            f"--energy-gpus: '0' ({board}) is in MIG mode without instances and cannot be used (nvidia-smi "
+            "mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode)"
         )

@@ -29,7 +29,7 @@ def test_memory_is_a_number_and_a_unit(text: str, expected: tuple[int, str]) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["40", "GB", "40 G", "40 kB", "-1 GB", "0 GB", "4,5 GB", "", "40 GB each", 40]
+    "text", ["40", "GB", "40 G", "40 kB", "-1 GB", "0 GB", "4,5 GB", "", "40 GB each", 40, "9" * 400 + " GB"]
 )
 def test_any_other_memory_is_refused_with_what_it_needs(text: Any) -> None:
     with pytest.raises(PlanError) as caught:

@@ -74,6 +74,11 @@ def test_a_board_that_is_divided_is_not_used_whole(element: str) -> None:
     )
 
 
+def test_a_number_of_any_length_names_none() -> None:
+    with pytest.raises(DeviceError, match=r"'9{5000}' names no single GPU; present: "):
+        choose("9" * 5000, DIVIDED)
+
+
 def test_a_host_without_boards() -> None:
     with pytest.raises(DeviceError, match=r"'0' names no single GPU; present: none \(NVML shows none\)$"):
         choose("0", Present())

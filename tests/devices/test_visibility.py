@@ -72,8 +72,14 @@ ROWS: list[tuple[str | None, tuple[str, ...]]] = [
     ("0,99999999999999999999", (A,)),
 ]
 
-#: An element that is only a sign is no number; torch stumbles over it.
-SIGNS: list[tuple[str, tuple[str, ...]]] = [("+", ()), ("-", ()), ("0,+,1", (A,))]
+#: An element that is only a sign is no number, one of thousands of digits is; torch stumbles over both.
+SIGNS: list[tuple[str, tuple[str, ...]]] = [
+    ("+", ()),
+    ("-", ()),
+    ("0,+,1", (A,)),
+    (f"0,{'9' * 5000},1", (A,)),
+    (f"0,{'9' * 5000},0", ()),
+]
 
 FIRST, SECOND = "MIG-7b2d4a1e-0000-5000-8000-000000000001", "MIG-7c2d4a1e-0000-5000-8000-000000000002"
 SAME_PART, ELSEWHERE = "MIG-7c9d4a1e-0000-5000-8000-000000000003", "MIG-8d2d4a1e-0000-5000-8000-000000000004"

@@ -81,6 +81,18 @@ class TestAuto:
         boards.update(1, name="NVIDIA L4")
         assert leasable() == 2
 
+    def test_where_it_cannot_be_told_there_is_one_and_a_warning(
+        self, quick: pytest.Pytester, boards: World
+    ) -> None:
+        boards.update(1, no_permission=True)
+        quick.makepyfile("def test_it():\n    pass\n")
+        result = quick.runpytest_subprocess("--energy-report", "-n", "auto")
+        result.assert_outcomes(passed=1, warnings=1)
+        told = (
+            "*LLEnergyWarning: -n auto starts one worker: the process that asks the * driver failed: NVML: *"
+        )
+        result.stdout.fnmatch_lines(["*1/1 worker*", told])
+
     def test_what_the_user_says_counts(self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
         quick.makepyfile("def test_it():\n    pass\n")

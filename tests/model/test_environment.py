@@ -52,6 +52,10 @@ def test_each_stable_fact_of_a_board_changes_the_key(changes: dict[str, object])
     assert device_key(HOST, [msgspec.structs.replace(BOARD, **changes)]) != KEY
 
 
+def test_boards_that_did_not_answer_change_the_key() -> None:
+    assert len({KEY, device_key(HOST, [BOARD], missing=1), device_key(HOST, [BOARD], missing=2)}) == 3
+
+
 def test_the_number_of_boards_matters_and_their_order_does_not() -> None:
     other = msgspec.structs.replace(BOARD, name="NVIDIA L4")
     assert (

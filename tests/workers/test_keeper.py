@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ import pytest
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.devices.lockdir import lock_directory
 from pytest_llenergy.devices.lockfile import lock_name
 from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.tickets import living
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers import keeper
 from pytest_llenergy.workers.keeper import Keeper
@@ -95,6 +98,34 @@ def test_ranks_are_reused_on_any_board_that_would_do(session: Session, make: Mak
     other.release()
     assert session.keeper.take(Lease(("a",), choices=ANY), 0.0).devices == ("b",)
     assert session.ranks(Lease(("b",))) == first
+
+
+def test_others_are_told_which_test_has_warm_ranks_and_when_they_are_idle(
+    session: Session, make: MakeLocker
+) -> None:
+    held = rf"waited 0 s for a: held by process {os.getpid()} of \w+ since [\d:]+ \({{}}\); "
+    lease = Lease(("a",))
+    session.ranks(session.keeper.take(lease, 0.0, "first"))
+    assert re.search(held.format("first"), make().refused("a"))
+    session.keeper.leave()
+    assert re.search(held.format("idle ranks of first"), make().refused("a"))
+    session.keeper.take(lease, 0.0, "second")
+    assert re.search(held.format("second"), make().refused("a"))
+    session.keeper.leave()
+    assert re.search(held.format("idle ranks of second"), make().refused("a"))
+
+
+def test_others_are_told_since_when_the_test_that_runs_has_them(session: Session) -> None:
+    def since_s() -> float:
+        directory = lock_directory()
+        (seen,) = living(directory, ("holding",))
+        directory.close()
+        return seen.content.since_s
+
+    session.test(Lease(("a",)))
+    idle_s = since_s()
+    session.keeper.take(Lease(("a",)), 0.0)
+    assert since_s() > idle_s
 
 
 def test_idle_ranks_are_given_up_when_others_queue(session: Session, make: MakeLocker) -> None:

@@ -157,7 +157,7 @@ if __name__ == "__main__":
     if sys.argv[2] == "forked" and os.fork() == 0:
         # A child of pytest that has all of its descriptors, and outlives it.
         time.sleep(300)
-    print(host.directory("x"), *(rank.pid for rank in ranks.ranks), *daemons, flush=True)
+    print(host.directory(ranks._name).parent, *(rank.pid for rank in ranks.ranks), *daemons, flush=True)
     run(ranks, hold_the_lock_of_the_interpreter)
 """
 
@@ -190,7 +190,7 @@ if __name__ == "__main__":
                 assert set(left) == {child}
                 os.kill(child, signal.SIGKILL)
             assert await_none(mark) == {}
-        assert not Path(directory).parent.exists()
+        assert not Path(directory).exists()
 
     def test_a_forked_child_of_pytest_ends_nothing(self, host: LocalHost) -> None:
         ranks = start(host)
