@@ -158,8 +158,8 @@ class Call:
 class Workers:
     """The ranks of this test, for functions of its own.
 
-    With torch installed, several ranks are in one ``torch.distributed`` process group (gloo on CPUs,
-    NCCL on GPUs). ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` are set.
+    With torch installed they are in one ``torch.distributed`` process group (gloo on CPUs, NCCL on GPUs).
+    ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` are set.
     """
 
     place: Place
@@ -172,7 +172,7 @@ class Workers:
     def group(self) -> RankGroup:
         """The running ranks, started on first use."""
         framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
-        plan = self.place.plan(Capabilities(framework=framework, data=True))
+        plan = self.place.plan(Capabilities(framework=framework, process_group=True, data=True))
         with diagnosed(plan):
             group = self.place.state.pool.group(plan)
         self.place.note(group)

@@ -136,12 +136,14 @@ class Capabilities:
 
     ``launch`` is ``ranks`` where the plugin starts one process for each device, ``engine`` where one process
     sees all devices and the engine starts its own. ``framework`` is checked for the right devices before the
-    model is loaded. ``preload`` are modules that take long to import and do nothing but that: ranks that are
-    forked have them already.
+    model is loaded; its process group is there for several ranks, and with ``process_group`` for one as well.
+    ``preload`` are modules that take long to import and do nothing but that: ranks that are forked have them
+    already.
     """
 
     launch: Literal["ranks", "engine"] = "ranks"
     framework: Literal["torch"] | None = None
+    process_group: bool = False
     preload: tuple[str, ...] = ()
     data: bool = False
     tensor: bool = False

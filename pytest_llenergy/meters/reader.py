@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -59,14 +60,13 @@ class Reader:
             self._put_off_to_ns = max(self._put_off_to_ns, self._planned_ns)
         self._noting = sparing and (put_off or (self._noting and not self.thrift.recovered))
         until_ns = now_ns + (self._longest_ns if self._noting or put_off else TOGETHER_NS)
-        for each in self.followers:
-            if each.due_ns > until_ns:
-                continue
+        due = [each for each in self.followers if each.due_ns <= until_ns]
+        for each in due:
             if self._noting:
                 each.note(self._planned_ns)
             else:
                 each.read(self._put_off_to_ns, sparing)
-        return self._plan(now_ns)
+        return self._plan(now_ns, len(due))
 
     def catch_up(self) -> None:
         """Work out what was only noted."""
@@ -78,9 +78,13 @@ class Reader:
         """Whether there is anything to catch up on."""
         return any(each.noted for each in self.followers)
 
-    def _plan(self, now_ns: int) -> int:
+    def _plan(self, now_ns: int, readings: int) -> int:
         spent_before_ns, self._spent_ns = self._spent_ns, self._spent()
-        self.thrift.pay(self._spent_ns - spent_before_ns, now_ns - self._woken_ns)
+        cost_ns = self._spent_ns - spent_before_ns
+        # So long it waits for the lock of a busy interpreter, to wake up and after each call.
+        waited_ns = self._clock() - self._planned_ns - cost_ns
+        handovers = min(round(waited_ns / 1e9 / sys.getswitchinterval()), 1 + readings)
+        self.thrift.pay(cost_ns, now_ns - self._woken_ns, max(0, handovers))
         self._woken_ns = now_ns
         wait_ns = 0 if self._learning(now_ns) else self.thrift.wait_ns(self._longest_ns)
         self._put_off_to_ns = now_ns + wait_ns

@@ -71,7 +71,7 @@ class Sampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._is_fork():
+        if self.is_fork():
             # The meters are the parent's, and so is the thread that read them.
             return
         self._stopping = True
@@ -125,7 +125,7 @@ class Sampler:
 
         Counters that are known to tick slowly have longer.
         """
-        if self._is_fork():
+        if self.is_fork():
             return
         slowest_s = max(
             (
@@ -149,7 +149,7 @@ class Sampler:
 
     def _take_lock(self) -> bool:
         """Whether the meters may be touched now: not in a fork, and not while one of them hangs."""
-        if self._is_fork():
+        if self.is_fork():
             return False
         if self._lock.acquire(timeout=0 if self._hangs else HANGING_S):
             self._hangs = False
@@ -157,7 +157,7 @@ class Sampler:
         self._note_hanging()
         return False
 
-    def _is_fork(self) -> bool:
+    def is_fork(self) -> bool:
         """A forked child has no reader, and locks that nobody releases."""
         return os.getpid() != self._owner
 

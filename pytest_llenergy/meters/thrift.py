@@ -20,6 +20,10 @@ SHARE = 0.01
 #: The same while a window is open or a round is at work.
 SHARE_AT_WORK = 0.0025
 
+#: What a thread loses that must hand over the interpreter's lock and get it back (ns): two wake-ups of a
+#: thread, 75 µs in a virtual machine (benchmarks/plugin/cost), less elsewhere.
+HANDOVER_NS = 75_000
+
 #: CPU time that may be saved up and spent at once (ns): the tick of each of eight boards, and of one.
 CREDIT_NS = 5_000_000
 CREDIT_AT_WORK_NS = 300_000
@@ -71,8 +75,11 @@ class Thrift:
         """Whether enough was saved at work to go by the timetable again."""
         return self._credit_at_work_ns >= CREDIT_AT_WORK_NS / 2
 
-    def pay(self, cost_ns: int, elapsed_ns: int) -> None:
-        """Note the CPU time of one wake-up, and the time since the one before."""
+    def pay(self, cost_ns: int, elapsed_ns: int, handovers: int = 0) -> None:
+        """Note the CPU time of one wake-up, and the time since the one before.
+
+        ``handovers`` is how often it took the interpreter's lock from the work beside it.
+        """
         if self._free:
             return
         credit_ns = self._credit_ns + SHARE * elapsed_ns - cost_ns
@@ -80,7 +87,8 @@ class Thrift:
         if not self._at_work:
             self._credit_at_work_ns = CREDIT_AT_WORK_NS
             return
-        at_work_ns = self._credit_at_work_ns + SHARE_AT_WORK * elapsed_ns - cost_ns
+        taken_ns = cost_ns + handovers * HANDOVER_NS
+        at_work_ns = self._credit_at_work_ns + SHARE_AT_WORK * elapsed_ns - taken_ns
         self._credit_at_work_ns = max(-CREDIT_AT_WORK_NS, min(at_work_ns, CREDIT_AT_WORK_NS))
 
     def wait_ns(self, longest_ns: float) -> int:

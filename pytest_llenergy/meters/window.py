@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: How long to wait for a counter to tick (seconds).
 TICK_TIMEOUT_S = 1.0
 
+FORKED = "the meters are read by the process that this one was forked from; open others here, with measure()"
+
 
 class Window:
     """A stretch of time and its joules, which are known once it has ended.
@@ -105,11 +107,11 @@ class Window:
         if self._record is None:
             from pytest_llenergy.meters.closing import close
 
+            fork = self._sampler.is_fork()
             self._sampler.await_ticks(self._end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
+            series, reasons = ([], [FORKED]) if fork else (self._sampler.series, self._reasons)
             marks = self._sampler.marks
-            self._record = close(
-                self.name, self._sampler.series, self._start_ns, self._end_ns, self._reasons, marks
-            )
+            self._record = close(self.name, series, self._start_ns, self._end_ns, reasons, marks)
         return self._record
 
     @property

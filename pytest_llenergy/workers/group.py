@@ -85,7 +85,10 @@ class RankGroup:
         self._ranks: list[_Rank] = []
         start = time.monotonic()
         try:
-            self._start(hosts, descriptors, inherited() if environment is None else environment)
+            try:
+                self._start(hosts, descriptors, inherited() if environment is None else environment)
+            except OSError as error:
+                raise WorkerError(f"the ranks cannot be started: {error}") from error
             seen = self._collect(START_TIMEOUT_S)
             self.ranks = tuple(_rank_info(rank, facts) for rank, facts in zip(self._ranks, seen, strict=True))
             _check_placement(plan, seen)
@@ -174,6 +177,7 @@ class RankGroup:
                         "environment": {**each.environment(), **meeting},
                         "sys_path": [path for path in sys.path if isinstance(path, str)],
                         "framework": self.plan.framework,
+                        "process_group": self.plan.process_group,
                         "rendezvous": first.rendezvous(self._name),
                         "directory": str(host.directory(self._name)),
                         "rank": each.rank,

@@ -23,7 +23,7 @@ from pytest_llenergy.workers.plan import OF_ONE_RANK
 
 StartMethod = Literal["spawn", "forkserver"]
 
-#: What forks of one supervisor have in common: modules, environment, search path. Fresh interpreters: nothing.
+#: What forks of one supervisor have in common: modules, environment, search path. Others have nothing.
 Key = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
 
 #: Tests with one rank and with several take turns, and their thread counts differ. Each has imported torch.

@@ -82,8 +82,8 @@ class RankPlan:
 class ProcessPlan:
     """All processes of one group. Equal plans can share their processes.
 
-    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of. ``preload`` names the
-    modules that forked ranks have in common.
+    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of. ``process_group`` tells
+    whether the framework's is there, ``preload`` the modules that forked ranks have in common.
     """
 
     launch: Literal["ranks", "engine"]
@@ -91,6 +91,7 @@ class ProcessPlan:
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
     divided: tuple[str, ...] = ()
+    process_group: bool = False
     preload: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -144,6 +145,7 @@ def plan_processes(
         parallel=degrees,
         ranks=tuple(ranks),
         divided=lease.divided,
+        process_group=framework is not None and (len(groups) > 1 or capabilities.process_group),
         preload=(*([framework] if framework else []), *capabilities.preload),
     )
 

@@ -93,7 +93,7 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
                 f"the plan gives this rank {', '.join(planned)}, torch sees {', '.join(found)}"
             )
     world_size = 1
-    if boot["world_size"] > 1:
+    if boot["process_group"]:
         import torch.distributed as dist
 
         dist.init_process_group(

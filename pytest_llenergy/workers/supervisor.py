@@ -100,20 +100,22 @@ class Supervisor:
             "signal": self._signal,
             "end": self._end,
         }
-        heard = [self._client, self._woken]
-        sources: list[Any] = [*heard, *([self._client_pidfd] if self._client_pidfd is not None else [])]
+        heard = select.poll()
+        for source in (self._client, self._woken, self._client_pidfd):
+            if source is not None:
+                heard.register(source, select.POLLIN)
         while self._ended_by is None:
-            stuck = [group for group in self._groups.values() if group.ending]
-            ready, _, _ = select.select(sources, [], [], SECOND_LOOK_S if stuck else None)
+            stuck = any(group.ending for group in self._groups.values())
+            ready = {source for source, _ in heard.poll(SECOND_LOOK_S * 1e3 if stuck else None)}
             if self._client_pidfd in ready:
                 return
-            if self._woken in ready:
+            if self._woken.fileno() in ready:
                 self._woken.recv(4096)
             self._reap()
             self._end_strays()
             for name in [name for name, group in self._groups.items() if group.ending]:
                 self._forget_if_gone(name)
-            if self._client in ready:
+            if self._client.fileno() in ready:
                 try:
                     request, descriptors = wire.receive(self._client)
                 except (EOFError, OSError):

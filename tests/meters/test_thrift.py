@@ -48,6 +48,22 @@ def test_it_gets_less_while_something_is_at_work(cost_ns: int) -> None:
     assert share(thrift, cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
 
 
+def test_what_the_work_loses_by_handing_over_the_interpreter_counts_too() -> None:
+    def wake_ups(handovers: int) -> int:
+        thrift, now_ns, count = Thrift(), 0, 0
+        with at_work(thrift):
+            while now_ns < 20 * S:
+                elapsed_ns = max(MS, thrift.wait_ns(S))
+                now_ns += elapsed_ns
+                thrift.pay(50_000, elapsed_ns, handovers)
+                count += 1
+        return count
+
+    # Of a quarter of a percent of 20 s.
+    assert wake_ups(0) == pytest.approx(1000, rel=0.02)
+    assert wake_ups(2) == pytest.approx(250, rel=0.02)
+
+
 def test_work_that_overlaps_ends_with_the_last_of_it() -> None:
     thrift = Thrift()
     thrift.work_begins()

@@ -19,17 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from .no_torch import without_torch
 from .survivors import check_nothing_is_left, marked, survivors
-
-#: In the place of torch where one rank is enough: it takes a second less to import.
-NO_TORCH = """
-__version__ = "0"
-def set_num_threads(n): pass
-def get_num_threads(): return 1
-class cuda:
-    device_count = staticmethod(lambda: 0)
-    is_initialized = staticmethod(lambda: False)
-"""
 
 FAULTS = """
 import ctypes
@@ -143,7 +134,7 @@ def test_every_fault_is_told_and_leaves_nothing(
     monkeypatch.setenv("TEST_RANKS", str(n))
     pytester.makepyfile(FAULTS)
     if n == 1:
-        (pytester.path / "torch.py").write_text(NO_TORCH)
+        without_torch(pytester.path)
     result = pytester.runpytest_subprocess(
         f"--energy-start-method={method}", "-p", "no:cacheprovider", "-rsx", *xdist
     )
@@ -184,7 +175,8 @@ def test_after():
 def test_a_timeout_of_pytest_timeout_leaves_nothing(
     pytester: pytest.Pytester, mark: str, args: tuple[str, ...], code: int
 ) -> None:
-    pytester.makepyfile(HANGS, torch=NO_TORCH)
+    pytester.makepyfile(HANGS)
+    without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
     assert result.ret == code
     assert "Timeout" in result.stdout.str() + result.stderr.str()
@@ -193,7 +185,8 @@ def test_a_timeout_of_pytest_timeout_leaves_nothing(
 
 @pytest.mark.parametrize("xdist", [(), ("-n2",)], ids=["alone", "n2"])
 def test_ctrl_c_ends_everything(pytester: pytest.Pytester, mark: str, xdist: tuple[str, ...]) -> None:
-    pytester.makepyfile(HANGS, torch=NO_TORCH)
+    pytester.makepyfile(HANGS)
+    without_torch(pytester.path)
     with subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *xdist],
         cwd=pytester.path,
@@ -235,7 +228,8 @@ def test_it(workers, i):
 def test_what_ends_a_run_ends_it_from_a_rank_too(
     pytester: pytest.Pytester, mark: str, work: str, args: tuple[str, ...], outcome: dict[str, int], said: str
 ) -> None:
-    pytester.makepyfile(ENDS.format(work), torch=NO_TORCH)
+    pytester.makepyfile(ENDS.format(work))
+    without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
     result.assert_outcomes(**outcome)
     assert said in result.stdout.str()
@@ -244,8 +238,7 @@ def test_what_ends_a_run_ends_it_from_a_rank_too(
 
 def test_an_xdist_worker_that_dies_leaves_nothing(pytester: pytest.Pytester, mark: str) -> None:
     pytester.makepyfile(
-        torch=NO_TORCH,
-        test_it="""
+        """
         import os, signal
         def test_dies(workers):
             workers.run(max, 1, 2)
@@ -254,6 +247,7 @@ def test_an_xdist_worker_that_dies_leaves_nothing(pytester: pytest.Pytester, mar
             assert workers.run(max, 1, 2) == [2]
         """,
     )
+    without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1")
     result.assert_outcomes(passed=1, failed=1)
     assert "crashed while running" in result.stdout.str()
@@ -298,7 +292,8 @@ class Killable:
 def test_a_pytest_that_is_killed_at_any_moment_leaves_nothing(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    pytester.makepyfile(KILLED, torch=NO_TORCH)
+    pytester.makepyfile(KILLED)
+    without_torch(pytester.path)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--energy-start-method={method}"]
 
     def start(end: ExitStack) -> Killable:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In the place of torch where it does not matter: it takes a second less to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TORCH = """
+__version__ = "0"
+def set_num_threads(n): pass
+def get_num_threads(): return 1
+class cuda:
+    device_count = staticmethod(lambda: 0)
+    is_initialized = staticmethod(lambda: False)
+"""
+
+DISTRIBUTED = """
+def init_process_group(*args, **kwargs): pass
+def barrier(): pass
+def get_world_size(): return 1
+def is_available(): return False
+"""
+
+
+def without_torch(directory: Path) -> None:
+    """A package of that name, found first by what is run there. It knows of one rank."""
+    package = directory / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text(TORCH)
+    (package / "distributed.py").write_text(DISTRIBUTED)
