@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 from pytest_llenergy.devices.claims import CPU
 from pytest_llenergy.doctor.trial import trial
-from pytest_llenergy.errors import WorkerError, WorkerPlacementError
+from pytest_llenergy.errors import LLEnergyError, WorkerError, WorkerPlacementError
 from pytest_llenergy.workers.plan import ProcessPlan
 
 #: A run waits no longer than this for one step (seconds); ``llenergy doctor`` has more patience.
@@ -31,8 +31,10 @@ def diagnosed(plan: ProcessPlan) -> Iterator[None]:
         raise
     except WorkerError as error:
         if error.before_ready and plan.framework == "torch":
-            found = _sentence(plan.ranks[0].devices[0], len(plan.ranks) > 1)
-            error.details = "\n".join(filter(None, (f"stepwise check: {found}", error.details)))
+            # A check that cannot be made must not hide the cause.
+            with suppress(LLEnergyError, OSError):
+                found = _sentence(plan.ranks[0].devices[0], len(plan.ranks) > 1)
+                error.details = "\n".join(filter(None, (f"stepwise check: {found}", error.details)))
         raise
 
 

@@ -51,14 +51,16 @@ def gpus(_llenergy_lease: Lease) -> Lease:
 
 
 @pytest.fixture
-def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Place:
+def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[Place]:
     from pytest_llenergy import marks
     from pytest_llenergy.handles import Place
     from pytest_llenergy.recorder import draft_of
     from pytest_llenergy.state import state_of
 
     item = request.node
-    return Place(state_of(request.config), _llenergy_lease, marks.read(item, marks.parallel), draft_of(item))
+    place = Place(state_of(request.config), _llenergy_lease, marks.read(item, marks.parallel), draft_of(item))
+    yield place
+    place.over = True
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from threading import RLock
 from typing import Any, Literal
 
 import msgspec
@@ -61,6 +63,10 @@ class Place:
     lease: Lease
     parallel: Parallel | None
     draft: Draft
+    #: Set once the test has ended: what others have kept of it must not run on devices that are free.
+    over: bool = False
+    #: Held by whoever uses the ranks.
+    lock: RLock = field(default_factory=RLock)
 
     @property
     def settings(self) -> Settings:
@@ -68,15 +74,22 @@ class Place:
         return self.state.settings
 
     def plan(self, capabilities: Capabilities) -> ProcessPlan:
-        """The process plan for an engine with these capabilities."""
-        plan = plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), self.settings.threads)
-        self.draft.parallel, self.draft.launch = plan.parallel, plan.launch
-        return plan
+        """The process plan for an engine with these capabilities.
+
+        Raises ``PlanError`` when the test has ended.
+        """
+        if self.over:
+            raise PlanError(
+                "the test of these workers has ended; use the fixtures in the test that asks for them"
+            )
+        return plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), self.settings.threads)
 
     def note(self, group: RankGroup) -> None:
-        """Keep the ranks as they were seen."""
-        self.draft.ranks, self.draft.start_s = group.ranks, group.start_s
-        self.draft.start_method = self.settings.start_method
+        """Keep the ranks as they were seen. What comes after the measurement is not what was measured."""
+        draft, plan = self.draft, group.plan
+        if draft.experiment is None:
+            draft.parallel, draft.launch, draft.start_method = plan.parallel, plan.launch, group.start_method
+            draft.ranks, draft.start_s = group.ranks, group.start_s
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ class BackendHandle:
         Keyword arguments are those of ``GenerationParams``. Prompts are split over data-parallel ranks;
         the answer is in their order.
         """
-        with outcomes():
+        with self.place.lock, outcomes():
             workload = self.workload(prompts, params)
             workload.run_round()
             return Generation.merge(workload.results())
@@ -134,7 +147,8 @@ class BackendHandle:
         with diagnosed(plan):
             group, info = self.place.state.pool.loaded(plan, load)
         self.place.note(group)
-        self.place.draft.backend = _with_generation(info, checked)
+        if self.place.draft.experiment is None:
+            self.place.draft.backend = _with_generation(info, checked)
         return generate_workload(group, prompts, checked, self.place.settings.timeout)
 
 
@@ -189,9 +203,9 @@ class Workers:
         ``timeout`` is seconds; without it ``--energy-timeout`` counts. Raises ``WorkerError`` with the
         traceback of the rank that failed first; skip, xfail and fail keep their meaning.
         """
-        with outcomes():
-            if timeout is not None and timeout <= 0:
-                raise PlanError(f"workers.run: timeout is {timeout}, needs more than 0 seconds")
+        with self.place.lock, outcomes():
+            if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
+                raise PlanError(f"workers.run: timeout is {timeout!r}, needs a number of seconds above 0")
             seconds = self.place.settings.timeout if timeout is None else timeout
             workload = call_workload(self.group(), function, args, kwargs, seconds)
             workload.run_round()

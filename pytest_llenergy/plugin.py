@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Generator
 
 import pytest
@@ -167,4 +168,11 @@ def _failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseExceptio
     """Errors of ours speak for themselves: no traceback, and what ranks have printed as sections."""
     for title, text in getattr(error, "sections", ()):
         item.add_report_section(when, title, text)
-    return pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False)
+    told = [f"{type(error).__name__}: {error}"]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(item.path)
+    ]
+    if frames:
+        told.append(f"{item.path.name}:{frames[-1].lineno}: in {frames[-1].name}")
+    # With its traceback, for --pdb.
+    return pytest.fail.Exception("\n".join(told), pytrace=False).with_traceback(error.__traceback__)

@@ -17,6 +17,7 @@ from typing import Any
 
 from pytest_llenergy.doctor import probe
 from pytest_llenergy.doctor.steps import Step
+from pytest_llenergy.workers import family
 from pytest_llenergy.workers.failure import tail
 from pytest_llenergy.workers.plan import STALE_PREFIXES, RankPlan
 
@@ -108,6 +109,8 @@ class Child:
     def close(self) -> None:
         """End it and what it started. One that the kernel does not let go is left behind."""
         with suppress(ProcessLookupError, PermissionError):
+            # Sessions of their own included, as long as the process itself is there.
+            family.end({self._popen.pid})
             os.killpg(self._popen.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(REAP_S)

@@ -44,6 +44,11 @@ class Failure:
     output: list[str]
 
     @property
+    def is_outcome(self) -> bool:
+        """Whether it skips, or ends the run, rather than fails."""
+        return self.said.get("outcome") not in (None, "Failed")
+
+    @property
     def is_echo(self) -> bool:
         """Whether all it says is that another rank is gone."""
         return bool(PEER_LOST.search(str(self.said["message"])))
@@ -74,10 +79,18 @@ def death(host: Host, group: str, pid: int) -> dict[str, Any]:
     if code is None:
         return {"time_ns": now_ns, "message": "closed its connection"}
     if code < 0:
-        name = signal.Signals(-code).name
+        name = signal_name(-code)
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return {"time_ns": now_ns, "message": f"was killed by {name}{hint}"}
     return {"time_ns": now_ns, "message": f"ended with exit code {code} and no result"}
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV``, or ``signal 40`` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def tail(log: Path, start: int) -> list[str]:
@@ -104,9 +117,9 @@ def raise_first(failures: Sequence[Failure], world_size: int, outputs: Outputs) 
     A collective that lost a peer often says so before the peer's own end is seen. An error comes before an
     outcome of pytest: where one rank skips and another fails, the test has failed.
     """
-    first = min(failures, key=lambda each: (bool(each.said.get("outcome")), each.is_echo, each.time_ns))
+    first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.time_ns))
     said = first.said
-    if said.get("outcome"):
+    if said.get("outcome") and said["outcome"] != "Failed":
         raise OutcomeInRank(said["outcome"], said["reason"])
     ours = getattr(errors, said["ours"], None) if said.get("ours") else None
     if ours is not None and not issubclass(ours, WorkerError):

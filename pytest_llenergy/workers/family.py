@@ -25,7 +25,7 @@ def adopt_orphans() -> None:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process with its parent, also when that is killed.
+    """Ask the kernel to end this process with its parent, also when that is killed; see ``outlive_parent``.
 
     Raises ``SystemExit`` when it has ended already.
     """
@@ -33,6 +33,12 @@ def end_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         raise SystemExit(1)
+
+
+def outlive_parent() -> None:
+    """Take back ``end_with_parent``."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
 
 def children() -> dict[int, list[int]]:
@@ -54,6 +60,16 @@ def descendants(roots: Collection[int]) -> set[int]:
             if child not in found:
                 found.add(child)
                 waiting.append(child)
+    return found
+
+
+def marked(name: str, value: str) -> set[int]:
+    """Processes that have this variable in the environment that they were started with."""
+    wanted, found = f"{name}={value}".encode(), set()
+    for process in PROC.iterdir() if PROC.is_dir() else ():
+        with suppress(OSError):
+            if process.name.isdigit() and wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.add(int(process.name))
     return found
 
 
@@ -79,5 +95,11 @@ def _parent(process: Path) -> int | None:
         state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
     except (OSError, ValueError):
         return None
-    # What has ended and only waits to be reaped runs nothing.
-    return None if state == b"Z" else int(parent)
+    # What has ended and only waits to be reaped runs nothing, unless it has other threads than its first.
+    return None if state == b"Z" and not _has_threads(process) else int(parent)
+
+
+def _has_threads(process: Path) -> bool:
+    with suppress(OSError):
+        return len(list((process / "task").iterdir())) > 1
+    return False

@@ -22,7 +22,7 @@ from pytest_llenergy.errors import LLEnergyWarning, WorkerError, WorkerPlacement
 from pytest_llenergy.model.record import RankInfo
 from pytest_llenergy.workers import failure
 from pytest_llenergy.workers.channel import Channel
-from pytest_llenergy.workers.host import Host, Started
+from pytest_llenergy.workers.host import Host, Started, StartMethod
 from pytest_llenergy.workers.plan import STALE_PREFIXES, ProcessPlan, RankPlan
 from pytest_llenergy.workers.surroundings import inherited
 
@@ -32,6 +32,8 @@ SETTLE_S = 2.0
 STOP_TIMEOUT_S = 5.0
 #: How long ranks that do not answer have to write down where their threads are.
 STACKS_S = 0.5
+#: What the system's call takes (poll(2): milliseconds in an int).
+LONGEST_WAIT_S = 2e6
 
 _numbers = itertools.count()
 
@@ -43,6 +45,7 @@ class _Rank:
         self.plan = plan
         self.host = host
         self.pid = started.pid
+        self.forked = started.forked
         self.log = started.log
         #: Where the output of the request in hand begins.
         self.log_start = 0
@@ -89,17 +92,18 @@ class RankGroup:
                 self._start(hosts, descriptors, inherited() if environment is None else environment)
             except OSError as error:
                 raise WorkerError(f"the ranks cannot be started: {error}") from error
-            seen = self._collect(START_TIMEOUT_S)
+            seen = self._first_words()
             self.ranks = tuple(_rank_info(rank, facts) for rank, facts in zip(self._ranks, seen, strict=True))
             _check_placement(plan, seen)
-        except WorkerError as error:
-            error.before_ready = True
-            self.kill()
-            raise
         except BaseException:
             self.kill()
             raise
         self.start_s = time.monotonic() - start
+
+    @property
+    def start_method(self) -> StartMethod:
+        """How they were started."""
+        return "forkserver" if all(rank.forked for rank in self._ranks) else "spawn"
 
     def ask(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
         """Send one request to each rank and wait for all answers, in rank order.
@@ -107,6 +111,8 @@ class RankGroup:
         Raises ``WorkerError`` for the first rank that failed, after ending the group; pytest's own
         outcomes (skip, xfail, fail) are raised as such.
         """
+        if not self.alive:
+            raise WorkerError("these ranks have been ended; the next call of the fixture starts others")
         try:
             for rank, payload in zip(self._ranks, payloads, strict=True):
                 rank.begin()
@@ -191,6 +197,13 @@ class RankGroup:
                     }
                 )
 
+    def _first_words(self) -> list[dict[str, Any]]:
+        try:
+            return self._collect(START_TIMEOUT_S)
+        except WorkerError as error:
+            error.before_ready = True
+            raise
+
     def _collect(self, timeout_s: float | None) -> list[Any]:
         """One answer from each rank; blocks without polling."""
         answers: dict[int, Any] = {}
@@ -198,7 +211,7 @@ class RankGroup:
         waiting = {rank.channel.connection: rank for rank in self._ranks}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)
             ready = wait(list(waiting), left)
             if not ready:
                 break
@@ -206,7 +219,8 @@ class RankGroup:
                 rank = waiting.pop(connection)  # type: ignore[call-overload]
                 try:
                     state, value = rank.channel.receive()
-                except (EOFError, OSError):
+                except Exception:
+                    # The end, half a message, or what is none.
                     state, value = "error", failure.death(rank.host, self._name, rank.pid)
                 if state == "ok":
                     answers[rank.plan.rank] = value

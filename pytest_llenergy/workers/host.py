@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+StartMethod = Literal["spawn", "forkserver"]
 
 
 @dataclass(frozen=True)
 class Started:
-    """A rank's process: its pid on its host, the way to talk to it, and the file that it prints to."""
+    """A rank's process: its pid on its host, the way to talk to it, and the file that it prints to.
+
+    ``forked`` tells a fork of a process with its libraries from a fresh interpreter.
+    """
 
     pid: int
+    forked: bool
     connection: Connection
     log: Path
 

@@ -58,17 +58,20 @@ class Keeper:
     def leave(self) -> None:
         """The test has ended: keep GPUs with warm ranks for the next one, give back everything else."""
         with self._lock:
-            self._pool.rest()
-            self._pool.descriptors = ()
-            for held in self._current:
-                gpus = {claim for claim in held.claims if claim.device != CPU}
-                if gpus and self._kept is None and self._has_ranks(held) and not _is_wanted(held):
-                    self._keep(held, gpus)
-                    continue
-                self._free(held)
-            self._current.clear()
-            if self._kept is not None and not self._has_ranks(self._kept):
-                self._give_up()
+            try:
+                self._pool.rest()
+            finally:
+                # Also when it is interrupted: nobody else would ever give them back.
+                self._pool.descriptors = ()
+                for held in self._current:
+                    gpus = {claim for claim in held.claims if claim.device != CPU}
+                    if gpus and self._kept is None and self._has_ranks(held) and not _is_wanted(held):
+                        self._keep(held, gpus)
+                        continue
+                    self._free(held)
+                self._current.clear()
+                if self._kept is not None and not self._has_ranks(self._kept):
+                    self._give_up()
 
     def close(self) -> None:
         """End all ranks, then give back everything."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.workers import wire
-from pytest_llenergy.workers.host import Started
+from pytest_llenergy.workers import family, wire
+from pytest_llenergy.workers.failure import signal_name
+from pytest_llenergy.workers.host import Started, StartMethod
 from pytest_llenergy.workers.plan import OF_ONE_RANK
-
-StartMethod = Literal["spawn", "forkserver"]
 
 #: What forks of one supervisor have in common: modules, environment, search path. Others have nothing.
 Key = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
@@ -31,6 +31,15 @@ MOST_SUPERVISORS = 3
 
 #: A supervisor imports what it preloads before it answers for the first time.
 BOOT_TIMEOUT_S, ANSWER_TIMEOUT_S = 120.0, 30.0
+
+#: How long one may take to end all that is left, before it is killed (seconds).
+END_TIMEOUT_S = 15.0
+
+#: A rank that has begun to say something says the rest (seconds).
+HALF_MESSAGE_S = 10
+
+#: In the environment of a supervisor and of all that comes of it.
+MARKER = "LLENERGY_SUPERVISOR"
 
 #: Not run as a module, which would take a search path of its own; nothing of pytest's process is in it.
 PROGRAM = """
@@ -47,6 +56,9 @@ class Supervised:
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         self._owner = os.getpid()
+        self.preloads = bool(preload)
+        self._booted = self._broken = False
+        self.mark = uuid.uuid4().hex
         self.directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
         self._log = self.directory / "supervisor.log"
         self._socket, theirs = socket.socketpair()
@@ -58,7 +70,7 @@ class Supervised:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=dict(environment),
+                env={**environment, MARKER: self.mark},
                 start_new_session=True,
             )
         try:
@@ -67,8 +79,13 @@ class Supervised:
                 "directory": str(self.directory),
                 "preload": list(preload),
                 "sys_path": [path for path in sys.path if isinstance(path, str)],
+                "flags": subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             }
             self.pid = int(self._ask(BOOT_TIMEOUT_S, (), boot))
+        except WorkerError as error:
+            error.before_ready = True
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
@@ -79,8 +96,8 @@ class Supervised:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, and is ours to ask: a forked child of pytest has no ranks."""
-        return os.getpid() == self._owner and self._popen.poll() is None
+        """Whether it can be asked, and is ours to ask: a forked child of pytest has no ranks."""
+        return os.getpid() == self._owner and not self._broken and self._popen.poll() is None
 
     def close(self) -> None:
         """Let it end what is left, and itself."""
@@ -88,10 +105,14 @@ class Supervised:
             return
         self._socket.close()
         try:
-            self._popen.wait(ANSWER_TIMEOUT_S)
+            # One that is still importing does not listen, and has started nothing.
+            self._popen.wait(END_TIMEOUT_S if self._booted else 0.0)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
+        if self._popen.returncode != 0:
+            # Its ranks went with it. What these have started did not.
+            family.end(family.marked(MARKER, self.mark))
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ask(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
@@ -100,11 +121,18 @@ class Supervised:
             wire.send(self._socket, request, descriptors)
             answer, _ = wire.receive(self._socket)
         except TimeoutError:
+            self._broken = True
             raise WorkerError(
                 f"the supervisor of the ranks (pid {self._popen.pid}) did not answer within {timeout_s:g} s"
             ) from None
         except (EOFError, OSError):
+            self._broken = True
             raise WorkerError(self._obituary()) from None
+        except BaseException:
+            # Such as Ctrl-C. The answer would be taken for that to the next request.
+            self._broken = True
+            raise
+        self._booted = True
         if "error" in answer:
             raise WorkerError(answer["error"], answer.get("details", ""))
         return answer["ok"]
@@ -115,11 +143,7 @@ class Supervised:
         said = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
         last = f": {said[-1]}" if said else ""
         code = self._popen.returncode
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code and code < 0
-            else f"ended with exit code {code}"
-        )
+        how = f"was ended by {signal_name(-code)}" if code and code < 0 else f"ended with exit code {code}"
         return f"the supervisor of the ranks (pid {self._popen.pid}) {how}{last}; its ranks ended with it"
 
 
@@ -172,19 +196,21 @@ class LocalHost:
         descriptors: Sequence[int] = (),
     ) -> Started:
         """See ``Host``."""
-        log = self._log(group, rank)
+        supervised, log = self._of_group[group], self._log(group, rank)
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", HALF_MESSAGE_S, 0))
         with theirs, log.open("wb") as file:
             here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 given = [theirs.fileno(), file.fileno(), here, *descriptors]
-                pid = self._of_group[group].ask("start", given, group=group, environment=dict(environment))
+                marked = {**environment, MARKER: supervised.mark}
+                pid = supervised.ask("start", given, group=group, environment=marked)
             except BaseException:
                 ours.close()
                 raise
             finally:
                 os.close(here)
-        return Started(int(pid), Connection(ours.detach()), log)
+        return Started(int(pid), supervised.preloads, Connection(ours.detach()), log)
 
     def code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
@@ -196,15 +222,20 @@ class LocalHost:
         self._of_group[group].ask("signal", group=group, number=int(number))
 
     def end(self, group: str) -> list[int]:
-        """See ``Host``. A supervisor that is gone has taken its ranks with it."""
+        """See ``Host``."""
         supervised = self._of_group.get(group)
-        if supervised is None or not supervised.alive:
+        if supervised is None:
             return []
-        stuck = supervised.ask("end", group=group)
+        stuck: list[int] = []
+        if supervised.alive:
+            with suppress(WorkerError):
+                stuck = supervised.ask("end", group=group)
+        if not supervised.alive:
+            supervised.close()
         shutil.rmtree(supervised.directory / group, ignore_errors=True)
         if not stuck:
             del self._of_group[group]
-        return [int(pid) for pid in stuck]
+        return stuck
 
     def close(self) -> None:
         """See ``Host``."""

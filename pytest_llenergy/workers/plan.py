@@ -24,7 +24,10 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 #: What torchrun, Slurm and MPI leave behind; a rank that inherits it joins the wrong group.
-STALE_PREFIXES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "GROUP_", "ROLE_", "MASTER_")
+STALE_PREFIXES = (
+    *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+)
 
 #: The host of pytest itself, the only one there is today.
 LOCALHOST = "localhost"

@@ -14,13 +14,13 @@ import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.errors import LLEnergyError, LLEnergyWarning, WorkerError
+from pytest_llenergy.errors import LLEnergyWarning, WorkerError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.host import Host
-from pytest_llenergy.workers.local import LocalHost, StartMethod
+from pytest_llenergy.workers.host import Host, StartMethod
+from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan
-from pytest_llenergy.workers.surroundings import hazards, inherited
+from pytest_llenergy.workers.surroundings import Surroundings, hazards, surroundings
 
 Isolation = Literal["test", "backend", "run"]
 
@@ -59,7 +59,7 @@ class _Shared:
 
     group: RankGroup
     plan: ProcessPlan
-    environment: dict[str, str]
+    surroundings: Surroundings
     load: Load | None = None
     info: BackendInfo | None = None
     #: Of each rank after its first test (bytes).
@@ -121,6 +121,11 @@ class RankPool:
                 return
             if self._isolation == "test" or not self._is_clean(shared):
                 self._retire()
+                return
+            # The next test has not waited for them.
+            shared.group.start_s = 0.0
+            if shared.info is not None:
+                shared.info = msgspec.structs.replace(shared.info, load_s=0.0)
 
     def close(self) -> None:
         """End what is running."""
@@ -136,15 +141,15 @@ class RankPool:
                 self._retire()
 
     def _get(self, plan: ProcessPlan, load: Load | None) -> _Shared:
-        shared, environment = self._shared, inherited()
+        shared, now = self._shared, surroundings()
         if shared is not None and shared.group.alive:
-            same = shared.plan == plan and shared.environment == environment
+            same = shared.plan == plan and shared.surroundings == now
             if same and (shared.load == load or self._isolation == "run"):
                 return shared
         self._retire()
         self._warn_of_hazards()
-        group = RankGroup(plan, self._hosts, self.descriptors, environment)
-        self._shared = _Shared(group, plan, environment)
+        group = RankGroup(plan, self._hosts, self.descriptors, now.environment)
+        self._shared = _Shared(group, plan, now)
         return self._shared
 
     def _loaded(self, group: RankGroup, load: Load) -> BackendInfo:
@@ -160,8 +165,12 @@ class RankPool:
         if not shared.group.alive:
             return False
         try:
-            memory = tuple(shared.group.ask_all("rest", None, REST_TIMEOUT_S))
-        except LLEnergyError:
+            found = shared.group.ask_all("rest", None, REST_TIMEOUT_S)
+        except Exception:
+            # Whatever it was, these ranks are not asked again.
+            return False
+        memory = tuple(each for each, _ in found)
+        if any(altered for _, altered in found):
             return False
         if shared.memory_bytes is None:
             shared.memory_bytes = memory

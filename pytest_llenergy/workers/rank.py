@@ -25,6 +25,9 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     boot: dict[str, Any] = connection.recv()
+    # What was printed last is what is wanted of a rank that dies.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Says where every thread is, also while one holds the interpreter's lock.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:

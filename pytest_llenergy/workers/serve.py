@@ -6,11 +6,12 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from pkgutil import resolve_name
 from typing import Any
 
@@ -51,7 +52,11 @@ class Server:
         self._backend: Backend | None = None
         self._job: Job | CallJob | None = None
         self._noted: list[tuple[int, int, Any]] = []
-        self._surroundings = dict(os.environ), Path.cwd()
+        self._pid = os.getpid()
+        self._environment = dict(os.environ)
+        # Open, so that it need not have a name any more.
+        self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+        self._settings = _settings()
         # What is loaded by now is here to stay; no collection need look through it again.
         gc.collect()
         gc.freeze()
@@ -80,9 +85,21 @@ class Server:
                 answer = ("ok", verbs[verb](payload))
             except BaseException as error:
                 answer = ("error", _describe(error))
-            sys.stdout.flush()
-            sys.stderr.flush()
-            self._channel.send(answer)
+            if os.getpid() != self._pid:
+                # Only one process may answer; the other came of a fork that did not end in the function.
+                os._exit(1)
+            # What the work has done to them is no reason to fail.
+            with suppress(Exception):
+                sys.stdout.flush()
+            with suppress(Exception):
+                sys.stderr.flush()
+            try:
+                self._channel.send(answer)
+            except ConnectionError:
+                return
+            except Exception as error:
+                # Such as a large result on a full disk.
+                self._channel.send(("error", _describe(error)))
 
     def _load(self, payload: dict[str, Any]) -> bytes:
         context = RankContext(
@@ -100,6 +117,7 @@ class Server:
         self._backend = backend
         gc.collect()
         gc.freeze()
+        self._settings = _settings()
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=time.monotonic() - start))
 
     def _prepare(self, payload: dict[str, Any]) -> None:
@@ -154,16 +172,18 @@ class Server:
         assert self._job is not None
         return bytes(cloudpickle.dumps(self._job.result(self._noted[-1][2])))
 
-    def _rest(self, _payload: None) -> int | None:
-        """After a test: as it was before it. Returns the memory that is in use all the same (bytes)."""
+    def _rest(self, _payload: None) -> tuple[int | None, bool]:
+        """After a test: as it was before it, but for what cannot be undone.
+
+        Returns the memory that is in use all the same (bytes), and whether anything is not as it was.
+        """
         self._job = None
         self._noted = []
-        environment, directory = self._surroundings
         os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(directory)
+        os.environ.update(self._environment)
+        os.fchdir(self._directory)
         gc.collect()
-        return memory_bytes()
+        return memory_bytes(), _settings() != self._settings
 
     def _unload(self) -> None:
         if self._backend is None:
@@ -183,6 +203,20 @@ class Server:
             torch.cuda.synchronize()
 
 
+def _settings() -> tuple[object, ...]:
+    """What a test may have changed for all that follow, in the interpreter, the process and torch."""
+    torch = sys.modules.get("torch")
+    dist = sys.modules.get("torch.distributed")
+    return (
+        tuple(sys.path),
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        signal.getsignal(signal.SIGUSR2),
+        torch.get_num_threads() if torch is not None else None,
+        getattr(torch, "get_default_dtype", lambda: None)(),
+        dist is not None and dist.is_available() and dist.is_initialized(),
+    )
+
+
 def _barrier() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
@@ -200,11 +234,18 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),
         "outcome": kind.__name__ if is_outcome else None,
-        "reason": str(getattr(error, "msg", None) or error),
+        "reason": str(getattr(error, "msg", None) or _text(error)),
         "ours": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
-        "message": f"{kind.__name__}: {error}",
+        "message": f"{kind.__name__}: {_text(error)}",
         "traceback": _users_traceback(error),
     }
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its text cannot be had: {type(another).__name__})"
 
 
 def _users_traceback(error: BaseException) -> str:

@@ -60,6 +60,7 @@ class Supervisor:
         self._woken, self._wake = socket.socketpair()
         self._preloaded = False
         self._directory = ""
+        self._flags: list[str] = []
         self._client_pidfd: int | None = None
 
     def run(self) -> None:
@@ -72,9 +73,13 @@ class Supervisor:
             # A fork of pytest may keep its end of the socket open; this one tells of pytest itself.
             with suppress(OSError, AttributeError):
                 self._client_pidfd = os.pidfd_open(boot["client_pid"])
+            self._flags = boot["flags"]
             if boot["preload"]:
                 self._preloaded = True
+                # Nobody listens while modules are imported, which may take for ever.
+                family.end_with_parent(boot["client_pid"])
                 preload.load(boot["preload"], boot["sys_path"])
+                family.outlive_parent()
             wire.send(self._client, {"ok": self._pid})
             self._serve()
         except preload.PreloadError as error:
@@ -164,7 +169,8 @@ class Supervisor:
             if not self._preloaded:
                 for each in (connection, *lease):
                     os.set_inheritable(each, True)
-                os.execve(sys.executable, [sys.executable, rank.__file__, str(connection)], environment)
+                command = [sys.executable, *self._flags, rank.__file__, str(connection)]
+                os.execve(sys.executable, command, environment)
             for each in (nothing, log, directory, *self._own_descriptors()):
                 os.close(each)
             os.environ.clear()
@@ -234,12 +240,16 @@ class Supervisor:
         family.end(self._strays())
 
     def _finish(self) -> None:
-        for group in self._groups.values():
-            group.ending = True
-        while self._groups:
+        pause_s = LOOK_S
+        # A module that was imported may have started something, too.
+        while self._groups or self._strays():
+            self._end_strays()
+            self._reap()
             for name in list(self._groups):
                 self._forget_if_gone(name)
-            time.sleep(LOOK_S)
+            time.sleep(pause_s)
+            # What is stuck may be so for hours.
+            pause_s = min(2 * pause_s, SECOND_LOOK_S)
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._ended_by is not None:
             # So that it is seen by whom.

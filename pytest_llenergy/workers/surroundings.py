@@ -6,11 +6,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from pytest_llenergy.workers.plan import STALE_PREFIXES
 
 #: Told anew for every phase of every test; ranks outlive the test that started them.
 OF_ONE_TEST = ("PYTEST_CURRENT_TEST",)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What ranks take over from pytest's process when they start."""
+
+    environment: dict[str, str]
+    directory: str
+    search_path: tuple[str, ...]
+
+
+def surroundings() -> Surroundings:
+    """As they are now. A directory that is gone is none."""
+    try:
+        directory = str(Path.cwd())
+    except OSError:
+        directory = ""
+    return Surroundings(inherited(), directory, tuple(path for path in sys.path if isinstance(path, str)))
 
 
 def inherited() -> dict[str, str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import cloudpickle
 import msgspec
 
 from pytest_llenergy.backends.base import GenerationParams
-from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
 from pytest_llenergy.workers.group import RankGroup
 
@@ -94,6 +95,21 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
 
     A name, ``"module:function"``, is imported in the rank.
     """
+    if inspect.iscoroutinefunction(function):
+        raise PlanError(
+            f"workers: a call of {function.__name__} only makes a coroutine; give a function that runs it, "
+            "such as lambda: asyncio.run(f())"
+        )
+    try:
+        return _pickled(function, args, kwargs)
+    except Exception as error:
+        what = getattr(function, "__qualname__", function)
+        raise WorkerError(
+            f"workers: {what} and its arguments cannot be sent to the ranks ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _pickled(function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     by_value = module is not None and _is_users(getattr(module, "__file__", None))
     if not by_value or module is None:

@@ -69,7 +69,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     pool.close()
 
 
-def call(pool: RankPool, function: Callable[..., Any], *args: Any, n: int = 1) -> list[Any]:
+def call(pool: RankPool, function: Callable[..., Any] | str, *args: Any, n: int = 1) -> list[Any]:
     """As a test does it, which then ends."""
     workload = call_workload(pool.group(plan(n)), function, args, {}, 60)
     workload.run_round()
@@ -103,6 +103,18 @@ class TestSharing:
         assert call(pool, variable, "HF_HUB_OFFLINE") == ["0"]
         monkeypatch.delenv("HF_HUB_OFFLINE")
         assert pids(pool) not in (first, second)
+
+    def test_another_directory_or_search_path_is_another_group(
+        self, pool: RankPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        first = pids(pool)
+        monkeypatch.chdir(tmp_path)
+        assert call(pool, Path.cwd) == [tmp_path]
+        (tmp_path / "module_of_the_test.py").write_text("def here(): return 'here'")
+        monkeypatch.syspath_prepend(tmp_path)
+        assert call(pool, "module_of_the_test:here") == ["here"]
+        monkeypatch.undo()
+        assert pids(pool) != first
 
     def test_the_name_of_the_running_test_is_no_part_of_it(
         self, pool: RankPool, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +173,41 @@ class TestCleanliness:
         assert call(pool, keep, 20 << 20) == [first]
         assert call(pool, keep, 600 << 20) == [first]
         assert call(pool, keep, 1) != [first]
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "import sys; sys.path.insert(0, '/somewhere')",
+            "import os; os.sched_setaffinity(0, {1 - min(os.sched_getaffinity(0))})",
+            "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)",
+        ],
+    )
+    def test_ranks_that_are_not_as_they_were_are_retired(self, pool: RankPool, code: str) -> None:
+        first = pids(pool)
+        call(pool, exec, code)
+        assert pids(pool) != first
+
+    def test_a_process_group_that_a_test_has_left_is_not_handed_on(self) -> None:
+        def leave() -> int:
+            import os
+
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            return os.getpid()
+
+        pool = RankPool(60.0, "forkserver")
+        torch = plan(1, Capabilities(framework="torch", process_group=True, data=True))
+        try:
+            found = []
+            for function in (os.getpid, leave, os.getpid):
+                workload = call_workload(pool.group(torch), function, (), {}, 60)
+                workload.run_round()
+                found += workload.results()
+                pool.rest()
+        finally:
+            pool.close()
+        assert found[0] == found[1] != found[2]
 
     def test_ranks_that_died_between_tests_are_replaced(self, pool: RankPool) -> None:
         group = pool.group(plan())

@@ -16,14 +16,15 @@ import pytest
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers import local
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.local import LocalHost, StartMethod
+from pytest_llenergy.workers.host import StartMethod
+from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
 from pytest_llenergy.workers.workload import call_workload
 
 from .survivors import await_none, survivors
 
-TORCHLESS = Capabilities(data=True)
 #: Something to preload that takes no second.
 LIGHT = Capabilities(data=True, preload=("decimal",))
 METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
@@ -131,17 +132,132 @@ def test_a_supervisor_that_is_ended_takes_its_ranks_along_and_is_replaced(
 ) -> None:
     ranks = start(host)
     (supervisor, _) = run(ranks, os.getppid)
+    run(ranks, leave_daemon)
     assert isinstance(supervisor, int)
     os.kill(supervisor, number)
-    assert await_none(mark) == {}
+    while supervisor in survivors(mark):
+        continue
     with pytest.raises(
         WorkerError,
         match=rf"supervisor of the ranks \(pid {supervisor}\) was ended by {number.name}; its ranks ended",
     ):
         run(ranks, sum, ())
+    # What the ranks had started is found by its environment.
+    assert await_none(mark) == {}
     again = start(host)
     assert run(again, max, 1, 2) == [2, 2]
     again.close()
+
+
+def test_a_supervisor_that_does_not_answer_is_replaced(
+    host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(local, "END_TIMEOUT_S", 0.5)
+    ranks = start(host, 1)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    os.kill(supervisor, signal.SIGSTOP)
+    ranks.close()
+    assert await_none(mark) == {}
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(host: LocalHost) -> None:
+    ranks = start(host, 1)
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError("of the test")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    try:
+        os.kill(supervisor, signal.SIGSTOP)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises((TimeoutError, WorkerError)):
+            host.signal(ranks._name, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        os.kill(supervisor, signal.SIGCONT)
+    ranks.kill()
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+def test_half_a_message_is_a_failure_and_no_endless_wait(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "HALF_MESSAGE_S", 1)
+    ranks = start(host, 1)
+
+    def begin_to_answer() -> None:
+        import os
+        import stat
+        import time
+
+        for each in range(3, 100):
+            try:
+                if stat.S_ISSOCK(os.fstat(each).st_mode):
+                    os.write(each, b"\0\0\0\7")
+            except OSError:
+                continue
+        time.sleep(60)
+
+    with pytest.raises(WorkerError, match="rank 0 of 1"):
+        run(ranks, begin_to_answer)
+
+
+class TestImports:
+    """What is imported before the ranks are there may hang, or start processes."""
+
+    SCRIPT = """
+import sys
+from pathlib import Path
+from tests.workers.test_supervisor import *
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    Path(sys.argv[1], "started").touch()
+    start(LocalHost("forkserver"), 1, Capabilities(data=True, preload=("endless",)))
+"""
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+    def test_an_endless_import_ends_with_pytest(
+        self, mark: str, tmp_path: Path, number: signal.Signals
+    ) -> None:
+        (tmp_path / "endless.py").write_text(
+            "import pathlib, time\npathlib.Path(__file__).with_name('imported').touch()\ntime.sleep(300)\n"
+        )
+        script = tmp_path / "script.py"
+        script.write_text(self.SCRIPT)
+        with subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stderr=subprocess.DEVNULL,
+        ) as pytest_:
+            while not (tmp_path / "imported").exists():
+                assert pytest_.poll() is None
+            pytest_.send_signal(number)
+            assert await_none(mark) == {}
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_what_an_import_starts_ends_with_the_ranks(
+        self, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: StartMethod
+    ) -> None:
+        (tmp_path / "starts.py").write_text(
+            "import subprocess\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+            "raise ImportError('x')\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        host = LocalHost(method)
+        with pytest.raises(WorkerError, match="ImportError: x"):
+            run(start(host, 1, Capabilities(data=True, preload=("starts",))), "starts:x")
+        host.close()
+        assert await_none(mark) == {}
 
 
 class TestAKilledPytest:

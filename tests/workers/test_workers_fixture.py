@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from .no_torch import without_torch
+
 Read = Callable[..., dict[str, Any]]
 
 
@@ -85,6 +87,109 @@ def test_failures_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_re
             "PlanError: parallel(data=2, tensor=1, pipeline=1) needs 2 devices and the lease has 1; *",
             "LLEnergyError: energy(workers.call(fn, ...)): give the arguments to call, not to energy",
             "SKIPPED*no such kernel",
+        ]
+    )
+
+
+def test_what_is_kept_of_an_ended_test_runs_nowhere(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        kept = []
+        def test_one(workers):
+            kept.append(workers)
+            assert workers.run(max, 1, 2) == [2]
+        def test_two():
+            kept[0].run(max, 1, 2)
+        """
+    )
+    without_torch(pytester.path)
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["PlanError: the test of these workers has ended; use the fixtures in the test *"]
+    )
+
+
+def test_the_record_is_of_the_ranks_that_were_measured(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import os
+        import pytest
+        pids = []
+        @pytest.mark.gpus(1, fallback="cpu")
+        def test_it(energy, workers):
+            pids.extend(energy(os.getpid).result)
+            os.environ["OTHER_RANKS"] = "1"
+            assert workers.run(os.getpid) != pids
+            print("measured", *pids)
+        """
+    )
+    result = quick.runpytest_subprocess("--energy-report", "-s")
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert f"measured {record['ranks'][0]['pid']}" in result.stdout.str()
+
+
+def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        def test_it(workers):
+            with ThreadPoolExecutor(8) as threads:
+                results = list(threads.map(lambda i: workers.run(pow, i, 2), range(40)))
+            assert results == [[i * i] for i in range(40)]
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_odd="""
+        import os, pytest, sys, threading
+        def test_nan(workers):
+            workers.run(max, 1, 2, timeout=float("nan"))
+        def test_word(workers):
+            workers.run(max, 1, 2, timeout="5")
+        async def work():
+            pass
+        def test_async(workers):
+            workers.run(work)
+        def test_lock(workers):
+            workers.run(id, threading.Lock())
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError
+        def mute():
+            raise Mute
+        def test_mute(workers):
+            workers.run(mute)
+        def test_signal(workers):
+            workers.run(lambda: os.kill(os.getpid(), 40))
+        def test_closed(workers):
+            workers.run(lambda: sys.stdout.close())
+        def test_long(workers):
+            assert workers.run(max, 1, 2, timeout=1e10) == [2]
+        def fork():
+            return os.fork() and os.wait()[1]
+        def test_fork(workers):
+            assert workers.run(fork) == [256]
+            assert workers.run(max, 1, 2) == [2]
+        """
+    )
+    without_torch(pytester.path)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=6, passed=3)
+    result.stdout.fnmatch_lines(
+        [
+            "PlanError: workers.run: timeout is nan, needs a number of seconds above 0",
+            "test_odd.py:3: in test_nan",
+            "PlanError: workers.run: timeout is '5', needs a number of seconds above 0",
+            "PlanError: workers: a call of work only makes a coroutine; give a function that *",
+            "WorkerError: workers: id and its arguments cannot be sent to the ranks (TypeError: *",
+            "WorkerError: rank 0 of 1 (cpu, pid *): Mute: (its text cannot be had: RuntimeError)",
+            "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
         ]
     )
 

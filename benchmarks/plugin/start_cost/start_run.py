@@ -7,15 +7,15 @@ import argparse
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 
@@ -23,7 +23,8 @@ from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.host import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.local import LocalHost, StartMethod
+from pytest_llenergy.workers.host import StartMethod
+from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
 from pytest_llenergy.workers.workload import call_workload
 
@@ -142,20 +143,23 @@ def suites(repeats: int) -> dict[str, list[float]]:
 
 
 def reuse_ms(repeats: int) -> float:
-    """What a test costs on ranks that are there, over one without (milliseconds); the first is left out."""
+    """What a test costs on ranks that are there, over one without: means without both tenths (ms)."""
     costs = []
     for _ in range(repeats):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", "-vv"]
-        done = subprocess.run(
-            [*command, "suite_reuse.py"], cwd=SUITE, capture_output=True, text=True, check=True
+        with tempfile.TemporaryDirectory(prefix="start-cost-") as scratch:
+            report = Path(scratch) / "junit.xml"
+            command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+            # Set-up and teardown too, where devices are leased and ranks cleaned.
+            command += ["-o", "junit_duration_report=total", "suite_reuse.py"]
+            subprocess.run(command, cwd=SUITE, capture_output=True, check=True)
+            cases = list(ElementTree.parse(report).iter("testcase"))
+        spent_ms: dict[str, list[float]] = {"test_on_a_rank": [], "test_here": []}
+        for case in cases:
+            spent_ms[case.attrib["name"].partition("[")[0]].append(float(case.attrib["time"]) * 1e3)
+        on_a_rank, here = (
+            mean(sorted(each)[len(each) // 10 : -len(each) // 10]) for each in spent_ms.values()
         )
-        spent: dict[str, dict[str, float]] = {"test_on_a_rank": {}, "test_here": {}}
-        for seconds, name, index in re.findall(
-            r"^(\d+\.\d+)s \w+ +suite_reuse\.py::(\w+)\[(\d+)\]", done.stdout, re.MULTILINE
-        ):
-            spent[name][index] = spent[name].get(index, 0.0) + float(seconds) * 1e3
-        typical = {name: median(each.get(str(i), 0.0) for i in range(1, 300)) for name, each in spent.items()}
-        costs.append(typical["test_on_a_rank"] - typical["test_here"])
+        costs.append(on_a_rank - here)
     return median(costs)
 
 
