@@ -85,6 +85,27 @@ def test_without_ranks_a_lease_ends_with_its_test(session: Session, make: MakeLo
     make().take("a", wait_s=0.0)
 
 
+def test_an_interrupted_clean_up_gives_everything_back(session: Session, make: MakeLocker) -> None:
+    class Interrupted(BaseException):
+        """As pytest-timeout's signal method raises one."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    (pid,) = session.ranks(session.keeper.take(Lease(("a",)), 0.0))
+    os.kill(pid, signal.SIGSTOP)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Interrupted):
+            session.keeper.leave()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    make().take("a", wait_s=1.0)
+    assert is_gone(pid)
+
+
 def test_warm_ranks_keep_their_lease_for_the_next_test(session: Session, make: MakeLocker) -> None:
     first = session.test(Lease(("a",)))
     assert f"held by process {os.getpid()} " in make().refused("a")
