@@ -277,12 +277,14 @@ class TestWithoutBoards:
             )
         ]
 
-    def test_a_gpu_of_amd_is_told_not_to_be_leased(self, found: Callable[..., list[Finding]]) -> None:
-        _, note = found(first=("0x1002", "0x038000"))
-        assert note == Finding(
-            "AMD graphics at first: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones",
-            misconfigured=False,
-        )
+    def test_a_gpu_of_amd_is_told_not_to_be_leased(
+        self, found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "amdsmi", None)
+        _, *notes = found(first=("0x1002", "0x038000"))
+        told = "AMD graphics at first: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones"
+        missing = "AMD SMI: amdsmi is missing; pip install 'pytest-llenergy[amd]'"
+        assert notes == [Finding(told, misconfigured=False), Finding(missing, misconfigured=False)]
 
 
 def test_counters_that_may_not_be_read_come_with_the_remedy(

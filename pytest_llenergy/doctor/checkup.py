@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pytest_llenergy.devices import lockfile
 from pytest_llenergy.devices.allot import allowed
+from pytest_llenergy.devices.amd import AmdBoard, boards
 from pytest_llenergy.devices.busy import BoardUse, look
 from pytest_llenergy.devices.claims import CPU
 from pytest_llenergy.devices.holders import told
@@ -80,6 +81,7 @@ class Checkup:
     host: Host
     driver: str | None
     gpus: tuple[GpuFacts, ...]
+    amd: tuple[AmdBoard, ...]
     allotment: Allotment
     leases: Leases
     meters: tuple[MeterFacts, ...]
@@ -100,11 +102,12 @@ def check(environment: Mapping[str, str] = os.environ, sysfs: Path = pci.SYSFS) 
 
     findings: list[Finding] = []
     found = _present(findings, sysfs)
-    gpus = tuple(_gpus(found, findings))
+    gpus, amd = tuple(_gpus(found, findings)), _amd(findings, sysfs)
     return Checkup(
         host=host(),
         driver=found.driver,
         gpus=gpus,
+        amd=amd,
         allotment=_allotment(found, environment, findings),
         leases=_leases(found, findings),
         meters=tuple(meters([gpu.uuid for gpu in gpus])),
@@ -120,14 +123,26 @@ def _present(findings: list[Finding], sysfs: Path) -> Present:
     findings.extend(map(Finding, silent))
     if not found.boards and not silent:
         findings.append(_no_boards(found, sysfs))
-    amd = pci.display_devices(pci.AMD, sysfs)
-    if amd:
-        where = ", ".join(amd)
-        text = (
-            f"AMD graphics at {where}: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones"
-        )
-        findings.append(Finding(text, misconfigured=False))
     return found
+
+
+def _amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
+    """Boards of AMD, asked for only where the bus has some."""
+    found = pci.display_devices(pci.AMD, sysfs)
+    if not found:
+        return ()
+    where = ", ".join(found)
+    findings.append(
+        Finding(
+            f"AMD graphics at {where}: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones",
+            misconfigured=False,
+        )
+    )
+    try:
+        return boards()
+    except DeviceError as error:
+        findings.append(Finding(f"AMD SMI: {error}", misconfigured=False))
+        return ()
 
 
 def _no_boards(found: Present, sysfs: Path) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_llenergy.devices.amd import AmdBoard
 from pytest_llenergy.devices.busy import show_process
 from pytest_llenergy.devices.request import show_memory
 from pytest_llenergy.doctor.checkup import Allotment, Checkup, Finding, GpuFacts, Leases
@@ -21,7 +22,9 @@ def lines(checkup: Checkup) -> Iterator[str]:
         yield f"driver   {checkup.driver}"
     for gpu in checkup.gpus:
         yield from _gpu(gpu)
-    if not checkup.gpus:
+    for board in checkup.amd:
+        yield from _amd(board)
+    if not checkup.gpus and not checkup.amd:
         yield "gpu      none"
     yield f"allotted {_allotted(checkup.allotment)}"
     yield from _leases(checkup.leases)
@@ -80,6 +83,15 @@ def _gpu(gpu: GpuFacts) -> Iterator[str]:
         yield from (f"{INDENT}{show_process(process)}" for process in gpu.use.processes)
     elif gpu.use.state == "busy":
         yield f"{INDENT}{show_memory(gpu.use.memory_bytes)} in use by no process that can be seen from here"
+
+
+def _amd(board: AmdBoard) -> Iterator[str]:
+    yield f"amd      {board.name or 'a board without a name'} {board.uuid}"
+    watts = "unknown power limit" if board.power_limit_w is None else f"limit {board.power_limit_w:g} W"
+    used, total = show_memory(board.memory_used_bytes), show_memory(board.memory_bytes)
+    yield f"{INDENT}PCI {board.pci_bus_id or 'unknown'}, {used} of {total} in use, {watts}"
+    for pid in board.processes or ():
+        yield f"{INDENT}process {pid}"
 
 
 def _allotted(allotment: Allotment) -> str:

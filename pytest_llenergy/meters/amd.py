@@ -8,13 +8,12 @@ and 38), so a board whose counter does not move is not measured.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.devices.amd import import_smi, one_line
+from pytest_llenergy.errors import DeviceError, MeterError
 from pytest_llenergy.meters.accuracy import unknown
 from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
 from pytest_llenergy.model.record import Flag
@@ -30,12 +29,15 @@ class Library:
 
     def __init__(self) -> None:
         """Raises ``MeterError`` where the package, its library or the driver is missing."""
-        self._smi = _import()
+        try:
+            self._smi = import_smi()
+        except DeviceError as error:
+            raise MeterError(f"amd: {error}") from None
         self._users = 0
         try:
             self._smi.amdsmi_init()
         except self._smi.AmdSmiException as error:
-            raise MeterError(f"amd: {_one_line(error)}") from None
+            raise MeterError(f"amd: {one_line(error)}") from None
 
     def boards(self) -> dict[str, Any]:
         """Handles by UUID. Raises ``MeterError``."""
@@ -45,14 +47,14 @@ class Library:
                 for handle in self._smi.amdsmi_get_processor_handles()
             }
         except self._smi.AmdSmiException as error:
-            raise MeterError(f"amd: {_one_line(error)}") from None
+            raise MeterError(f"amd: {one_line(error)}") from None
 
     def count(self, handle: Any) -> tuple[float, float]:
         """Joules since the driver was loaded, and joules of one count. Raises ``MeterError``."""
         try:
             answer = self._smi.amdsmi_get_energy_count(handle)
         except self._smi.AmdSmiException as error:
-            raise MeterError(f"amd: {_one_line(error)}") from None
+            raise MeterError(f"amd: {one_line(error)}") from None
         step_j = float(answer["counter_resolution"]) * MICRO
         return int(answer["energy_accumulator"]) * step_j, step_j
 
@@ -141,24 +143,6 @@ def _still(library: Library, boards: dict[str, Any], pause: Callable[[float], No
         if not still:
             break
     return still
-
-
-def _import() -> Any:
-    try:
-        # Without its library the package prints to standard output and fails with KeyError.
-        with contextlib.redirect_stdout(io.StringIO()):
-            import amdsmi
-    except ImportError:
-        raise MeterError("amd: amdsmi is missing; pip install 'pytest-llenergy[amd]'") from None
-    except (KeyError, OSError, AttributeError) as error:
-        raise MeterError(
-            f"amd: amdsmi cannot load libamd_smi.so ({error}); install amd-smi-lib of the same ROCm release"
-        ) from None
-    return amdsmi
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 SPEC = MeterSpec(name="amd", kind="measured", open=open_amd, by_default=False, host_wide=False)

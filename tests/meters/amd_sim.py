@@ -32,6 +32,31 @@ int amdsmi_get_gpu_device_uuid(handle board, uint32_t *length, char *uuid) {
     strcpy(uuid, board == (handle)10 ? "moves" : "stands");
     return 0;
 }
+int amdsmi_get_gpu_asic_info(handle board, char *info) {
+    if (board != (handle)10) return 2;
+    strcpy(info, "AMD Instinct MI300X");
+    return 0;
+}
+int amdsmi_get_gpu_device_bdf(handle board, uint64_t *bdf) {
+    *bdf = board == (handle)10 ? 0xc1 << 8 : 0xc2 << 8;
+    return 0;
+}
+int amdsmi_get_gpu_vram_usage(handle board, uint32_t *usage) {
+    if (board != (handle)10) return 2;
+    usage[0] = 196592;
+    usage[1] = 300;
+    return 0;
+}
+int amdsmi_get_power_cap_info(handle board, uint32_t sensor, uint64_t *cap) {
+    if (board != (handle)10) return 2;
+    *cap = 750000000;
+    return 0;
+}
+int amdsmi_get_gpu_process_list(handle board, uint32_t *count, char *processes) {
+    *count = board == (handle)10;
+    if (*count) *(uint32_t *)(processes + 256) = 4711;
+    return 0;
+}
 int amdsmi_get_energy_count(handle board, uint64_t *count, float *resolution, uint64_t *timestamp) {
     static uint64_t moving;
     *count = board == (handle)10 ? (moving += 100000) : 7;

@@ -87,6 +87,22 @@ def rocm(tmp_path: Path) -> Path:
     return amd_sim.build(tmp_path, wrapper)
 
 
+def test_the_inventory_lists_boards_of_amd(rocm: Path) -> None:
+    environment = {**os.environ, "ROCM_PATH": str(rocm)}
+    environment.pop("ROCM_HOME", None)
+    script = "from pytest_llenergy.devices.amd import boards\nprint(*boards(), sep='\\n')"
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [
+        "shut down",
+        "AmdBoard(uuid='moves', name='AMD Instinct MI300X', pci_bus_id='0000:c1:00.0', "
+        "memory_bytes=206141652992, memory_used_bytes=314572800, power_limit_w=750.0, processes=(4711,))",
+        "AmdBoard(uuid='stands', name=None, pci_bus_id='0000:c2:00.0', memory_bytes=None, "
+        "memory_used_bytes=None, power_limit_w=None, processes=())",
+    ]
+
+
 def test_a_board_of_amd_is_counts_times_their_resolution(rocm: Path) -> None:
     measured, accuracy, end = open_amd(rocm, "moves")
     assert measured == "gpu:moves 15.3 1.53"

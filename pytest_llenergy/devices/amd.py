@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AMD boards as AMD SMI shows them: an optional source of the inventory (extra ``amd``).
+
+They are listed and measured; tests lease NVIDIA boards only. Nothing here starts HIP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llenergy.errors import DeviceError
+
+#: ``amdsmi_get_power_cap_info`` counts in microwatts, ``amdsmi_get_gpu_vram_usage`` in MiB (amdsmi.h).
+MICRO, MIB = 1e-6, 1 << 20
+
+
+@dataclass(frozen=True)
+class AmdBoard:
+    """One board, by the UUID that AMD SMI gives. Bytes and watts; what is not told is ``None``."""
+
+    uuid: str
+    name: str | None
+    pci_bus_id: str | None
+    memory_bytes: int | None
+    memory_used_bytes: int | None
+    power_limit_w: float | None
+    processes: tuple[int, ...] | None
+
+
+def boards() -> tuple[AmdBoard, ...]:
+    """Every AMD board, in the order of AMD SMI.
+
+    Raises ``DeviceError`` where the package, its library or the driver is missing.
+    """
+    smi = import_smi()
+    try:
+        smi.amdsmi_init()
+    except smi.AmdSmiException as error:
+        raise DeviceError(one_line(error)) from None
+    try:
+        return tuple(_board(smi, handle) for handle in smi.amdsmi_get_processor_handles())
+    except smi.AmdSmiException as error:
+        raise DeviceError(one_line(error)) from None
+    finally:
+        smi.amdsmi_shut_down()
+
+
+def import_smi() -> Any:
+    """The package ``amdsmi``. Raises ``DeviceError`` without it or its library."""
+    try:
+        # Without its library the package prints to standard output and fails with KeyError.
+        with contextlib.redirect_stdout(io.StringIO()):
+            import amdsmi
+    except ImportError:
+        raise DeviceError("amdsmi is missing; pip install 'pytest-llenergy[amd]'") from None
+    except (KeyError, OSError, AttributeError) as error:
+        raise DeviceError(
+            f"amdsmi cannot load libamd_smi.so ({error}); install amd-smi-lib of the same ROCm release"
+        ) from None
+    return amdsmi
+
+
+def one_line(error: Exception) -> str:
+    """What AMD SMI said, which may be several lines."""
+    return " ".join(str(error).split())
+
+
+def _board(smi: Any, handle: Any) -> AmdBoard:
+    def told(ask: Callable[[Any], Any]) -> Any:
+        # Guests of a virtual machine are told little.
+        with contextlib.suppress(smi.AmdSmiException):
+            return ask(handle)
+        return None
+
+    chip, cap = told(smi.amdsmi_get_gpu_asic_info), told(smi.amdsmi_get_power_cap_info)
+    memory, processes = told(smi.amdsmi_get_gpu_vram_usage), told(smi.amdsmi_get_gpu_process_list)
+    return AmdBoard(
+        uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
+        name=chip and str(chip["market_name"]),
+        pci_bus_id=told(smi.amdsmi_get_gpu_device_bdf),
+        memory_bytes=memory and int(memory["vram_total"]) * MIB,
+        memory_used_bytes=memory and int(memory["vram_used"]) * MIB,
+        power_limit_w=cap and int(cap["power_cap"]) * MICRO,
+        processes=None if processes is None else tuple(int(each["pid"]) for each in processes),
+    )
