@@ -25,6 +25,9 @@ from pytest_llenergy.model.timeline import Iteration, RankTimeline
 from pytest_llenergy.workers.channel import Channel
 from pytest_llenergy.workers.memory import memory_bytes, peak_memory_bytes, reset_peak_memory
 
+#: What pytest takes for a skip, too.
+SKIPS = {"unittest.case.SkipTest": "Skipped"}
+
 #: What ``pytest.exit`` raises, and Ctrl-C.
 ENDS_OF_RUN = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
 
@@ -226,19 +229,24 @@ def _barrier() -> None:
 def _describe(error: BaseException) -> dict[str, Any]:
     """What the parent needs to raise it again: the outcomes of pytest keep their meaning."""
     kind = type(error)
-    # pytest's outcomes call themselves builtins; their common base gives them away.
-    is_outcome = any(base.__name__ == "OutcomeException" for base in kind.__mro__)
-    # These have another: they end the run.
-    is_outcome = is_outcome or f"{kind.__module__}.{kind.__name__}" in ENDS_OF_RUN
     return {
         "time_ns": time.monotonic_ns(),
         "pid": os.getpid(),
-        "outcome": kind.__name__ if is_outcome else None,
+        "outcome": _outcome(kind),
         "reason": str(getattr(error, "msg", None) or _text(error)),
         "ours": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
         "message": f"{kind.__name__}: {_text(error)}",
         "traceback": _users_traceback(error),
     }
+
+
+def _outcome(kind: type[BaseException]) -> str | None:
+    """The name of what is no error to pytest, but an outcome of the test or the end of the run."""
+    # pytest's own call themselves builtins; their common base gives them away.
+    if any(base.__name__ == "OutcomeException" for base in kind.__mro__):
+        return kind.__name__
+    name = f"{kind.__module__}.{kind.__name__}"
+    return kind.__name__ if name in ENDS_OF_RUN else SKIPS.get(name)
 
 
 def _text(error: BaseException) -> str:

@@ -147,7 +147,7 @@ def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
 def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_odd="""
-        import os, pytest, sys, threading
+        import os, pytest, sys, threading, unittest
         def test_nan(workers):
             workers.run(max, 1, 2, timeout=float("nan"))
         def test_word(workers):
@@ -171,6 +171,10 @@ def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytes
             workers.run(lambda: sys.stdout.close())
         def test_long(workers):
             assert workers.run(max, 1, 2, timeout=1e10) == [2]
+        def skip():
+            raise unittest.SkipTest("by unittest")
+        def test_skip(workers):
+            workers.run(skip)
         def fork():
             return os.fork() and os.wait()[1]
         def test_fork(workers):
@@ -180,7 +184,7 @@ def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytes
     )
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(failed=6, passed=3)
+    result.assert_outcomes(failed=6, passed=3, skipped=1)
     result.stdout.fnmatch_lines(
         [
             "PlanError: workers.run: timeout is nan, needs a number of seconds above 0",
