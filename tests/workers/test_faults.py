@@ -163,6 +163,7 @@ def test_after():
 """
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize(
     ("args", "code"),
     [
@@ -173,22 +174,25 @@ def test_after():
     ids=["signal", "thread"],
 )
 def test_a_timeout_of_pytest_timeout_leaves_nothing(
-    pytester: pytest.Pytester, mark: str, args: tuple[str, ...], code: int
+    pytester: pytest.Pytester, mark: str, args: tuple[str, ...], code: int, method: str
 ) -> None:
     pytester.makepyfile(HANGS)
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-start-method={method}", *args)
     assert result.ret == code
     assert "Timeout" in result.stdout.str() + result.stderr.str()
     check_nothing_is_left(mark)
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("xdist", [(), ("-n2",)], ids=["alone", "n2"])
-def test_ctrl_c_ends_everything(pytester: pytest.Pytester, mark: str, xdist: tuple[str, ...]) -> None:
+def test_ctrl_c_ends_everything(
+    pytester: pytest.Pytester, mark: str, xdist: tuple[str, ...], method: str
+) -> None:
     pytester.makepyfile(HANGS)
     without_torch(pytester.path)
     with subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *xdist],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--energy-start-method={method}", *xdist],
         cwd=pytester.path,
         stdout=subprocess.PIPE,
         text=True,
@@ -216,6 +220,7 @@ def test_it(workers, i):
 """
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize(
     ("work", "args", "outcome", "said"),
     [
@@ -226,17 +231,24 @@ def test_it(workers, i):
     ],
 )
 def test_what_ends_a_run_ends_it_from_a_rank_too(
-    pytester: pytest.Pytester, mark: str, work: str, args: tuple[str, ...], outcome: dict[str, int], said: str
+    pytester: pytest.Pytester,
+    mark: str,
+    work: str,
+    args: tuple[str, ...],
+    outcome: dict[str, int],
+    said: str,
+    method: str,
 ) -> None:
     pytester.makepyfile(ENDS.format(work))
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-start-method={method}", *args)
     result.assert_outcomes(**outcome)
     assert said in result.stdout.str()
     check_nothing_is_left(mark)
 
 
-def test_an_xdist_worker_that_dies_leaves_nothing(pytester: pytest.Pytester, mark: str) -> None:
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_an_xdist_worker_that_dies_leaves_nothing(pytester: pytest.Pytester, mark: str, method: str) -> None:
     pytester.makepyfile(
         """
         import os, signal
@@ -248,7 +260,7 @@ def test_an_xdist_worker_that_dies_leaves_nothing(pytester: pytest.Pytester, mar
         """,
     )
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1", f"--energy-start-method={method}")
     result.assert_outcomes(passed=1, failed=1)
     assert "crashed while running" in result.stdout.str()
     check_nothing_is_left(mark)
