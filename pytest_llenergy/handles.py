@@ -43,7 +43,7 @@ def outcomes() -> Iterator[None]:
         return
     except OutcomeInRank as error:
         outcome, reason = error.outcome, error.reason
-    # Not while handling it: pytest would show both.
+    # It was the test's own decision, made in a rank. Not while handling it: pytest would show both.
     if outcome == "Skipped":
         pytest.skip(reason)
     if outcome == "XFailed":

@@ -73,6 +73,7 @@ def death(host: Host, group: str, pid: int) -> dict[str, Any]:
     deadline = time.monotonic() + REAP_TIMEOUT_S
     try:
         while (code := host.code(group, pid)) is None and time.monotonic() < deadline:
+            # Only after a death: the supervisor answers requests, and sends nothing of itself.
             time.sleep(0.01)
     except WorkerError as error:
         return {"time_ns": now_ns, "message": str(error)}

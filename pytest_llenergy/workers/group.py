@@ -216,6 +216,7 @@ class RankGroup:
             if not ready:
                 break
             for connection in ready:
+                # Typed as anything that can be waited for; it was given connections only.
                 rank = waiting.pop(connection)  # type: ignore[call-overload]
                 try:
                     state, value = rank.channel.receive()
@@ -238,6 +239,7 @@ class RankGroup:
         for host in self._hosts:
             with suppress(WorkerError):
                 host.signal(self._name, signal.SIGUSR2)
+        # A rank that hangs cannot say when it has finished writing.
         time.sleep(STACKS_S)
         outputs = [(rank.plan, rank.output()) for rank in self._ranks]
         failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)

@@ -79,15 +79,15 @@ class Supervised:
                 "directory": str(self.directory),
                 "preload": list(preload),
                 "sys_path": [path for path in sys.path if isinstance(path, str)],
+                # Private, and what multiprocessing hands its own spawned children.
                 "flags": subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             }
             self.pid = int(self._ask(BOOT_TIMEOUT_S, (), boot))
-        except WorkerError as error:
-            error.before_ready = True
+        except BaseException as error:
+            # Ctrl-C too: it would go on importing with nobody to ask it for ranks.
             self.close()
-            raise
-        except BaseException:
-            self.close()
+            if isinstance(error, WorkerError):
+                error.before_ready = True
             raise
 
     def ask(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:

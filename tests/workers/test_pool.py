@@ -141,6 +141,17 @@ class TestSharing:
             pool.rest()
         assert (groups[0] == groups[1]) is same
 
+    def test_only_the_first_test_has_waited_for_the_start(self, pool: RankPool, spec: BackendSpec) -> None:
+        waits = []
+        for _ in range(2):
+            group, info = pool.loaded(plan(), Load.of(spec, model("one"), {}))
+            waits.append((group.start_s, info.load_s))
+            pool.rest()
+        assert waits[0][0] > 0
+        assert waits[0][1] is not None
+        assert waits[0][1] > 0
+        assert waits[1] == (0.0, 0.0)
+
 
 class TestCleanliness:
     def test_a_rank_is_as_it_was_before_the_test(self, pool: RankPool) -> None:

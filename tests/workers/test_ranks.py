@@ -101,13 +101,23 @@ class TestEntry:
         monkeypatch.setenv("OMP_NUM_THREADS", "64")
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "stale")
         monkeypatch.setenv("SLURM_PROCID", "7")
+        # Nothing of a launcher's, for all their names.
+        monkeypatch.setenv("ROLE_ARN", "arn:aws:iam::1:role/tests")
+        monkeypatch.setenv("GROUP_ID", "1000")
         ranks = RankGroup(plan(2), hosts)
 
         def look() -> dict[str, str | None]:
             import os
 
-            names = ("CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
-            return {name: os.environ.get(name) for name in (*names, "TORCHELASTIC_RUN_ID", "SLURM_PROCID")}
+            names: tuple[str, ...] = (
+                "CUDA_VISIBLE_DEVICES",
+                "RANK",
+                "LOCAL_RANK",
+                "WORLD_SIZE",
+                "OMP_NUM_THREADS",
+            )
+            names += ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "ROLE_ARN", "GROUP_ID")
+            return {name: os.environ.get(name) for name in names}
 
         try:
             first, second = run(ranks, look)
@@ -121,6 +131,8 @@ class TestEntry:
             "OMP_NUM_THREADS": "1",
             "TORCHELASTIC_RUN_ID": None,
             "SLURM_PROCID": None,
+            "ROLE_ARN": "arn:aws:iam::1:role/tests",
+            "GROUP_ID": "1000",
         }
         assert isinstance(second, dict)
         assert second["RANK"] == "1"

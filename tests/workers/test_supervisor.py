@@ -212,6 +212,42 @@ def test_half_a_message_is_a_failure_and_no_endless_wait(
         run(ranks, begin_to_answer)
 
 
+def test_the_start_method_is_what_happened_and_not_what_was_asked_for(mark: str) -> None:
+    host = LocalHost("forkserver")
+    # With nothing to preload there is nothing to fork from.
+    for preload, method in (((), "spawn"), (("decimal",), "forkserver")):
+        ranks = start(host, 1, Capabilities(data=True, preload=preload))
+        assert ranks.start_method == method
+        (line,) = run(ranks, lambda: open("/proc/self/cmdline").read())  # noqa: PTH123, SIM115
+        assert ("rank.py" in str(line)) is (method == "spawn")
+        ranks.close()
+    host.close()
+
+
+def test_a_process_whose_first_thread_has_ended_is_ended_too(host: LocalHost, mark: str) -> None:
+    def leave_leaderless() -> int:
+        import ctypes
+        import os
+        import threading
+        import time
+
+        child = os.fork()
+        if child == 0:
+            threading.Thread(target=time.sleep, args=(300,)).start()
+            # The thread goes on: this is pthread_exit, and not exit.
+            ctypes.CDLL(None).pthread_exit(None)
+        return child
+
+    ranks = start(host, 1)
+    (pid,) = run(ranks, leave_leaderless)
+    assert isinstance(pid, int)
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        continue
+    assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    ranks.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
 class TestImports:
     """What is imported before the ranks are there may hang, or start processes."""
 
