@@ -18,15 +18,17 @@ from typing import Any
 from pytest_llenergy.doctor import probe
 from pytest_llenergy.doctor.steps import Step
 from pytest_llenergy.workers import family
-from pytest_llenergy.workers.failure import tail
-from pytest_llenergy.workers.plan import STALE_PREFIXES, RankPlan
+from pytest_llenergy.workers.failure import signal_name, tail
+from pytest_llenergy.workers.plan import RankPlan
+from pytest_llenergy.workers.surroundings import inherited
 
 #: How long a process that closed its report may take to end, and one that was killed (seconds).
 REAP_S = 5.0
 #: How long the other ranks may take to say what happened to them once one has failed (seconds).
 SETTLE_S = 1.0
 
-SIGNALS = {
+#: What a signal often means.
+MEANINGS: dict[int, str] = {
     signal.SIGILL: "illegal instruction",
     signal.SIGSEGV: "invalid memory access",
     signal.SIGFPE: "arithmetic fault",
@@ -51,8 +53,6 @@ class Child:
             "steps": list(steps),
             "report": theirs,
             "parent_pid": os.getpid(),
-            "stale_prefixes": STALE_PREFIXES,
-            "environment": plan.environment(),
             "sys_path": [path for path in sys.path if isinstance(path, str)],
             "rank": plan.rank,
             "world_size": plan.world_size,
@@ -67,6 +67,7 @@ class Child:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
+                    env={**inherited(), **plan.environment()},
                 )
         except BaseException:
             os.close(self.fileno)
@@ -128,10 +129,8 @@ class Child:
             return "the process closed its report"
         if code >= 0:
             return f"the process ended with exit code {code} and no answer"
-        with suppress(ValueError):
-            number = signal.Signals(-code)
-            return f"killed by {number.name}" + (f" ({SIGNALS[number]})" if number in SIGNALS else "")
-        return f"killed by signal {-code}"
+        meaning = MEANINGS.get(-code)
+        return f"killed by {signal_name(-code)}" + (f" ({meaning})" if meaning else "")
 
 
 def answers(children: Sequence[Child], step: str, timeout_s: float) -> dict[Child, Step]:

@@ -256,9 +256,6 @@ def main(argument: str) -> None:
     device = request.setdefault("device", None)
     _die_with_parent(request.get("parent_pid", os.getppid()))
     faulthandler.enable()
-    for name in [name for name in os.environ if name.startswith(tuple(request.get("stale_prefixes", ())))]:
-        del os.environ[name]
-    os.environ.update(request.get("environment", {}))
     os.environ.update(CUDA_VISIBLE_DEVICES=device or "", CUDA_DEVICE_ORDER="PCI_BUS_ID")
     # Its first element is this file's folder.
     sys.path[:] = request.get("sys_path", sys.path[1:])

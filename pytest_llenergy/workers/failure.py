@@ -122,10 +122,11 @@ def raise_first(failures: Sequence[Failure], world_size: int, outputs: Outputs) 
     said = first.said
     if said.get("outcome") and said["outcome"] != "Failed":
         raise OutcomeInRank(said["outcome"], said["reason"])
+    where = f"rank {first.plan.rank} of {world_size} ({first.plan.device}, pid {first.pid})"
     ours = getattr(errors, said["ours"], None) if said.get("ours") else None
     if ours is not None and not issubclass(ours, WorkerError):
-        raise ours(said["reason"])
-    where = f"rank {first.plan.rank} of {world_size} ({first.plan.device}, pid {first.pid})"
+        # What a user can mend by its own words; which rank says so matters where there are several.
+        raise ours(said["reason"] if world_size == 1 else f"{where}: {said['reason']}")
     # That of the rank itself first.
     told = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
     traceback = str(said.get("traceback", "")).rstrip()

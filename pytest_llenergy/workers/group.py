@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.errors import LLEnergyWarning, WorkerError, WorkerPlacementError
-from pytest_llenergy.model.record import RankInfo
+from pytest_llenergy.errors import LLEnergyWarning, WorkerError
 from pytest_llenergy.workers import failure
 from pytest_llenergy.workers.channel import Channel
 from pytest_llenergy.workers.host import Host, Started, StartMethod
-from pytest_llenergy.workers.plan import STALE_PREFIXES, ProcessPlan, RankPlan
+from pytest_llenergy.workers.placement import check_placement
+from pytest_llenergy.workers.plan import ProcessPlan, RankPlan
 from pytest_llenergy.workers.surroundings import inherited
 
 START_TIMEOUT_S = 120.0
@@ -93,8 +93,7 @@ class RankGroup:
             except OSError as error:
                 raise WorkerError(f"the ranks cannot be started: {error}") from error
             seen = self._first_words()
-            self.ranks = tuple(_rank_info(rank, facts) for rank, facts in zip(self._ranks, seen, strict=True))
-            _check_placement(plan, seen)
+            self.ranks = check_placement(plan, seen)
         except BaseException:
             self.kill()
             raise
@@ -179,7 +178,6 @@ class RankGroup:
             with suppress(BrokenPipeError, ConnectionResetError):
                 rank.channel.connection.send(
                     {
-                        "stale_prefixes": STALE_PREFIXES,
                         "environment": {**each.environment(), **meeting},
                         "sys_path": [path for path in sys.path if isinstance(path, str)],
                         "framework": self.plan.framework,
@@ -250,30 +248,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _rank_info(rank: _Rank, facts: dict[str, Any]) -> RankInfo:
-    return RankInfo(
-        rank=rank.plan.rank,
-        local_rank=rank.plan.local_rank,
-        pid=facts["pid"],
-        device=",".join(facts["devices"]),
-        threads=facts["threads"],
-        cpus=facts["cpus"],
-    )
-
-
-def _check_placement(plan: ProcessPlan, seen: Sequence[dict[str, Any]]) -> None:
-    """Hold what runs against the plan. Raises ``WorkerPlacementError`` naming both sides."""
-    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, seen, strict=True)}
-    if len(pids) != len(plan.ranks):
-        raise WorkerPlacementError(f"planned {len(plan.ranks)} processes, found {len(pids)}")
-    for planned, facts in zip(plan.ranks, seen, strict=True):
-        found = ",".join(facts["devices"])
-        if found != planned.device:
-            raise WorkerPlacementError(f"rank {planned.rank}: planned on {planned.device}, found on {found}")
-        if plan.framework == "torch" and facts["world_size"] != planned.world_size:
-            raise WorkerPlacementError(
-                f"rank {planned.rank}: planned in a world of {planned.world_size}, found in one of "
-                f"{facts['world_size']}"
-            )

@@ -44,7 +44,7 @@ MARKER = "LLENERGY_SUPERVISOR"
 #: Not run as a module, which would take a search path of its own; nothing of pytest's process is in it.
 PROGRAM = """
 import sys
-sys.path[0] = sys.argv[2]
+sys.path[:] = [sys.argv[2], *filter(None, sys.path)]
 from pytest_llenergy.workers.supervisor import main
 main(int(sys.argv[1]))
 """
@@ -62,10 +62,12 @@ class Supervised:
         self.directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
         self._log = self.directory / "supervisor.log"
         self._socket, theirs = socket.socketpair()
+        # Private, and what multiprocessing hands its own spawned children.
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs, self._log.open("wb") as log:
             # In a session of its own: a Ctrl-C at the terminal is for pytest, which then ends its ranks.
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(theirs.fileno()), ROOT],
+                [sys.executable, *flags, "-c", PROGRAM, str(theirs.fileno()), ROOT],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -79,8 +81,7 @@ class Supervised:
                 "directory": str(self.directory),
                 "preload": list(preload),
                 "sys_path": [path for path in sys.path if isinstance(path, str)],
-                # Private, and what multiprocessing hands its own spawned children.
-                "flags": subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                "flags": flags,
             }
             self.pid = int(self._ask(BOOT_TIMEOUT_S, (), boot))
         except BaseException as error:

@@ -23,10 +23,12 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
-#: What torchrun, Slurm and MPI leave behind; a rank that inherits it joins the wrong group.
+#: What torchrun, Slurm, MPI and ``accelerate launch`` leave behind; a rank that inherits it joins the wrong
+#: group, or takes another device than it was given.
 STALE_PREFIXES = (
     *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+    *("ACCELERATE_USE_", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY"),
 )
 
 #: The host of pytest itself, the only one there is today.

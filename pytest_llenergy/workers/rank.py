@@ -56,8 +56,7 @@ def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
         raise RuntimeError(
             "torch was imported before the rank could set its devices (sitecustomize or .pth?)"
         )
-    for name in [name for name in os.environ if name.startswith(boot["stale_prefixes"])]:
-        del os.environ[name]
+    # It was started with these; a sitecustomize or a .pth file may have had its own ideas since.
     os.environ.update(boot["environment"])
     if preloaded and "numpy" in sys.modules:
         # Else all forks would draw the same numbers, unlike fresh interpreters.

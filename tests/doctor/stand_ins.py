@@ -51,11 +51,11 @@ dist.is_nccl_available = lambda: True
 """
 )
 
-#: No torch at all, and quick.
+#: No torch at all, and quick. What it starts has a session of its own.
 HANGS = """
 import os, subprocess, time
 from pathlib import Path
-child = subprocess.Popen(["sleep", "600"])
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
 Path(__file__).with_name("pids").write_text(f"{os.getpid()} {child.pid}")
 time.sleep(600)
 """

@@ -15,15 +15,17 @@ class cuda:
 """
 
 DISTRIBUTED = """
+import os
+
 def init_process_group(*args, **kwargs): pass
 def barrier(): pass
-def get_world_size(): return 1
+def get_world_size(): return int(os.environ["WORLD_SIZE"])
 def is_available(): return False
 """
 
 
 def without_torch(directory: Path) -> None:
-    """A package of that name, found first by what is run there. It knows of one rank."""
+    """A package of that name, found first by what is run there. Its ranks know their number."""
     package = directory / "torch"
     package.mkdir()
     (package / "__init__.py").write_text(TORCH)

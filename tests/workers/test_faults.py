@@ -16,11 +16,40 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from .no_torch import without_torch
 from .survivors import check_nothing_is_left, marked, survivors
+
+Method = Literal["spawn", "forkserver"]
+
+
+@dataclass(frozen=True)
+class Where:
+    """In which run of pytest something goes wrong."""
+
+    n: int
+    method: Method
+    xdist: bool
+
+    def arguments(self) -> tuple[str, ...]:
+        """Of the command line."""
+        own = ("-p", "no:cacheprovider", f"--energy-start-method={self.method}")
+        return (*own, "-n2") if self.xdist else own
+
+
+#: Each with one rank and with four, both ways to start them, and with or without workers of pytest-xdist.
+EVERYWHERE = pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(Where(n, method, xdist), id=f"{n}-{method}-{'n2' if xdist else 'alone'}")
+        for n in (1, 4)
+        for method in ("spawn", "forkserver")
+        for xdist in (False, True)
+    ],
+)
 
 FAULTS = """
 import ctypes
@@ -120,24 +149,16 @@ def sections(output: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize("xdist", [(), ("-n2",)], ids=["alone", "n2"])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("n", [1, 4])
+@EVERYWHERE
 def test_every_fault_is_told_and_leaves_nothing(
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    mark: str,
-    n: int,
-    method: str,
-    xdist: tuple[str, ...],
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, where: Where
 ) -> None:
+    n = where.n
     monkeypatch.setenv("TEST_RANKS", str(n))
     pytester.makepyfile(FAULTS)
     if n == 1:
         without_torch(pytester.path)
-    result = pytester.runpytest_subprocess(
-        f"--energy-start-method={method}", "-p", "no:cacheprovider", "-rsx", *xdist
-    )
+    result = pytester.runpytest_subprocess(*where.arguments(), "-rsx")
     result.assert_outcomes(failed=7, passed=2, skipped=1, xfailed=1)
     result.stdout.fnmatch_lines_random(["*SKIPPED*no such kernel", "*XFAIL*not yet"])
     told = sections(result.stdout.str())
@@ -156,50 +177,45 @@ def test_every_fault_is_told_and_leaves_nothing(
 
 HANGS = """
 import os, time, pytest
+
+pytestmark = pytest.mark.gpus({n}, fallback="cpu")
+
 def test_hangs(workers):
-    workers.run(lambda: (open("running", "w").close(), time.sleep(300)))
+    workers.run(lambda: (open("running-" + os.environ["RANK"], "w").close(), time.sleep(300)))
 def test_after():
     pass
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (("--timeout=4", "--timeout-method=signal"), pytest.ExitCode.TESTS_FAILED),
-        # This one ends the process on the spot, with no teardown.
-        (("--timeout=4", "--timeout-method=thread"), 1),
-    ],
-    ids=["signal", "thread"],
-)
+@EVERYWHERE
+@pytest.mark.parametrize("ended_by", ["signal", "thread"])
 def test_a_timeout_of_pytest_timeout_leaves_nothing(
-    pytester: pytest.Pytester, mark: str, args: tuple[str, ...], code: int, method: str
+    pytester: pytest.Pytester, mark: str, ended_by: str, where: Where
 ) -> None:
-    pytester.makepyfile(HANGS)
+    pytester.makepyfile(HANGS.format(n=where.n))
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-start-method={method}", *args)
-    assert result.ret == code
+    result = pytester.runpytest_subprocess(*where.arguments(), "--timeout=4", f"--timeout-method={ended_by}")
+    # By a thread it ends the process on the spot, with no teardown.
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "Timeout" in result.stdout.str() + result.stderr.str()
+    if ended_by == "signal" or where.xdist:
+        result.assert_outcomes(failed=1, passed=1)
     check_nothing_is_left(mark)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("xdist", [(), ("-n2",)], ids=["alone", "n2"])
-def test_ctrl_c_ends_everything(
-    pytester: pytest.Pytester, mark: str, xdist: tuple[str, ...], method: str
-) -> None:
-    pytester.makepyfile(HANGS)
+@EVERYWHERE
+def test_ctrl_c_ends_everything(pytester: pytest.Pytester, mark: str, where: Where) -> None:
+    pytester.makepyfile(HANGS.format(n=where.n))
     without_torch(pytester.path)
     with subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--energy-start-method={method}", *xdist],
+        [sys.executable, "-m", "pytest", *where.arguments()],
         cwd=pytester.path,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as pytest_:
         for _ in range(6000):
-            if (pytester.path / "running").exists():
+            if len(list(pytester.path.glob("running-*"))) == where.n:
                 break
             time.sleep(0.01)
         # As a terminal does: to the whole group in front.
@@ -212,55 +228,68 @@ def test_ctrl_c_ends_everything(
 
 ENDS = """
 import os, pytest
+
+N = {n}
+pytestmark = pytest.mark.gpus(N, fallback="cpu")
+
 @pytest.mark.parametrize("i", range(3))
 def test_it(workers, i):
     def work():
-        {0}
+        if os.environ["RANK"] == str(N - 1):
+            {work}
     workers.run(work)
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@EVERYWHERE
 @pytest.mark.parametrize(
-    ("work", "args", "outcome", "said"),
+    ("work", "args", "failed", "said"),
     [
-        ("raise KeyboardInterrupt", (), {}, "!! KeyboardInterrupt !!"),
-        ("pytest.exit('enough of it')", (), {}, "Exit: enough of it"),
-        ("raise ValueError", ("-x",), {"failed": 1}, "stopping after 1 failures"),
-        ("raise ValueError", ("--maxfail=2",), {"failed": 2}, "stopping after 2 failures"),
+        ("raise KeyboardInterrupt", (), 0, "KeyboardInterrupt"),
+        ("pytest.exit('enough of it')", (), 0, "Exit: enough of it"),
+        ("raise ValueError", ("-x",), 1, "stopping after 1 failures"),
+        ("raise ValueError", ("--maxfail=2",), 2, "stopping after 2 failures"),
     ],
+    ids=["ctrl-c", "exit", "x", "maxfail"],
 )
 def test_what_ends_a_run_ends_it_from_a_rank_too(
     pytester: pytest.Pytester,
     mark: str,
     work: str,
     args: tuple[str, ...],
-    outcome: dict[str, int],
+    failed: int,
     said: str,
-    method: str,
+    where: Where,
 ) -> None:
-    pytester.makepyfile(ENDS.format(work))
+    pytester.makepyfile(ENDS.format(n=where.n, work=work))
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-start-method={method}", *args)
-    result.assert_outcomes(**outcome)
+    result = pytester.runpytest_subprocess(*where.arguments(), *args)
     assert said in result.stdout.str()
+    found = result.parseoutcomes()
+    assert "passed" not in found
+    # A worker of pytest-xdist may have begun its next test before it hears that enough have failed.
+    assert found.get("failed", 0) == failed or (where.xdist and failed and found["failed"] == failed + 1)
     check_nothing_is_left(mark)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_an_xdist_worker_that_dies_leaves_nothing(pytester: pytest.Pytester, mark: str, method: str) -> None:
+@pytest.mark.parametrize("n", [1, 4])
+def test_an_xdist_worker_that_dies_leaves_nothing(
+    pytester: pytest.Pytester, mark: str, n: int, method: Method
+) -> None:
     pytester.makepyfile(
-        """
-        import os, signal
+        f"""
+        import os, signal, pytest
+        pytestmark = pytest.mark.gpus({n}, fallback="cpu")
         def test_dies(workers):
             workers.run(max, 1, 2)
             os.kill(os.getpid(), signal.SIGKILL)
         def test_after(workers):
-            assert workers.run(max, 1, 2) == [2]
+            assert workers.run(max, 1, 2) == [2] * {n}
         """,
     )
     without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1", f"--energy-start-method={method}")
+    result = pytester.runpytest_subprocess(*Where(n, method, xdist=True).arguments())
     result.assert_outcomes(passed=1, failed=1)
     assert "crashed while running" in result.stdout.str()
     check_nothing_is_left(mark)

@@ -15,9 +15,11 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import Isolation, Load, RankPool
 from pytest_llenergy.workers.workload import call_workload
+
+from .groups import plan
 
 Read = Callable[..., dict[str, Any]]
 
@@ -55,10 +57,6 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BackendSpec:
 
 def model(name: str) -> ModelSource:
     return ModelSource(kind="directory", location=f"/{name}")
-
-
-def plan(n: int = 1, capabilities: Capabilities = Capabilities(data=True)) -> ProcessPlan:  # noqa: B008
-    return plan_processes(capabilities, None, Lease(devices=("cpu",) * n), [0, 1], 1)
 
 
 @pytest.fixture
@@ -134,7 +132,7 @@ class TestSharing:
     ) -> None:
         groups = []
         for name in ("one", "two"):
-            group, info = pool.loaded(plan(), Load.of(spec, model(name), {}))
+            group, info = pool.loaded(plan(1), Load.of(spec, model(name), {}))
             # The first is gone when the second is loaded.
             assert info.model == f"{name} of 1"
             groups.append(group.ranks[0].pid)
@@ -144,7 +142,7 @@ class TestSharing:
     def test_only_the_first_test_has_waited_for_the_start(self, pool: RankPool, spec: BackendSpec) -> None:
         waits = []
         for _ in range(2):
-            group, info = pool.loaded(plan(), Load.of(spec, model("one"), {}))
+            group, info = pool.loaded(plan(1), Load.of(spec, model("one"), {}))
             waits.append((group.start_s, info.load_s))
             pool.rest()
         assert waits[0][0] > 0
@@ -221,7 +219,7 @@ class TestCleanliness:
         assert found[0] == found[1] != found[2]
 
     def test_ranks_that_died_between_tests_are_replaced(self, pool: RankPool) -> None:
-        group = pool.group(plan())
+        group = pool.group(plan(1))
         os.kill(group.ranks[0].pid, 9)
         pool.rest()
         assert pids(pool) != [group.ranks[0].pid]
@@ -345,9 +343,9 @@ def test_a_second_host_is_one_more_object() -> None:
 import sys
 from dataclasses import replace
 from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.workload import call_workload
 def look():

@@ -14,30 +14,19 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import local
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import StartMethod
 from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
-from pytest_llenergy.workers.workload import call_workload
+from pytest_llenergy.workers.plan import LOCALHOST
 
+from .groups import plan, run
 from .survivors import await_none, survivors
 
 #: Something to preload that takes no second.
 LIGHT = Capabilities(data=True, preload=("decimal",))
 METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
-
-
-def plan(n: int, capabilities: Capabilities = LIGHT) -> ProcessPlan:
-    return plan_processes(capabilities, None, Lease(devices=("cpu",) * n), [0, 1], 1)
-
-
-def run(ranks: RankGroup, function: object, *args: object, timeout_s: float = 60.0) -> list[object]:
-    workload = call_workload(ranks, function, args, {}, timeout_s)  # type: ignore[arg-type]
-    workload.run_round()
-    return workload.results()
 
 
 @pytest.fixture(params=METHODS)

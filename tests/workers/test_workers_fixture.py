@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,97 @@ def test_the_record_is_of_the_ranks_that_were_measured(quick: pytest.Pytester, r
     assert f"measured {record['ranks'][0]['pid']}" in result.stdout.str()
 
 
+def test_ranks_are_interpreters_like_that_of_pytest(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+        def look():
+            return sys.flags.dont_write_bytecode, sys.flags.optimize, sys._xoptions, sys.warnoptions
+        def test_it(workers):
+            assert workers.run(look) == [(1, 1, {"utf8": True}, ["ignore::UserWarning"])] == [look()]
+        """
+    )
+    without_torch(pytester.path)
+    flags = ("-B", "-O", "-X", "utf8", "-W", "ignore::UserWarning")
+    for method in ("spawn", "forkserver"):
+        arguments = ("-p", "no:cacheprovider", "--assert=rewrite", f"--energy-start-method={method}")
+        result = pytester.run(sys.executable, *flags, "-m", "pytest", *arguments)
+        result.assert_outcomes(passed=1)
+
+
+def test_what_has_no_room_on_the_disk_fails_and_names_its_rank(pytester: pytest.Pytester) -> None:
+    """The limit of a file's size stands for a full disk: what is large goes by file."""
+    pytester.makepyfile(
+        """
+        import resource
+
+        LARGE = bytes(1_000_000)
+
+        def little_room():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+        def much():
+            little_room()
+            return LARGE
+
+        def test_from_a_rank(workers):
+            workers.run(much)
+
+        def test_to_a_rank(workers):
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            little_room()
+            try:
+                workers.run(len, LARGE)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+        def test_after(workers):
+            assert workers.run(len, LARGE) == [1_000_000]
+        """
+    )
+    without_torch(pytester.path)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=2, passed=1)
+    result.stdout.fnmatch_lines_random(
+        ["*WorkerError: rank 0 of 1 (cpu, pid *File too large*", "*WorkerError: *File too large*"]
+    )
+
+
+def test_a_working_directory_that_is_gone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import os
+        def test_it(workers, tmp_path, monkeypatch):
+            gone = tmp_path / "gone"
+            gone.mkdir()
+            before = os.getcwd()
+            os.chdir(gone)
+            gone.rmdir()
+            try:
+                assert workers.run(max, 1, 2) == [2]
+            finally:
+                os.chdir(before)
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_the_debugger_opens_in_the_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_it(workers):
+            kept_here = "a variable of the test"
+            workers.run(lambda: 1 / 0)
+        """
+    )
+    without_torch(pytester.path)
+    # From where the error was raised up to the oldest frame.
+    commands = b"p 'seen ' + locals().get('kept_here', 'nothing')\nup\n" * 40 + b"q\n"
+    result = pytester.run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pdb", stdin=commands)
+    result.stdout.fnmatch_lines(["*seen a variable of the test*"])
+
+
 def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -235,10 +327,13 @@ def test_ddp(workers):
     assert workers.run(gradients) == [(True, True)] * N
 
 def add_up(numbers):
+    import time
     import torch
     import torch.distributed as dist
     value = torch.full((numbers,), dist.get_rank() + 1.0)
     dist.all_reduce(value)
+    # Ten watts are known well only over many ticks.
+    time.sleep(0.2)
     return float(value.mean())
 
 def test_allreduce(energy, workers):
@@ -255,4 +350,6 @@ def test_real_process_groups_are_what_libraries_find(
     result.assert_outcomes(passed=3)
     (record,) = read_report()["records"]
     assert (record["launch"], record["start_method"], len(record["ranks"])) == ("ranks", "forkserver", n)
-    assert all(round_["energy_j"] > 0 for round_ in record["rounds"])
+    for round_ in record["rounds"]:
+        assert round_["duration_s"] >= 0.2
+        assert round_["energy_j"] == pytest.approx(10 * round_["duration_s"], abs=0.5)

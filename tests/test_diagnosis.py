@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stepwise check that is taken by itself: where it can say something, never in the cause's place."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.diagnosis import diagnosed
+from pytest_llenergy.errors import WorkerError, WorkerPlacementError
+
+from .workers.groups import PLAIN, TORCH, plan
+
+
+def test_a_check_that_cannot_be_made_leaves_the_cause_in_its_place(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("import tempfile\ntempfile.tempdir = '/nowhere/at/all'\n")
+    pytester.makepyfile("def test_it(workers):\n    workers.run(max, 1, 2)\n")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["WorkerError: *No such file or directory: '/nowhere/at/all/*"])
+    result.stdout.no_fnmatch_line("*stepwise check*")
+
+
+def not_ready() -> WorkerError:
+    error = WorkerError("the cause", "its traceback")
+    error.before_ready = True
+    return error
+
+
+def test_work_that_fails_needs_no_check() -> None:
+    with pytest.raises(WorkerError) as caught, diagnosed(plan(1, TORCH)):
+        raise WorkerError("the cause", "its traceback")
+    assert caught.value.details == "its traceback"
+
+
+def test_ranks_without_a_framework_have_no_steps_to_fail() -> None:
+    with pytest.raises(WorkerError) as caught, diagnosed(plan(1, PLAIN)):
+        raise not_ready()
+    assert caught.value.details == "its traceback"
+
+
+def test_ranks_that_are_not_the_planned_ones_have_said_so() -> None:
+    error = WorkerPlacementError("planned 2 processes, found 1")
+    error.before_ready = True
+    with pytest.raises(WorkerPlacementError) as caught, diagnosed(plan(1, TORCH)):
+        raise error
+    assert not caught.value.details
+
+
+def test_ranks_that_did_not_start_are_told_what_fails_here() -> None:
+    with pytest.raises(WorkerError) as caught, diagnosed(plan(1, TORCH)):
+        raise not_ready()
+    assert caught.value.details.startswith("stepwise check: in order on the CPU: process, import torch, ")
+    assert caught.value.details.endswith("\nits traceback")
