@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import PlanError, WorkerError, WorkerPlacementError
+from pytest_llenergy.errors import BackendError, PlanError, WorkerError, WorkerPlacementError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
@@ -89,6 +89,8 @@ class TestEntry:
         monkeypatch.setenv("OMP_NUM_THREADS", "64")
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "stale")
         monkeypatch.setenv("SLURM_PROCID", "7")
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:3")
         # Nothing of a launcher's, for all their names.
         monkeypatch.setenv("ROLE_ARN", "arn:aws:iam::1:role/tests")
         monkeypatch.setenv("GROUP_ID", "1000")
@@ -105,6 +107,7 @@ class TestEntry:
                 "OMP_NUM_THREADS",
             )
             names += ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "ROLE_ARN", "GROUP_ID")
+            names += ("ACCELERATE_USE_FSDP", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_USE_CPU")
             return {name: os.environ.get(name) for name in names}
 
         try:
@@ -121,6 +124,9 @@ class TestEntry:
             "SLURM_PROCID": None,
             "ROLE_ARN": "arn:aws:iam::1:role/tests",
             "GROUP_ID": "1000",
+            "ACCELERATE_USE_FSDP": None,
+            "ACCELERATE_TORCH_DEVICE": None,
+            "ACCELERATE_USE_CPU": "true",
         }
         assert isinstance(second, dict)
         assert second["RANK"] == "1"
@@ -260,6 +266,16 @@ class TestFailures:
         with pytest.raises(OutcomeInRank) as caught:
             run(pair, pytest.skip, "not on this rank")
         assert (caught.value.outcome, caught.value.reason) == ("Skipped", "not on this rank")
+
+    def test_errors_of_ours_keep_their_type_and_name_the_rank(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import os
+
+            if os.environ["RANK"] == "1":
+                raise BackendError("no such dtype")
+
+        with pytest.raises(BackendError, match=r"^rank 1 of 2 \(cpu, pid \d+\): no such dtype$"):
+            run(pair, work)
 
     def test_a_killed_parent_takes_its_ranks_along(self) -> None:
         import subprocess
