@@ -60,7 +60,7 @@ def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> I
     item = request.node
     place = Place(state_of(request.config), _llenergy_lease, marks.read(item, marks.parallel), draft_of(item))
     yield place
-    place.over = True
+    place.end()
 
 
 @pytest.fixture

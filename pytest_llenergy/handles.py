@@ -45,7 +45,8 @@ def outcomes() -> Iterator[None]:
         outcome, reason = error.outcome, error.reason
     # It was the test's own decision, made in a rank. Not while handling it: pytest would show both.
     if outcome == "Skipped":
-        pytest.skip(reason)
+        # Told with the place of the test, not of this line.
+        raise pytest.skip.Exception(reason, _use_item_location=True)
     if outcome == "XFailed":
         pytest.xfail(reason)
     if outcome == "Exit":
@@ -83,6 +84,15 @@ class Place:
                 "the test of these workers has ended; use the fixtures in the test that asks for them"
             )
         return plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), self.settings.threads)
+
+    def end(self) -> None:
+        """The test has ended. What a thread of it still does in the ranks ends too."""
+        self.over = True
+        if not self.lock.acquire(blocking=False):
+            self.state.pool.abandon()
+            # Once it has seen that.
+            self.lock.acquire()
+        self.lock.release()
 
     def note(self, group: RankGroup) -> None:
         """Keep the ranks as they were seen. What comes after the measurement is not what was measured."""

@@ -65,6 +65,11 @@ class Draft:
         """Whether its functions run in ranks: those of a test that asks for devices."""
         return self.asked is not None
 
+    def forget_ranks(self) -> None:
+        """What is measured now runs in pytest's process, whatever else the test has run before."""
+        self.parallel = self.backend = self.launch = self.start_method = self.start_s = None
+        self.ranks = ()
+
 
 DRAFT = pytest.StashKey[Draft]()
 

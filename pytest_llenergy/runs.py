@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +64,17 @@ class Energy:
             )
         # What was required is known before a model is loaded for minutes.
         selection = open_for(self._place)
-        with outcomes():
+        with outcomes(), ExitStack() as turn:
+            turn.enter_context(self._place.lock)
             try:
                 workload, result = self._workload(work, args, kwargs)
             except BaseException:
                 selection.close()
                 raise
+            if isinstance(workload, CallWorkload):
+                # It may have the ranks at work from threads of its own, and then is not itself in them.
+                draft.forget_ranks()
+                turn.close()
             plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
             draft.experiment = measure(workload, plan, selection, self._place.lease)
             value = result()

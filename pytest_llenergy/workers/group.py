@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.errors import LLEnergyWarning, WorkerError
+from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.workers import failure
 from pytest_llenergy.workers.channel import Channel
 from pytest_llenergy.workers.host import Host, Started, StartMethod
@@ -83,6 +84,7 @@ class RankGroup:
         self.plan = plan
         self.alive = True
         self._owner = os.getpid()
+        self._asked = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
         self._hosts = [hosts[name] for name in plan.hosts]
         self._ranks: list[_Rank] = []
@@ -108,19 +110,32 @@ class RankGroup:
         """Send one request to each rank and wait for all answers, in rank order.
 
         Raises ``WorkerError`` for the first rank that failed, after ending the group; pytest's own
-        outcomes (skip, xfail, fail) are raised as such.
+        outcomes (skip, xfail, fail) are raised as such. One thread asks at a time; ``kill`` may come from
+        another.
         """
+        if os.getpid() != self._owner:
+            raise PlanError(
+                f"these ranks belong to the process that started them (pid {self._owner}); a forked child of "
+                "it cannot use them"
+            )
         if not self.alive:
             raise WorkerError("these ranks have been ended; the next call of the fixture starts others")
+        if not self._asked.acquire(blocking=False):
+            raise WorkerError("these ranks are at work for another thread")
         try:
             for rank, payload in zip(self._ranks, payloads, strict=True):
                 rank.begin()
                 with suppress(BrokenPipeError, ConnectionResetError):
                     rank.channel.send((verb, payload))
             return self._collect(timeout_s)
-        except BaseException:
+        except BaseException as error:
+            ended = not self.alive
             self.kill()
+            if ended and isinstance(error, Exception):
+                raise WorkerError("the ranks were ended while they worked: their test is over") from None
             raise
+        finally:
+            self._asked.release()
 
     def ask_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
         """Send the same request to every rank."""
@@ -145,13 +160,14 @@ class RankGroup:
         if os.getpid() != self._owner:
             return
         self.alive = False
-        for rank in self._ranks:
-            rank.channel.close()
-        self._ranks = []
+        ranks, self._ranks = self._ranks, []
         stuck = []
         for host in self._hosts:
             with suppress(WorkerError):
                 stuck += host.end(self._name)
+        # A thread that waits for an answer has now seen the end of it.
+        for rank in ranks:
+            rank.channel.close()
         if stuck:
             pids = ", ".join(map(str, stuck))
             warnings.warn(

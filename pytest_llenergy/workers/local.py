@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +57,8 @@ class Supervised:
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         self._owner = os.getpid()
+        # A thread may end ranks that another one waits for.
+        self._turn = threading.Lock()
         self.preloads = bool(preload)
         self._booted = self._broken = False
         self.mark = uuid.uuid4().hex
@@ -93,7 +96,8 @@ class Supervised:
 
     def ask(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:
         """Its answer. Raises ``WorkerError`` when it refuses or is gone."""
-        return self._ask(ANSWER_TIMEOUT_S, descriptors, {"verb": verb, **request})
+        with self._turn:
+            return self._ask(ANSWER_TIMEOUT_S, descriptors, {"verb": verb, **request})
 
     @property
     def alive(self) -> bool:

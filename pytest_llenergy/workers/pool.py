@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Collection, Mapping
@@ -14,7 +15,7 @@ import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.errors import LLEnergyWarning, WorkerError
+from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host, StartMethod
@@ -88,6 +89,7 @@ class RankPool:
         self._shared: _Shared | None = None
         self._warned: set[str] = set()
         self._lock = threading.RLock()
+        self._owner = os.getpid()
         self.descriptors: tuple[int, ...] = ()
 
     @property
@@ -127,6 +129,13 @@ class RankPool:
             if shared.info is not None:
                 shared.info = msgspec.structs.replace(shared.info, load_s=0.0)
 
+    def abandon(self) -> None:
+        """End what is running now, also while another thread waits for its answer."""
+        with self._lock:
+            if self._shared is not None:
+                self._shared.group.kill()
+                self._shared = None
+
     def close(self) -> None:
         """End what is running."""
         with self._lock:
@@ -141,6 +150,11 @@ class RankPool:
                 self._retire()
 
     def _get(self, plan: ProcessPlan, load: Load | None) -> _Shared:
+        if os.getpid() != self._owner:
+            raise PlanError(
+                f"the ranks of a test are started by its own process (pid {self._owner}); a forked child "
+                "of it cannot have any"
+            )
         shared, now = self._shared, surroundings()
         if shared is not None and shared.group.alive:
             same = shared.plan == plan and shared.surroundings == now

@@ -236,6 +236,151 @@ def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
+def test_energy_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        import threading
+        def test_it(energy, workers):
+            workers.run(max, 1, 2)
+            over, others = threading.Event(), []
+            def go():
+                while not over.is_set():
+                    others.append(workers.run(lambda: "other"))
+            thread = threading.Thread(target=go)
+            thread.start()
+            try:
+                assert energy(workers.call(lambda: "measured")).result == ["measured"]
+            finally:
+                over.set()
+                thread.join()
+            assert others and all(each == ["other"] for each in others)
+        """
+    )
+    without_torch(quick.path)
+    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_what_a_function_of_this_process_uses_is_free_to_it(quick: pytest.Pytester) -> None:
+    """Measured here, it may have ranks at work from threads that it waits for."""
+    quick.makepyfile(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        def test_it(energy, workers):
+            def work():
+                with ThreadPoolExecutor(2) as threads:
+                    return list(threads.map(lambda i: workers.run(pow, i, 2), range(4)))
+            assert energy(work).result == [[0], [1], [4], [9]]
+        """
+    )
+    without_torch(quick.path)
+    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["at work", "starting"])
+def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.Pytester, ready: bool) -> None:
+    pytester.makepyfile(
+        f"""
+        import os, threading, time
+        from pathlib import Path
+        import psutil
+        said, threads = [], []
+        def slow():
+            Path("begun").write_text(str(os.getpid()))
+            time.sleep(60)
+        def test_leaves(workers):
+            def go():
+                try:
+                    said.append(workers.run(slow))
+                except Exception as error:
+                    said.append(str(error))
+            if {ready}:
+                workers.run(max, 1, 2)
+            threads.append(threading.Thread(target=go))
+            threads[0].start()
+            while {ready} and not (Path("begun").exists() and Path("begun").read_text()):
+                time.sleep(0.01)
+        def test_after(workers):
+            # The lease was given back meanwhile.
+            if {ready}:
+                assert not psutil.pid_exists(int(Path("begun").read_text()))
+            threads[0].join(0.0 if {ready} else None)
+            (told,) = said
+            assert "ended" in told, told
+            assert workers.run(max, 1, 2) == [2]
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_a_forked_child_of_pytest_has_no_ranks(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import os
+        from pathlib import Path
+        def test_it(workers):
+            workers.run(max, 1, 2)
+            child = os.fork()
+            if child == 0:
+                try:
+                    Path("said").write_text(str(workers.run(max, 1, 2)))
+                except BaseException as error:
+                    Path("said").write_text(f"{type(error).__name__}: {error}")
+                os._exit(0)
+            assert all(workers.run(max, i, 2) == [max(i, 2)] for i in range(50))
+            os.waitpid(child, 0)
+            assert Path("said").read_text().startswith("PlanError: the ranks of a test are started by its")
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_what_is_measured_in_this_process_has_no_ranks_in_its_record(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    quick.makepyfile(
+        """
+        import time
+        def test_it(energy, workers):
+            workers.run(max, 1, 2)
+            energy(lambda: time.sleep(0.1))
+            workers.run(max, 1, 2)
+        """
+    )
+    without_torch(quick.path)
+    quick.runpytest_subprocess("-p", "no:cacheprovider", "--energy-report").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert (record["ranks"], record["launch"], record["start_method"], record["start_s"]) == (
+        [],
+        None,
+        None,
+        None,
+    )
+
+
+def test_a_skip_in_a_rank_is_told_with_the_place_of_its_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_places="""
+        import pytest
+        def test_one(workers):
+            workers.run(pytest.skip, "no such kernel")
+
+        def test_two(workers):
+            workers.run(pytest.skip, "no such kernel")
+        """
+    )
+    without_torch(pytester.path)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED [[]1[]] test_places.py:2: no such kernel",
+            "SKIPPED [[]1[]] test_places.py:5: no such kernel",
+        ]
+    )
+
+
 def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_odd="""
