@@ -8,26 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pytest_llenergy.compare.metrics import METRICS, PREFIXES
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Metric
 
-#: What a prefix multiplies by. Metrics are stored in base units.
-PREFIXES = {"": 1.0, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
-
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
-UNITS = {
-    "energy_j": "J",
-    "net_energy_j": "J",
-    "prefill_energy_j": "J",
-    "decode_energy_j": "J",
-    "energy_per_output_token_j": "J",
-    "energy_per_request_j": "J",
-    "mean_power_w": "W",
-    "duration_s": "s",
-    "time_to_first_token_s": "s",
-    "inter_token_latency_s": "s",
-    "peak_memory_bytes": "B",
-}
+UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
 
 
 @dataclass(frozen=True)

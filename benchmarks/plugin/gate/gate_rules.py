@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a benchmark is red: the rules of other tools, and ours."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import comb, exp, lgamma, log, sqrt
+from statistics import fmean, median, variance
+
+from pytest_llenergy.compare.rank import chance_at_most
+
+#: True where the head is called worse than the base.
+IsRed = Callable[[Sequence[float], Sequence[float]], bool]
+
+
+def mean_5_percent(base: Sequence[float], head: Sequence[float]) -> bool:
+    """pytest-benchmark's ``--benchmark-compare-fail=mean:5%``."""
+    return fmean(head) > 1.05 * fmean(base)
+
+
+def welch(base: Sequence[float], head: Sequence[float]) -> bool:
+    """Welch's t test, two-sided p below .05, and the head is the higher one."""
+    of_base, of_head = variance(base) / len(base), variance(head) / len(head)
+    if not of_base + of_head:
+        return fmean(head) > fmean(base)
+    t = (fmean(head) - fmean(base)) / sqrt(of_base + of_head)
+    degrees = (of_base + of_head) ** 2 / (of_base**2 / (len(base) - 1) + of_head**2 / (len(head) - 1))
+    return t > 0 and two_sided_p(t, degrees) < 0.05
+
+
+def mann_whitney(base: Sequence[float], head: Sequence[float]) -> bool:
+    """google/benchmark's ``compare.py``: exact, two-sided p below .05, and the head is the higher one."""
+    return _rank_p(base, head) < 0.05
+
+
+def asv(base: Sequence[float], head: Sequence[float], factor: float = 1.1) -> bool:
+    """asv 0.6: medians apart by ``--factor`` (default 1.1), and Mann-Whitney's two-sided p below .002.
+
+    With six values a side the smallest such p is .0022, so that it can never be red; with fewer its
+    intervals decide, which is not the case here.
+    """
+    if comb(len(base) + len(head), len(base)) <= 1 / 0.002:
+        raise ValueError(f"{len(base)} values a side are too few for asv's test")
+    return median(head) > factor * median(base) and _rank_p(base, head) < 0.002
+
+
+def asv_5_percent(base: Sequence[float], head: Sequence[float]) -> bool:
+    """The same with ``--factor 1.05``."""
+    return asv(base, head, factor=1.05)
+
+
+def _rank_p(base: Sequence[float], head: Sequence[float]) -> float:
+    """Two-sided, of Mann and Whitney; 1.0 where the head is not the higher one."""
+    n, m = len(base), len(head)
+    ordered = sorted(base)
+    lower = sum(n - bisect_left(ordered, h) for h in head)
+    return 1.0 if 2 * lower >= n * m else min(1.0, 2 * chance_at_most(lower, n, m))
+
+
+def two_sided_p(t: float, degrees: float) -> float:
+    """Chance of a t that is as far from 0: the regularised incomplete beta function."""
+    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Continued fraction (Abramowitz and Stegun 26.5.8), by Lentz's method, for 0 <= x <= 1."""
+    if x in (0.0, 1.0):
+        return x
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1 - x)
+    scale = exp(_log_beta(a, b) + a * log(x) + b * log(1 - x)) / a
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    fraction = d
+    for i in range(1, 300):
+        for term in (
+            i * (b - i) * x / ((a + 2 * i - 1) * (a + 2 * i)),
+            -(a + i) * (a + b + i) * x / ((a + 2 * i) * (a + 2 * i + 1)),
+        ):
+            d = 1 / (1 + term * d)
+            c = 1 + term / c
+            fraction *= c * d
+        if abs(c * d - 1) < 1e-12:
+            break
+    return scale * fraction
+
+
+@lru_cache(maxsize=65536)
+def _log_beta(a: float, b: float) -> float:
+    return lgamma(a + b) - lgamma(a) - lgamma(b)

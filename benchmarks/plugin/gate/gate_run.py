@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often is the gate wrong, and how often are others? See the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from gate_rules import asv, asv_5_percent, mann_whitney, mean_5_percent, welch
+from gate_table import markdown
+from gate_world import Machine, Order, draw
+
+from pytest_llenergy.compare.stages import SHARP, TWICE, Policy, judge
+from pytest_llenergy.compare.statistics import Estimate, Sample, compare, corrected
+
+NOISES = (0.005, 0.01, 0.02, 0.03, 0.05)
+EFFECTS = (0.02, 0.03, 0.05, 0.10, 1 / 1.05 - 1)
+SUITE = 50
+
+LONGEST = SHARP.pairs_after(len(SHARP.stages))
+
+Values = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule says of one benchmark: verdict, pairs that it took, and its estimate, if it has one."""
+
+    verdict: str
+    pairs: int
+    estimate: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A rule, and how it is given its rounds; ``corrected``: also with the correction for its suite."""
+
+    name: str
+    decide: Callable[[Values, Values], Outcome]
+    corrected: bool = False
+
+    @property
+    def name_corrected(self) -> str:
+        """What it is called then."""
+        return f"{self.name}, suite corrected"
+
+
+def fixed(name: str, red: Callable[[Values, Values], bool], pairs: int) -> Contender:
+    """A rule that looks once."""
+
+    def decide(base: Values, head: Values) -> Outcome:
+        return Outcome("regressed" if red(base[:pairs], head[:pairs]) else "unchanged", pairs)
+
+    return Contender(f"{name}, {pairs} pairs", decide)
+
+
+def ours_once(pairs: int) -> Contender:
+    """The rule alone, without a second look."""
+
+    def decide(base: Values, head: Values) -> Outcome:
+        estimate = compare(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])))
+        return Outcome(estimate.verdict, pairs, estimate)
+
+    return Contender(f"ours, one look, {pairs} pairs", decide)
+
+
+def ours_in_stages(policy: Policy) -> Contender:
+    """The rule in stages."""
+
+    def decide(base: Values, head: Values) -> Outcome:
+        stage = 0
+        while True:
+            stage += 1
+            pairs = policy.pairs_after(stage)
+            step = judge(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])), stage, policy)
+            if step.done:
+                return Outcome(step.estimate.verdict, pairs, step.estimate)
+
+    return Contender(f"ours, {policy}", decide, corrected=True)
+
+
+PEERS = (
+    fixed("mean:5%", mean_5_percent, 12),
+    fixed("Welch", welch, 12),
+    fixed("Mann-Whitney", mann_whitney, 12),
+    fixed("asv, factor 1.1", asv, 12),
+    fixed("asv, factor 1.05", asv_5_percent, 12),
+)
+OURS = (
+    ours_once(12),
+    ours_in_stages(TWICE),
+    ours_in_stages(Policy((6, 6, 18))),
+    ours_in_stages(SHARP),
+)
+CONTENDERS = (*PEERS, *OURS)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A machine, and the order of rounds on it.
+
+    ``suites`` are drawn in all, for alarms; in the first ``changed`` of them benchmarks are changed, too.
+    """
+
+    name: str
+    machine: Machine
+    order: Order = "abba"
+    suites: int = 100
+    changed: int = 100
+
+
+def cells() -> list[Cell]:
+    """The noises, then what else may be wrong with a machine or the order, at 2 % noise."""
+    common = Machine(0.02)
+    noises = [Cell(f"{noise:.1%} noise", Machine(noise), suites=400) for noise in NOISES if noise != 0.02]
+    return [
+        Cell("2.0% noise", common, suites=2000, changed=300),
+        *noises,
+        Cell("2.0% noise, 4 % ramp", replace(common, ramp=0.04)),
+        Cell("2.0% noise, memory 0.5", replace(common, memory=0.5)),
+        Cell("2.0% noise, twice as many outliers", replace(common, outliers=0.1)),
+        Cell("2.0% noise, each stage in another session", common, "apart"),
+        Cell("2.0% noise, all of base, then all of head", common, "blocks"),
+        Cell("2.0% noise, base from another session", common, "stored"),
+    ]
+
+
+class Tally:
+    """Counts of one contender in one cell, for one true change."""
+
+    def __init__(self) -> None:
+        self.count = self.pairs = self.suites = self.suites_with_alarm = 0
+        self.verdicts: dict[str, int] = {}
+
+    def add(self, verdict: str, pairs: int) -> None:
+        self.count += 1
+        self.pairs += pairs
+        self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
+
+    def summary(self) -> dict[str, Any]:
+        """What goes to the JSON."""
+        return {
+            "benchmarks": self.count,
+            "suites": self.suites,
+            "suites_with_alarm": self.suites_with_alarm,
+            "mean_pairs": self.pairs / self.count,
+            "verdicts": self.verdicts,
+        }
+
+
+Tallies = dict[str, dict[float, Tally]]
+
+
+def one_suite(
+    contender: Contender, drawn: Sequence[tuple[Values, Values]], effects: Sequence[float], tallies: Tallies
+) -> None:
+    """A suite without a change, effect 0; then each of its benchmarks changed, among the others."""
+    same = [contender.decide(base, head) for base, head in drawn]
+    estimates = [outcome.estimate for outcome in same if outcome.estimate is not None]
+    verdicts = {contender.name: [outcome.verdict for outcome in same]}
+    if contender.corrected:
+        verdicts[contender.name_corrected] = [estimate.verdict for estimate in corrected(estimates)]
+    for name, mine in verdicts.items():
+        tally = tallies[name][0.0]
+        for verdict, outcome in zip(mine, same, strict=True):
+            tally.add(verdict, outcome.pairs)
+        tally.suites += 1
+        tally.suites_with_alarm += "regressed" in mine
+    for effect in effects:
+        for i, (base, head) in enumerate(drawn):
+            outcome = contender.decide(base, [(1 + effect) * value for value in head])
+            tallies[contender.name][effect].add(outcome.verdict, outcome.pairs)
+            if contender.corrected and outcome.estimate is not None:
+                suite = [*estimates[:i], outcome.estimate, *estimates[i + 1 :]]
+                verdict = corrected(suite)[i].verdict
+                tallies[contender.name_corrected][effect].add(verdict, outcome.pairs)
+
+
+def run_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
+    """All contenders see the same rounds; those of other tools are not asked beyond the changed suites."""
+    suites, changed = (max(1, round(share * count)) for count in (cell.suites, cell.changed))
+    random = Random(f"{seed}: {cell.name}")
+    names = [one.name for one in CONTENDERS] + [one.name_corrected for one in OURS if one.corrected]
+    tallies = {name: {effect: Tally() for effect in (0.0, *EFFECTS)} for name in names}
+    for suite in range(suites):
+        drawn = [draw(cell.machine, SHARP.stages, cell.order, random) for _ in range(SUITE)]
+        for contender in CONTENDERS if suite < changed else OURS:
+            one_suite(contender, drawn, EFFECTS if suite < changed else (), tallies)
+    return {
+        "cell": cell.name,
+        "order": cell.order,
+        "machine": asdict(cell.machine),
+        "contenders": {
+            name: {f"{effect:g}": tally.summary() for effect, tally in by_effect.items()}
+            for name, by_effect in tallies.items()
+        },
+    }
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--share", type=float, default=1.0, metavar="X", help="of all suites (1.0)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument("--only", metavar="NAME", help="cells whose name has this in it")
+    parser.add_argument("--json", type=Path, default=Path("gate.json"), metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run, print the tables, write the files."""
+    given = arguments(argv)
+    content: dict[str, Any] = {"seed": given.seed, "share": given.share, "suite": SUITE, "cells": []}
+    for cell in cells():
+        if given.only and given.only not in cell.name:
+            continue
+        start_s = time.monotonic()
+        print(cell.name, end=" ... ", flush=True)
+        content["cells"].append(run_cell(cell, given.seed, given.share))
+        given.json.write_text(json.dumps(content, indent=1) + "\n")
+        print(f"{time.monotonic() - start_s:.0f} s", flush=True)
+    tables = markdown(content)
+    print(f"\n{tables}")
+    if given.markdown:
+        given.markdown.write_text(tables)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of a record: what they are measured in, and which way is better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: Which is better: less (J, s, W, bytes) or more (tokens/s).
+Direction = Literal["less", "more"]
+
+#: What a prefix multiplies by. Metrics are stored in base units.
+PREFIXES = {"": 1.0, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+@dataclass(frozen=True)
+class MetricKind:
+    """``unit`` is the base unit that a person writes after a number; ``better`` the good direction."""
+
+    unit: str
+    better: Direction = "less"
+
+
+#: Every metric of a record that can be gated.
+METRICS = {
+    "energy_j": MetricKind("J"),
+    "net_energy_j": MetricKind("J"),
+    "prefill_energy_j": MetricKind("J"),
+    "decode_energy_j": MetricKind("J"),
+    "energy_per_output_token_j": MetricKind("J"),
+    "energy_per_request_j": MetricKind("J"),
+    "mean_power_w": MetricKind("W"),
+    "duration_s": MetricKind("s"),
+    "output_tokens_per_s": MetricKind("token/s", "more"),
+    "time_to_first_token_s": MetricKind("s"),
+    "inter_token_latency_s": MetricKind("s"),
+    "peak_memory_bytes": MetricKind("B"),
+}

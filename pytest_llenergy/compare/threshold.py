@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A threshold as a person writes it: ``energy_j:3%``, ``energy_per_output_token_j:2.5%+0.1J``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from pytest_llenergy.compare.metrics import METRICS, PREFIXES, Direction
+from pytest_llenergy.compare.statistics import Rule
+from pytest_llenergy.errors import PlanError
+
+#: A plain decimal number, without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
+NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From when on ``metric`` counts as changed: by ``relative``, and by ``absolute`` in its base unit."""
+
+    metric: str
+    relative: float
+    absolute: float
+    text: str
+
+    @property
+    def better(self) -> Direction:
+        """Which way the metric is better."""
+        return METRICS[self.metric].better
+
+    def rule(self, common: Rule = Rule()) -> Rule:  # noqa: B008
+        """``common`` with this threshold.
+
+        A tolerance below the threshold is raised to it: otherwise what lies between the two could never be
+        told, by however many rounds.
+        """
+        return replace(
+            common,
+            threshold=self.relative,
+            threshold_absolute=self.absolute,
+            tolerance=max(common.tolerance, self.relative),
+        )
+
+
+def parse_fail_on(text: str) -> Threshold:
+    """Read ``METRIC:PERCENT%`` or ``METRIC:PERCENT%+QUANTITY``. Raises ``PlanError`` for what is none."""
+    metric, colon, expression = str(text).partition(":")
+    if not colon:
+        raise PlanError(
+            f"{text!r} is no METRIC:PERCENT%, such as 'energy_j:3%' or 'energy_per_output_token_j:2.5%+0.1J'"
+        )
+    return parse_threshold(metric.strip(), expression)
+
+
+def parse_threshold(metric: str | None, text: str) -> Threshold:
+    """Read ``"3%"``, ``"2.5%+0.1J"``, ``"5 % + 300 mJ"`` of ``metric`` (``energy_j``, if ``None``).
+
+    Raises ``PlanError`` for an unknown metric, and for what is no positive percentage with, if given, a
+    positive quantity in the unit of the metric.
+    """
+    name = "energy_j" if metric is None else metric
+    if name not in METRICS:
+        raise PlanError(f"unknown metric {name!r}; a gate can compare: {', '.join(METRICS)}")
+    unit = METRICS[name].unit
+    written = re.escape(unit).replace("token", "tokens?")
+    match = re.fullmatch(
+        rf"\s*({NUMBER})\s*%\s*(?:\+\s*({NUMBER})\s*([umkMG]?){written}(?:/(?:token|request))?\s*)?",
+        str(text),
+    )
+    relative = float(match.group(1)) / 100 if match else 0.0
+    absolute = float(match.group(2)) * PREFIXES[match.group(3)] if match and match.group(2) else 0.0
+    if match is None or not (0 < relative < float("inf")) or not isfinite(absolute):
+        raise PlanError(
+            f"threshold {text!r} of {name} is no percentage above zero, such as '3%' or '3%+2{unit}'"
+        )
+    if match.group(2) and absolute <= 0:
+        raise PlanError(f"threshold {text!r} of {name} adds nothing: write '{match.group(1)}%' alone")
+    return Threshold(name, relative, absolute, str(text).strip())
