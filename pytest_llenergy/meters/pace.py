@@ -49,8 +49,11 @@ WIDEST = 0.25
 #: The part of a period that lies between two readings then.
 SEARCHING = 1 / 32
 
-#: The part of a period by which ticks may drift away from the timetable at each of them.
+#: The part of a period by which ticks may drift away from the timetable at each of them, seen or not.
 DRIFT = 0.002
+
+#: The part of a period by which the timetable may be off when it says nothing any more.
+ANY_TIME = 0.5
 
 #: Ticks that must have been seen closely before the timetable tells when others came.
 KNOWN = 8
@@ -69,6 +72,7 @@ class Pace:
 
     def __init__(self, series: Sequence[Series], poll_period_s: float) -> None:
         self._poll_ns = round(poll_period_s * 1e9)
+        self._series = series
         # Integrated power does not move at moments of its own, but at those of the readings.
         slow = [each for each in series if each.domain.max_age_s is None and not each.domain.integrated]
         self._leader = slow[0] if len(slow) == len(series) and slow else None
@@ -79,6 +83,20 @@ class Pace:
         self._followed = 1
         self._seen = 0
         self._doubt_ns = 0.0
+        self._came = True
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing depends on seeing one tick after the other: all periods are known."""
+        return all(
+            each.domain.max_age_s is not None or each.domain.update_period_s is not None
+            for each in self._series
+        )
+
+    @property
+    def period_ns(self) -> float:
+        """The time between two ticks, or two readings of a counter that moves all the time (ns)."""
+        return self._period_ns or self._poll_ns
 
     @property
     def learning(self) -> bool:
@@ -104,7 +122,9 @@ class Pace:
         # The tick that the next one is expected after.
         around_ns = self._doubt_ns + self._margin_ns
         earliest_ns = max(tick.earliest_ns, round(expected_ns - period_ns - around_ns))
-        latest_ns = min(tick.latest_ns, round(expected_ns - period_ns + around_ns))
+        latest_ns = tick.latest_ns
+        if self._came:
+            latest_ns = min(latest_ns, round(expected_ns - period_ns + around_ns))
         if earliest_ns > latest_ns:
             return tick
         return tick._replace(earliest_ns=earliest_ns, latest_ns=latest_ns)
@@ -199,6 +219,9 @@ class Pace:
             return tick.time_ns + period_ns
         margin_ns = min(self._margin_ns, SEARCHING * period_ns)
         around_ns = (self._doubt_ns or margin_ns) + DRIFT * period_ns
+        self._came = True
+        if tick.latest_ns - tick.earliest_ns > period_ns:
+            return self._count(tick, expected_ns, period_ns, around_ns)
         expected_ns += math.floor((tick.latest_ns + around_ns - expected_ns) / period_ns) * period_ns
         earliest_ns = max(expected_ns - around_ns, tick.earliest_ns - margin_ns)
         latest_ns = min(expected_ns + around_ns, tick.latest_ns + margin_ns)
@@ -206,3 +229,14 @@ class Pace:
             earliest_ns, latest_ns = tick.earliest_ns, tick.latest_ns
         self._doubt_ns = (latest_ns - earliest_ns) / 2
         return (earliest_ns + latest_ns) / 2 + period_ns
+
+    def _count(self, tick: Tick, expected_ns: float, period_ns: float, around_ns: float) -> float:
+        """The same where several ticks may have come unseen: only the timetable tells when the last did."""
+        unseen = max(0.0, (tick.latest_ns - expected_ns) / period_ns)
+        around_ns = min(around_ns + DRIFT * unseen * period_ns, ANY_TIME * period_ns)
+        self._doubt_ns = around_ns
+        reach_ns = around_ns + self._margin_ns
+        expected_ns += math.floor((tick.latest_ns + reach_ns - expected_ns) / period_ns) * period_ns
+        # Where it was due at just that time, the reading may be of the one before it.
+        self._came = expected_ns + reach_ns < tick.latest_ns
+        return expected_ns + period_ns if self._came else expected_ns

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from pytest_llenergy.meters.follower import Follower
 from pytest_llenergy.meters.protocol import Meter
-from pytest_llenergy.meters.thrift import Thrift
+from pytest_llenergy.meters.thrift import ALONE_NS, Thrift
 
 #: Meters due within this time of one another are read in one go (nanoseconds).
 TOGETHER_NS = 300_000
@@ -17,11 +17,19 @@ TOGETHER_NS = 300_000
 #: How long, at most, is spent on learning how counters tick (nanoseconds).
 LEARNING_NS = 2_000_000_000
 
+#: Share of a core that the rest of this process uses when the work is there. It gets little on a full host.
+BUSY = 0.1
+
+#: Periods of the slowest counter after an edge in which hardly a tick is left unseen: the joules at the edge
+#: come from the two ticks after it.
+EDGE_PERIODS = 2.5
+
 
 class Reader:
     """Open meters, each with its timetable, and what all of them together may cost.
 
-    ``clock`` gives monotonic nanoseconds, ``spent`` the CPU time of whoever calls ``turn``.
+    ``clock`` gives monotonic nanoseconds, ``spent`` the CPU time of whoever calls ``turn``, ``used`` that of
+    the whole process.
     """
 
     def __init__(
@@ -29,8 +37,9 @@ class Reader:
         meters: Sequence[Meter],
         clock: Callable[[], int] = time.monotonic_ns,
         spent: Callable[[], int] = time.thread_time_ns,
+        used: Callable[[], int] = time.process_time_ns,
     ) -> None:
-        self._clock, self._spent = clock, spent
+        self._clock, self._spent, self._used = clock, spent, used
         self.followers = [Follower(meter, clock) for meter in meters]
         # Power readings are joined as they come: what is read late is taken for power at another time.
         self.thrift = Thrift(
@@ -38,6 +47,10 @@ class Reader:
         )
         self._noting = False
         self._put_off_to_ns = 0
+        #: Whether ticks are left unseen on purpose at present.
+        self.asleep = False
+        self._edges = 0
+        self._edge_ns = 0
 
     def begin(self) -> None:
         """Read each meter for the first time."""
@@ -48,11 +61,13 @@ class Reader:
     def wake(self) -> None:
         """The first wake-up of the thread that calls ``turn`` from now on."""
         self._woken_ns = self._planned_ns = self._clock()
-        self._spent_ns = self._spent()
+        self._spent_ns, self._used_ns = self._spent(), self._used()
 
     def turn(self) -> int:
         """Read what is due. Returns when to wake up again."""
         now_ns, sparing = self._clock(), self.thrift.sparing
+        if self._edges != self.thrift.edges:
+            self._edges, self._edge_ns = self.thrift.edges, now_ns
         # Where readings are put off, they are made together: to wake up costs most. At work they are then
         # rare and only noted, until the timetable can be paid for again.
         put_off = self._put_off_to_ns > self._woken_ns
@@ -80,13 +95,19 @@ class Reader:
 
     def _plan(self, now_ns: int, readings: int) -> int:
         spent_before_ns, self._spent_ns = self._spent_ns, self._spent()
-        cost_ns = self._spent_ns - spent_before_ns
+        used_before_ns, self._used_ns = self._used_ns, self._used()
+        cost_ns, elapsed_ns = self._spent_ns - spent_before_ns, now_ns - self._woken_ns
+        busy = self._used_ns - used_before_ns - cost_ns > BUSY * elapsed_ns
         # So long it waits for the lock of a busy interpreter, to wake up and after each call.
         waited_ns = self._clock() - self._planned_ns - cost_ns
-        handovers = min(round(waited_ns / 1e9 / sys.getswitchinterval()), 1 + readings)
-        self.thrift.pay(cost_ns, now_ns - self._woken_ns, max(0, handovers))
+        handovers = max(0, min(round(waited_ns / 1e9 / sys.getswitchinterval()), 1 + readings))
+        if busy and handovers:
+            # Who gets the lock back at once has made the other thread try to take it all the same.
+            handovers = 1 + readings
+        self.thrift.pay(cost_ns, elapsed_ns, handovers, busy=busy)
         self._woken_ns = now_ns
-        wait_ns = 0 if self._learning(now_ns) else self.thrift.wait_ns(self._longest_ns)
+        wait_ns = 0 if self._learning(now_ns) else self.thrift.wait_ns(self._alone_ns(now_ns))
+        self.asleep = wait_ns > self._longest_ns
         self._put_off_to_ns = now_ns + wait_ns
         first_ns = min(each.due_ns for each in self.followers)
         due_ns = now_ns + self._longest_ns if self._noting else first_ns
@@ -98,7 +119,22 @@ class Reader:
         early = now_ns - self.start_ns < LEARNING_NS
         return early and not self.thrift.sparing and any(each.pace.learning for each in self.followers)
 
+    def _alone_ns(self, now_ns: int) -> float:
+        """How long all meters may be left alone at present."""
+        if not self.thrift.beside or not all(each.pace.known for each in self.followers):
+            return self._longest_ns
+        # One that came in the middle of the readings is noted when they are next made.
+        near_edge = (
+            now_ns - self._edge_ns < EDGE_PERIODS * self._slowest_ns or self._edges != self.thrift.edges
+        )
+        return self._longest_ns if near_edge else max(self._longest_ns, ALONE_NS)
+
     @property
     def _longest_ns(self) -> float:
-        """How long all meters may be left alone."""
+        """How long all meters may be left alone, so that hardly a tick is missed."""
         return min(each.pace.longest_ns for each in self.followers)
+
+    @property
+    def _slowest_ns(self) -> float:
+        """The longest period of a counter."""
+        return max(each.pace.period_ns for each in self.followers)

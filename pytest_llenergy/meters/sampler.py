@@ -92,6 +92,9 @@ class Sampler:
     def work_begins(self) -> None:
         """Keep out of the way of what is measured, until ``work_ends`` was called as often."""
         self._thrift.work_begins()
+        if self._reader.asleep:
+            # Within other work that leaves ticks unseen: those beside this edge matter.
+            self._ring()
 
     def work_ends(self) -> None:
         """See ``work_begins``. The ticks that come now matter again."""

@@ -131,6 +131,8 @@ def unseen_variance(
     variance is at most (ΔP D)² (1/f - 1). A change of power from tick to tick inside the window is such a
     step if power changes slowly, with (1-f)²/12; if it changes fast it is the scatter of a sample, with
     (1-f)/2. Which it is does not show; (1-f)/5 lies between the two, by the geometric mean of the factors.
+    Where n - 1 of n ticks were left unseen, the differences are of means over n: for power that scatters
+    the sum is n² times smaller than that from tick to tick. Slow changes are then held for such scatter.
     """
     period_s, f = series.period_s, series.domain.coverage
     if period_s is None:
@@ -149,5 +151,7 @@ def unseen_variance(
         duration_s = (end_ns - start_ns) / 1e9
         return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
     edges = (inside[0] - outside[0]) ** 2 + (inside[-1] - outside[-1]) ** 2 if outside else 0.0
-    changes = sum((b - a) ** 2 for a, b in pairwise(inside))
+    spans = pairwise((b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(series.between(start_ns, end_ns)))
+    each_of = [max(1, round((a_s + b_s) / 2 / period_s)) for a_s, b_s in spans]
+    changes = sum(n**2 * (b - a) ** 2 for n, (a, b) in zip(each_of, pairwise(inside), strict=True))
     return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5

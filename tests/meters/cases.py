@@ -24,20 +24,23 @@ class Kind:
     """What is varied on purpose.
 
     A sensor that sees everything or a part; quiet gaps as in a round, or load all around as for a window of
-    ``measure``; how many boards the one reader has to follow; a counter, or power that is integrated.
+    ``measure``; how many boards the one reader has to follow; a counter, or power that is integrated; whether
+    the load is a loop in the reader's own process, which holds the interpreter's lock.
     """
 
     part_time: bool
     quiet: bool
     boards: int = 1
     integrated: bool = False
+    beside: bool = False
 
     def __str__(self) -> str:
         sensor = (
             "power integrated" if self.integrated else f"{'part-time' if self.part_time else 'full'} sensor"
         )
         boards = f"{self.boards} board{'s' * (self.boards > 1)}"
-        return f"{sensor}, {'quiet gaps' if self.quiet else 'load all around'}, {boards}"
+        where = ", same process" if self.beside else ""
+        return f"{sensor}, {'quiet gaps' if self.quiet else 'load all around'}, {boards}{where}"
 
 
 KINDS = [
@@ -47,6 +50,9 @@ KINDS = [
     for quiet in (True, False)
 ]
 KINDS += [Kind(part_time=False, quiet=quiet, integrated=True) for quiet in (True, False)]
+KINDS += [
+    Kind(part_time, quiet, boards=8, beside=True) for part_time in (False, True) for quiet in (True, False)
+]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def draw(rng: Random, kind: Kind) -> Case:
     """A window of 10 ms to 10 s, the logarithm uniform; a counter that ticks every 10 to 110 ms.
 
     Half of the counters tick late by up to an eighth of that, half have a known period. The reader has begun
-    one to four seconds before.
+    one to four seconds before, or a quarter of one where the load is in its own process.
     """
     latch_ns = rng.randrange(10 * MS, 110 * MS)
     jitter_ns = rng.randrange(1, latch_ns // 8) if rng.random() < 0.5 and not kind.integrated else 0
@@ -100,8 +106,10 @@ def draw(rng: Random, kind: Kind) -> Case:
     spells = [Spell(begins_ns, ends_ns, at_work=True), Spell(ends_ns, until_ns, at_work=False)]
     if kind.quiet:
         spells.insert(0, Spell(begins_ns - gap_ns, begins_ns, at_work=False))
-    before_ns = begins_ns - gap_ns - rng.randrange(S, 4 * S)
-    series = watched(sensors, rng, before_ns, until_ns, of, spells)
+    # A script may open its window as soon as the first ticks have come.
+    before_ns = begins_ns - gap_ns - rng.randrange(S // 4 if kind.beside else S, 4 * S)
+    holding_ns = load if kind.beside else (0, 0)
+    series = watched(sensors, rng, before_ns, until_ns, of, spells, holding_ns)
     before = after = None
     if kind.quiet:
         before = quiet_power(series, begins_ns - gap_ns, start_ns)

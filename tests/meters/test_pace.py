@@ -124,3 +124,22 @@ def test_a_timetable_that_was_never_learned_tells_nothing() -> None:
     series, _, _ = put_off(Sensor(WAVE, 100 * MS), 3, 90 * MS)
     tick = series.ticks[10]
     assert Pace([series], 0.01).narrowed(tick) == tick
+
+
+@pytest.mark.parametrize("wait_ms", [160, 437, 960])
+@pytest.mark.parametrize("jitter_ms", [0, 4])
+def test_the_timetable_counts_the_ticks_that_were_left_unseen(wait_ms: int, jitter_ms: int) -> None:
+    sensor = Sensor(WAVE, 100 * MS, jitter_ns=jitter_ms * MS)
+    series, rng = Series("nvml", domain(period_s=0.1)), Random(0)
+    pace, now_ns, found = Pace([series], 0.01), EPOCH, []
+    while now_ns < EPOCH + 10 * S:
+        closely = now_ns < EPOCH + 3 * S
+        series.add(now_ns, now_ns, sensor.counter_j(now_ns))
+        due_ns = pace.next_ns(now_ns, put_off=not closely)
+        if not closely:
+            found.append((now_ns, pace.narrowed(series.ticks[-1])))
+        now_ns = (due_ns if closely else now_ns + wait_ms * MS) + rng.randrange(MS // 2)
+    for read_ns, tick in found[1:]:
+        assert tick.earliest_ns <= sensor.last_ns(read_ns) <= tick.latest_ns
+    # It drifts by a fifth of a millisecond at each, seventy times; some were due when they were read.
+    assert median(tick.gap_s for _, tick in found[1:]) < 0.05

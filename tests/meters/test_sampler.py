@@ -192,6 +192,20 @@ def test_power_readings_are_never_put_off() -> None:
     assert len(sampler.series[0].ticks) == meter.readings - 1
 
 
+@pytest.mark.parametrize("asleep", [False, True])
+def test_work_within_work_calls_a_reader_that_leaves_ticks_unseen(
+    asleep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    with Sampler([Counting(10.0)]) as sampler, sampler.at_work():
+        monkeypatch.setattr(sampler, "_ring", lambda: called.append(True))
+        monkeypatch.setattr(sampler._reader, "asleep", asleep)
+        sampler.work_begins()
+        assert bool(called) == asleep
+        monkeypatch.undo()
+        sampler.work_ends()
+
+
 def test_without_meters_there_is_only_the_clock() -> None:
     with Sampler([]) as sampler:
         sampler.read_now()

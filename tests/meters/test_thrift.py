@@ -128,3 +128,42 @@ def test_one_slow_reading_does_not_put_off_the_rest_of_the_work() -> None:
         thrift.pay(20 * MS, 2 * S)
         thrift.pay(0, S)
         assert thrift.wait_ns(S) == 0
+
+
+def beside(thrift: Thrift, wakes: int = 1) -> None:
+    """Wake-ups that handed over the lock to a loop in this process, and took a millisecond of it each."""
+    for _ in range(wakes):
+        thrift.pay(325_000, 90 * MS, handovers=9, busy=True)
+
+
+def test_only_handovers_of_a_busy_process_one_wake_up_after_the_other_are_work_beside() -> None:
+    thrift = Thrift()
+    beside(thrift, 5)
+    found = [thrift.beside]  # Nothing is measured.
+    with at_work(thrift):
+        thrift.pay(325_000, 90 * MS, handovers=9)
+        found.append(thrift.beside)  # It was late, as one is beside other processes.
+        for _ in range(2):
+            beside(thrift)
+            found.append(thrift.beside)
+        thrift.pay(325_000, 90 * MS, busy=True)
+        found.append(thrift.beside)
+    assert found == [False, False, False, True, False]
+
+
+def test_what_the_ticks_after_an_edge_took_of_the_lock_is_paid_back() -> None:
+    thrift = Thrift()
+    with at_work(thrift):
+        beside(thrift, 5)
+        took_ns = 4 * (1_000_000 - SHARE_AT_WORK * 90 * MS)
+        # One more was not paid for by anybody: it came before it was known what is beside.
+        assert took_ns <= thrift.wait_ns(100 * S) * SHARE_AT_WORK <= took_ns + 1_000_000
+        thrift.pay(0, 100 * S)
+        assert thrift.wait_ns(100 * S) == 0
+
+
+def test_work_that_begins_or_ends_is_an_edge() -> None:
+    thrift = Thrift()
+    with at_work(thrift):
+        assert thrift.edges == 1
+    assert thrift.edges == 2

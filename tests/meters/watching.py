@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The background reader on a machine whose clock is ours: the real one, but for its thread.
 
-Reading takes time and CPU time, wake-ups come late, and now and then the machine does something else.
+Reading takes time and CPU time, wake-ups come late, and now and then the machine does something else. Where
+something holds the interpreter's lock, the reader waits for it after each wake-up and each call of a driver.
 """
 
 from __future__ import annotations
@@ -21,18 +22,38 @@ from .waves import MS, S, Sensor
 #: What a wake-up and one reading take of CPU time (nanoseconds).
 WAKE_NS, READ_NS = 60_000, 25_000
 
+#: How long the interpreter's lock is not given away (nanoseconds), as ``sys.getswitchinterval`` has it.
+SWITCH_NS = 5 * MS
+
 
 class Machine:
-    """Two clocks: monotonic time, and the CPU time of the reader."""
+    """Two clocks: monotonic time, and the CPU time of the reader.
 
-    def __init__(self, now_ns: int) -> None:
+    From one to the other of the moments ``holding_ns`` a loop in the same process holds the lock.
+    """
+
+    def __init__(self, now_ns: int, holding_ns: tuple[int, int] = (0, 0)) -> None:
         self.now_ns = now_ns
         self.spent_ns = 0
+        self.handovers = 0
+        self._holding_ns = holding_ns
+
+    @property
+    def used_ns(self) -> int:
+        """The CPU time of the whole process."""
+        begin_ns, end_ns = self._holding_ns
+        return self.spent_ns + max(0, min(self.now_ns, end_ns) - begin_ns)
 
     def work(self, time_ns: int) -> None:
         """Be busy."""
         self.now_ns += time_ns
         self.spent_ns += time_ns
+
+    def take_lock(self) -> None:
+        """Wait until the loop hands the interpreter's lock over, if there is one."""
+        if self._holding_ns[0] <= self.now_ns < self._holding_ns[1]:
+            self.now_ns += SWITCH_NS
+            self.handovers += 1
 
 
 class SensorMeter:
@@ -50,6 +71,7 @@ class SensorMeter:
         self._machine.work(READ_NS // 2)
         now_ns = self._machine.now_ns
         self._machine.work(READ_NS // 2)
+        self._machine.take_lock()
         if self._integral is None:
             return [self._sensor.counter_j(now_ns)]
         return [self._integral.add(now_ns / S, self._sensor.watts(now_ns))]
@@ -73,12 +95,17 @@ def watched(
     end_ns: int,
     of: Domain,
     spells: Iterable[Spell] = (),
+    holding_ns: tuple[int, int] = (0, 0),
+    woken_ns: list[int] | None = None,
 ) -> Series:
-    """The series of the first of these sensors, all of them read by one reader from start to end."""
-    machine = Machine(start_ns)
+    """The series of the first of these sensors, all of them read by one reader from start to end.
+
+    ``holding_ns``: see ``Machine``. ``woken_ns`` takes the moments of the wake-ups.
+    """
+    machine = Machine(start_ns, holding_ns)
     domains = [of._replace(name=f"{of.name}{index or ''}") for index in range(len(sensors))]
     meters = [SensorMeter(machine, sensor, each) for sensor, each in zip(sensors, domains, strict=True)]
-    reader = Reader(meters, lambda: machine.now_ns, lambda: machine.spent_ns)
+    reader = Reader(meters, lambda: machine.now_ns, lambda: machine.spent_ns, lambda: machine.used_ns)
     events = _events(reader, spells)
     reader.begin()
     reader.wake()
@@ -88,10 +115,13 @@ def watched(
             event = events.pop(0)
             machine.now_ns = max(machine.now_ns, event.time_ns)
             event.happen()
-            if not event.calls:
+            if not event.calls():
                 continue
             wake_ns = machine.now_ns
         machine.now_ns = max(machine.now_ns, wake_ns)
+        machine.take_lock()
+        if woken_ns is not None:
+            woken_ns.append(machine.now_ns)
         machine.work(rng.randrange(WAKE_NS, 2 * WAKE_NS))
         wake_ns = reader.turn() + _late_ns(rng)
     reader.catch_up()
@@ -104,11 +134,11 @@ def _late_ns(rng: Random) -> int:
 
 
 class _Event(NamedTuple):
-    """Something that the reader is told, and whether it is called from its sleep for that."""
+    """Something that the reader is told, and whether that calls it from its sleep, as in ``Sampler``."""
 
     time_ns: int
     happen: Callable[[], object]
-    calls: bool
+    calls: Callable[[], bool]
 
 
 def _events(reader: Reader, spells: Iterable[Spell]) -> list[_Event]:
@@ -116,10 +146,11 @@ def _events(reader: Reader, spells: Iterable[Spell]) -> list[_Event]:
     events: list[_Event] = []
     for spell in spells:
         if spell.at_work:
-            events.append(_Event(spell.start_ns, reader.thrift.work_begins, calls=False))
-            events.append(_Event(spell.end_ns, reader.thrift.work_ends, calls=True))
+            events.append(_Event(spell.start_ns, reader.thrift.work_begins, lambda: reader.asleep))
+            events.append(_Event(spell.end_ns, reader.thrift.work_ends, lambda: True))
         else:
             closely = reader.thrift.closely()
-            events.append(_Event(spell.start_ns, closely.__enter__, calls=True))
-            events.append(_Event(spell.end_ns, partial(closely.__exit__, None, None, None), calls=False))
+            events.append(_Event(spell.start_ns, closely.__enter__, lambda: True))
+            leave = partial(closely.__exit__, None, None, None)
+            events.append(_Event(spell.end_ns, leave, lambda: False))
     return sorted(events, key=lambda event: event.time_ns)

@@ -71,6 +71,11 @@ class Sensor:
         index = bisect_right(self._ticks, time_ns, key=lambda tick: tick[0]) - 1
         return int(self._ticks[max(0, index)][1] * 1000) / 1000
 
+    def last_ns(self, time_ns: int) -> int:
+        """When it last ticked."""
+        self.counter_j(time_ns)
+        return max(tick_ns for tick_ns, _ in self._ticks if tick_ns <= time_ns)
+
     def watts(self, time_ns: int) -> float:
         """What a power reading says that is refreshed with the ticks: the mean since the one before."""
         self.counter_j(time_ns)

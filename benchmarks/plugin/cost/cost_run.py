@@ -46,7 +46,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15, metavar="N", help="fresh processes a figure (15)")
     parser.add_argument(
-        "--spans", type=int, default=200, metavar="N", help="metered spans of each loop (200)"
+        "--spans", type=int, default=60, metavar="N", help="metered spans of two seconds of each loop (60)"
     )
     parser.add_argument("--peer-python", type=Path, metavar="PATH", help="use this environment of the peers")
     parser.add_argument("--json", type=Path, default=Path("cost.json"), metavar="FILE")

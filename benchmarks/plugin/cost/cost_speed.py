@@ -17,18 +17,16 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 from cost_world import boards
 
 from pytest_llenergy.meters import measure
 
 #: How long metering stays on, and off (seconds). Opening and closing belong to neither.
-SPAN_S = 0.5
+SPAN_S = 2.0
 
-#: How long one timed piece of the work takes, about (seconds): the reader wakes two or three times meanwhile.
+#: How long one timed piece of the work takes, about (seconds).
 CHUNK_S = 0.05
 
 WARM_UP_S = 1.0
@@ -125,14 +123,17 @@ def beside_matrices(switching: Callable[[], list[Span]]) -> tuple[list[int], lis
     return json.loads(printed), spans
 
 
-def typical_chunks(times: list[int], spans: list[Span]) -> list[float]:
-    """Seconds of the median of the chunks that lie wholly in each span."""
-    typical = []
+def mean_chunks(times: list[int], spans: list[Span]) -> list[float | None]:
+    """Seconds of the mean of the chunks that lie wholly in each span; ``None`` where none does.
+
+    Not the median: the reader wakes in a few of them only.
+    """
+    means: list[float | None] = []
     for span in spans:
         first, after = bisect_left(times, span.start_ns), bisect_left(times, span.end_ns)
         inside = times[first:after]
-        typical.append(median(later - earlier for earlier, later in pairwise(inside)) / 1e9)
-    return typical
+        means.append((inside[-1] - inside[0]) / (len(inside) - 1) / 1e9 if len(inside) > 1 else None)
+    return means
 
 
 def main(loop: str, number: int, cycles: int, directory: Path) -> None:
@@ -140,7 +141,7 @@ def main(loop: str, number: int, cycles: int, directory: Path) -> None:
     beside = {"python": beside_python, "matrices": beside_matrices}[loop]
     with boards(max(1, number), directory) as uuids:
         times, spans = beside(lambda: switch(uuids[:number], cycles))
-    print(f"\n{json.dumps(typical_chunks(times, spans))}", flush=True)
+    print(f"\n{json.dumps(mean_chunks(times, spans))}", flush=True)
 
 
 if __name__ == "__main__":

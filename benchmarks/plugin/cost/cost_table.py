@@ -20,16 +20,34 @@ RESAMPLES = 2000
 LOOP_NAMES = {"python": "pure Python, same process", "matrices": "matrices on all cores, another process"}
 
 
-def ratio_of(chunks_s: Sequence[float]) -> tuple[float, float]:
+def differences_of(chunks_s: Sequence[float | None]) -> list[float]:
+    """How much faster each span with metering was than the mean of its neighbours, by the logarithm.
+
+    Where one of the three has no chunk, the comparison is left out.
+    """
+    found = []
+    for index in range(1, len(chunks_s) - 1, 2):
+        before_s, with_s, after_s = chunks_s[index - 1 : index + 2]
+        if before_s is not None and with_s is not None and after_s is not None:
+            found.append((math.log(before_s) + math.log(after_s)) / 2 - math.log(with_s))
+    return found
+
+
+def ratio_of(chunks_s: Sequence[float | None]) -> tuple[float, float]:
     """Speed with metering over speed without, and its standard uncertainty.
 
-    ``chunks_s`` are those of a span without, with, without ... (s). Every span with metering is compared with
-    the mean of its two neighbours, which takes a steady drift out; the ratio is the median of these. Its
-    uncertainty is the scatter of that median over resampled spans (bootstrap), since single ones that were
-    disturbed by others are no normal distribution.
+    ``chunks_s`` are those of a span without, with, without ... (s), ``None`` where there was none. Every
+    span with metering is compared with the mean of its two neighbours, which takes a steady drift out; the
+    ratio is the median of these. Its uncertainty is the scatter of that median over resampled spans
+    (bootstrap), since single ones that were disturbed by others are no normal distribution. Raises
+    ``ValueError`` where fewer than two can be compared.
     """
-    logs = [math.log(seconds) for seconds in chunks_s]
-    differences = [(logs[i - 1] + logs[i + 1]) / 2 - logs[i] for i in range(1, len(logs) - 1, 2)]
+    differences = differences_of(chunks_s)
+    if len(differences) < 2:
+        raise ValueError(
+            f"{len(differences)} of {len(chunks_s) // 2} metered spans can be compared, and two are needed: "
+            "take more spans, or a machine that is less busy"
+        )
     random = Random(0)
     medians = [median(random.choices(differences, k=len(differences))) for _ in range(RESAMPLES)]
     ratio = math.exp(median(differences))
@@ -108,10 +126,18 @@ def _readers(by_number: Mapping[str, Any]) -> str:
 
 
 def _speed(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| loop | boards read | speed with / without metering | spans |", "| --- | ---: | ---: | ---: |"]
+    lines = [
+        "| loop | boards read | speed with / without metering | spans | left out |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     lines += [
         f"| {LOOP_NAMES[row['loop']]} | {row['boards'] or 'none (control)'} | "
-        f"{row['ratio']:.4f} ± {row['u_ratio']:.4f} | {len(row['chunks_s']) // 2} |"
+        f"{row['ratio']:.4f} ± {row['u_ratio']:.4f} | {_spans(row['chunks_s'])} |"
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def _spans(chunks_s: Sequence[float | None]) -> str:
+    compared = len(differences_of(chunks_s))
+    return f"{compared} | {len(chunks_s) // 2 - compared}"
