@@ -7,9 +7,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest_llenergy
 from pytest_llenergy.errors import LLEnergyError
+
+if TYPE_CHECKING:
+    from pytest_llenergy.model.comparison import ComparedReports
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +41,43 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("report", help="print the table of a report or journal")
     show.add_argument("file", type=Path, metavar="FILE")
     show.set_defaults(run=_show)
+    compare = commands.add_parser(
+        "compare",
+        help="say of each test whether it is worse than before",
+        description="Compare two reports. Exit codes: 0 no test is worse, 1 one is, 2 usage or a file that "
+        "is no report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid measurement.",
+    )
+    compare.add_argument("base", type=Path, metavar="BASE", help="the report or journal of before")
+    compare.add_argument("head", type=Path, metavar="HEAD", help="that of now")
+    compare.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="METRIC",
+        help="compare this metric (default: energy_per_output_token_j, or energy_j of tests without tokens; "
+        "repeatable)",
+    )
+    compare.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="METRIC:EXPR",
+        help="compare this metric with a threshold of its own, such as energy_j:3%% or energy_j:3%%+2J "
+        "(repeatable)",
+    )
+    compare.add_argument(
+        "--inconclusive",
+        choices=("warn", "fail", "pass"),
+        default="warn",
+        help="what to do where neither can be told (default: warn)",
+    )
+    compare.add_argument(
+        "--across",
+        action="store_true",
+        help="compare workloads that differ, such as two dtypes, and say in what",
+    )
+    compare.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    compare.set_defaults(run=_compare)
     doctor = commands.add_parser(
         "doctor", help="say what is here to run and to measure with, what is wrong and what to do"
     )
@@ -75,6 +116,55 @@ def _show(args: argparse.Namespace) -> int:
     if not report.run.complete:
         print("incomplete: the run did not come to its end")
     return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from pytest_llenergy.compare.outcome import USAGE, exit_code
+
+    try:
+        compared = _compared(args)
+    except LLEnergyError as error:
+        print(f"llenergy compare: {error}", file=sys.stderr)
+        return USAGE
+    if args.format == "json":
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(compared)).decode())
+    elif args.format == "markdown":
+        from pytest_llenergy.report.comment import render_comment
+
+        print(render_comment(compared), end="")
+    else:
+        import shutil
+
+        from pytest_llenergy.report.verdicts import render_verdicts
+
+        width = shutil.get_terminal_size().columns
+        print(render_verdicts(compared.comparisons, width, color=sys.stdout.isatty()))
+        for line in [*compared.devices, *compared.notes]:
+            print(line)
+    warned = sum(each.verdict == "inconclusive" and each.gated for each in compared.comparisons)
+    if warned and args.inconclusive == "warn":
+        print(f"llenergy compare: warning: {warned} inconclusive, more rounds can tell", file=sys.stderr)
+    return exit_code(compared.comparisons, args.inconclusive)
+
+
+def _compared(args: argparse.Namespace) -> ComparedReports:
+    from pytest_llenergy.compare.comparison import Asked, compare_reports
+    from pytest_llenergy.compare.gate import known_metric, read_fail_on
+    from pytest_llenergy.report.file import read_report
+
+    thresholds = [read_fail_on(text) for text in args.fail_on]
+    metrics = [known_metric(name) for name in args.metric]
+    asked = {each.metric: Asked(each.metric, each.rule(), gated=True) for each in thresholds}
+    asked.update({name: Asked(name, gated=True) for name in metrics if name not in asked})
+    return compare_reports(
+        read_report(args.base),
+        read_report(args.head),
+        (str(args.base), str(args.head)),
+        list(asked.values()) or [Asked(gated=True)],
+        across=args.across,
+    )
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ first record arrives.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.integrations.xdist import Running, is_controller
-from pytest_llenergy.options import Settings
+from pytest_llenergy.options import Settings, saved_as
 
 if TYPE_CHECKING:
+    from pytest_llenergy.gating import Stored
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.report.collect import Collector
 
@@ -27,10 +30,26 @@ class Controller:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
+        self._paths = [settings.report] if settings.report is not None else []
+        self._paths += [saved_as(config, settings.save)] if settings.save is not None else []
         self._started = datetime.now(timezone.utc)
         self._running = Running()
         self._collector: Collector | None = None
         self._written = False
+        self._ungated: str | None = None
+
+    # A failure that belongs to no test: set here, it is known to the summary and in the exit code.
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        result = yield
+        ran = session.testscollected and not self._config.getoption("setuponly", False)
+        if self._settings.compare is not None and ran:
+            from pytest_llenergy.gating import nothing_judged
+
+            insisted = self._config.getoption("energy_fail_on", None) is not None
+            self._ungated = nothing_judged(self._last(), self._settings, insisted=insisted)
+            session.testsfailed += self._ungated is not None
+        return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._running.see(report, measured=hasattr(report, "llenergy_measured"))
@@ -53,7 +72,9 @@ class Controller:
             return
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         stopped = bool(session.shouldstop or session.shouldfail)
-        report = collector.finish(int(exitstatus), complete=ended and not stopped)
+        stored = self._stored()
+        baseline = stored.told({record.id for record in collector.records}) if stored is not None else None
+        report = collector.finish(int(exitstatus), complete=ended and not stopped, baseline=baseline)
         if report is None or collector.path is None:
             return
         self._config.hook.pytest_llenergy_report(config=self._config, report=report)
@@ -62,11 +83,14 @@ class Controller:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        collector, path = self._collector, self._settings.report
+        collector = self._collector
         quiet = self._config.get_verbosity() < 0
         if collector is None:
-            if path is not None and not quiet:
-                terminalreporter.write_line(f"energy report: no test was measured, {path} was not written")
+            if not quiet:
+                for path in self._paths:
+                    told = f"energy report: no test was measured, {path} was not written"
+                    terminalreporter.write_line(told)
+            self._tell_gates(terminalreporter)
             return
         if not quiet:
             from pytest_llenergy.report.terminal import render
@@ -76,17 +100,42 @@ class Controller:
             if text:
                 terminalreporter.section("energy")
                 terminalreporter.write(text + "\n")
+            self._tell_verdicts(terminalreporter)
+        self._tell_gates(terminalreporter)
         for problem in collector.problems:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
         if self._written and not quiet:
-            terminalreporter.write_line(f"energy report: {_relative(collector.path)}")
+            for path in self._paths:
+                terminalreporter.write_line(f"energy report: {_relative(path)}")
             self._tell_left_over(terminalreporter)
+
+    def _tell_verdicts(self, terminalreporter: Any) -> None:
+        stored = self._stored()
+        comparisons = [each for record in self._last() for each in record.comparisons]
+        if stored is None or not comparisons:
+            return
+        from pytest_llenergy.report.verdicts import render_verdicts
+
+        writer = terminalreporter._tw
+        terminalreporter.section(f"energy, compared with {stored.origin}")
+        text = render_verdicts(comparisons, writer.fullwidth, color=writer.hasmarkup)
+        terminalreporter.write(text + "\n")
+
+    def _tell_gates(self, terminalreporter: Any) -> None:
+        """Not for ``-q`` to hide: silence would be taken for a pass."""
+        records = self._last()
+        if self._settings.compare is not None or any(record.comparisons for record in records):
+            from pytest_llenergy.gating import ungated_lines
+
+            for line in ungated_lines(self._stored(), records, self._settings.inconclusive):
+                terminalreporter.write_line(line, yellow=True)
+        if self._ungated is not None:
+            terminalreporter.write_line(f"ERROR: {self._ungated}", red=True)
 
     def _tell_left_over(self, terminalreporter: Any) -> None:
         from pytest_llenergy.report.journal import left_over
 
-        assert self._settings.report is not None
-        for journal in left_over(self._settings.report):
+        for journal in left_over(self._paths[0]):
             terminalreporter.write_line(
                 f"journal of a run that did not end, or has not yet: {_relative(journal)} (llenergy merge)"
             )
@@ -96,14 +145,31 @@ class Controller:
             from pytest_llenergy.report.collect import Collector
 
             args = self._config.invocation_params.args
+            if self._settings.save is not None:
+                # What is wrong with it shows when the report is written.
+                with suppress(OSError):
+                    self._paths[-1].parent.mkdir(exist_ok=True)
             self._collector = Collector(
-                self._settings.report,
+                self._paths[0] if self._paths else None,
                 self._config.rootpath,
                 [str(arg) for arg in args],
                 self._started,
+                copies=self._paths[1:],
                 apart=is_controller(self._config),
             )
         self._collector.add(record)
+
+    def _stored(self) -> Stored | None:
+        if self._settings.compare is None:
+            return None
+        from pytest_llenergy.gating import gating_of
+
+        return gating_of(self._config).stored
+
+    def _last(self) -> list[Record]:
+        """The record of the last attempt of each test."""
+        records = self._collector.records if self._collector is not None else []
+        return list({record.id: record for record in records}.values())
 
 
 def _record(primitives: dict[str, Any]) -> Record:

@@ -15,7 +15,7 @@ from pytest_llenergy.levels import levels
 
 if TYPE_CHECKING:
     # What the marks become is imported when one is read: registering them is all that most runs need.
-    from pytest_llenergy.compare.budget import Budget
+    from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.devices.request import GpuRequest
     from pytest_llenergy.model.record import Parallel
 
@@ -52,12 +52,21 @@ def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1) -> Parallel:
     return Parallel(data=data, tensor=tensor, pipeline=pipeline)
 
 
-def energy_gate(*, metric: str | None = None, budget: str) -> Budget:
+def energy_gate(
+    *, metric: str | None = None, budget: str | None = None, threshold: str | None = None
+) -> Gate:
     """fail the test when a metric exceeds its budget, such as budget="5 J" or \
-metric="energy_per_output_token_j", budget="300 mJ"."""
+metric="energy_per_output_token_j", budget="300 mJ", or when it is worse than in the baseline of \
+--energy-compare by a threshold, such as threshold="3%" or threshold="3%+2J"."""
     from pytest_llenergy.compare.budget import parse_budget
+    from pytest_llenergy.compare.gate import Gate, read_threshold
 
-    return parse_budget(metric, budget)
+    if budget is None and threshold is None:
+        raise PlanError('needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both')
+    return Gate(
+        parse_budget(metric, budget) if budget is not None else None,
+        read_threshold(metric, threshold) if threshold is not None else None,
+    )
 
 
 MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, energy_gate)

@@ -12,11 +12,20 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from pytest_llenergy.errors import PlanError
+
+if TYPE_CHECKING:
+    # Every run pays for what is imported here.
+    from pytest_llenergy.compare.threshold import Threshold
+
 DEFAULT_REPORT = "energy.json"
+
+#: Where ``--energy-save=NAME`` keeps reports, in the root directory.
+SAVED = ".llenergy"
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,15 @@ class Settings:
     busy: str
     busy_timeout: float
     prompts: Path | None
+    save: str | None
+    compare: str | None
+    fail_on: tuple[Threshold, ...]
+    inconclusive: Literal["warn", "fail", "pass"]
+
+    @property
+    def keeps_something(self) -> bool:
+        """Whether the run is there for what it measures."""
+        return self.report is not None or self.save is not None or self.compare is not None
 
     @property
     def names_something(self) -> bool:
@@ -58,7 +76,11 @@ ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
 
 @dataclass(frozen=True)
 class Option:
-    """One option: ``--energy-NAME`` and ini ``energy_NAME``. ``parse`` raises ``ValueError`` to refuse."""
+    """One option: ``--energy-NAME`` and ini ``energy_NAME``. ``parse`` raises ``ValueError`` to refuse.
+
+    One that is ``repeatable`` is a tuple of what ``parse`` makes of each; in an ini file one stands on a
+    line.
+    """
 
     name: str
     metavar: str
@@ -67,6 +89,7 @@ class Option:
     help: str
     bare: str | None = None
     is_path: bool = False
+    repeatable: bool = False
 
     @property
     def flag(self) -> str:
@@ -163,6 +186,24 @@ def _report(text: str) -> Path:
     return path
 
 
+def _saved_name(text: str) -> str:
+    if not re.fullmatch(r"\w[\w.+-]*", text) or text.endswith(".json"):
+        raise ValueError(
+            f"needs a plain name, such as main: it becomes {SAVED}/main.json; "
+            "--energy-report=FILE.json writes to a place of your own"
+        )
+    return text
+
+
+def _fail_on(text: str) -> Threshold:
+    from pytest_llenergy.compare.gate import read_fail_on
+
+    try:
+        return read_fail_on(text)
+    except PlanError as error:
+        raise ValueError(str(error)) from None
+
+
 OPTIONS = (
     Option(
         "report",
@@ -236,6 +277,37 @@ OPTIONS = (
     Option(
         "prompts", "FILE", "", _optional(Path), "Prompts for the prompts fixture, one a line", is_path=True
     ),
+    Option(
+        "save",
+        "NAME",
+        "",
+        _optional(_saved_name),
+        f"Keep the records of this run as {SAVED}/NAME.json in the root\n"
+        "directory, for --energy-compare=NAME",
+    ),
+    Option(
+        "compare",
+        "BASELINE",
+        "",
+        _optional(str.strip),
+        "Compare with this report: a file, or a name that was given to\n--energy-save",
+    ),
+    Option(
+        "fail_on",
+        "METRIC:EXPR",
+        "",
+        _fail_on,
+        "Fail tests in which a metric is worse than in the baseline,\n"
+        "such as energy_j:3% or energy_j:3%+2J (repeatable)",
+        repeatable=True,
+    ),
+    Option(
+        "inconclusive",
+        "WORD",
+        "warn",
+        _word("warn", "fail", "pass"),
+        "What to do where --energy-fail-on can tell neither: warn, fail\nor pass (default: warn)",
+    ),
 )
 
 
@@ -244,6 +316,8 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("llenergy", "energy of LLM inference")
     for option in OPTIONS:
         bare: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
+        if option.repeatable:
+            bare = {"action": "append"}
         group.addoption(
             option.flag,
             dest=option.ini,
@@ -260,18 +334,32 @@ def read_settings(config: pytest.Config) -> Settings:
     values: dict[str, Any] = {}
     for option in OPTIONS:
         given = config.getoption(option.ini, default=None)
-        text = str(config.getini(option.ini)) if given is None else str(given)
         name = option.flag if given is not None else f"ini key {option.ini}"
-        if given is not None and not text.strip():
+        texts = _texts(option, given, str(config.getini(option.ini)))
+        if given is not None and not all(text.strip() for text in texts):
             raise pytest.UsageError(f"{name}= has no value; leave the option out, or give it one")
-        try:
-            value = option.parse(text)
-        except ValueError as error:
-            raise pytest.UsageError(f"{name}={text}: {error}") from None
+        parsed = [_parsed(option, name, text) for text in texts]
+        value: Any = tuple(parsed) if option.repeatable else parsed[0]
         if option.is_path and value is not None:
             value = (config.invocation_params.dir if given is not None else config.rootpath) / value
         values[option.name] = value
     return Settings(**values)
+
+
+def _texts(option: Option, given: object, ini: str) -> list[str]:
+    """What is said: one text, or those of an option that may be repeated."""
+    if not option.repeatable:
+        return [ini if given is None else str(given)]
+    if isinstance(given, list):
+        return [str(each) for each in given]
+    return [line.strip() for line in ini.splitlines() if line.strip()]
+
+
+def _parsed(option: Option, name: str, text: str) -> Any:
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"{name}={text}: {error}") from None
 
 
 def check_writable(path: Path) -> None:
@@ -283,3 +371,17 @@ def check_writable(path: Path) -> None:
         raise pytest.UsageError(f"--energy-report={path}: no directory {directory}; make it first")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise pytest.UsageError(f"--energy-report={path}: no permission to write in {directory}")
+
+
+def saved_as(config: pytest.Config, name: str) -> Path:
+    """Where ``--energy-save=NAME`` keeps a report."""
+    return config.rootpath / SAVED / f"{name}.json"
+
+
+def check_savable(path: Path) -> None:
+    """The same of a saved report, whose directory is made when there is something to save."""
+    directory = path.parent if path.parent.is_dir() else path.parent.parent
+    if path.exists() and not os.access(path, os.W_OK):
+        raise pytest.UsageError(f"--energy-save={path.stem}: {path} exists and cannot be written")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"--energy-save={path.stem}: no permission to write in {directory}")

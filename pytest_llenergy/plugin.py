@@ -64,6 +64,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if settings.report is not None:
         options.check_writable(settings.report)
+    if settings.save is not None:
+        options.check_savable(options.saved_as(config, settings.save))
+    if settings.compare is not None or settings.fail_on:
+        from pytest_llenergy.gating import check
+
+        check(config)
     if settings.names_something:
         from pytest_llenergy.state import check_names
 
@@ -109,16 +115,12 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     if is_measured(item):
         from pytest_llenergy.recorder import drop_draft
 
+        # Plugins that run a test again do so within one protocol.
         drop_draft(item)
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     try:
         if _has_marks(item) or LEASE in getattr(item, "fixturenames", ()):
             from pytest_llenergy.collection import obey_marks

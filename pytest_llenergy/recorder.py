@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -15,10 +15,12 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
+from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import (
     BackendInfo,
     Flag,
     MeterInfo,
+    Metric,
     Parallel,
     Primitive,
     RankInfo,
@@ -26,6 +28,10 @@ from pytest_llenergy.model.record import (
     Status,
 )
 from pytest_llenergy.model.text import storable
+from pytest_llenergy.options import SETTINGS
+
+if TYPE_CHECKING:
+    from pytest_llenergy.compare.gate import Gate
 
 NOTHING_MEASURED = "the test asks for energy and has measured nothing; call energy(...), or drop the fixture"
 
@@ -59,6 +65,8 @@ class Draft:
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     windows: list[Window] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    failed_gate: bool = False
 
     @property
     def wants_ranks(self) -> bool:
@@ -87,11 +95,14 @@ def drop_draft(item: pytest.Item) -> None:
 
 def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
     """The record of a test whose phase has ended for good."""
+    return _record(item, *_status(draft_of(item), report))
+
+
+def _record(item: pytest.Item, status: Status, reason: str | None) -> Record:
     draft = draft_of(item)
     experiment = draft.experiment
     windows = [window.record for window in draft.windows if window.ended]
-    status, reason = _status(draft, report)
-    if draft.lease is not None and not draft.lease_intact():
+    if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
         draft.flags.append(LEASE_LOST)
     meters = [_owned(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
@@ -108,6 +119,7 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         start_s=draft.start_s,
         lease_wait_s=draft.lease_wait_s,
         devices=list(draft.lease.devices) if draft.lease else [],
+        boards=list(draft.lease.boards) if draft.lease else [],
         fallback=draft.fallback,
         load_average=experiment.load_average if experiment else None,
         procedure=experiment.procedure if experiment else None,
@@ -115,12 +127,14 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
         rounds=experiment.rounds if experiment else [],
         windows=windows,
         metrics=experiment.metrics if experiment else {},
+        comparisons=list(draft.comparisons),
+        failed_gate=draft.failed_gate,
         flags=_flags(experiment, meters, draft.flags),
     )
 
 
 def judge(item: pytest.Item) -> None:
-    """Once the body of a test has passed: JUnit properties, then its budget.
+    """Once the body of a test has passed: JUnit properties, then its budget and its baseline.
 
     Fails the test in its call phase, so that xfail, ``-x``, ``--lf`` and reruns treat it like any other
     failure.
@@ -136,12 +150,33 @@ def judge(item: pytest.Item) -> None:
     if experiment is not None and experiment.meters:
         kinds = {meter.kind for meter in experiment.meters}
         item.user_properties.append(("llenergy.kind", ",".join(sorted(kinds))))
-    budget = marks.read(item, marks.energy_gate)
-    meters = experiment.meters if experiment is not None else []
-    estimated = any(meter.kind == "estimated" for meter in meters)
-    failed = budget.judge(metrics, estimated=estimated) if budget is not None else None
-    if failed is not None:
-        pytest.fail(failed, pytrace=False)
+    failed = _gates_failed(item, draft, metrics)
+    if failed:
+        draft.failed_gate = True
+        pytest.fail("\n".join(failed), pytrace=False)
+
+
+def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]) -> list[str]:
+    """A line for each gate that was not passed."""
+    gate: Gate | None = marks.read(item, marks.energy_gate)
+    settings = item.config.stash[SETTINGS]
+    failed: list[str] = []
+    if gate is not None and gate.budget is not None:
+        meters = draft.experiment.meters if draft.experiment is not None else []
+        estimated = any(meter.kind == "estimated" for meter in meters)
+        over = gate.budget.judge(metrics, estimated=estimated)
+        failed += [over] if over is not None else []
+    if settings.compare is None and not settings.fail_on and (gate is None or gate.threshold is None):
+        return failed
+    from pytest_llenergy.compare.gate import failures
+    from pytest_llenergy.gating import gating_of
+
+    draft.comparisons = gating_of(item.config).compared(_record(item, *_outcome(draft)), gate)
+    for each in draft.comparisons:
+        item.user_properties.append((f"llenergy.{each.metric}.verdict", each.verdict))
+        if each.ratio is not None:
+            item.user_properties.append((f"llenergy.{each.metric}.ratio", each.ratio))
+    return failed + failures(draft.comparisons, settings.inconclusive)
 
 
 def attach(item: pytest.Item, report: pytest.TestReport) -> None:
@@ -175,6 +210,11 @@ def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None
         return "failed", _first_line(report)
     if report.skipped:
         return "skipped", _skip_reason(report)
+    return _outcome(draft)
+
+
+def _outcome(draft: Draft) -> tuple[Status, str | None]:
+    """Of a test whose body has passed."""
     if draft.experiment is not None:
         energy = draft.experiment.metrics["energy_j"]
         return ("measured", None) if energy.value is not None else ("invalid", energy.reason)

@@ -23,6 +23,7 @@ FLOORS = [
     {"compare", "report", "doctor"},
     {"levels"},
     {"options", "marks", "hookspecs"},
+    {"gating"},
     {"state", "recorder", "diagnosis"},
     {"handles", "leasing"},
     {"runs"},

@@ -82,7 +82,15 @@ def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pyte
             "energy_gate(metric='joules', budget='5 J')",
             "unknown metric 'joules'; a budget can bound: energy_j",
         ),
-        ("energy_gate(threshold='3%')", "missing a required argument: 'budget'"),
+        (
+            "energy_gate()",
+            'needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both',
+        ),
+        ("energy_gate(threshold='3 J')", "threshold '3 J' of energy_j is no percentage above zero, such as "),
+        (
+            "energy_gate(metric='peak_memory_bytes', threshold='3%')",
+            "peak_memory_bytes is one value a test, and rounds are compared; bound it with a budget",
+        ),
     ],
 )
 def test_a_bad_mark_is_a_clean_collection_error(quick: pytest.Pytester, mark: str, message: str) -> None:
@@ -127,7 +135,7 @@ def test_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -
         [
             "@pytest.mark.gpus(n=1, *, name=None, memory=None, mig=None, fallback=None): lease n GPUs *",
             "@pytest.mark.parallel(*, data=1, tensor=1, pipeline=1): degrees *",
-            "@pytest.mark.energy_gate(*, metric=None, budget): fail the test *",
+            "@pytest.mark.energy_gate(*, metric=None, budget=None, threshold=None): fail the test *",
         ]
     )
 

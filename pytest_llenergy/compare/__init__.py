@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is it more: gates and, later, comparison with a baseline."""
+"""Is it more: which tests of two runs belong together, whether they are comparable, and the verdict."""

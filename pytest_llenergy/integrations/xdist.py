@@ -46,7 +46,7 @@ def useful_workers(config: pytest.Config, settings: Settings) -> int | None:
     ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it.
     """
     looks = any(config.getoption(name, default=False) for name in LOOKING)
-    if settings.report is None or looks or os.environ.get(SAID):
+    if not settings.keeps_something or looks or os.environ.get(SAID):
         return None
     from pytest_llenergy.devices.count import leasable
     from pytest_llenergy.errors import DeviceError, LLEnergyWarning

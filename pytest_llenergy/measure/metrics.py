@@ -12,16 +12,18 @@ source's own accuracy, which does not shrink with n.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
+
+import msgspec
 
 from pytest_llenergy.measure import spread
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(msgspec.Struct, frozen=True, gc=False):
     """What one round says, in the unit of the figure.
 
     ``meter`` is the standard uncertainty of its edges, ``unseen`` that of a part-time sensor, ``own`` that
@@ -41,9 +43,51 @@ class Value:
         )
 
 
+@dataclass(frozen=True)
+class Figure:
+    """How rounds give a figure: ``of`` one round, ``None`` where it has none.
+
+    ``missing`` says why a workload may not have it. ``applies`` is whether a round has what the figure is
+    made of, joules aside. ``phase`` is the phase that it is of.
+    """
+
+    unit: str
+    of: Callable[[Round], Value | None]
+    missing: str = "no valid round"
+    applies: Callable[[Round], bool] = lambda _: True
+    phase: str | None = None
+
+    @property
+    def is_energy(self) -> bool:
+        """Whether it is made of joules."""
+        return "J" in self.unit or self.unit == "W"
+
+
 def is_valid(round_: Round) -> bool:
     """Whether a round may enter a figure."""
-    return not any(flag.severity == "invalid" for flag in round_.flags)
+    return not round_.flags or not any(flag.severity == "invalid" for flag in round_.flags)
+
+
+def values_of(name: str, rounds: Sequence[Round]) -> tuple[list[Value], str | None]:
+    """What each valid round says of a figure, in the order of the rounds; why none does where that is so."""
+    figure = FIGURES[name]
+    valid = [round_ for round_ in rounds if is_valid(round_)]
+    missing = figure.missing
+    unresolved = _unresolved(valid, figure.phase) if figure.phase is not None else []
+    if unresolved:
+        # Rounds whose phase was long enough to be resolved would give too high a mean.
+        missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
+    else:
+        values = [value for round_ in valid if (value := figure.of(round_)) is not None]
+    if values:
+        return values, None
+    why = _why_no_energy(rounds) if figure.is_energy or not valid else None
+    return [], why or missing
+
+
+def applies(name: str, rounds: Iterable[Round]) -> bool:
+    """Whether a workload has what a figure is made of, such as tokens, whatever the meters could tell."""
+    return any(FIGURES[name].applies(round_) for round_ in rounds)
 
 
 def summarise(
@@ -53,42 +97,15 @@ def summarise(
 
     ``coverage`` is the share of the time in which the sensors look.
     """
-    valid = [round_ for round_ in rounds if is_valid(round_)]
-    why = _why_no_energy(rounds)
     metrics: dict[str, Metric] = {}
-
-    def add(name: str, unit: str, of: Callable[[Round], Value | None], missing: str) -> None:
-        values = [value for round_ in valid if (value := of(round_)) is not None]
-        reason = (why or missing) if "J" in unit or unit == "W" or not valid else missing
+    for name, figure in FIGURES.items():
+        values, reason = values_of(name, rounds)
         if values:
             # Net of idle there may be nothing left; gross there cannot.
-            gross = "J" in unit and name != "net_energy_j"
-            metrics[name] = _mean(values, unit, coverage, gross=gross)
+            gross = "J" in figure.unit and name != "net_energy_j"
+            metrics[name] = _mean(values, figure.unit, coverage, gross=gross)
         else:
-            metrics[name] = Metric(value=None, unit=unit, reason=reason)
-
-    def add_phase(name: str) -> None:
-        found = [_phase(round_, name) for round_ in valid]
-        reasons = [each.reason for each in found if each is not None and each.reason]
-        missing = (
-            f"{len(reasons)} of {len(valid)} rounds: {reasons[0]}"
-            if reasons
-            else "the workload has no phases"
-        )
-        # Rounds whose phase was long enough to be resolved would give too high a mean.
-        add(f"{name}_energy_j", "J", lambda r: None if reasons else _phase_energy(r, name), missing)
-
-    add("energy_j", "J", _energy, "no valid round")
-    add("energy_per_output_token_j", "J/token", _per_token, "the workload counts no tokens")
-    add("energy_per_request_j", "J/request", _per_request, "the workload has no requests")
-    add("net_energy_j", "J", _net, "the idle power is not known")
-    add("mean_power_w", "W", _mean_power, "no valid round")
-    add("duration_s", "s", lambda r: Value(r.duration_s / r.iterations), "no valid round")
-    add("output_tokens_per_s", "token/s", _throughput, "the workload counts no tokens")
-    add("time_to_first_token_s", "s", lambda r: _exact(r.time_to_first_token_s), "no token timestamps")
-    add("inter_token_latency_s", "s", lambda r: _exact(r.inter_token_latency_s), "fewer than two tokens")
-    add_phase("prefill")
-    add_phase("decode")
+            metrics[name] = Metric(value=None, unit=figure.unit, reason=reason)
     reason = None if peak_memory_bytes is not None else "this system does not tell the peak"
     metrics["peak_memory_bytes"] = Metric(
         value=peak_memory_bytes, unit="B", n=int(peak_memory_bytes is not None), reason=reason
@@ -147,34 +164,36 @@ def _mean(values: Sequence[Value], unit: str, coverage: float, *, gross: bool) -
 
 
 def _energy(round_: Round) -> Value | None:
-    if round_.energy_j is None or round_.energy_u_j is None or round_.energy_u_absolute_j is None:
-        return None
-    unseen = _coverage_j(round_.terms)
-    own = math.sqrt(max(0.0, round_.energy_u_absolute_j**2 - round_.energy_u_j**2))
-    meter = math.sqrt(max(0.0, round_.energy_u_j**2 - unseen**2))
-    return Value(round_.energy_j, meter, unseen, own, round_.phase).times(1 / round_.iterations)
+    return _joules(round_, round_.iterations)
 
 
 def _whole(round_: Round) -> Value | None:
-    energy = _energy(round_)
-    return energy.times(round_.iterations) if energy is not None else None
+    return _joules(round_, 1)
 
 
 def _per_token(round_: Round) -> Value | None:
-    energy = _whole(round_)
-    if energy is None or round_.tokens is None or round_.tokens.output == 0:
-        return None
-    return energy.times(1 / round_.tokens.output)
+    return _joules(round_, round_.tokens.output) if round_.tokens is not None else None
 
 
 def _per_request(round_: Round) -> Value | None:
-    energy = _whole(round_)
-    return energy.times(1 / round_.requests) if energy is not None and round_.requests else None
+    return _joules(round_, round_.requests) if round_.requests is not None else None
 
 
 def _mean_power(round_: Round) -> Value | None:
-    energy = _whole(round_)
-    return energy.times(1 / round_.duration_s) if energy is not None else None
+    return _joules(round_, round_.duration_s)
+
+
+def _joules(round_: Round, over: float) -> Value | None:
+    """The energy of a round by so many of what it is of; ``None`` without energy, and of none."""
+    energy_j, u_j, u_absolute_j = round_.energy_j, round_.energy_u_j, round_.energy_u_absolute_j
+    if energy_j is None or u_j is None or u_absolute_j is None or not over:
+        return None
+    own = math.sqrt(max(0.0, u_absolute_j**2 - u_j**2)) / over
+    unseen, meter = 0.0, u_j
+    if round_.terms is not None:
+        unseen = round_.terms.coverage_j
+        meter = math.sqrt(max(0.0, u_j**2 - unseen**2))
+    return Value(energy_j / over, meter / over, unseen / over, own, round_.phase)
 
 
 def _net(round_: Round) -> Value | None:
@@ -197,11 +216,20 @@ def _exact(value: float | None) -> Value | None:
     return Value(value) if value is not None else None
 
 
+def _duration(round_: Round) -> Value:
+    return Value(round_.duration_s / round_.iterations)
+
+
+def _unresolved(valid: Sequence[Round], name: str) -> list[str]:
+    found = [_phase(round_, name) for round_ in valid]
+    return [each.reason for each in found if each is not None and each.reason]
+
+
 def _phase(round_: Round, name: str) -> Phase | None:
     return next((phase for phase in round_.phases if phase.name == name), None)
 
 
-def _phase_energy(round_: Round, name: str) -> Value | None:
+def _phase_energy(name: str, round_: Round) -> Value | None:
     phase, whole = _phase(round_, name), _whole(round_)
     if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
         return None
@@ -213,3 +241,52 @@ def _phase_energy(round_: Round, name: str) -> Value | None:
 
 def _coverage_j(terms: Terms | None) -> float:
     return terms.coverage_j if terms is not None else 0.0
+
+
+def _of_phase(name: str) -> Figure:
+    return Figure(
+        "J",
+        partial(_phase_energy, name),
+        "the workload has no phases",
+        applies=lambda round_: _phase(round_, name) is not None,
+        phase=name,
+    )
+
+
+def _has_tokens(round_: Round) -> bool:
+    return round_.tokens is not None
+
+
+#: Every figure that is made of rounds, in the order of the report.
+FIGURES: dict[str, Figure] = {
+    "energy_j": Figure("J", _energy),
+    "energy_per_output_token_j": Figure(
+        "J/token", _per_token, "the workload counts no tokens", applies=_has_tokens
+    ),
+    "energy_per_request_j": Figure(
+        "J/request",
+        _per_request,
+        "the workload has no requests",
+        applies=lambda round_: round_.requests is not None,
+    ),
+    "net_energy_j": Figure("J", _net, "the idle power is not known"),
+    "mean_power_w": Figure("W", _mean_power),
+    "duration_s": Figure("s", _duration),
+    "output_tokens_per_s": Figure(
+        "token/s", _throughput, "the workload counts no tokens", applies=_has_tokens
+    ),
+    "time_to_first_token_s": Figure(
+        "s",
+        lambda round_: _exact(round_.time_to_first_token_s),
+        "no token timestamps",
+        applies=lambda round_: round_.time_to_first_token_s is not None,
+    ),
+    "inter_token_latency_s": Figure(
+        "s",
+        lambda round_: _exact(round_.inter_token_latency_s),
+        "fewer than two tokens",
+        applies=lambda round_: round_.inter_token_latency_s is not None,
+    ),
+    "prefill_energy_j": _of_phase("prefill"),
+    "decode_energy_j": _of_phase("decode"),
+}

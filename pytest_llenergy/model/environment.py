@@ -7,7 +7,7 @@ import hashlib
 
 import msgspec
 
-from pytest_llenergy.model.record import Data
+from pytest_llenergy.model.data import Data
 
 
 class Host(Data, frozen=True):
@@ -33,7 +33,9 @@ class Board(Data, frozen=True):
 
 
 class Environment(Data, frozen=True):
-    """``key`` is equal on two runs exactly when their energies may be compared as the same hardware.
+    """``key`` is equal on two runs when they were made on the same hardware, all boards of the host included.
+
+    Tests are compared by the devices that they used, see ``compare.identity``.
 
     ``gpus`` are the boards that answered; ``gpus_missing`` says of each that did not, or of the driver, why.
     """

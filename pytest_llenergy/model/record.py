@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.data import Data as Data
+from pytest_llenergy.model.data import Kind as Kind
+from pytest_llenergy.model.data import Primitive as Primitive
+from pytest_llenergy.model.environment import Board
 
-Kind = Literal["measured", "estimated"]
 Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
 Severity = Literal["note", "warning", "invalid"]
-Primitive = str | int | float | bool | None
-
-
-class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything stored: immutable, named fields, unknown fields refused on reading."""
 
 
 class Flag(Data, frozen=True):
@@ -212,7 +210,9 @@ class BackendInfo(Data, frozen=True):
 class Record(Data, frozen=True):
     """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1.
 
-    ``lease_wait_s`` is how long it waited for its devices, before anything was measured.
+    ``lease_wait_s`` is how long it waited for its devices, before anything was measured. ``boards`` tells of
+    each leased GPU or MIG instance what it is, in the order of ``devices``. ``comparisons`` are with a
+    baseline; ``failed_gate`` says that the test itself had passed and failed by its budget or by one of them.
     """
 
     id: str
@@ -228,6 +228,7 @@ class Record(Data, frozen=True):
     start_s: float | None = None
     lease_wait_s: float | None = None
     devices: list[str] = []
+    boards: list[Board] = []
     fallback: str | None = None
     load_average: float | None = None
     procedure: Procedure | None = None
@@ -235,7 +236,14 @@ class Record(Data, frozen=True):
     rounds: list[Round] = []
     windows: list[Window] = []
     metrics: dict[str, Metric] = {}
+    comparisons: list[Comparison] = []
+    failed_gate: bool = False
     flags: list[Flag] = []
+
+    @property
+    def counts(self) -> bool:
+        """Whether its figures are those of a test that did what it should."""
+        return self.status == "measured" or self.failed_gate
 
     @property
     def kind(self) -> Kind | None:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.comparison import Baseline
+from pytest_llenergy.model.data import Data, without_collecting
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Data, Record
+from pytest_llenergy.model.record import Record
 
 #: 1: first published format (0.1.0).
 SCHEMA_VERSION = 1
@@ -42,7 +44,7 @@ class Source(Data, frozen=True):
 
 
 class Report(Data, frozen=True):
-    """The file that ``--energy-report`` writes."""
+    """The file that ``--energy-report`` writes. ``baseline`` is what ``--energy-compare`` named."""
 
     schema_version: int
     tool: Tool
@@ -50,6 +52,7 @@ class Report(Data, frozen=True):
     source: Source
     environment: Environment | None
     records: list[Record]
+    baseline: Baseline | None = None
 
 
 def encode(report: Report) -> bytes:
@@ -62,12 +65,28 @@ def decode(data: bytes, origin: str) -> Report:
 
     Raises ``ReportError`` for anything that is not a report of a version known here.
     """
+    try:
+        with without_collecting():
+            report = msgspec.json.decode(data, type=Report)
+    except msgspec.DecodeError as error:
+        _refuse(data, origin, error)
+    _check_version(report.schema_version, origin)
+    return report
+
+
+def _refuse(data: bytes, origin: str, why: msgspec.DecodeError) -> NoReturn:
+    """Say what a file is that could not be read: a report of a newer version looks broken to this one."""
     if not data.strip():
         raise ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
     try:
         version = msgspec.json.decode(data, type=_Versioned).schema_version
     except msgspec.DecodeError as error:
         raise ReportError(f"{origin}: not a report of pytest --energy-report ({error})") from None
+    _check_version(version, origin)
+    raise ReportError(f"{origin}: broken report ({why})")
+
+
+def _check_version(version: int, origin: str) -> None:
     if version > SCHEMA_VERSION:
         raise ReportError(
             f"{origin}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this "
@@ -75,10 +94,6 @@ def decode(data: bytes, origin: str) -> Report:
         )
     if version < 1:
         raise ReportError(f"{origin}: schema version {version} never was; versions start at 1")
-    try:
-        return msgspec.json.decode(data, type=Report)
-    except msgspec.DecodeError as error:
-        raise ReportError(f"{origin}: broken report ({error})") from None
 
 
 class _Versioned(msgspec.Struct):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest_llenergy
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.comparison import Baseline
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Tool
@@ -22,6 +23,8 @@ from pytest_llenergy.report.provenance import environment, source
 class Collector:
     """Keeps records by (id, attempt) in order of arrival. ``path`` is where the report goes, if anywhere.
 
+    ``copies`` are other places where it goes as well.
+
     ``apart`` is whether other processes run the tests, so that this one leaves the driver alone.
     """
 
@@ -32,9 +35,11 @@ class Collector:
         argv: Sequence[str],
         started: datetime,
         *,
+        copies: Sequence[Path] = (),
         apart: bool = False,
     ) -> None:
         self.path = path
+        self._copies = tuple(copies)
         self._root = root
         self._argv: list[str] = storable(list(argv))
         self._started = started
@@ -62,7 +67,7 @@ class Collector:
         except OSError as error:
             self.problems.append(f"journal of {self.path}: {error.strerror}; {record.id} is not in it")
 
-    def finish(self, exit_status: int, *, complete: bool) -> Report | None:
+    def finish(self, exit_status: int, *, complete: bool, baseline: Baseline | None = None) -> Report | None:
         """The whole report; ``None`` when nothing was measured."""
         if not self._records:
             return None
@@ -81,23 +86,24 @@ class Collector:
             run=run,
             source=start.source,
             environment=start.environment,
+            baseline=baseline,
             records=self.records,
         )
 
     def write(self, report: Report) -> bool:
         """Write the report and drop the journal; on failure keep the journal and note the problem."""
         assert self.path is not None
-        try:
-            write_report(report, self.path)
-        except ReportError as error:
-            kept = f"; the journal {self._journal.path} is kept: llenergy merge" if self._journal else ""
-            self.problems.append(storable(f"{error}{kept}"))
-            if self._journal is not None:
-                self._journal.close(remove=False)
-            return False
+        kept = f"; the journal {self._journal.path} is kept: llenergy merge" if self._journal else ""
+        written = True
+        for path in (self.path, *self._copies):
+            try:
+                write_report(report, path)
+            except ReportError as error:
+                self.problems.append(storable(f"{error}{kept}"))
+                written = False
         if self._journal is not None:
-            self._journal.close(remove=True)
-        return True
+            self._journal.close(remove=written)
+        return written
 
     def _start(self) -> Report:
         """The report before its first record, made once."""

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long does a comparison take, and how much memory? See the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import msgspec
+
+from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.model.record import DomainEnergy, Record, Round, Tokens
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.file import write_report
+from tests.model.reports import RECORD, REPORT
+
+#: What is promised of loading and comparing 10,000 records of 12 rounds, in CPU time.
+MOST_S, MOST_MB = 2.0, 500.0
+
+#: Run in a process of its own; prints seconds of each part, and the largest resident memory in MB.
+PARTS = """
+import json, resource, sys, time
+from pathlib import Path
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.report.file import read_report
+started, cpu = time.perf_counter(), time.process_time()
+base, head = read_report(Path(sys.argv[1])), read_report(Path(sys.argv[2]))
+loaded, cpu_loaded = time.perf_counter(), time.process_time()
+compared = compare_reports(base, head, ("base", "head"), [Asked(gated=True)])
+done, cpu_done = time.perf_counter(), time.process_time()
+memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+told = {"load_s": loaded - started, "compare_s": done - loaded, "memory_mb": memory_mb,
+        "load_cpu_s": cpu_loaded - cpu, "compare_cpu_s": cpu_done - cpu_loaded}
+assert len(compared.comparisons) == len(base.records)
+print(json.dumps(told))
+"""
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=5_000, metavar="N", help="in each report (5,000)")
+    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="of each record (12)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="fresh processes (3)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=Path("compare_load.json"), metavar="FILE")
+    return parser.parse_args(argv)
+
+
+def report_of(records: int, rounds: int, factor: float, random: Random) -> Report:
+    """A report as a suite on the CPU leaves it, with noise of 1 %."""
+    return msgspec.structs.replace(
+        REPORT,
+        run=msgspec.structs.replace(REPORT.run, complete=True),
+        records=[_record(index, rounds, factor, random) for index in range(records)],
+    )
+
+
+def _record(index: int, rounds: int, factor: float, random: Random) -> Record:
+    joules = [10.0 * factor * random.gauss(1.0, 0.01) for _ in range(rounds)]
+    made = [
+        Round(
+            start_s=100.0 + place,
+            duration_s=2.0,
+            energy_j=each,
+            energy_u_j=0.01,
+            energy_u_absolute_j=0.5,
+            iterations=2,
+            idle_power_w=3.0,
+            idle_power_u_w=0.1,
+            by_domain={"cpu:package-0": DomainEnergy(energy_j=each, energy_u_j=0.01, kind="measured")},
+            tokens=Tokens(input=30, output=64),
+            requests=2,
+            time_to_first_token_s=0.01,
+            inter_token_latency_s=0.02,
+        )
+        for place, each in enumerate(joules)
+    ]
+    name = f"benchmarks/test_decode.py::test_decode[{index}]"
+    return msgspec.structs.replace(
+        RECORD, id=name, params={"i": index}, rounds=made, windows=[], flags=[], metrics=summarise(made, None)
+    )
+
+
+def run(command: Sequence[str]) -> dict[str, Any]:
+    """Wall and CPU seconds of a command, the largest memory so far of any, and what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    wall_s = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stderr)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "memory_mb": after.ru_maxrss / 1024, "out": done.stdout}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it, print the figures and keep them. Returns 1 where a promise was not kept."""
+    args = arguments(argv)
+    random = Random(args.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        base, head = Path(directory, "base.json"), Path(directory, "head.json")
+        write_report(report_of(args.records, args.rounds, 1.0, random), base)
+        write_report(report_of(args.records, args.rounds, 1.01, random), head)
+        sizes_mb = [path.stat().st_size / 2**20 for path in (base, head)]
+        parts = [
+            json.loads(run([sys.executable, "-c", PARTS, str(base), str(head)])["out"])
+            for _ in range(args.repeats)
+        ]
+        command = [sys.executable, "-m", "pytest_llenergy.cli", "compare", str(base), str(head)]
+        whole = [run([*command, "--format", "json"]) for _ in range(args.repeats)]
+    best = min(parts, key=lambda each: each["load_cpu_s"] + each["compare_cpu_s"])
+    figures = {
+        "records": args.records,
+        "rounds": args.rounds,
+        "files_mb": sizes_mb,
+        **{name: best[name] for name in ("load_s", "load_cpu_s", "compare_s", "compare_cpu_s")},
+        "memory_mb": max(each["memory_mb"] for each in parts),
+        "command_wall_s": min(each["wall_s"] for each in whole),
+        "command_cpu_s": min(each["cpu_s"] for each in whole),
+        "command_memory_mb": max(each["memory_mb"] for each in whole),
+    }
+    args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures, indent=2))
+    kept = best["load_cpu_s"] + best["compare_cpu_s"] < MOST_S and figures["memory_mb"] < MOST_MB
+    print("promise kept" if kept else f"promised: {MOST_S:g} s and {MOST_MB:g} MB")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

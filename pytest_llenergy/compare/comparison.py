@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One test of two runs: comparable or not, and the verdict; then all tests of two reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from pytest_llenergy.compare.identity import advisories, device_differences, device_line
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.pairing import last_attempts, pairs, side_of, usual_metric
+from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, corrected
+from pytest_llenergy.compare.workload import workload_differences
+from pytest_llenergy.measure.metrics import FIGURES, Value, applies, values_of
+from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, State
+from pytest_llenergy.model.data import without_collecting
+from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A metric, or ``None`` for the usual one of each test, and the rule to judge it by.
+
+    ``gated`` is whether a verdict was asked for that a run can fail by. ``own`` says that the test itself
+    asked, by a mark: it must then have the metric, while what is asked of all tests is asked of those that
+    have it.
+    """
+
+    metric: str | None = None
+    rule: Rule = field(default_factory=Rule)
+    gated: bool = False
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A record and where it was made."""
+
+    record: Record
+    environment: Environment | None
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One metric of one test, on the sides that have it."""
+
+    metric: str
+    asked: Asked
+    base: Record | None
+    head: Record | None
+    gated: bool
+
+    def state(self, verdict: State, reason: str, differences: Sequence[str] = ()) -> Comparison:
+        """Without a verdict of the rule."""
+        return self._with(verdict=verdict, reason=reason, differences=list(differences))
+
+    def judged(self, base: Sample, head: Sample, estimate: Estimate, notes: Sequence[str]) -> Comparison:
+        """With what the rule has found."""
+        return self._with(
+            verdict=estimate.verdict,
+            reason=estimate.reason,
+            ratio=_finite(estimate.ratio),
+            low=_finite(estimate.low),
+            high=_finite(estimate.high),
+            base=_finite(median(base.values)),
+            head=_finite(median(head.values)),
+            n_base=len(base.values),
+            n_head=len(head.values),
+            noise=_finite(estimate.noise),
+            detectable=_finite(estimate.detectable),
+            p=_finite(estimate.p),
+            notes=list(notes),
+        )
+
+    def _with(self, **found: object) -> Comparison:
+        shown = self.head or self.base
+        assert shown is not None
+        values: dict[str, object] = {
+            "id": shown.id,
+            "metric": self.metric,
+            "unit": FIGURES[self.metric].unit,
+            "base": _recorded(self.base, self.metric),
+            "head": _recorded(self.head, self.metric),
+            "better": METRICS[self.metric].better,
+            "kind": shown.kind,
+            "rule": _applied(self.asked.rule),
+            "gated": self.gated,
+            "base_tokens_per_s": _recorded(self.base, "output_tokens_per_s"),
+            "head_tokens_per_s": _recorded(self.head, "output_tokens_per_s"),
+        }
+        return Comparison(**{**values, **found})  # type: ignore[arg-type]
+
+
+def judge(base: Measured, head: Measured, asked: Asked, *, across: bool = False) -> Comparison:
+    """The verdict on one metric of one test. Never raises for what was measured.
+
+    ``across`` compares workloads that are not the same, such as two backends, and says in a note what
+    differs.
+    """
+    return _judge(base, head, asked, across=across)[0]
+
+
+def without_baseline(head: Record, asked: Asked) -> Comparison:
+    """Of a test that the baseline does not have."""
+    case = _Case(asked.metric or usual_metric(head), asked, None, head, asked.gated)
+    if not head.counts:
+        return case.state("invalid", _not_measured("head", head))
+    return case.state("new", "not in the baseline")
+
+
+def compare_reports(
+    base: Report, head: Report, origins: tuple[str, str], asked: Sequence[Asked], *, across: bool = False
+) -> ComparedReports:
+    """Every test of two reports, for each metric; the correction for many tests is made within a metric.
+
+    Raises ``ReportError`` for a test that is in one report twice.
+    """
+    old = last_attempts(base.records, origins[0])
+    new = last_attempts(head.records, origins[1])
+    comparisons: list[Comparison] = []
+    with without_collecting():
+        for each in asked:
+            found: list[tuple[Comparison, Estimate | None]] = []
+            for before, after in pairs(old, new):
+                if before is None and after is not None:
+                    found.append((without_baseline(after, each), None))
+                elif before is not None and after is None:
+                    found.append((_removed(before, each), None))
+                elif before is not None and after is not None:
+                    sides = Measured(before, base.environment), Measured(after, head.environment)
+                    found.append(_judge(*sides, each, across=across))
+            comparisons += _corrected(found)
+    sides_of = side_of(base, origins[0]), side_of(head, origins[1])
+    # Most records have the same devices.
+    devices = {(*each.devices, *each.meters): each for each in new.values() if each.rounds}
+    lines = (device_line(record, head.environment) for record in devices.values())
+    return ComparedReports(
+        base=sides_of[0],
+        head=sides_of[1],
+        comparisons=comparisons,
+        devices=list(dict.fromkeys(lines)),
+        notes=[interrupted(side.origin) for side in sides_of if not side.complete],
+    )
+
+
+def interrupted(origin: str) -> str:
+    """What to know of a run that was stopped or killed."""
+    return f"{origin} is of a run that did not come to its end: what it had not measured is missing"
+
+
+def _removed(base: Record, asked: Asked) -> Comparison:
+    case = _Case(asked.metric or usual_metric(base), asked, base, None, asked.gated)
+    return case.state("removed", "only in the baseline")
+
+
+def _judge(
+    base: Measured, head: Measured, asked: Asked, *, across: bool
+) -> tuple[Comparison, Estimate | None]:
+    old, new = base.record, head.record
+    metric = asked.metric or usual_metric(old, new)
+    figure = FIGURES[metric]
+    case = _Case(metric, asked, old, new, asked.gated)
+    for side, record in (("base", old), ("head", new)):
+        if not record.counts:
+            return case.state("invalid", _not_measured(side, record)), None
+        if not record.rounds:
+            told = f"{side} has windows of energy_meter only, and no rounds to compare"
+            return case.state("invalid", told), None
+    if not asked.own and not (applies(metric, old.rounds) or applies(metric, new.rounds)):
+        return _Case(metric, asked, old, new, gated=False).state("invalid", figure.missing), None
+    if figure.is_energy and old.kind != new.kind:
+        told = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
+        return case.state("not comparable", told, [f"meter.kind: {old.kind} -> {new.kind}"]), None
+    differences = device_differences(old, new, base.environment, head.environment, meters=figure.is_energy)
+    if differences:
+        return case.state("not comparable", _one_line("other devices", differences), differences), None
+    differences = workload_differences(old, new)
+    if differences and not across:
+        return case.state("not comparable", _one_line("another workload", differences), differences), None
+    samples = []
+    for side, record in (("base", old), ("head", new)):
+        values, reason = values_of(metric, record.rounds)
+        if not values:
+            return case.state("invalid", f"{side} has no {metric}: {reason}"), None
+        samples.append(_sample(values))
+    estimate = compare(samples[0], samples[1], asked.rule, METRICS[metric].better)
+    notes = advisories(old, new, base.environment, head.environment)
+    notes += [f"another workload: {line}" for line in differences]
+    return case.judged(samples[0], samples[1], estimate, notes), estimate
+
+
+def _corrected(found: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
+    """With what so many tests at once make of single verdicts."""
+    import msgspec
+
+    after = iter(corrected([estimate for _, estimate in found if estimate is not None]))
+    comparisons = []
+    for comparison, estimate in found:
+        if estimate is not None and (kept := next(after)) is not estimate:
+            comparison = msgspec.structs.replace(comparison, verdict=kept.verdict, reason=kept.reason)
+        comparisons.append(comparison)
+    return comparisons
+
+
+def _sample(values: Sequence[Value]) -> Sample:
+    """Rounds with what their meter did not know: edges, and what a part-time sensor did not see."""
+    return Sample(
+        tuple([each.value for each in values]),
+        tuple([math.hypot(each.meter, each.unseen) if each.unseen else each.meter for each in values]),
+    )
+
+
+def _not_measured(side: str, record: Record) -> str:
+    return f"{side} is {record.status}{f' ({record.reason})' if record.reason else ''}"
+
+
+def _one_line(what: str, differences: Sequence[str]) -> str:
+    return f"{what} ({'; '.join(differences)})"
+
+
+def _recorded(record: Record | None, metric: str) -> float | None:
+    found = record.metrics.get(metric) if record is not None else None
+    return _finite(found.value) if found is not None else None
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _applied(rule: Rule) -> AppliedRule:
+    return AppliedRule(
+        threshold=rule.threshold,
+        threshold_absolute=rule.threshold_absolute,
+        floor=rule.floor,
+        tolerance=rule.tolerance,
+        alpha=rule.alpha,
+    )

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Was it measured on the same kind of devices, and in the same way?
+
+Only what stays as it is between two runs is a fact: never a clock rate, a temperature, free memory or a host
+name, which would make every run its own machine. The UUID of a board and the driver are told apart from them:
+two boards of one model are comparable, though they may draw 10 % more or less.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from pytest_llenergy.model.environment import Board, Environment, Host
+from pytest_llenergy.model.record import MeterInfo, Record
+
+#: What stands for a fact that is not known.
+UNKNOWN = "unknown"
+
+#: Which devices of a meter's domain do not tell them apart from others of their kind.
+OF_GPU = "gpu"
+
+
+def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
+    """What a test ran on and, with ``meters``, was measured with, in words."""
+    facts = dict(host_facts(environment))
+    gpus = [device for device in record.devices if device != "cpu"]
+    facts["gpu.count"] = str(len(gpus))
+    if gpus:
+        found = [_board(uuid, record, environment) for uuid in gpus]
+        limits = [_power_limit_w(board, environment) for board in found]
+        facts["gpu.name"] = _several(board.name if board else UNKNOWN for board in found)
+        facts["gpu.memory"] = _several(_gib(board) for board in found)
+        facts["gpu.power_limit"] = _several(f"{watts:g} W" if watts else UNKNOWN for watts in limits)
+        facts["gpu.mig"] = _several("yes" if uuid.startswith("MIG-") else "no" for uuid in gpus)
+    if meters:
+        facts.update(meter_facts(record.meters))
+    return facts
+
+
+def host_facts(environment: Environment | None) -> Mapping[str, str]:
+    """What the machine is."""
+    return {"host": UNKNOWN} if environment is None else _of_host(environment.host)
+
+
+@lru_cache(maxsize=16)
+def _of_host(host: Host) -> dict[str, str]:
+    return {
+        "cpu.model": host.cpu_model,
+        "cpu.machine": host.machine,
+        "cpu.count": str(host.logical_cpus),
+        "host.memory": f"{round(host.memory_bytes / 2**30)} GiB",
+    }
+
+
+def meter_facts(meters: Sequence[MeterInfo]) -> dict[str, str]:
+    """Which meters have read which domains, and how."""
+    if not meters:
+        return {"meter": "none"}
+    return {
+        "meter.kind": _several(meter.kind for meter in meters),
+        "meter.name": _several(meter.name for meter in meters),
+        "meter.source": _several(meter.source for meter in meters),
+        "meter.domain": _several(_domain(meter) for meter in meters),
+    }
+
+
+def differing(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
+    """One line for each fact that is not the same on both sides: ``gpu.name: NVIDIA L4 -> NVIDIA H200``."""
+    names = list(dict.fromkeys([*base, *head]))
+    return [
+        f"{name}: {base.get(name, 'none')} -> {head.get(name, 'none')}"
+        for name in names
+        if base.get(name, "none") != head.get(name, "none")
+    ]
+
+
+def key_of(facts: Mapping[str, str]) -> str:
+    """A short name for a set of facts: equal for equal ones."""
+    return hashlib.sha256(msgspec.json.encode(dict(facts), order="sorted")).hexdigest()[:12]
+
+
+def device_differences(
+    base: Record,
+    head: Record,
+    base_on: Environment | None,
+    head_on: Environment | None,
+    *,
+    meters: bool = True,
+) -> list[str]:
+    """Why the two did not run on the same kind of devices or, with ``meters``, were not measured in the same
+    way.
+
+    Empty where they did. A host that is not known is not the same.
+    """
+    if base_on is None or head_on is None:
+        return [f"host: {UNKNOWN}"]
+    same = base.boards == head.boards and base.devices == head.devices and base.meters == head.meters
+    if same and host_facts(base_on) == host_facts(head_on) and base_on.gpus == head_on.gpus:
+        return []
+    return differing(device_facts(base, base_on, meters=meters), device_facts(head, head_on, meters=meters))
+
+
+def advisories(
+    base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
+) -> list[str]:
+    """What a reader should know of two that are comparable: other boards of the same kind, another host."""
+    notes = []
+    boards = [device for device in base.devices if device != "cpu"]
+    others = [device for device in head.devices if device != "cpu"]
+    if sorted(boards) != sorted(others):
+        notes.append(
+            f"other boards of the same kind ({', '.join(boards)} -> {', '.join(others)}): "
+            "these differ by 10 % and more, so this is no proof"
+        )
+    if base_on is None or head_on is None:
+        return notes
+    if not boards and base_on.host.name != head_on.host.name:
+        notes.append(f"another host of the same kind ({base_on.host.name} -> {head_on.host.name})")
+    if boards and base_on.driver != head_on.driver:
+        notes.append(f"another driver ({base_on.driver or UNKNOWN} -> {head_on.driver or UNKNOWN})")
+    return notes
+
+
+def device_line(record: Record, environment: Environment | None) -> str:
+    """Devices and meter in a line: ``1x NVIDIA H200 700 W, nvml (measured)``."""
+    facts = device_facts(record, environment)
+    if facts["gpu.count"] != "0":
+        limit = facts["gpu.power_limit"]
+        device = f"{facts['gpu.count']}x {facts['gpu.name']}{'' if limit == UNKNOWN else f' {limit}'}"
+    else:
+        device = facts.get("cpu.model", UNKNOWN)
+    if "meter.name" not in facts:
+        return f"{device}, no meter"
+    return f"{device}, {facts['meter.name']} ({facts['meter.kind']})"
+
+
+def _domain(meter: MeterInfo) -> str:
+    """Its domain, without which of several equal boards it is of."""
+    kind = meter.domain.partition(":")[0]
+    return kind if kind == OF_GPU else meter.domain
+
+
+def _board(uuid: str, record: Record, environment: Environment | None) -> Board | None:
+    known = [*record.boards, *(environment.gpus if environment else ())]
+    return next((board for board in known if board.uuid == uuid), None)
+
+
+def _power_limit_w(board: Board | None, environment: Environment | None) -> float | None:
+    """Its own, or that of the board that an instance is a part of (both have one PCI bus id)."""
+    if board is None or board.power_limit_w is not None or environment is None:
+        return board.power_limit_w if board else None
+    whole = (each for each in environment.gpus if each.pci_bus_id == board.pci_bus_id)
+    return next((each.power_limit_w for each in whole), None)
+
+
+def _gib(board: Board | None) -> str:
+    if board is None or board.memory_bytes is None:
+        return UNKNOWN
+    return f"{board.memory_bytes / 2**30:.1f} GiB"
+
+
+def _several(values: Iterable[str]) -> str:
+    """Each once; with how often, where they are not all the same: ``NVIDIA H200, NVIDIA L4 x2``."""
+    counts = Counter(values)
+    if len(counts) == 1:
+        return str(next(iter(counts)))
+    return ", ".join(
+        f"{value} x{count}" if count > 1 else str(value) for value, count in sorted(counts.items())
+    )

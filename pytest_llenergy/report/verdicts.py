@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons as a person reads them in a terminal, 80 columns wide if need be."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytest_llenergy.model.comparison import STATES, Comparison, State
+
+STYLES: dict[State, str] = {
+    "regressed": "bold red",
+    "not comparable": "red",
+    "invalid": "red",
+    "inconclusive": "yellow",
+    "improved": "green",
+}
+
+#: From so many rows on those that are unchanged are only counted.
+MANY_ROWS = 40
+
+#: Lines for tests of one state, before the rest is only counted.
+MANY_LINES = 10
+
+
+def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: bool) -> str:
+    """Tests that were judged as a table, worst first; a line for each of the others; then how many."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    judged = [each for each in in_order(comparisons) if each.judged]
+    shown = judged
+    if len(judged) > MANY_ROWS:
+        shown = [each for each in judged if each.verdict != "unchanged"]
+    if shown:
+        console.print(_table(shown))
+    for state in STATES:
+        found = [each for each in comparisons if each.verdict == state and state != "unchanged"]
+        if state in ("regressed", "improved"):
+            found = [each for each in found if each.notes]
+        for each in found[:MANY_LINES]:
+            console.print(Text(f"{state}: {short(each.id)}: {_told(each)}", style=STYLES.get(state, "")))
+        if len(found) > MANY_LINES:
+            console.print(f"{state}: {len(found) - MANY_LINES} more", markup=False)
+    console.print(summary(comparisons), markup=False)
+    return stream.getvalue().rstrip("\n")
+
+
+def in_order(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The worst first; within a state in the order given."""
+    return sorted(comparisons, key=lambda each: STATES.index(each.verdict))
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """``1 regressed, 46 unchanged; noise 0.6% median, 3.4% at most``."""
+    counts = Counter(each.verdict for each in comparisons)
+    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "nothing to compare"
+    return "; ".join(filter(None, (told, noise_line(comparisons))))
+
+
+def noise_line(comparisons: Sequence[Comparison]) -> str:
+    """How much the rounds of a side scatter; empty where nothing was judged."""
+    noises = [each.noise for each in comparisons if each.noise is not None]
+    if not noises:
+        return ""
+    return f"noise {median(noises):.1%} median, {max(noises):.1%} at most"
+
+
+def short(name: str) -> str:
+    """A test id without its directories, on one line."""
+    path, bracket, params = name.partition("[")
+    return " ".join(f"{path.rpartition('/')[2]}{bracket}{params}".split())
+
+
+def change(comparison: Comparison) -> str:
+    """``+4.6%``."""
+    return "-" if comparison.ratio is None else f"{comparison.ratio - 1:+.1%}"
+
+
+def interval(comparison: Comparison) -> str:
+    """``+3.1% … +6.0%``: where the change lies."""
+    if comparison.low is None or comparison.high is None:
+        return "-"
+    return f"{comparison.low - 1:+.1%} … {comparison.high - 1:+.1%}"
+
+
+def value(number: float | None, unit: str = "") -> str:
+    """Four digits of it, with its unit."""
+    return "-" if number is None else f"{number:.4g}{f' {unit}' if unit else ''}"
+
+
+def _table(comparisons: Sequence[Comparison]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("test", overflow="fold", ratio=1)
+    for name in ("base", "head", "change", "limits", "finds"):
+        table.add_column(name, justify="right", no_wrap=name != "head")
+    for each in comparisons:
+        table.add_row(
+            Text(each.verdict, style=STYLES.get(each.verdict, "")),
+            Text(_test(each.id)),
+            value(each.base),
+            value(each.head, each.unit),
+            change(each),
+            interval(each),
+            "-" if each.detectable is None else f"{each.detectable:.1%}",
+        )
+    return table
+
+
+def _test(name: str) -> str:
+    path, bracket, params = name.partition("[")
+    return " ".join(f"{path.rpartition('::')[2]}{bracket}{params}".split())
+
+
+def _told(comparison: Comparison) -> str:
+    told = [] if comparison.verdict in ("regressed", "improved") else [comparison.reason]
+    return "; ".join([*told, *comparison.notes])

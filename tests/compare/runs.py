@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs to compare, made of what their rounds should say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.model.record import Flag, Record, Round, Tokens
+from pytest_llenergy.model.report import Report
+
+from ..model.reports import RECORD, REPORT
+
+#: Joules of six rounds, without a trend and hardly scattered.
+LEVEL = (10.0, 10.02, 9.97, 10.01, 9.98, 10.02)
+
+TEST = "benchmarks/test_decode.py::test_decode[8]"
+
+SPOILED = Flag(name="impossible", severity="invalid", detail="the counter ran backwards")
+
+
+def scaled(factor: float, level: Sequence[float] = LEVEL) -> tuple[float, ...]:
+    return tuple(value * factor for value in level)
+
+
+def round_of(energy_j: float | None, u_j: float = 0.001, **changes: Any) -> Round:
+    made = Round(
+        start_s=1.0,
+        duration_s=2.0,
+        energy_j=energy_j,
+        energy_u_j=u_j if energy_j is not None else None,
+        energy_u_absolute_j=1.0 if energy_j is not None else None,
+        iterations=2,
+        tokens=Tokens(input=30, output=16),
+        requests=4,
+        reason=None if energy_j is not None else "the counter stood still",
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def record_of(name: str = TEST, joules: Sequence[float | None] = LEVEL, **changes: Any) -> Record:
+    rounds: list[Round] = changes.pop("rounds", [round_of(each) for each in joules])
+    metrics = changes.pop("metrics", None)
+    made = msgspec.structs.replace(RECORD, id=name, rounds=rounds, windows=[], flags=[])
+    made = msgspec.structs.replace(made, metrics=summarise(rounds, None) if metrics is None else metrics)
+    return msgspec.structs.replace(made, **changes)
+
+
+def report_of(*records: Record, **changes: Any) -> Report:
+    run = msgspec.structs.replace(REPORT.run, complete=changes.pop("complete", True))
+    return msgspec.structs.replace(REPORT, run=run, records=list(records), **changes)

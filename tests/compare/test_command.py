@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy compare``: exit codes that a pipeline can act on, and nothing that only looks like a pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.report.journal import Journal
+
+from ..model.reports import HOST, REPORT
+from .runs import LEVEL, TEST, record_of, report_of, scaled
+
+Compare = Callable[..., tuple[int, str, str]]
+
+WORSE = record_of(joules=scaled(1.1))
+
+
+@pytest.fixture
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Compare two reports, or what is written instead of them. Gives exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(base: Report | bytes, head: Report | bytes, *options: str) -> tuple[int, str, str]:
+        for name, content in (("base.json", base), ("head.json", head)):
+            Path(name).write_bytes(encode(content) if isinstance(content, Report) else content)
+        try:
+            status = main(["compare", "base.json", "head.json", *options])
+        except SystemExit as stopped:
+            status = int(stopped.code or 0)
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return run
+
+
+def of(record: Record) -> Report:
+    return report_of(record)
+
+
+def test_the_table_says_what_became_of_each_test(compare: Compare) -> None:
+    status, out, err = compare(of(record_of()), of(WORSE))
+    assert (status, err) == (1, "")
+    (row,) = [line for line in out.splitlines() if line.startswith("regressed")]
+    assert row.split()[:4] == ["regressed", "test_decode[8]", "0.6253", "0.6878"]
+    assert "J/token  +10.0%  +9." in row
+    assert out.splitlines()[-2].startswith("1 regressed; noise 0.")
+    assert out.splitlines()[-1] == "1x NVIDIA H100 700 W, nvml (measured)"
+
+
+def test_json_is_for_programs(compare: Compare) -> None:
+    status, out, _ = compare(of(record_of()), of(WORSE), "--metric", "energy_j", "--format", "json")
+    assert status == 1
+    told = json.loads(out)
+    (found,) = told["comparisons"]
+    assert (found["id"], found["verdict"], found["metric"]) == (TEST, "regressed", "energy_j")
+    assert 1.09 < found["low"] < found["ratio"] < found["high"] < 1.11
+    assert found["rule"]["threshold"] == 0.03
+    assert told["base"]["commit"] == "abc"
+
+
+@pytest.mark.parametrize(
+    ("option", "status"),
+    [
+        ("energy_j:3%", 1),
+        ("energy_j:8.5%", 1),
+        ("energy_j:12%", 0),
+        ("energy_j:3%+2J", 0),
+        ("energy_j:3%+300mJ", 1),
+    ],
+)
+def test_thresholds_with_decimals_and_absolute_parts(compare: Compare, option: str, status: int) -> None:
+    assert compare(of(record_of()), of(WORSE), "--fail-on", option)[0] == status
+
+
+def test_several_metrics_are_compared_each(compare: Compare) -> None:
+    options = (
+        "--fail-on=energy_j:20%",
+        "--fail-on=duration_s:3%",
+        "--metric=output_tokens_per_s",
+        "--format=json",
+    )
+    status, out, _ = compare(of(record_of()), of(WORSE), *options)
+    verdicts = {each["metric"]: each["verdict"] for each in json.loads(out)["comparisons"]}
+    assert verdicts == {
+        "energy_j": "unchanged",
+        "duration_s": "unchanged",
+        "output_tokens_per_s": "unchanged",
+    }
+    assert status == 0
+
+
+ELSEWHERE = msgspec.structs.replace(
+    REPORT.environment,
+    host=msgspec.structs.replace(HOST, logical_cpus=8),  # type: ignore[type-var]
+)
+FEW = record_of(joules=LEVEL[:3])
+LOST = record_of(joules=[None] * 6)
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "options", "status", "told"),
+    [
+        (of(record_of()), of(record_of()), [], 0, "1 unchanged"),
+        (of(record_of()), of(record_of(joules=scaled(0.9))), [], 0, "1 improved"),
+        (of(record_of()), report_of(record_of(), environment=ELSEWHERE), [], 3, "cpu.count: 64 -> 8"),
+        (of(FEW), of(FEW), [], 0, "a verdict needs 4 a side"),
+        (of(FEW), of(FEW), ["--inconclusive=pass"], 0, "a verdict needs 4 a side"),
+        (of(FEW), of(FEW), ["--inconclusive=fail"], 4, "a verdict needs 4 a side"),
+        (of(LOST), of(record_of()), [], 5, "the counter stood still"),
+        (of(record_of("t.py::a")), of(record_of("t.py::b")), [], 5, "1 new, 1 removed"),
+        (report_of(), report_of(), [], 5, "nothing to compare"),
+        (report_of(), of(record_of()), [], 5, "not in the baseline"),
+        (report_of(record_of(), complete=False), of(record_of()), [], 0, "did not come to its end"),
+    ],
+)
+def test_exit_codes(
+    compare: Compare, base: Report, head: Report, options: list[str], status: int, told: str
+) -> None:
+    found = compare(base, head, *options)
+    assert found[0] == status
+    assert told in " ".join(found[1].split())
+
+
+def test_inconclusive_ones_are_warned_of(compare: Compare) -> None:
+    assert compare(of(FEW), of(FEW))[2] == "llenergy compare: warning: 1 inconclusive, more rounds can tell\n"
+    assert compare(of(FEW), of(FEW), "--inconclusive=pass")[2] == ""
+
+
+def newer() -> bytes:
+    return json.dumps({"schema_version": 99}).encode()
+
+
+@pytest.mark.parametrize(
+    ("base", "error"),
+    [
+        (b"", "base.json: empty, expected a JSON report of pytest --energy-report"),
+        (
+            newer(),
+            "base.json: schema version 99 is newer than 1, the newest this pytest-llenergy reads; "
+            "upgrade pytest-llenergy",
+        ),
+        (
+            encode(REPORT)[:700],
+            "base.json: not a report of pytest --energy-report (Input data was truncated)",
+        ),
+        (
+            report_of(record_of(), record_of()),
+            f"base.json: {TEST} is there twice (attempt 1); make one report a run, or join them with "
+            "llenergy merge",
+        ),
+    ],
+    ids=["empty", "newer", "truncated", "twice"],
+)
+@pytest.mark.parametrize("form", ["text", "json", "markdown"])
+def test_a_report_that_is_none_is_two(compare: Compare, base: Any, error: str, form: str) -> None:
+    assert compare(base, of(record_of()), "--format", form) == (2, "", f"llenergy compare: {error}\n")
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "/no/base.json", "/no/head.json"]) == 2
+    assert capsys.readouterr().err == "llenergy compare: /no/base.json: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        (
+            "--metric=joules",
+            "unknown metric 'joules'; what can be compared: energy_j, energy_per_output_token_j, ",
+        ),
+        ("--metric=peak_memory_bytes", "peak_memory_bytes is one value a test, and rounds are compared; "),
+        ("--fail-on=energy_j:much", "threshold 'much' of energy_j is no percentage above zero"),
+        ("--fail-on=energy_j", "'energy_j' is no METRIC:PERCENT%"),
+        ("--inconclusive=maybe", "invalid choice: 'maybe'"),
+        ("--format=xml", "invalid choice: 'xml'"),
+    ],
+)
+def test_usage_is_two(compare: Compare, option: str, error: str) -> None:
+    status, out, err = compare(of(record_of()), of(record_of()), option)
+    assert (status, out) == (2, "")
+    assert error in err
+
+
+def test_the_journal_of_a_killed_run_can_be_compared(
+    compare: Compare, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare(of(record_of()), of(WORSE))
+    journal = Journal(Path("head.x.journal.jsonl"), report_of(complete=False))
+    journal.add(WORSE)
+    journal.close(remove=False)
+    assert main(["compare", "base.json", "head.x.journal.jsonl"]) == 1
+    assert "head.x.journal.jsonl is of a run that did not come to its end" in capsys.readouterr().out

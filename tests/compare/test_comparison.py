@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two reports, test by test: verdicts, and every way in which there is none; none is a silent pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.outcome import exit_code
+from pytest_llenergy.compare.statistics import Rule
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.comparison import ComparedReports, Comparison
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report
+
+from ..model.reports import HOST, REPORT
+from .runs import LEVEL, SPOILED, TEST, record_of, report_of, round_of, scaled
+
+PER_TOKEN = "energy_per_output_token_j"
+
+
+def compared(base: Report, head: Report, asked: Asked | None = None, **how: Any) -> ComparedReports:
+    return compare_reports(base, head, ("base.json", "head.json"), [asked or Asked(gated=True)], **how)
+
+
+def one(base: Record, head: Record, metric: str | None = None, **how: Any) -> Comparison:
+    (found,) = compared(report_of(base), report_of(head), Asked(metric, gated=True), **how).comparisons
+    return found
+
+
+def code(*comparisons: Comparison, inconclusive: Any = "warn") -> int:
+    return exit_code(comparisons, inconclusive)
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "expected"), [(1.1, "regressed", 1), (0.9, "improved", 0), (1.002, "unchanged", 0)]
+)
+def test_verdicts(factor: float, verdict: str, expected: int) -> None:
+    found = one(record_of(), record_of(joules=scaled(factor)), "energy_j")
+    assert found.verdict == verdict
+    assert found.ratio == pytest.approx(factor, rel=0.003)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.ratio < found.high  # type: ignore[operator]
+    # Of one iteration, of which a round has two.
+    assert found.base == pytest.approx(5.0025)
+    assert found.head == pytest.approx(5.0025 * factor)
+    assert (found.n_base, found.n_head, found.unit, found.kind) == (6, 6, "J", "measured")
+    assert code(found) == expected
+
+
+def test_the_usual_metric_is_joules_per_token_where_tokens_are_counted() -> None:
+    assert one(record_of(), record_of()).metric == PER_TOKEN
+    silent = [round_of(each, tokens=None) for each in LEVEL]
+    assert one(record_of(rounds=silent), record_of(rounds=silent)).metric == "energy_j"
+
+
+def test_throughput_is_better_when_there_is_more() -> None:
+    slow = [round_of(10.0, duration_s=2.2 * each / 10) for each in LEVEL]
+    quick = [round_of(10.0, duration_s=2.0 * each / 10) for each in LEVEL]
+    found = one(record_of(rounds=quick), record_of(rounds=slow), "output_tokens_per_s")
+    assert (found.verdict, found.better) == ("regressed", "more")
+    assert one(record_of(rounds=slow), record_of(rounds=quick), "output_tokens_per_s").verdict == "improved"
+
+
+def test_the_meters_own_uncertainty_keeps_a_difference_from_being_red() -> None:
+    vague = [round_of(each, u_j=1.0) for each in LEVEL]
+    worse = [round_of(each, u_j=1.0) for each in scaled(1.08)]
+    found = one(record_of(rounds=vague), record_of(rounds=worse), "energy_j")
+    assert found.verdict == "inconclusive"
+    assert "the meters can tell" in found.reason
+    sure = one(record_of(), record_of(joules=scaled(1.08)), "energy_j")
+    assert sure.verdict == "regressed"
+
+
+def test_a_test_on_one_side_only() -> None:
+    other = "benchmarks/test_decode.py::test_other"
+    found = compared(report_of(record_of()), report_of(record_of(other))).comparisons
+    assert [(each.id, each.verdict, each.reason) for each in found] == [
+        (other, "new", "not in the baseline"),
+        (TEST, "removed", "only in the baseline"),
+    ]
+    assert code(*found) == 5, "nothing was judged"
+    both = compared(report_of(record_of()), report_of(record_of(), record_of(other))).comparisons
+    assert [each.verdict for each in both] == ["unchanged", "new"]
+    assert code(*both) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"status": "failed", "reason": "AssertionError: no"}, "is failed (AssertionError: no)"),
+        ({"status": "skipped", "reason": "no GPU"}, "is skipped (no GPU)"),
+        ({"status": "crashed", "reason": None}, "is crashed"),
+        ({"status": "invalid", "reason": "GPU is lost"}, "is invalid (GPU is lost)"),
+        ({"rounds": []}, "has windows of energy_meter only, and no rounds to compare"),
+        (
+            {"rounds": [round_of(each, flags=[SPOILED]) for each in LEVEL]},
+            "has no energy_j: the counter ran backwards",
+        ),
+        ({"joules": [None] * 6}, "has no energy_j: the counter stood still"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_what_was_not_measured_is_invalid_and_no_pass(
+    side: str, changes: dict[str, Any], reason: str
+) -> None:
+    broken, whole = record_of(**changes), record_of()
+    found = one(broken, whole, "energy_j") if side == "base" else one(whole, broken, "energy_j")
+    assert (found.verdict, found.reason) == ("invalid", f"{side} {reason}")
+    assert (found.ratio, found.low, found.high) == (None, None, None)
+    assert code(found) == 5
+
+
+def test_a_test_that_failed_by_its_gate_alone_counts() -> None:
+    failed = record_of(joules=scaled(1.1), status="failed", reason="energy_gate: …", failed_gate=True)
+    assert one(record_of(), failed).verdict == "regressed"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_from_nothing_to_something_is_invalid_not_infinite(value: float) -> None:
+    zero = [round_of(value, energy_u_absolute_j=1.0) for _ in LEVEL]
+    nothing = record_of(rounds=zero, metrics={})
+    for found in (one(nothing, record_of(), "energy_j"), one(record_of(), nothing, "energy_j")):
+        assert found.verdict == "invalid"
+        assert "a ratio needs finite values above zero" in found.reason
+        assert found.ratio is None
+        assert code(found) == 5
+        assert b"NaN" not in msgspec.json.encode(found)
+
+
+def test_too_few_rounds_are_never_green() -> None:
+    few = record_of(joules=LEVEL[:3])
+    found = one(few, few)
+    assert found.verdict == "inconclusive"
+    assert found.reason == "3 base and 3 head rounds: a verdict needs 4 a side"
+    assert code(found) == 0
+    assert code(found, inconclusive="fail") == 4
+
+
+def test_invalid_rounds_do_not_count() -> None:
+    wild = [*(round_of(each) for each in LEVEL), round_of(500.0, flags=[SPOILED])]
+    found = one(record_of(), record_of(rounds=wild))
+    assert (found.verdict, found.n_head) == ("unchanged", 6)
+
+
+def test_a_measurement_and_an_estimate_are_never_compared() -> None:
+    meters = [msgspec.structs.replace(each, kind="estimated") for each in record_of().meters]
+    found = one(record_of(), record_of(joules=scaled(2.0), meters=meters))
+    assert (found.verdict, found.reason) == ("not comparable", "base is measured, head is estimated")
+    assert found.differences == ["meter.kind: measured -> estimated"]
+    assert code(found) == 3
+    both = one(record_of(meters=meters), record_of(joules=scaled(2.0), meters=meters))
+    assert (both.verdict, both.kind) == ("regressed", "estimated")
+
+
+def test_time_can_be_compared_whatever_the_meter() -> None:
+    meters = [msgspec.structs.replace(each, kind="estimated") for each in record_of().meters]
+    assert one(record_of(), record_of(meters=meters), "duration_s").verdict == "unchanged"
+
+
+def test_other_devices_are_not_comparable_with_what_differs() -> None:
+    assert REPORT.environment is not None
+    small = msgspec.structs.replace(
+        REPORT.environment, host=msgspec.structs.replace(HOST, logical_cpus=8, cpu_model="Intel Xeon")
+    )
+    (found,) = compared(report_of(record_of()), report_of(record_of(), environment=small)).comparisons
+    assert found.verdict == "not comparable"
+    assert found.differences == ["cpu.model: AMD EPYC 9354 -> Intel Xeon", "cpu.count: 64 -> 8"]
+    assert found.reason == f"other devices ({'; '.join(found.differences)})"
+    assert code(found) == 3
+
+
+def test_another_workload_is_compared_only_when_asked() -> None:
+    head = record_of(joules=scaled(1.1), params={"batch_size": 9})
+    found = one(record_of(), head)
+    assert found.verdict == "not comparable"
+    assert found.reason.startswith("another workload (params.batch_size: 8 -> 9; ")
+    across = one(record_of(), head, across=True)
+    assert across.verdict == "regressed"
+    assert "another workload: params.batch_size: 8 -> 9" in across.notes
+
+
+def test_the_last_attempt_counts() -> None:
+    base = report_of(record_of())
+    tries = [
+        record_of(attempt=2, joules=LEVEL),
+        record_of(attempt=1, status="failed", reason="flaky"),
+        record_of(attempt=3, joules=scaled(1.2)),
+    ]
+    (found,) = compared(base, report_of(*tries)).comparisons
+    assert found.verdict == "regressed"
+
+
+def test_a_test_that_is_there_twice_is_refused() -> None:
+    twice = report_of(record_of(), record_of(joules=scaled(1.2)))
+    for reports, origin in (
+        ((twice, report_of(record_of())), "base"),
+        ((report_of(record_of()), twice), "head"),
+    ):
+        with pytest.raises(ReportError) as caught:
+            compared(*reports)
+        assert str(caught.value) == (
+            f"{origin}.json: {TEST} is there twice (attempt 1); make one report a run, or join them with "
+            "llenergy merge"
+        )
+
+
+def test_an_interrupted_run_says_so() -> None:
+    found = compared(report_of(record_of(), complete=False), report_of(record_of()))
+    assert found.notes == [
+        "base.json is of a run that did not come to its end: what it had not measured is missing"
+    ]
+    assert found.base.complete is False
+
+
+def test_a_metric_that_no_side_has_is_no_gate_of_all_tests_and_one_of_a_mark() -> None:
+    silent = record_of(rounds=[round_of(each, tokens=None) for each in LEVEL])
+    (shared,) = compared(report_of(silent), report_of(silent), Asked(PER_TOKEN, gated=True)).comparisons
+    assert (shared.verdict, shared.reason, shared.gated) == (
+        "invalid",
+        "the workload counts no tokens",
+        False,
+    )
+    own = Asked(PER_TOKEN, gated=True, own=True)
+    (asked,) = compared(report_of(silent), report_of(silent), own).comparisons
+    assert (asked.verdict, asked.gated) == ("invalid", True)
+    (lost,) = compared(report_of(record_of()), report_of(silent), Asked(PER_TOKEN, gated=True)).comparisons
+    assert lost.verdict != "unchanged"
+    assert lost.gated
+
+
+def test_the_threshold_of_a_rule_is_used_and_told() -> None:
+    base, head = report_of(record_of()), report_of(record_of(joules=scaled(1.04)))
+    assert compared(base, head).comparisons[0].verdict == "regressed"
+    lax = compared(base, head, Asked(rule=Rule(threshold=0.08, tolerance=0.08), gated=True)).comparisons[0]
+    assert lax.verdict == "unchanged"
+    assert lax.rule is not None
+    assert lax.rule.threshold == 0.08
+
+
+def test_among_many_tests_a_lone_weak_change_is_no_discovery() -> None:
+    """Four rounds a side cannot give a p small enough to stand out among so many."""
+    still = [record_of(f"t.py::test_{i}", joules=LEVEL[:4]) for i in range(11)]
+    worse = record_of("t.py::test_x", joules=scaled(1.1, LEVEL[:4]))
+    base = report_of(*still, record_of("t.py::test_x", joules=LEVEL[:4]))
+    found = compared(base, report_of(*still, worse)).comparisons
+    alone = one(record_of("t.py::test_x", joules=LEVEL[:4]), worse)
+    assert alone.verdict == "regressed"
+    assert found[-1].verdict == "inconclusive"
+    assert "among 12 benchmarks" in found[-1].reason

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same devices, the same workload: what counts, what does not, and how the difference is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.identity import (
+    advisories,
+    device_differences,
+    device_facts,
+    device_line,
+    differing,
+    key_of,
+)
+from pytest_llenergy.compare.workload import workload_differences, workload_key
+from pytest_llenergy.model.environment import Board, Environment
+from pytest_llenergy.model.record import Parallel, RankInfo
+
+from ..model.reports import BOARD, HOST, RECORD, REPORT
+from .runs import record_of, round_of
+
+HERE = REPORT.environment
+assert HERE is not None
+
+
+def on(host: dict[str, Any] | None = None, gpus: list[Board] | None = None) -> Environment:
+    assert HERE is not None
+    changed = msgspec.structs.replace(HOST, **(host or {}))
+    return msgspec.structs.replace(HERE, host=changed, gpus=HERE.gpus if gpus is None else gpus)
+
+
+def board(**changes: Any) -> Board:
+    return msgspec.structs.replace(BOARD, **changes)
+
+
+@pytest.mark.parametrize(
+    ("host", "line"),
+    [
+        ({"cpu_model": "AMD EPYC 9355"}, "cpu.model: AMD EPYC 9354 -> AMD EPYC 9355"),
+        ({"machine": "aarch64"}, "cpu.machine: x86_64 -> aarch64"),
+        ({"logical_cpus": 8}, "cpu.count: 64 -> 8"),
+        ({"memory_bytes": 2**37}, "host.memory: 256 GiB -> 128 GiB"),
+    ],
+)
+def test_another_machine_is_told_by_what_differs(host: dict[str, Any], line: str) -> None:
+    assert device_differences(RECORD, RECORD, HERE, on(host)) == [line]
+
+
+@pytest.mark.parametrize("host", [{"name": "bench-8"}, {"load_average": 9.0}, {"system": "Linux 6.9"}])
+def test_what_changes_from_run_to_run_is_no_difference(host: dict[str, Any]) -> None:
+    assert device_differences(RECORD, RECORD, HERE, on(host)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"name": "NVIDIA H200"}, "gpu.name: NVIDIA H100 -> NVIDIA H200"),
+        ({"memory_bytes": 94 * 2**30}, "gpu.memory: 80.0 GiB -> 94.0 GiB"),
+        ({"power_limit_w": 400.0}, "gpu.power_limit: 700 W -> 400 W"),
+        ({"power_limit_w": None}, "gpu.power_limit: 700 W -> unknown"),
+    ],
+)
+def test_another_board_is_told_by_what_differs(changes: dict[str, Any], line: str) -> None:
+    assert device_differences(RECORD, RECORD, HERE, on(gpus=[board(**changes)])) == [line]
+
+
+def test_boards_of_the_host_that_a_test_does_not_use_do_not_count() -> None:
+    more = on(gpus=[BOARD, board(uuid="GPU-z", name="NVIDIA L4", pci_bus_id="0000:99:00.0")])
+    assert device_differences(RECORD, RECORD, HERE, more) == []
+
+
+def test_the_number_of_boards_counts() -> None:
+    two = msgspec.structs.replace(RECORD, devices=["GPU-a", "GPU-b"])
+    there = on(gpus=[BOARD, board(uuid="GPU-b")])
+    assert device_differences(RECORD, two, HERE, there) == ["gpu.count: 1 -> 2"]
+
+
+def test_an_instance_is_another_device_than_its_board() -> None:
+    part = board(uuid="MIG-1", name="NVIDIA H100 MIG 1g.10gb", memory_bytes=10 * 2**30, power_limit_w=None)
+    instance = msgspec.structs.replace(RECORD, devices=["MIG-1"], boards=[part])
+    assert device_differences(RECORD, instance, HERE, HERE) == [
+        "gpu.name: NVIDIA H100 -> NVIDIA H100 MIG 1g.10gb",
+        "gpu.memory: 80.0 GiB -> 10.0 GiB",
+        "gpu.mig: no -> yes",
+    ]
+
+
+def test_a_meter_counts_by_kind_name_source_and_domain() -> None:
+    (meter,) = RECORD.meters
+    power = msgspec.structs.replace(meter, source="nvmlDeviceGetPowerUsage integrated")
+    other = msgspec.structs.replace(RECORD, meters=[power])
+    line = "meter.source: counter -> nvmlDeviceGetPowerUsage integrated"
+    assert device_differences(RECORD, other, HERE, HERE) == [line]
+    assert device_differences(RECORD, other, HERE, HERE, meters=False) == []
+    package = msgspec.structs.replace(RECORD, meters=[msgspec.structs.replace(meter, domain="cpu:package-0")])
+    assert device_differences(RECORD, package, HERE, HERE) == ["meter.domain: gpu -> cpu:package-0"]
+
+
+def test_a_machine_that_is_not_known_is_not_the_same() -> None:
+    assert device_differences(RECORD, RECORD, None, HERE) == ["host: unknown"]
+    assert device_differences(RECORD, RECORD, None, None) == ["host: unknown"]
+
+
+def test_another_board_of_the_same_kind_is_comparable_with_a_note() -> None:
+    other = msgspec.structs.replace(
+        RECORD,
+        devices=["GPU-b"],
+        meters=[msgspec.structs.replace(RECORD.meters[0], domain="gpu:GPU-b")],
+    )
+    there = on(gpus=[board(uuid="GPU-b", pci_bus_id="0000:25:00.0")])
+    assert device_differences(RECORD, other, HERE, there) == []
+    assert advisories(RECORD, other, HERE, there) == [
+        "other boards of the same kind (GPU-a -> GPU-b): these differ by 10 % and more, so this is no proof"
+    ]
+    assert advisories(RECORD, RECORD, HERE, HERE) == []
+
+
+def test_another_driver_and_another_host_are_notes() -> None:
+    assert HERE is not None
+    newer = msgspec.structs.replace(HERE, driver="590.2")
+    assert advisories(RECORD, RECORD, HERE, newer) == ["another driver (580.1 -> 590.2)"]
+    on_cpu = msgspec.structs.replace(RECORD, devices=["cpu"])
+    assert advisories(on_cpu, on_cpu, HERE, on({"name": "bench-8"})) == [
+        "another host of the same kind (bench-7 -> bench-8)"
+    ]
+
+
+def test_the_key_is_that_of_the_facts() -> None:
+    facts = device_facts(RECORD, HERE)
+    assert key_of(facts) == key_of(dict(reversed(facts.items())))
+    assert key_of(facts) != key_of({**facts, "cpu.count": "8"})
+    assert differing(facts, {**facts, "cpu.count": "8"}) == ["cpu.count: 64 -> 8"]
+
+
+def test_a_line_for_people() -> None:
+    assert device_line(RECORD, HERE) == "1x NVIDIA H100 700 W, nvml (measured)"
+    bare = msgspec.structs.replace(RECORD, devices=["cpu"], meters=[])
+    assert device_line(bare, HERE) == "AMD EPYC 9354, no meter"
+
+
+def backend(**changes: Any) -> dict[str, Any]:
+    assert RECORD.backend is not None
+    return {"backend": msgspec.structs.replace(RECORD.backend, **changes)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"params": {"batch_size": 9}}, "params.batch_size: 8 -> 9"),
+        (backend(name="openvino"), "backend: transformers -> openvino"),
+        (backend(model="n"), "model: m -> n"),
+        (backend(model_revision="abc"), "model.revision: None -> abc"),
+        (backend(dtype="bfloat16"), "dtype: None -> bfloat16"),
+        (backend(options={"compile": True}), "options.compile: False -> True"),
+        (backend(generation={"max_new_tokens": 64}), "generation.max_new_tokens: none -> 64"),
+        (
+            {"parallel": Parallel(tensor=2)},
+            "parallel: data 2, tensor 1, pipeline 1 -> data 1, tensor 2, pipeline 1",
+        ),
+        ({"devices": ["GPU-a", "GPU-b"]}, "devices: 1 -> 2"),
+        ({"fallback": "cpu"}, "fallback: None -> cpu"),
+        ({"launch": "engine"}, "launch: ranks -> engine"),
+        ({"start_method": "forkserver"}, "start_method: spawn -> forkserver"),
+        ({"ranks": [RankInfo(rank=0, local_rank=0, pid=1, device="GPU-a", threads=2)]}, "threads: 1 -> 2"),
+        ({"rounds": [round_of(10.0, requests=8)] * 6}, "requests: 2 -> 4"),
+        ({"rounds": [round_of(10.0, iterations=1)] * 6}, "requests: 2 -> 4"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_executes_differently_is_told(changes: dict[str, Any], line: str) -> None:
+    base, head = record_of(), record_of(**{"rounds": record_of().rounds, **changes})
+    assert line in workload_differences(base, head)
+    assert workload_key(base) != workload_key(head)
+
+
+def test_versions_and_processes_are_no_part_of_the_workload() -> None:
+    base = record_of()
+    (rank,) = base.ranks
+    head = record_of(
+        **backend(version="6.0", load_s=9.0), ranks=[msgspec.structs.replace(rank, pid=1, cpus=[7])]
+    )
+    assert workload_differences(base, head) == []
+    assert workload_key(base) == workload_key(head)
+
+
+def test_more_iterations_of_the_same_are_the_same_workload() -> None:
+    base = record_of()
+    twice = [
+        msgspec.structs.replace(each, iterations=4, tokens=type(each.tokens)(input=60, output=32), requests=8)
+        for each in base.rounds
+        if each.tokens is not None
+    ]
+    assert workload_differences(base, record_of(rounds=twice)) == []

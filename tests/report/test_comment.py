@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comment of a pull request: what comes first, what it says, and that no test id breaks out of it."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.model.comparison import ComparedReports, Comparison, Side
+from pytest_llenergy.report.comment import MARKER, MOST_BYTES, plain, render_comment
+
+from ..compare.runs import LEVEL, record_of, report_of, scaled
+
+SIDE = Side(origin="base.json", run_id="1", started_at="2026-01-02T03:04:05Z", complete=True)
+
+
+def compared(*found: Comparison) -> ComparedReports:
+    return ComparedReports(base=SIDE, head=SIDE, comparisons=list(found))
+
+
+def comparison(name: str, verdict: str = "unchanged", **changes: object) -> Comparison:
+    made = {"id": name, "metric": "energy_j", "unit": "J", "verdict": verdict, "reason": "because", **changes}
+    return msgspec.convert(made, Comparison)
+
+
+def test_what_a_reviewer_reads() -> None:
+    names = [f"benchmarks/test_decode.py::test_{word}" for word in ("same", "worse", "better")]
+    base = report_of(*(record_of(name) for name in names))
+    head = report_of(*(record_of(name, scaled(by)) for name, by in zip(names, (1, 1.1, 0.9), strict=True)))
+    text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Asked(gated=True)]))
+    lines = text.splitlines()
+    assert lines[0] == MARKER
+    assert lines[1] == "### Energy: 1 regressed, 1 improved, 1 unchanged"
+    assert "<code>abc</code> (with changes) against <code>abc</code> (with changes)" in lines[2]
+    assert "1x NVIDIA H100 700 W, nvml (measured)" in lines[2]
+    assert re.search(r"noise 0\.\d% median, 0\.\d% at most", lines[2])
+    rows = [line for line in lines if line.startswith("| ") and "<code>" in line]
+    assert [re.findall("test_[a-z]+", row)[-1] for row in rows] == ["test_worse", "test_better", "test_same"]
+    cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
+    assert cells[0] == "🔴 regressed"
+    assert cells[2:4] == ["0.6253 J/token", "0.6878 J/token"]
+    assert cells[4] == "**+10.0%**"
+    assert re.fullmatch(r"\+9\.\d% … \+10\.\d%", cells[5])
+    assert cells[6] == "8 → 8 (+0.0%)"
+    assert cells[7] == "6 + 6"
+    assert text.index("<details><summary>1 unchanged</summary>") > text.index("test_better")
+    assert lines[-1] == (
+        "Regressed: energy_per_output_token_j: worse by 3% or more, and surely by more than 1%. "
+        "Values are medians of rounds."
+    )
+
+
+HOSTILE = [
+    "t.py::t[a|b]",
+    "t.py::t[`x` **b** _i_ ~~s~~]",
+    "t.py::t[<script>alert(1)</script>]",
+    "t.py::t[</code></details><img src=x onerror=alert(1)>]",
+    "t.py::t[one\ntwo\r\nthree\u2028four]",
+    "t.py::t[![x](http://evil.example/a.png)]",
+    "t.py::t[https://evil.example www.evil.example]",
+    "t.py::t[@octocat #1 org/repo#2]",
+    "t.py::t[\\| \\\\]",
+    "t.py::t[\u202etxt.exe\u202c]",
+    "t.py::t[<!-- llenergy:compare -->]",
+    "t.py::t[&lt;b&gt; &#124;]",
+    "[x]: http://evil.example",
+    "t.py::t[]]>\x00\x1b[31m]",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_id_stays_text_in_its_cell(name: str) -> None:
+    found = [
+        comparison(name, "regressed"),
+        comparison("t.py::harmless", "invalid", reason=name, notes=[name]),
+    ]
+    text = render_comment(compared(*found))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 4
+    assert {row.count("|") for row in rows} == {9}
+    # No markup but our own.
+    ours = re.sub(r"</?code>|<br>|<!-- llenergy:compare -->", "", text)
+    assert not re.search(r"[<>`*~\\@!]|\]\(|://|www\.", ours.replace("**", ""))
+    assert text.count(MARKER) == 1
+    assert all(each.isprintable() or each == "\n" for each in text)
+
+
+def test_an_ordinary_id_can_be_read_and_none_is_changed() -> None:
+    assert plain("benchmarks/test_decode.py::TestX::test_decode[8-int4]") == (
+        "benchmarks/test_decode.py::TestX::test_decode[8-int4]"
+    )
+    for name in HOSTILE:
+        shown = html.unescape(plain(name)).replace("\u200b", "")
+        assert shown == "".join(
+            each if each.isprintable() else each.encode("unicode_escape").decode()
+            for each in " ".join(name.split())
+        )
+
+
+def test_long_ids_are_cut_in_the_middle() -> None:
+    shown = plain("test_" + "a" * 500 + "z]")
+    assert len(shown) == 161
+    assert shown.startswith("test_aaa")
+    assert shown.endswith("aaz]")
+    assert "…" in shown
+
+
+def test_it_fits_into_a_comment_and_names_what_was_cut() -> None:
+    found = [comparison(f"t.py::test_quiet[{'|' * 60}{i}]") for i in range(900)]
+    found += [comparison(f"t.py::test_loud{i}", "regressed") for i in range(30)]
+    text = render_comment(compared(*found))
+    assert len(text.encode()) <= MOST_BYTES
+    assert text.count("🔴 regressed") == 30
+    kept = text.count("⚪ unchanged")
+    assert 0 < kept < 900
+    assert f"Cut to fit into a comment: {900 - kept} unchanged. All of them are in the JSON." in text
+    assert text.splitlines()[1] == "### Energy: 30 regressed, 900 unchanged"
+
+
+def test_more_regressions_than_fit_are_counted() -> None:
+    found = [comparison(f"t.py::test{i}[{'x' * 150}]", "regressed") for i in range(900)]
+    text = render_comment(compared(*found, comparison("t.py::same")))
+    kept = text.count("🔴 regressed")
+    assert len(text.encode()) <= MOST_BYTES
+    assert f"Cut to fit into a comment: {900 - kept} regressed" in text
+
+
+def test_an_estimate_is_called_one_and_a_stopped_run_too() -> None:
+    meters = [msgspec.structs.replace(each, kind="estimated") for each in record_of().meters]
+    base = report_of(record_of(meters=meters), complete=False)
+    head = report_of(record_of(joules=scaled(1.2, LEVEL), meters=meters))
+    text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Asked()]))
+    assert "J/token (estimated) |" in text
+    assert (
+        "**base.json is of a run that did not come to its end: what it had not measured is missing**" in text
+    )
+
+
+def test_nothing_to_compare_says_so() -> None:
+    assert render_comment(compared()).splitlines()[1] == "### Energy: nothing to compare"
