@@ -42,7 +42,7 @@ def outcomes() -> Iterator[None]:
         yield
         return
     except OutcomeInRank as error:
-        outcome, reason = error.outcome, error.reason
+        outcome, reason, exit_code = error.outcome, error.reason, error.exit_code
     # It was the test's own decision, made in a rank. Not while handling it: pytest would show both.
     if outcome == "Skipped":
         # Told with the place of the test, not of this line.
@@ -50,7 +50,7 @@ def outcomes() -> Iterator[None]:
     if outcome == "XFailed":
         pytest.xfail(reason)
     if outcome == "Exit":
-        pytest.exit(reason)
+        pytest.exit(reason, exit_code)
     if outcome == "KeyboardInterrupt":
         raise KeyboardInterrupt(reason)
     pytest.fail(reason, pytrace=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+#: How much of what another rank has said is shown in the line about it.
+SAID_CHARACTERS = 200
+
 Outputs = Sequence[tuple[RankPlan, list[str]]]
 """What each rank has printed lately."""
 
@@ -50,8 +54,16 @@ class Failure:
 
     @property
     def is_echo(self) -> bool:
-        """Whether all it says is that another rank is gone."""
-        return bool(PEER_LOST.search(str(self.said["message"])))
+        """Whether all it says is that another rank is gone: torch does, not the test in words like these.
+
+        Ranks that are not ready yet do not say who raised it. It can only be torch.
+        """
+        return bool(self.said.get("collective", True) and PEER_LOST.search(str(self.said["message"])))
+
+    @property
+    def line(self) -> str:
+        """What it said, on one line."""
+        return (str(self.said["message"]).splitlines() or [""])[0]
 
     @property
     def time_ns(self) -> int:
@@ -61,10 +73,12 @@ class Failure:
 class OutcomeInRank(Exception):  # noqa: N818 - it carries an outcome, which need not be an error
     """pytest's skip, xfail or fail was raised inside the ranks. Handed on by the fixtures."""
 
-    def __init__(self, outcome: str, reason: str) -> None:
+    def __init__(self, outcome: str, reason: str, exit_code: int | None = None) -> None:
         super().__init__(reason)
         self.outcome = outcome
         self.reason = reason
+        #: Of ``pytest.exit``, where it gave one.
+        self.exit_code = exit_code
 
 
 def death(host: Host, group: str, pid: int) -> dict[str, Any]:
@@ -112,16 +126,19 @@ def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, ou
     )
 
 
-def raise_first(failures: Sequence[Failure], world_size: int, outputs: Outputs) -> NoReturn:
+def raise_first(
+    failures: Sequence[Failure], world_size: int, outputs: Outputs, silent: Sequence[RankPlan] = ()
+) -> NoReturn:
     """Raise the first cause; what the others said is usually its echo.
 
     A collective that lost a peer often says so before the peer's own end is seen. An error comes before an
-    outcome of pytest: where one rank skips and another fails, the test has failed.
+    outcome of pytest: where one rank skips and another fails, the test has failed. What the others said is
+    in a line of its own, last. Those that are ``silent`` have not answered when the group is ended.
     """
     first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.time_ns))
     said = first.said
     if said.get("outcome") and said["outcome"] != "Failed":
-        raise OutcomeInRank(said["outcome"], said["reason"])
+        raise OutcomeInRank(said["outcome"], f"{said['reason']}{_unheard(silent)}", said.get("exit_code"))
     where = f"rank {first.plan.rank} of {world_size} ({first.plan.device}, pid {first.pid})"
     ours = getattr(errors, said["ours"], None) if said.get("ours") else None
     if ours is not None and not issubclass(ours, WorkerError):
@@ -130,7 +147,32 @@ def raise_first(failures: Sequence[Failure], world_size: int, outputs: Outputs) 
     # That of the rank itself first.
     told = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
     traceback = str(said.get("traceback", "")).rstrip()
-    raise WorkerError(f"{where}: {said['message']}", traceback, sections=_sections(told))
+    details = "\n\n".join(filter(None, (traceback, _others(failures, first))))
+    raise WorkerError(f"{where}: {said['message']}", details, sections=_sections(told))
+
+
+def _unheard(silent: Sequence[RankPlan]) -> str:
+    """What nobody knows of, behind the reason of a skip: those ranks might have failed."""
+    if not silent:
+        return ""
+    ranks = ", ".join(str(plan.rank) for plan in silent)
+    return f" ({'rank' if len(silent) == 1 else 'ranks'} {ranks} still at work, and ended)"
+
+
+def _others(failures: Sequence[Failure], first: Failure) -> str:
+    """One line of what they said, and when; of those that have only lost a peer the first stands for all."""
+    said: dict[tuple[str, str], list[Failure]] = {}
+    for each in sorted(failures, key=lambda failure: failure.time_ns):
+        if each is not first:
+            when = "later" if each.time_ns >= first.time_ns else "earlier"
+            said.setdefault((when, "a lost peer" if each.is_echo else each.line), []).append(each)
+    return "; ".join(_told(when, alike) for (when, _), alike in said.items())
+
+
+def _told(when: str, alike: Sequence[Failure]) -> str:
+    ranks = ", ".join(str(each.plan.rank) for each in alike)
+    shown = textwrap.shorten(alike[0].line, SAID_CHARACTERS, placeholder=" …")
+    return f"{'rank' if len(alike) == 1 else 'ranks'} {ranks} {when}: {shown}"
 
 
 def _sections(outputs: Outputs) -> tuple[tuple[str, str], ...]:

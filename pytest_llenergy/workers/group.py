@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import socket
 import sys
 import threading
@@ -20,11 +19,11 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
-from pytest_llenergy.workers import failure
+from pytest_llenergy.workers import failure, stacks
 from pytest_llenergy.workers.channel import Channel
 from pytest_llenergy.workers.host import Host, Started, StartMethod
 from pytest_llenergy.workers.placement import check_placement
-from pytest_llenergy.workers.plan import ProcessPlan, RankPlan
+from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, RankPlan
 from pytest_llenergy.workers.surroundings import inherited
 
 START_TIMEOUT_S = 120.0
@@ -48,6 +47,8 @@ class _Rank:
         self.pid = started.pid
         self.forked = started.forked
         self.log = started.log
+        #: One in the group's own directory goes with it: of what is not shown nothing need be kept.
+        self.keeps_log = not self.log.is_relative_to(directory)
         #: Where the output of the request in hand begins.
         self.log_start = 0
         self.channel = Channel(started.connection, directory)
@@ -60,11 +61,30 @@ class _Rank:
         """What it prints from now on belongs to the request in hand."""
         # The log is gone when the supervisor is, which the request will tell.
         with suppress(FileNotFoundError):
-            self.log_start = self.log.stat().st_size
+            self.log_start = self.log_size()
+            if self.log_start and not self.keeps_log:
+                # Else the output of all tests that share these ranks would be there at once.
+                os.truncate(self.log, 0)
+                self.log_start = 0
 
     def output(self) -> list[str]:
         """What it has printed since the request in hand."""
         return failure.tail(self.log, self.log_start)
+
+    def output_with_stacks(self, start: int) -> list[str]:
+        """The same of a rank that was asked for its stacks when its log had ``start`` bytes."""
+        if stacks.are_in(self.log, start):
+            return self.output()
+        # Processes of other hosts cannot be looked at.
+        pid = self.pid if self.plan.host == LOCALHOST else None
+        return [*self.output(), f"({stacks.why_none(pid)})"]
+
+    def log_size(self) -> int:
+        """In bytes; 0 when it is gone, as it is with the supervisor."""
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
 
 
 class RankGroup:
@@ -244,18 +264,23 @@ class RankGroup:
                     deadline = min(deadline or float("inf"), time.monotonic() + SETTLE_S)
         if failures:
             others = [(rank.plan, rank.output()) for rank in self._ranks]
-            failure.raise_first(failures, len(self._ranks), others)
+            silent = [rank.plan for rank in waiting.values()]
+            failure.raise_first(failures, len(self._ranks), others, silent)
         if waiting:
             self._raise_hang(list(waiting.values()), timeout_s or 0.0)
         return [answers[rank.plan.rank] for rank in self._ranks]
 
     def _raise_hang(self, silent: Sequence[_Rank], timeout_s: float) -> None:
+        starts = [rank.log_size() for rank in self._ranks]
         for host in self._hosts:
             with suppress(WorkerError):
-                host.signal(self._name, signal.SIGUSR2)
+                host.signal(self._name, stacks.SIGNAL)
         # A rank that hangs cannot say when it has finished writing.
         time.sleep(STACKS_S)
-        outputs = [(rank.plan, rank.output()) for rank in self._ranks]
+        outputs = [
+            (rank.plan, rank.output_with_stacks(start))
+            for rank, start in zip(self._ranks, starts, strict=True)
+        ]
         failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)
 
 

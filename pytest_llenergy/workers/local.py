@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -164,6 +165,7 @@ class LocalHost:
         #: The last one that was used stands last.
         self._supervised: list[tuple[Key, Supervised]] = []
         self._of_group: dict[str, Supervised] = {}
+        self._logs_of_group: dict[str, Path] = {}
 
     def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
         """Have the supervisor that ranks with this environment can come from.
@@ -204,7 +206,8 @@ class LocalHost:
         supervised, log = self._of_group[group], self._log(group, rank)
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", HALF_MESSAGE_S, 0))
-        with theirs, log.open("wb") as file:
+        # Appended to, so that it can be cut while the rank writes.
+        with theirs, log.open("ab") as file:
             here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 given = [theirs.fileno(), file.fileno(), here, *descriptors]
@@ -228,6 +231,7 @@ class LocalHost:
 
     def end(self, group: str) -> list[int]:
         """See ``Host``."""
+        self._logs_of_group.pop(group, None)
         supervised = self._of_group.get(group)
         if supervised is None:
             return []
@@ -252,6 +256,19 @@ class LocalHost:
             each[1].close()
 
     def _log(self, group: str, rank: int) -> Path:
-        directory = self.directory(group) if self._logs is None else self._logs / group
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory / f"rank{rank}.log"
+        if self._logs is None:
+            return self.directory(group) / f"rank{rank}.log"
+        if group not in self._logs_of_group:
+            self._logs_of_group[group] = _new_directory(self._logs, group)
+        return self._logs_of_group[group] / f"rank{rank}.log"
+
+
+def _new_directory(parent: Path, name: str) -> Path:
+    """``name``, or ``name.2`` and so on: in a container every run has the pid of the last."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        directory = parent / (name if number == 1 else f"{name}.{number}")
+        with suppress(FileExistsError):
+            directory.mkdir()
+            break
+    return directory

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import random
-import signal
+import re
 import sys
 import time
 import traceback
@@ -23,6 +23,7 @@ from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Iteration, RankTimeline
 from pytest_llenergy.workers.channel import Channel
+from pytest_llenergy.workers.leftovers import Leftovers
 from pytest_llenergy.workers.memory import memory_bytes, peak_memory_bytes, reset_peak_memory
 
 #: What pytest takes for a skip, too.
@@ -30,6 +31,9 @@ SKIPS = {"unittest.case.SkipTest": "Skipped"}
 
 #: What ``pytest.exit`` raises, and Ctrl-C.
 ENDS_OF_RUN = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
+
+#: How messages of gloo (the file that raised it) and NCCL begin.
+OF_TRANSPORT = re.compile(r"\bgloo/|\bNCCL error\b|\bnccl\w*Error\b")
 
 
 class CallJob:
@@ -59,7 +63,9 @@ class Server:
         self._environment = dict(os.environ)
         # Open, so that it need not have a name any more.
         self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
-        self._settings = _settings()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._as_it_was = Leftovers()
         # What is loaded by now is here to stay; no collection need look through it again.
         gc.collect()
         gc.freeze()
@@ -120,7 +126,8 @@ class Server:
         self._backend = backend
         gc.collect()
         gc.freeze()
-        self._settings = _settings()
+        # What an engine starts and sets is its own affair.
+        self._as_it_was = Leftovers()
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=time.monotonic() - start))
 
     def _prepare(self, payload: dict[str, Any]) -> None:
@@ -132,7 +139,7 @@ class Server:
         self._job = CallJob(blob)
 
     def _ready(self, _payload: None) -> None:
-        random.seed(0)
+        _seed()
         gc.collect()
         reset_peak_memory()
         self._synchronize()
@@ -185,8 +192,13 @@ class Server:
         os.environ.clear()
         os.environ.update(self._environment)
         os.fchdir(self._directory)
+        os.umask(self._umask)
         gc.collect()
-        return memory_bytes(), _settings() != self._settings
+        left = self._as_it_was.found()
+        if left:
+            with suppress(Exception):
+                sys.stdout.write(f"not given to another test, since this one has left: {', '.join(left)}\n")
+        return memory_bytes(), bool(left)
 
     def _unload(self) -> None:
         if self._backend is None:
@@ -206,18 +218,14 @@ class Server:
             torch.cuda.synchronize()
 
 
-def _settings() -> tuple[object, ...]:
-    """What a test may have changed for all that follow, in the interpreter, the process and torch."""
-    torch = sys.modules.get("torch")
-    dist = sys.modules.get("torch.distributed")
-    return (
-        tuple(sys.path),
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
-        signal.getsignal(signal.SIGUSR2),
-        torch.get_num_threads() if torch is not None else None,
-        getattr(torch, "get_default_dtype", lambda: None)(),
-        dist is not None and dist.is_available() and dist.is_initialized(),
-    )
+def _seed() -> None:
+    """Each round and each call draws the same numbers, be it the first of its rank or not."""
+    random.seed(0)
+    # The first access imports it.
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 def _barrier() -> None:
@@ -228,15 +236,18 @@ def _barrier() -> None:
 
 def _describe(error: BaseException) -> dict[str, Any]:
     """What the parent needs to raise it again: the outcomes of pytest keep their meaning."""
-    kind = type(error)
+    kind, now_ns = type(error), time.monotonic_ns()
+    text = _text(error)
     return {
-        "time_ns": time.monotonic_ns(),
+        "time_ns": now_ns,
         "pid": os.getpid(),
         "outcome": _outcome(kind),
-        "reason": str(getattr(error, "msg", None) or _text(error)),
+        "reason": text,
+        "exit_code": _exit_code(error),
         "ours": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
-        "message": f"{kind.__name__}: {_text(error)}",
+        "message": f"{kind.__name__}: {text}",
         "traceback": _users_traceback(error),
+        "collective": _is_of_collective(error, text),
     }
 
 
@@ -249,11 +260,23 @@ def _outcome(kind: type[BaseException]) -> str | None:
     return kind.__name__ if name in ENDS_OF_RUN else SKIPS.get(name)
 
 
+def _exit_code(error: BaseException) -> int | None:
+    """The one that ``pytest.exit`` was given."""
+    code = getattr(error, "returncode", None)
+    return int(code) if isinstance(code, int) else None
+
+
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception as another:
+        return _plain(str(error))
+    except BaseException as another:
+        # Also SystemExit: what ends here is the making of a text, no test.
         return f"(its text cannot be had: {type(another).__name__})"
+
+
+def _plain(text: str) -> str:
+    """No class of the test's own, which pytest may not know, and nothing that cannot be printed."""
+    return str.encode(text, errors="backslashreplace").decode()
 
 
 def _users_traceback(error: BaseException) -> str:
@@ -261,4 +284,23 @@ def _users_traceback(error: BaseException) -> str:
     found = error.__traceback__
     while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename == __file__:
         found = found.tb_next
-    return "".join(traceback.format_exception(type(error), error, found))
+    try:
+        return _plain("".join(traceback.format_exception(type(error), error, found)))
+    except BaseException as another:
+        # It asks loaders for source, and more of the error and its causes for their texts.
+        calls = [(frame.f_code, line) for frame, line in traceback.walk_tb(found)]
+        told = [f'File "{code.co_filename}", line {line}, in {code.co_name}\n' for code, line in calls]
+        return _plain("".join([*told, f"(the rest cannot be had: {type(another).__name__})"]))
+
+
+def _is_of_collective(error: BaseException, text: str) -> bool:
+    """Whether torch's communication raised it, rather than the test in words like these."""
+    if not isinstance(error, RuntimeError):
+        # As torch.distributed.DistError is, and what C++ raises.
+        return False
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    where = innermost.tb_frame.f_globals.get("__name__") if innermost is not None else None
+    # A wait for a work handle raises in the test's own frame, a backward pass in that of autograd.
+    return str(where).startswith("torch.distributed") or bool(OF_TRANSPORT.search(text))

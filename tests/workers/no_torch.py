@@ -9,6 +9,7 @@ TORCH = """
 __version__ = "0"
 def set_num_threads(n): pass
 def get_num_threads(): return 1
+def manual_seed(seed): pass
 class cuda:
     device_count = staticmethod(lambda: 0)
     is_initialized = staticmethod(lambda: False)

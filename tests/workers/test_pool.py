@@ -15,6 +15,7 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import Isolation, Load, RankPool
 from pytest_llenergy.workers.workload import call_workload
@@ -290,6 +291,32 @@ def test_what_ranks_print_is_kept_where_it_is_wanted(pytester: pytest.Pytester) 
     assert ["this is rank 0" in log.read_text() for log in logs] == [True, False]
 
 
+def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Path) -> None:
+    found = []
+    for number in range(2):
+        host = LocalHost(logs=tmp_path / "logs")
+        host.prepare("7-0", dict(os.environ), ())
+        started = [host.start("7-0", rank, dict(os.environ)) for rank in range(2)]
+        found += [each.log for each in started]
+        for each in started:
+            each.connection.close()
+            each.log.write_text(str(number))
+        host.end("7-0")
+        host.close()
+    assert len({log.parent for log in found}) == 2
+    assert [log.read_text()[:1] for log in found] == ["0", "0", "1", "1"]
+
+
+def test_ranks_that_are_used_again_do_not_keep_what_they_have_printed(pool: RankPool) -> None:
+    def say() -> int:
+        import os
+
+        print("x" * 1_000_000)
+        return os.fstat(1).st_size
+
+    assert [1_000_000 < size < 1_100_000 for size in [*call(pool, say), *call(pool, say)]] == [True, True]
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_start_method_is_in_the_record(quick: pytest.Pytester, read_report: Read, method: str) -> None:
     quick.makepyfile(
@@ -346,6 +373,7 @@ from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.workload import call_workload
 def look():

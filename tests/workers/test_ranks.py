@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError, WorkerPlacementError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.workers.failure import OutcomeInRank
+from pytest_llenergy.workers.failure import Failure, OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
 from pytest_llenergy.workers.local import LocalHost
@@ -214,7 +216,7 @@ class TestFailures:
                 print("about to fail")
                 raise ValueError("the real cause")
             time.sleep(0.2)
-            raise RuntimeError("an echo of it")
+            raise RuntimeError("what came of it\nand more")
 
         with pytest.raises(WorkerError) as caught:
             run(pair, work)
@@ -222,8 +224,96 @@ class TestFailures:
         assert text.startswith(f"rank 1 of 2 (cpu, pid {pair.ranks[1].pid}): ValueError: the real cause\n")
         assert 'raise ValueError("the real cause")' in text
         assert caught.value.sections == (("output of rank 1", "about to fail"),)
-        assert "an echo" not in text
+        assert text.endswith("\n\nrank 0 later: RuntimeError: what came of it")
         assert not pair.alive
+
+    def test_a_peer_is_lost_in_torchs_words_not_in_those_of_a_test(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import os
+            import time
+
+            if os.environ["RANK"] == "0":
+                raise ConnectionResetError("Connection reset by peer: hub.example")
+            time.sleep(0.5)
+            raise RuntimeError("Connection closed by peer: the second")
+
+        with pytest.raises(WorkerError) as caught:
+            run(pair, work)
+        text = str(caught.value)
+        assert "ConnectionResetError: Connection reset by peer: hub.example" in text.splitlines()[0]
+        assert text.endswith("\n\nrank 1 later: RuntimeError: Connection closed by peer: the second")
+
+    @pytest.mark.parametrize("wait", ["of itself", "of the test", "of autograd"])
+    def test_torchs_words_for_a_lost_peer_are_known(
+        self, hosts: dict[str, Host], tmp_path: Path, wait: str
+    ) -> None:
+        def work() -> None:
+            import os
+
+            import torch
+            import torch.distributed as dist
+
+            from pytest_llenergy.workers.serve import _describe
+
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+            loss = model(torch.ones(1, 1)).sum()
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), 9)
+            try:
+                if wait == "of itself":
+                    dist.all_reduce(torch.ones(1))
+                elif wait == "of the test":
+                    dist.all_reduce(torch.ones(1), async_op=True).wait()
+                else:
+                    loss.backward()
+            except RuntimeError as error:
+                (tmp_path / "said").write_text(json.dumps(_describe(error)))
+
+        two = plan(2, TORCH)
+        with pytest.raises(WorkerError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+            run(RankGroup(two, hosts), work)
+        said = json.loads((tmp_path / "said").read_text())
+        assert Failure(two.ranks[0], 1, said, []).is_echo, said
+        assert not Failure(two.ranks[0], 1, {**said, "collective": False}, []).is_echo
+
+    @pytest.mark.parametrize("broken", ["text", "message", "source", "kind of text"])
+    def test_an_error_whose_text_is_broken_is_still_the_first_cause(
+        self, pair: RankGroup, broken: str
+    ) -> None:
+        def work() -> None:
+            class BrokenError(Exception):
+                def __str__(self) -> str:
+                    raise SystemExit(3)
+
+            class Text(str):
+                def __reduce__(self) -> Any:
+                    raise RuntimeError("no text")
+
+            class OfTextError(Exception):
+                def __str__(self) -> str:
+                    return Text("kind of text \ud800")
+
+            class Loader:
+                def get_source(self, name: str) -> str:
+                    raise ValueError("no source")
+
+            error = {"text": BrokenError(), "kind of text": OfTextError()}.get(broken, ValueError("fine"))
+            if broken == "message":
+                error.msg = BrokenError()  # type: ignore[attr-defined]
+            if broken == "source":
+                module = {"__name__": "virtual", "__loader__": Loader(), "error": error}
+                exec(compile("raise error", "virtual.py", "exec"), module)
+            raise error
+
+        with pytest.raises(WorkerError) as caught:
+            run(pair, work)
+        first, *_ = str(caught.value).splitlines()
+        told = {
+            "text": "BrokenError: (its text cannot be had: SystemExit)",
+            "kind of text": r"OfTextError: kind of text \ud800",
+        }
+        assert first.endswith(told.get(broken, "ValueError: fine"))
+        assert "in work" in caught.value.details
 
     def test_the_output_that_is_shown_is_short_and_of_this_call(self, pair: RankGroup) -> None:
         run(pair, exec, "print('old ' * 1_000_000)")
@@ -262,10 +352,45 @@ class TestFailures:
             workload.run_round()
         assert not any(alive(rank.pid) for rank in pair.ranks)
 
+    @pytest.mark.parametrize(
+        ("code", "why"),
+        [
+            (
+                "os.kill(os.getpid(), signal.SIGSTOP)",
+                "the process is stopped, by SIGSTOP or the like; state T",
+            ),
+            ("signal.signal(signal.SIGUSR2, signal.SIG_IGN)", "the process ignores SIGUSR2"),
+            ("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})", "the process blocks SIGUSR2"),
+            ("os.close(2)", "it was asked for its stacks and wrote none; state S"),
+        ],
+    )
+    def test_a_rank_that_hangs_and_cannot_say_where_says_why(
+        self, pair: RankGroup, code: str, why: str
+    ) -> None:
+        hang = f"import os, signal, time\nif os.environ['RANK'] == '0': {code}\ntime.sleep(60)"
+        with pytest.raises(WorkerError) as caught:
+            run(pair, exec, hang, timeout_s=0.5)
+        told = dict(caught.value.sections)
+        assert why in told["output of rank 0"]
+        assert "(most recent call first):" in told["output of rank 1"]
+        assert "(no stacks" not in told["output of rank 1"]
+
     def test_outcomes_of_pytest_keep_their_meaning(self, pair: RankGroup) -> None:
         with pytest.raises(OutcomeInRank) as caught:
             run(pair, pytest.skip, "not on this rank")
         assert (caught.value.outcome, caught.value.reason) == ("Skipped", "not on this rank")
+
+    def test_a_skip_tells_of_ranks_that_have_not_answered(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import os
+            import time
+
+            if os.environ["RANK"] == "0":
+                pytest.skip("no such kernel")
+            time.sleep(60)
+
+        with pytest.raises(OutcomeInRank, match=r"^no such kernel \(rank 1 still at work, and ended\)$"):
+            run(pair, work)
 
     def test_errors_of_ours_keep_their_type_and_name_the_rank(self, pair: RankGroup) -> None:
         def work() -> None:

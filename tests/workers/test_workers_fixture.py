@@ -359,6 +359,18 @@ def test_what_is_measured_in_this_process_has_no_ranks_in_its_record(
     )
 
 
+def test_the_exit_code_of_a_run_that_a_rank_ends(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        def test_it(workers):
+            workers.run(pytest.exit, "enough of it", 7)
+        """
+    )
+    without_torch(pytester.path)
+    assert pytester.runpytest_subprocess("-p", "no:cacheprovider").ret == 7
+
+
 def test_a_skip_in_a_rank_is_told_with_the_place_of_its_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_places="""

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test leaves in its ranks reaches no other test: it is put back, or the ranks are retired."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.workers.pool import RankPool
+from pytest_llenergy.workers.workload import call_workload
+
+from .groups import plan
+
+TORCH = Capabilities(framework="torch", process_group=True, data=True)
+
+#: What runs on, and what is not as it was.
+LEFT = {
+    "a thread": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(300,), daemon=True).start()",
+    "a busy thread": "import threading\ndef spin():\n while True: pass\n"
+    "threading.Thread(target=spin, daemon=True).start()",
+    "a thread of the lowest kind": "import _thread, time\n"
+    "_thread.start_new_thread(lambda: time.sleep(300), ()); time.sleep(0.1)",
+    "a busy executor": "import sys, time; from concurrent.futures import ThreadPoolExecutor\n"
+    "sys.pool = ThreadPoolExecutor(1); sys.pool.submit(time.sleep, 300)",
+    "a child": "import subprocess; subprocess.Popen(['sleep', '300'])",
+    "a fork": "import os, time\nif os.fork() == 0: time.sleep(300); os._exit(0)",
+    "a grandchild in its own session": "import subprocess; subprocess.run(['setsid', '-f', 'sleep', '300'])",
+    "a child of multiprocessing": "import multiprocessing, time\n"
+    "multiprocessing.get_context('forkserver').Process(target=time.sleep, args=(300,), daemon=True).start()",
+    "a timer": "import signal; signal.setitimer(signal.ITIMER_REAL, 300)",
+    "a timer of work": "import signal; signal.setitimer(signal.ITIMER_PROF, 300)",
+    "an alarm": "import signal; signal.alarm(300)",
+    "niceness": "import os; os.nice(5)",
+    "no collection": "import gc; gc.disable()",
+    "collections at other times": "import gc; gc.set_threshold(10)",
+    "SIGTERM ignored": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    "SIGCHLD handled": "import signal; signal.signal(signal.SIGCHLD, lambda *_: None)",
+    "a signal blocked": "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
+    "few files": "import resource\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+    "no output": "import sys; sys.stdout.close()",
+    "no descriptor of it": "import os; os.close(2)",
+    "another output": "import io, sys; sys.stdout = io.StringIO()",
+    "output elsewhere": "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
+}
+
+#: The same in torch.
+LEFT_IN_TORCH = (
+    "torch.set_grad_enabled(False)",
+    "torch.mode = torch.inference_mode(); torch.mode.__enter__()",
+    "torch.set_default_device('meta')",
+    "torch.set_default_dtype(torch.float64)",
+    "torch.set_num_threads(7)",
+    "torch.use_deterministic_algorithms(True)",
+    "torch.set_float32_matmul_precision('high')",
+    "torch.backends.cudnn.benchmark = True",
+)
+
+#: What libraries start or set once and keep, and what ends by itself.
+KEPT = {
+    "the monitor of tqdm": "import tqdm; tqdm.tqdm([1])",
+    "the resource tracker": "import multiprocessing; multiprocessing.get_context('spawn').Semaphore()",
+    "the fork server": "import multiprocessing, time\n"
+    "child = multiprocessing.get_context('forkserver').Process(target=time.sleep, args=(0,))\n"
+    "child.start(); child.join()",
+    "an idle executor": "import sys, time; from concurrent.futures import ThreadPoolExecutor\n"
+    "sys.pool = ThreadPoolExecutor(1); sys.pool.submit(time.sleep, 0).result()",
+    "a thread about to end": "import threading, time\n"
+    "threading.Thread(target=time.sleep, args=(0.05,)).start()",
+    "a child about to end": "import subprocess; subprocess.Popen(['sleep', '300']).kill()",
+    "more files": "import resource\n"
+    "limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))",
+    "another umask": "import os; os.umask(0o777)",
+}
+
+#: A handler of SIGCHLD stays after it.
+DATA_LOADER = """
+from torch.utils.data import DataLoader
+import signal
+assert [int(each) for each in DataLoader(range(3), num_workers=1)] == [0, 1, 2]
+assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """New ranks of one test are the old ones of the next."""
+    pool = RankPool(60.0)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[RankPool]:
+    """Ranks with torch, which cost little."""
+    pool = RankPool(60.0, "forkserver")
+    yield pool
+    pool.close()
+
+
+def call(
+    pool: RankPool, function: Callable[..., Any], *args: Any, capabilities: Capabilities | None = None
+) -> Any:
+    """What the only rank answers in a test that ends then."""
+    ranks = pool.group(plan(1) if capabilities is None else plan(1, capabilities))
+    workload = call_workload(ranks, function, args, {}, 60)
+    workload.run_round()
+    (result,) = workload.results()
+    pool.rest()
+    return result
+
+
+@pytest.mark.parametrize("code", LEFT.values(), ids=LEFT)
+def test_ranks_in_which_something_is_left_are_retired(pool: RankPool, code: str) -> None:
+    first = call(pool, os.getpid)
+    call(pool, exec, code, {})
+    assert call(pool, os.getpid) != first
+
+
+@pytest.mark.parametrize("code", LEFT_IN_TORCH)
+def test_so_are_those_in_which_torch_is_set_otherwise(forks: RankPool, code: str) -> None:
+    first = call(forks, os.getpid, capabilities=TORCH)
+    call(forks, exec, f"import torch; {code}", {}, capabilities=TORCH)
+    assert call(forks, os.getpid, capabilities=TORCH) != first
+
+
+def test_what_libraries_keep_costs_no_ranks(pool: RankPool) -> None:
+    first = call(pool, os.getpid)
+    for name, code in KEPT.items():
+        call(pool, exec, code, {})
+        assert call(pool, os.getpid) == first, name
+
+
+def test_nor_do_the_workers_of_a_data_loader(forks: RankPool) -> None:
+    first = call(forks, os.getpid, capabilities=TORCH)
+    call(forks, exec, DATA_LOADER, {}, capabilities=TORCH)
+    assert call(forks, os.getpid, capabilities=TORCH) == first
+
+
+def test_the_umask_is_put_back(pool: RankPool) -> None:
+    def change_umask(mask: int) -> tuple[int, int]:
+        import os
+
+        return os.getpid(), os.umask(mask)
+
+    first = call(pool, change_umask, 0o777)
+    assert call(pool, change_umask, 0o777) == first
+
+
+def test_a_kept_log_says_why_ranks_were_retired(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import gc
+        def test_it(workers):
+            workers.run(gc.disable)
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-rank-logs=logs")
+    result.assert_outcomes(passed=1)
+    (log,) = (pytester.path / "logs").glob("*/rank0.log")
+    assert "since this one has left: garbage collection\n" in log.read_text()
+
+
+def test_the_next_test_does_not_run_beside_what_the_last_has_left(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import os, signal, subprocess, sys, threading, time
+        children = []
+        def leave():
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            threading.Thread(target=time.sleep, args=(300,), name="leftover", daemon=True).start()
+            return subprocess.Popen(["sleep", "300"]).pid
+        def test_a(workers):
+            children.extend(workers.run(leave))
+        def look():
+            time.sleep(1)
+            return [thread.name for thread in threading.enumerate()]
+        def test_b(workers):
+            assert workers.run(look) == [["MainThread"]]
+            assert not os.path.exists(f"/proc/{children[0]}")
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_every_call_draws_the_same_numbers_in_new_ranks_and_in_old_ones(start_method: Any) -> None:
+    def draw() -> tuple[int, float, float, float]:
+        import os
+        import random
+
+        import numpy
+        import torch
+
+        return os.getpid(), random.random(), float(numpy.random.random()), float(torch.rand(()))
+
+    pool = RankPool(60.0, start_method)
+    try:
+        drawn = [call(pool, draw, capabilities=TORCH) for _ in range(2)]
+        ranks = pool.group(plan(1, TORCH))
+        ranks.close()
+        drawn.append(call(pool, draw, capabilities=TORCH))
+    finally:
+        pool.close()
+    assert drawn[0] == drawn[1]
+    assert drawn[2][0] != drawn[0][0]
+    assert drawn[2][1:] == drawn[0][1:]
