@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.record import Metric, Round
+from pytest_llenergy.workers.lazy import REFUSAL, finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
-
-#: Functions whose call does none of their work.
-LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 @dataclass(frozen=True)
@@ -97,14 +94,11 @@ class Energy:
             return ranks, ranks.results
         if not callable(work):
             raise LLEnergyError(f"energy: {work!r} is not callable; give the function, not its result")
-        if any(test(work) for test in LAZY):
-            raise LLEnergyError(
-                "energy: a call of this function only makes a coroutine or generator; measure a function "
-                "that runs it, such as lambda: asyncio.run(f()), or use async with energy_meter(name)"
-            )
+        if is_lazy(work):
+            raise LLEnergyError(f"energy: {REFUSAL}, or use async with energy_meter(name)")
         function = work
         local = CallWorkload(lambda: function(*args, **kwargs))
-        return local, lambda: local.result
+        return local, lambda: finished(local.result, "energy")
 
 
 class EnergyMeter:

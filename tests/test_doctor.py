@@ -67,7 +67,7 @@ def test_it_comes_to_its_end_and_names_every_meter() -> None:
         "meter    estimate for cpu: estimated, cpu:host by CPU time",
         "meter    hwmon: by name only, --energy-meter=hwmon:ARGUMENT",
         "meter    command: by name only, --energy-meter=command:ARGUMENT",
-        "backend  transformers: available",
+        "backend  transformers: installed",
     ):
         assert line in text
 

@@ -126,6 +126,10 @@ def test_a_missing_number_is_told_not_compared(quick: pytest.Pytester) -> None:
         ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
         ("energy(int())", "LLEnergyError: energy: 0 is not callable; give the function, not its result"),
         ("energy(sleepy)", "LLEnergyError: energy: a call of this function only makes a coroutine *"),
+        (
+            "energy(lambda: (each for each in ()))",
+            "PlanError: energy: a call of this function only makes a coroutine *",
+        ),
         ("energy(int).joules", "*AttributeError: a run has no joules; metrics: energy_j, *"),
     ],
 )

@@ -27,6 +27,7 @@ BY_WORD = {
     "no kernel image": "install a torch that was built for this board's compute capability",
     "out of memory": "see nvidia-smi for who has the memory",
     "built without CUDA": "install a torch that is built with CUDA (https://pytorch.org/get-started)",
+    "Argument list too long": "unset what is not needed of the environment; no variable may have 128 KiB",
     "SIGILL": "a library was built for another CPU: reinstall it for this one; lscpu lists what it has",
     "SIGKILL": "see the kernel's log (dmesg) for the out-of-memory killer",
     "SIGBUS": "see whether /dev/shm is full",

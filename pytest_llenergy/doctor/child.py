@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_llenergy.doctor import probe
 from pytest_llenergy.doctor.steps import Step
-from pytest_llenergy.workers import family
+from pytest_llenergy.workers import family, guard
 from pytest_llenergy.workers.failure import signal_name, tail
 from pytest_llenergy.workers.plan import RankPlan
 from pytest_llenergy.workers.surroundings import inherited
@@ -52,16 +52,17 @@ class Child:
             "device": None if plan.device == "cpu" else plan.device,
             "steps": list(steps),
             "report": theirs,
-            "parent_pid": os.getpid(),
             "sys_path": [path for path in sys.path if isinstance(path, str)],
             "rank": plan.rank,
             "world_size": plan.world_size,
             "rendezvous": rendezvous,
         }
+        command = [sys.executable, probe.__file__, json.dumps(request)]
         try:
             with self._log.open("wb") as log:
+                # Its guard ends as it does, and before that all it has left behind.
                 self._popen = subprocess.Popen(
-                    [sys.executable, probe.__file__, json.dumps(request)],
+                    guard.around(os.getpid(), directory, theirs, command),
                     pass_fds=[theirs],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -110,7 +111,7 @@ class Child:
     def close(self) -> None:
         """End it and what it started. One that the kernel does not let go is left behind."""
         with suppress(ProcessLookupError, PermissionError):
-            # Sessions of their own included, as long as the process itself is there.
+            # Sessions of their own and orphans included: its guard has adopted them.
             family.end({self._popen.pid})
             os.killpg(self._popen.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):

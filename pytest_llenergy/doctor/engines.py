@@ -24,16 +24,17 @@ class MeterFacts:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """A backend; ``missing`` is why it cannot run, and what to do."""
+    """A backend; ``missing`` is why it cannot run, and what to do. ``framework`` is what it runs in."""
 
     name: str
     missing: str | None
+    framework: str | None = None
 
 
 def engines() -> Iterator[EngineFacts]:
     """Every known backend."""
     for name, backend in known_backends().items():
-        yield EngineFacts(name, backend.missing())
+        yield EngineFacts(name, backend.missing(), backend.capabilities.framework)
 
 
 def meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:

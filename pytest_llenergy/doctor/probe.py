@@ -14,15 +14,12 @@ import faulthandler
 import json
 import os
 import platform
-import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-
-PR_SET_PDEATHSIG = 1
 
 #: Side of the square matrices, and how many bytes are allocated: enough to reach every library, on any board.
 SIDE = 256
@@ -254,7 +251,7 @@ def main(argument: str) -> None:
     """Take the steps that are asked for. Ends the process, with exit code 1 after a step that failed."""
     request: dict[str, Any] = json.loads(argument)
     device = request.setdefault("device", None)
-    _die_with_parent(request.get("parent_pid", os.getppid()))
+    _leave_no_core()
     faulthandler.enable()
     os.environ.update(CUDA_VISIBLE_DEVICES=device or "", CUDA_DEVICE_ORDER="PCI_BUS_ID")
     # Its first element is this file's folder.
@@ -297,12 +294,7 @@ def _first_line(text: str) -> str:
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}…"
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process with its parent, also when that is killed; leave no core file."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        raise SystemExit(1)
+def _leave_no_core() -> None:
     import resource
 
     with suppress(OSError, ValueError):

@@ -9,7 +9,7 @@ from pytest_llenergy.devices.amd import AmdBoard
 from pytest_llenergy.devices.busy import show_process
 from pytest_llenergy.devices.request import show_memory
 from pytest_llenergy.doctor.checkup import Allotment, Checkup, Finding, GpuFacts, Leases
-from pytest_llenergy.doctor.engines import MeterFacts
+from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
 
 INDENT = " " * 9
@@ -31,9 +31,14 @@ def lines(checkup: Checkup) -> Iterator[str]:
     for meter in checkup.meters:
         yield f"meter    {_meter(meter)}"
     for engine in checkup.engines:
-        yield f"backend  {engine.name}: {engine.missing or 'available'}"
+        yield engine_line(engine)
     yield f"model    {checkup.model} (default)"
     yield from map(finding_line, checkup.findings)
+
+
+def engine_line(engine: EngineFacts) -> str:
+    """Whether a backend can run, as far as is known; of an installed one the steps may say otherwise."""
+    return f"backend  {engine.name}: {engine.missing or 'installed'}"
 
 
 def finding_line(finding: Finding) -> str:

@@ -13,8 +13,9 @@ from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.devices.mig import PREFIX
 from pytest_llenergy.doctor import steps
 from pytest_llenergy.doctor.checkup import Checkup, Finding
+from pytest_llenergy.doctor.engines import EngineFacts
 from pytest_llenergy.doctor.steps import Step, Trial
-from pytest_llenergy.doctor.text import INDENT, finding_line, step_line, trial_line
+from pytest_llenergy.doctor.text import INDENT, engine_line, finding_line, step_line, trial_line
 from pytest_llenergy.doctor.trial import NO_GPU, STEP_TIMEOUT_S, trial, untried
 from pytest_llenergy.errors import DeviceError
 
@@ -40,7 +41,19 @@ def toured(checkup: Checkup, say: Say, timeout_s: float = STEP_TIMEOUT_S) -> Che
             say(finding_line(findings[-1]))
             for line in made.output:
                 say(f"{INDENT}{line}")
-    return replace(checkup, trials=trials, findings=(*checkup.findings, *findings))
+    able = tuple(_engine(engine, trials) for engine in checkup.engines)
+    for engine in able:
+        if engine not in checkup.engines:
+            say(engine_line(engine))
+    return replace(checkup, trials=trials, engines=able, findings=(*checkup.findings, *findings))
+
+
+def _engine(engine: EngineFacts, trials: Sequence[Trial]) -> EngineFacts:
+    """What the steps say of a backend that is installed: without its framework it runs nowhere."""
+    failed = {made.first_failure.name for made in trials if made.first_failure is not None}
+    if engine.missing is not None or engine.framework != "torch" or steps.TORCH not in failed:
+        return engine
+    return replace(engine, missing=f"installed, and cannot run: the step {steps.TORCH!r} failed")
 
 
 def _trials(checkup: Checkup, say: Say, timeout_s: float) -> Iterator[Trial]:

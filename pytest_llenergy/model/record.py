@@ -176,7 +176,7 @@ class Procedure(Data, frozen=True):
 
 
 class RankInfo(Data, frozen=True):
-    """One worker process as it was seen running, not as it was asked for."""
+    """One worker process as it was seen running, not as it was asked for; ``localhost`` is pytest's own."""
 
     rank: int
     local_rank: int
@@ -184,6 +184,7 @@ class RankInfo(Data, frozen=True):
     device: str
     threads: int | None = None
     cpus: list[int] | None = None
+    host: str = "localhost"
 
 
 class Parallel(Data, frozen=True):

@@ -24,21 +24,15 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process with its parent, also when that is killed; see ``outlive_parent``.
+def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel for this signal when the parent of this process ends, also when that is killed.
 
     Raises ``SystemExit`` when it has ended already.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         raise SystemExit(1)
-
-
-def outlive_parent() -> None:
-    """Take back ``end_with_parent``."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
 
 def children() -> dict[int, list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import sys
 import threading
 import time
@@ -205,7 +204,8 @@ class RankGroup:
         for each in self.plan.ranks:
             # Before any of them is started: what is prepared for one serves all.
             hosts[each.host].prepare(self._name, own[each.rank], self.plan.preload)
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        address, port = first.meeting(self._name)
+        meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         for each in self.plan.ranks:
             host = hosts[each.host]
             started = host.start(self._name, each.rank, {**own[each.rank], **meeting}, descriptors)
@@ -282,10 +282,3 @@ class RankGroup:
             for rank, start in zip(self._ranks, starts, strict=True)
         ]
         failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)
-
-
-def _free_port() -> int:
-    """For libraries that insist on one. The ranks themselves meet elsewhere."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

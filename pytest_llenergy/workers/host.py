@@ -37,6 +37,12 @@ class Host(Protocol):
     def rendezvous(self, group: str) -> str:
         """Where ranks meet, as an ``init_method`` of ``torch.distributed.init_process_group``."""
 
+    def meeting(self, group: str) -> tuple[str, int]:
+        """An address of this host that the ranks of all others reach, and a port of it that is free.
+
+        Asked of the host of rank 0, for libraries that insist on ``MASTER_ADDR`` and ``MASTER_PORT``.
+        """
+
     def directory(self, group: str) -> Path:
         """A private directory that pytest and the ranks of this host share, gone when the group is ended."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.workers import family, wire
+from pytest_llenergy.workers import family, guard, wire
 from pytest_llenergy.workers.failure import signal_name
 from pytest_llenergy.workers.host import Started, StartMethod
 from pytest_llenergy.workers.plan import OF_ONE_RANK
@@ -37,8 +38,13 @@ BOOT_TIMEOUT_S, ANSWER_TIMEOUT_S = 120.0, 30.0
 #: How long one may take to end all that is left, before it is killed (seconds).
 END_TIMEOUT_S = 15.0
 
+#: How long its guard may take to end what it has left behind (seconds).
+REAP_S = 5.0
+
 #: A rank that has begun to say something says the rest (seconds).
 HALF_MESSAGE_S = 10
+
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 #: In the environment of a supervisor and of all that comes of it.
 MARKER = "LLENERGY_SUPERVISOR"
@@ -46,15 +52,17 @@ MARKER = "LLENERGY_SUPERVISOR"
 #: Not run as a module, which would take a search path of its own; nothing of pytest's process is in it.
 PROGRAM = """
 import sys
-sys.path[:] = [sys.argv[2], *filter(None, sys.path)]
+sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
 from pytest_llenergy.workers.supervisor import main
-main(int(sys.argv[1]))
+main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
 """
-ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Supervised:
-    """A running supervisor, asked one thing at a time."""
+    """A running supervisor and its guard, asked one thing at a time.
+
+    Raises ``WorkerError`` when it cannot be started, or cannot import what it is to ``preload``.
+    """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         self._owner = os.getpid()
@@ -68,25 +76,33 @@ class Supervised:
         self._socket, theirs = socket.socketpair()
         # Private, and what multiprocessing hands its own spawned children.
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        with theirs, self._log.open("wb") as log:
-            # In a session of its own: a Ctrl-C at the terminal is for pytest, which then ends its ranks.
-            self._popen = subprocess.Popen(
-                [sys.executable, *flags, "-c", PROGRAM, str(theirs.fileno()), ROOT],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**environment, MARKER: self.mark},
-                start_new_session=True,
-            )
+        told = [str(theirs.fileno()), str(os.getpid()), str(self.directory)]
+        try:
+            with theirs, self._log.open("wb") as log:
+                # In a session of its own: a Ctrl-C at the terminal is for pytest, which then ends its ranks.
+                self._popen = subprocess.Popen(
+                    [sys.executable, *flags, "-c", PROGRAM, guard.ROOT, *told],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**environment, MARKER: self.mark},
+                    start_new_session=True,
+                )
+        except BaseException as error:
+            self._socket.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _not_started(error, environment) from error
+            raise
         try:
             boot = {
-                "client_pid": os.getpid(),
-                "directory": str(self.directory),
                 "preload": list(preload),
                 "sys_path": [path for path in sys.path if isinstance(path, str)],
                 "flags": flags,
             }
+            # Its guard's, until it has said its own.
+            self.pid = self._popen.pid
             self.pid = int(self._ask(BOOT_TIMEOUT_S, (), boot))
         except BaseException as error:
             # Ctrl-C too: it would go on importing with nobody to ask it for ranks.
@@ -111,13 +127,14 @@ class Supervised:
             return
         self._socket.close()
         try:
-            # One that is still importing does not listen, and has started nothing.
+            # One that is still importing does not listen.
             self._popen.wait(END_TIMEOUT_S if self._booted else 0.0)
         except subprocess.TimeoutExpired:
+            family.end({self._popen.pid})
             self._popen.kill()
             self._popen.wait()
         if self._popen.returncode != 0:
-            # Its ranks went with it. What these have started did not.
+            # What has lost both the supervisor and its guard.
             family.end(family.marked(MARKER, self.mark))
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -129,7 +146,7 @@ class Supervised:
         except TimeoutError:
             self._broken = True
             raise WorkerError(
-                f"the supervisor of the ranks (pid {self._popen.pid}) did not answer within {timeout_s:g} s"
+                f"the supervisor of the ranks (pid {self.pid}) did not answer within {timeout_s:g} s"
             ) from None
         except (EOFError, OSError):
             self._broken = True
@@ -145,12 +162,25 @@ class Supervised:
 
     def _obituary(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(1.0)
+            self._popen.wait(REAP_S)
         said = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
         last = f": {said[-1]}" if said else ""
         code = self._popen.returncode
         how = f"was ended by {signal_name(-code)}" if code and code < 0 else f"ended with exit code {code}"
-        return f"the supervisor of the ranks (pid {self._popen.pid}) {how}{last}; its ranks ended with it"
+        return f"the supervisor of the ranks (pid {self.pid}) {how}{last}; its ranks ended with it"
+
+
+def _not_started(error: OSError, environment: Mapping[str, str]) -> WorkerError:
+    """In one line, and with the variable that is to blame where the kernel does not say which."""
+    said = f"the supervisor of the ranks cannot be started: {error.strerror or error}"
+    if error.errno != errno.E2BIG or not environment:
+        return WorkerError(said)
+    sizes = {name: len(os.fsencode(value)) for name, value in environment.items()}
+    largest = max(sizes, key=lambda name: sizes[name])
+    return WorkerError(
+        f"{said}; the environment has {sum(sizes.values())} bytes, {sizes[largest]} of them in {largest}: "
+        "unset what is not needed"
+    )
 
 
 class LocalHost:
@@ -188,6 +218,12 @@ class LocalHost:
     def rendezvous(self, group: str) -> str:
         """A file: nothing to look up, no port to lose to others."""
         return f"file://{self.directory(group)}/rendezvous"
+
+    def meeting(self, group: str) -> tuple[str, int]:
+        """Over the loopback interface: all ranks are here."""
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK_ADDRESS, 0))
+            return LOOPBACK_ADDRESS, int(probe.getsockname()[1])
 
     def directory(self, group: str) -> Path:
         """See ``Host``; the supervisor removes it when pytest cannot."""

@@ -36,6 +36,7 @@ def check_placement(plan: ProcessPlan, seen: Sequence[Mapping[str, Any]]) -> tup
             device=",".join(facts["devices"]),
             threads=facts["threads"],
             cpus=facts["cpus"],
+            host=planned.host,
         )
         for planned, facts in zip(plan.ranks, seen, strict=True)
     )

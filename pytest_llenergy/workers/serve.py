@@ -23,6 +23,7 @@ from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Iteration, RankTimeline
 from pytest_llenergy.workers.channel import Channel
+from pytest_llenergy.workers.lazy import finished
 from pytest_llenergy.workers.leftovers import Leftovers
 from pytest_llenergy.workers.memory import memory_bytes, peak_memory_bytes, reset_peak_memory
 
@@ -47,7 +48,7 @@ class CallJob:
         return self._function(*self._args, **self._kwargs)
 
     def result(self, outcome: Any) -> Any:
-        return outcome
+        return finished(outcome)
 
 
 class Server:

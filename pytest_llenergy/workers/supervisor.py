@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process between pytest and its ranks. Standard library only, and one thread.
+"""The process between pytest and its ranks. Standard library only and one thread, but for what it preloads.
 
 It starts the ranks, adopts whatever they leave behind, and holds copies of the descriptors of their lease.
 When pytest ends, by whatever means, it ends every descendant, and then frees the devices. With modules to
 preload it imports these first, and its ranks are forks of itself; without, each is a fresh interpreter.
+Its guard (see ``guard``) ends it while it imports, and what is left when it is itself killed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pytest_llenergy.workers import family, preload, rank, wire
+from pytest_llenergy.workers import family, guard, preload, rank, wire
 
 #: How often a family that is being ended is looked at (seconds), and how long the answer waits for it:
 #: a process that is stuck in a driver ends when the driver lets it.
@@ -29,8 +30,6 @@ LOOK_S, PATIENCE_S = 0.002, 10.0
 
 #: How often those that were stuck are looked at again (seconds).
 SECOND_LOOK_S = 0.2
-
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass
@@ -49,37 +48,40 @@ class Group:
 
 
 class Supervisor:
-    """Serves one client until that is gone."""
+    """Serves one client until that is gone.
 
-    def __init__(self, client: socket.socket) -> None:
+    That is, of its socket or of ``client_pid``. ``listens`` is where its guard is told that it listens.
+    """
+
+    def __init__(self, client: socket.socket, client_pid: int, directory: str, listens: int) -> None:
         self._client = client
+        self._client_pid = client_pid
+        self._listens = listens
+        self._guard_pid = os.getppid()
         self._pid = os.getpid()
         self._groups: dict[str, Group] = {}
         self._codes: dict[int, int] = {}
         self._ended_by: int | None = None
         self._woken, self._wake = socket.socketpair()
         self._preloaded = False
-        self._directory = ""
+        self._directory = directory
         self._flags: list[str] = []
         self._client_pidfd: int | None = None
 
     def run(self) -> None:
         """Preload, then serve. What is left in the end is ended."""
         family.adopt_orphans()
-        self._hear_signals()
         boot, _ = wire.receive(self._client)
-        self._directory = boot["directory"]
         try:
             # A fork of pytest may keep its end of the socket open; this one tells of pytest itself.
             with suppress(OSError, AttributeError):
-                self._client_pidfd = os.pidfd_open(boot["client_pid"])
+                self._client_pidfd = os.pidfd_open(self._client_pid)
             self._flags = boot["flags"]
             if boot["preload"]:
                 self._preloaded = True
-                # Nobody listens while modules are imported, which may take for ever.
-                family.end_with_parent(boot["client_pid"])
+                # Nobody listens meanwhile, which may be for ever: any signal ends it, and its guard the rest.
                 preload.load(boot["preload"], boot["sys_path"])
-                family.outlive_parent()
+            self._listen()
             wire.send(self._client, {"ok": self._pid})
             self._serve()
         except preload.PreloadError as error:
@@ -87,13 +89,17 @@ class Supervisor:
         finally:
             self._finish()
 
-    def _hear_signals(self) -> None:
+    def _listen(self) -> None:
         for each in (self._woken, self._wake):
             each.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in ENDING_SIGNALS:
+        for number in guard.ENDING_SIGNALS:
             signal.signal(number, self._on_end)
+        # Each of the two ends what the other leaves behind when it is killed.
+        family.end_with_parent(self._guard_pid, signal.SIGTERM)
+        os.write(self._listens, b"1")
+        os.close(self._listens)
 
     def _on_end(self, number: int, _frame: object) -> None:
         self._ended_by = number
@@ -158,7 +164,7 @@ class Supervisor:
             # While it lives, what its own children leave behind is its own.
             family.adopt_orphans()
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, *ENDING_SIGNALS):
+            for number in (signal.SIGCHLD, *guard.ENDING_SIGNALS):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
@@ -257,9 +263,12 @@ class Supervisor:
             os.kill(self._pid, self._ended_by)
 
 
-def main(descriptor: int) -> None:
-    """Serve the client at the other end of this socket."""
+def main(descriptor: int, client_pid: int, directory: str) -> None:
+    """Serve the client at the other end of this socket, with a guard around."""
+    listens = guard.shielded(client_pid, directory, descriptor)
+    # A module may end its whole process group.
+    os.setsid()
     os.set_inheritable(descriptor, False)
-    Supervisor(socket.socket(fileno=descriptor)).run()
+    Supervisor(socket.socket(fileno=descriptor), client_pid, directory, listens).run()
     # Modules that were preloaded have nothing to say at the end.
     os._exit(0)

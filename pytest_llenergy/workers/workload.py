@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-import sysconfig
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -16,7 +12,9 @@ import msgspec
 from pytest_llenergy.backends.base import GenerationParams
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
+from pytest_llenergy.workers.byvalue import pickled
 from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.lazy import REFUSAL, is_lazy
 
 
 class RankWorkload:
@@ -95,13 +93,10 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
 
     A name, ``"module:function"``, is imported in the rank.
     """
-    if inspect.iscoroutinefunction(function):
-        raise PlanError(
-            f"workers: a call of {function.__name__} only makes a coroutine; give a function that runs it, "
-            "such as lambda: asyncio.run(f())"
-        )
+    if callable(function) and is_lazy(function):
+        raise PlanError(f"workers: {REFUSAL}")
     try:
-        return _pickled(function, args, kwargs)
+        return pickled(function, args, kwargs)
     except Exception as error:
         what = getattr(function, "__qualname__", function)
         raise WorkerError(
@@ -109,29 +104,12 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
         ) from error
 
 
-def _pickled(function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    by_value = module is not None and _is_users(getattr(module, "__file__", None))
-    if not by_value or module is None:
-        return bytes(cloudpickle.dumps((function, args, kwargs)))
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps((function, args, kwargs)))
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
 def _unpickle(blob: bytes, rank: int) -> Any:
     try:
         return cloudpickle.loads(blob)
-    except Exception as error:
-        # Unpickling runs the constructors of whatever the test returned.
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Unpickling runs the constructors of whatever the test returned; one may even leave.
         what = f"{type(error).__name__}: {error}"
         raise WorkerError(f"rank {rank}: its result cannot be read in this process ({what})") from error
-
-
-def _is_users(file: str | None) -> bool:
-    if file is None:
-        return False
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not any(Path(file).is_relative_to(path) for path in installed)

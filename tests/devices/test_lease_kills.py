@@ -217,10 +217,18 @@ def test_ranks_of_a_killed_pytest_free_their_board_when_they_are_gone(make: Make
         assert is_gone(rank)
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def kill_unwatched(pytest_: subprocess.Popen[bytes], rank: int) -> None:
-    """Pytest, and before it the one that would end what ranks leave behind."""
-    supervisor = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
-    assert supervisor not in (1, pytest_.pid)
+    """Pytest, and before it those two that would end what ranks leave behind."""
+    supervisor = parent(rank)
+    guard = parent(supervisor)
+    assert parent(guard) == pytest_.pid
+    # It would end them as soon as its guard is gone.
+    os.kill(supervisor, signal.SIGSTOP)
+    os.kill(guard, signal.SIGKILL)
     os.kill(supervisor, signal.SIGKILL)
     until(lambda: is_gone(rank))
     pytest_.kill()

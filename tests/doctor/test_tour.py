@@ -47,7 +47,8 @@ def test_the_first_failure_ends_the_steps_and_is_what_is_wrong(torch_is: Torch) 
     assert lines[11].startswith(
         "wrong    the step 'import torch' failed on the CPU: ImportError: libtorch_cpu.so: undefined symbol; "
     )
-    assert lines[-1] == "         ImportError: libtorch_cpu.so: undefined symbol"
+    assert lines[-2] == "         ImportError: libtorch_cpu.so: undefined symbol"
+    assert lines[-1] == "backend  transformers: installed, and cannot run: the step 'import torch' failed"
 
 
 def test_as_data_it_says_the_same(torch_is: Torch) -> None:
@@ -68,6 +69,8 @@ def test_as_data_it_says_the_same(torch_is: Torch) -> None:
         "duration_s": None,
         "versions": {},
     }
+    (missing,) = (engine["missing"] for engine in data["engines"] if engine["name"] == "transformers")
+    assert missing == "installed, and cannot run: the step 'import torch' failed"
     assert data["findings"][-1]["misconfigured"]
     assert data["findings"][-1]["text"].startswith("the step 'import torch' failed on the CPU: ImportError: ")
 

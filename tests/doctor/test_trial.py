@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +96,16 @@ def test_an_illegal_instruction_is_blamed_on_the_step_that_met_it(torch_is: Torc
     assert "Fatal Python error: Illegal instruction" in made.output
 
 
+def test_an_environment_that_is_too_large_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUCH_TOO_LONG", "x" * 200_000)
+    made = trial(None)
+    assert failed(made).name == "process"
+    assert made.sentence == (
+        "the step 'process' failed on the CPU: no process can be started: [Errno 7] Argument list too long: "
+        f"{sys.executable!r}; unset what is not needed of the environment; no variable may have 128 KiB"
+    )
+
+
 def test_a_wrong_result_is_a_failure(torch_is: Torch) -> None:
     torch_is(
         REAL + "torch.nn.functional.conv2d = lambda *args, real=torch.nn.functional.conv2d: 1 + real(*args)"
@@ -150,6 +161,17 @@ class TestOfTheImport:
         assert failed(made).name == "import torch"
         assert all(is_gone(int(pid)) for pid in path.with_name("pids").read_text().split())
 
+    def test_what_it_has_started_ends_with_it(self, torch_is: Torch) -> None:
+        pids = torch_is(HANGS.replace("time.sleep(600)", "os._exit(3)")).with_name("pids")
+        made = trial(None)
+        assert failed(made).detail == "the process ended with exit code 3 and no answer"
+        child = int(pids.read_text().split()[1])
+        try:
+            assert is_gone(child)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
     def test_without_torch_the_rest_is_skipped_and_nothing_has_failed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -172,20 +194,31 @@ class TestOfTheImport:
     def test_who_starts_it_and_is_killed_takes_it_along(self, torch_is: Torch, tmp_path: Path) -> None:
         pids = torch_is(HANGS).with_name("pids")
         code = f"from {trial.__module__} import trial; trial(None)"
-        parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
         try:
             for _ in range(200):
                 if pids.exists() and pids.read_text():
                     break
                 time.sleep(0.05)
             process, child = map(int, pids.read_text().split())
+            assert list(temporary.iterdir())
         finally:
             parent.kill()
             parent.wait()
         try:
             assert is_gone(process)
+            # It has a session of its own.
+            assert is_gone(child)
         finally:
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for _ in range(200):
+            if not list(temporary.iterdir()):
+                break
+            time.sleep(0.05)
+        assert list(temporary.iterdir()) == []
 
 
 class TestOnBoards:

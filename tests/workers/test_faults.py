@@ -333,8 +333,8 @@ class Killable:
     pytest_: subprocess.Popen[bytes]
 
     def has_ranks(self) -> bool:
-        # Beside pytest itself and the supervisor.
-        return len(survivors(self.mark)) > 2
+        # Beside pytest itself, the supervisor and its guard.
+        return len(survivors(self.mark)) > 3
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -382,17 +382,23 @@ def look():
     import torch.distributed as dist
     value = torch.ones(1) * (dist.get_rank() + 1)
     dist.all_reduce(value)
-    return os.getppid(), os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], float(value)
+    met = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    return os.getppid(), os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], float(value), *met
+class Elsewhere(LocalHost):
+    # Whose address is not that of pytest's host.
+    def meeting(self, group):
+        return "127.0.0.2", 29500
 one = plan_processes(Capabilities(data=True, framework="torch"), None, Lease(("cpu", "cpu")), [0, 1], 1)
 ranks = [replace(each, host=host, local_rank=0, local_world_size=1) for each, host in zip(one.ranks, "ab")]
 plan = replace(one, ranks=tuple(ranks))
-hosts = {"a": LocalHost(), "b": LocalHost()}
+hosts = {"a": Elsewhere(), "b": LocalHost()}
 group = RankGroup(plan, hosts)
 work = call_workload(group, look, (), {}, 60)
 work.run_round()
 (first, *seen), (second, *others) = work.results()
 assert plan.hosts == ("a", "b") and first != second, (first, second)
-assert seen == others == ["0", "1", 3.0], (seen, others)
+assert seen == others == ["0", "1", 3.0, "127.0.0.2", "29500"], (seen, others)
+assert [rank.host for rank in group.ranks] == ["a", "b"]
 group.close()
 for host in hosts.values():
     host.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -324,10 +325,13 @@ class TestFailures:
         assert "new" in shown
         assert len(shown) < 40_000
 
-    def test_a_result_that_cannot_be_read_here_names_its_rank(self, pair: RankGroup) -> None:
+    @pytest.mark.parametrize("reader", [int, sys.exit])
+    def test_a_result_that_cannot_be_read_here_names_its_rank(
+        self, pair: RankGroup, reader: Callable[[str], object]
+    ) -> None:
         class Picky:
             def __reduce__(self) -> tuple[object, ...]:
-                return int, ("not a number",)
+                return reader, ("not a number",)
 
         with pytest.raises(WorkerError, match="rank 0: its result cannot be read in this process"):
             run(pair, Picky)

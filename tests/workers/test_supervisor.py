@@ -7,7 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -70,8 +74,8 @@ def test_what_ranks_leave_behind_ends_with_their_group(host: LocalHost, mark: st
     daemons = run(ranks, leave_daemon)
     assert set(daemons) <= set(survivors(mark))
     ranks.close()
-    # Only the supervisor waits for the next group.
-    assert len(survivors(mark)) == 1
+    # Only the supervisor waits for the next group, and its guard.
+    assert len(survivors(mark)) == 2
     host.close()
     assert await_none(mark) == {}
 
@@ -92,7 +96,7 @@ def test_a_rank_that_is_killed_takes_its_own_along(host: LocalHost, mark: str) -
     os.kill(ranks.ranks[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"^rank 0 of 2 \(cpu, pid \d+\): was killed by SIGKILL"):
         run(ranks, sum, ())
-    assert len(survivors(mark)) == 1
+    assert len(survivors(mark)) == 2
 
 
 def test_ranks_that_hold_the_interpreters_lock_end_too_and_say_where_they_were(host: LocalHost) -> None:
@@ -136,6 +140,81 @@ def test_a_supervisor_that_is_ended_takes_its_ranks_along_and_is_replaced(
     again = start(host)
     assert run(again, max, 1, 2) == [2, 2]
     again.close()
+
+
+def leave_stranger() -> int:
+    """A grandchild as above that nothing in its environment tells of either."""
+    import subprocess
+    import sys
+
+    code = "import os, time; print(os.getpid(), flush=True); os.close(1); time.sleep(300)"
+    with subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1" &', sys.executable, code],
+        stdout=subprocess.PIPE,
+        env={},
+        start_new_session=True,
+        close_fds=True,
+    ) as shell:
+        assert shell.stdout is not None
+        return int(shell.stdout.readline())
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(1000):
+        if not psutil.pid_exists(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("which", ["supervisor", "guard"])
+def test_either_of_supervisor_and_guard_ends_all_that_the_other_leaves(
+    host: LocalHost, mark: str, which: str, number: signal.Signals
+) -> None:
+    ranks = start(host, 1)
+    (stranger,) = run(ranks, leave_stranger)
+    assert isinstance(stranger, int)
+    supervisor = psutil.Process(ranks.ranks[0].pid).ppid()
+    guard = psutil.Process(supervisor).ppid()
+    assert guard not in (1, os.getpid())
+    os.kill(supervisor if which == "supervisor" else guard, number)
+    try:
+        # Nobody has asked for anything since.
+        assert is_gone(stranger)
+        assert is_gone(ranks.ranks[0].pid)
+        assert is_gone(supervisor)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stranger, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=rf"supervisor of the ranks \(pid {supervisor}\) "):
+        run(ranks, sum, ())
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+def test_ranks_outlive_the_thread_that_has_started_them(host: LocalHost) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        ranks = thread.submit(start, host, 1).result()
+    assert run(ranks, max, 1, 2) == [2]
+    ranks.close()
+
+
+def test_an_environment_that_is_too_large_is_told_and_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = LocalHost("forkserver")
+    # A single one may have 128 KiB (MAX_ARG_STRLEN, linux/binfmts.h).
+    monkeypatch.setenv("MUCH_TOO_LONG", "x" * 200_000)
+    with pytest.raises(
+        WorkerError,
+        match=r"^the supervisor of the ranks cannot be started: Argument list too long; the environment has "
+        r"\d+ bytes, 200000 of them in MUCH_TOO_LONG: unset what is not needed$",
+    ):
+        start(host, 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_supervisor_that_does_not_answer_is_replaced(
@@ -254,20 +333,31 @@ if __name__ == "__main__":
     def test_an_endless_import_ends_with_pytest(
         self, mark: str, tmp_path: Path, number: signal.Signals
     ) -> None:
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
         (tmp_path / "endless.py").write_text(
-            "import pathlib, time\npathlib.Path(__file__).with_name('imported').touch()\ntime.sleep(300)\n"
+            "import pathlib, subprocess, time\n"
+            "subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+            "pathlib.Path(__file__).with_name('imported').touch()\n"
+            "time.sleep(300)\n"
         )
         script = tmp_path / "script.py"
         script.write_text(self.SCRIPT)
         with subprocess.Popen(
             [sys.executable, str(script), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "TMPDIR": str(temporary),
+            },
             stderr=subprocess.DEVNULL,
         ) as pytest_:
             while not (tmp_path / "imported").exists():
                 assert pytest_.poll() is None
+            assert any("sleep" in line for line in survivors(mark).values())
             pytest_.send_signal(number)
             assert await_none(mark) == {}
+        assert list(temporary.iterdir()) == []
 
     @pytest.mark.parametrize("method", METHODS)
     def test_what_an_import_starts_ends_with_the_ranks(
@@ -387,7 +477,7 @@ class TestForks:
         monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(WorkerError, match="have left 1 threads running; use --energy-start-method=spawn"):
             start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
-        assert len(survivors(mark)) == 1
+        assert len(survivors(mark)) == 2
 
     def test_variables_that_are_read_at_import_are_those_of_the_test(
         self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
