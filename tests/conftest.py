@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,14 @@ def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     private = tmp_path_factory.mktemp("cache")
     (private / "models").symlink_to(models.resolve())
     monkeypatch.setenv("LLENERGY_CACHE_DIR", str(private))
+
+
+@pytest.fixture(autouse=True)
+def _torch_stays(request: pytest.FixtureRequest) -> None:
+    """An inner run in this process forgets what it has imported, and torch crashes when it is loaded anew."""
+    if "pytester" in request.fixturenames:
+        with suppress(ImportError):
+            import_module("torch")
 
 
 @pytest.fixture
