@@ -34,6 +34,9 @@ from pytest_llenergy.workers.workload import (
     generate_workload,
 )
 
+#: How long the end of a test waits for a thread of it that has lost its ranks (seconds).
+PATIENCE_S = 2.0
+
 
 @contextmanager
 def outcomes() -> Iterator[None]:
@@ -79,19 +82,25 @@ class Place:
 
         Raises ``PlanError`` when the test has ended.
         """
+        self.check()
+        return plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), self.settings.threads)
+
+    def check(self) -> None:
+        """Raises ``PlanError`` when the test has ended."""
         if self.over:
             raise PlanError(
                 "the test of these workers has ended; use the fixtures in the test that asks for them"
             )
-        return plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), self.settings.threads)
 
     def end(self) -> None:
         """The test has ended. What a thread of it still does in the ranks ends too."""
         self.over = True
         if not self.lock.acquire(blocking=False):
             self.state.pool.abandon()
-            # Once it has seen that.
-            self.lock.acquire()
+            # Once it has seen that. What it does in this process, such as pickling, may take for ever; it has
+            # no ranks any more, and is given no others.
+            if not self.lock.acquire(timeout=PATIENCE_S):
+                return
         self.lock.release()
 
     def note(self, group: RankGroup) -> None:
@@ -155,7 +164,7 @@ class BackendHandle:
             )
         load = Load.of(self.spec, self.model, self.options)
         with diagnosed(plan):
-            group, info = self.place.state.pool.loaded(plan, load)
+            group, info = self.place.state.pool.loaded(plan, load, self.place.check)
         self.place.note(group)
         if self.place.draft.experiment is None:
             self.place.draft.backend = _with_generation(info, checked)
@@ -198,7 +207,7 @@ class Workers:
         framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
         plan = self.place.plan(Capabilities(framework=framework, process_group=True, data=True))
         with diagnosed(plan):
-            group = self.place.state.pool.group(plan)
+            group = self.place.state.pool.group(plan, self.place.check)
         self.place.note(group)
         return group
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -32,6 +32,28 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value, Cached) and value.__module__ in cloudpickle.list_registry_pickle_by_value():
             return _cached, (value.__wrapped__, value.cache_parameters())  # type: ignore[attr-defined]
         return super().reducer_override(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Leaves classes that this process has as they are: what comes from a rank are values.
+
+    cloudpickle would put the rank's copies of methods and attributes into the test's own class.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._known = set(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values())
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if found is not cloudpickle.cloudpickle._class_setstate:
+            return found
+        return lambda made, state: made if made in self._known else found(made, state)
+
+
+def unpickled(data: bytes) -> Any:
+    """What a rank has sent, in pytest's process. Raises whatever the making of these values raises."""
+    return _Unpickler(io.BytesIO(data)).load()
 
 
 def pickled(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -96,11 +118,19 @@ def _is_installed(file: str) -> bool:
 
 def _is_found(module: ModuleType) -> bool:
     """Whether its name leads to the same file in a rank, which has the same search path."""
-    path, name = None, ""
-    for part in module.__name__.split("."):
+    return _origin(module.__name__, len(sys.meta_path)) == module.__file__
+
+
+@functools.lru_cache(maxsize=1024)
+def _origin(module: str, _finders: int) -> str | None:
+    path: Sequence[str] | None = None
+    name, spec = "", None
+    # Those of editable installs included: a rank has them too, but no hook of pytest's.
+    finders = [each for each in sys.meta_path if not type(each).__module__.startswith("_pytest")]
+    for part in module.split("."):
         name = f"{name}.{part}".lstrip(".")
-        spec = PathFinder.find_spec(name, path)
+        spec = next(filter(None, (each.find_spec(name, path) for each in finders)), None)
         if spec is None:
-            return False
+            return None
         path = spec.submodule_search_locations
-    return spec is not None and spec.origin == module.__file__
+    return spec.origin if spec is not None else None

@@ -23,6 +23,8 @@ from pytest_llenergy.workers import family
 LOOK_S = 0.2
 #: How long to wait at first for what has been killed (seconds); then ever longer.
 PAUSE_S = 0.002
+#: How long a child that was told to end may take to do so by itself (seconds).
+PATIENCE_S = 3.0
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -83,16 +85,19 @@ class _Guard:
         for source in (self._woken, self._parent):
             if source is not None:
                 heard.register(source, select.POLLIN)
-        has_ended_it = False
+        deadline_s: float | None = None
         while not self._reap():
-            if not has_ended_it and (self._must_end or self._is_orphan()):
-                has_ended_it = True
+            if deadline_s is None and (self._must_end or self._is_orphan()):
+                deadline_s = time.monotonic() + PATIENCE_S
                 if self._parent is not None:
                     # It would be told of its end for ever.
                     heard.unregister(self._parent)
                 self._end_child()
                 continue
-            heard.poll(LOOK_S * 1e3 if self._parent is None else None)
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                # It was stopped, or waits for somebody.
+                family.end({self._child, *self._children()})
+            heard.poll(LOOK_S * 1e3 if self._parent is None or deadline_s is not None else None)
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
         self._end_rest()

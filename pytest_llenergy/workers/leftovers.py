@@ -48,7 +48,8 @@ KEPT_HANDLERS = (
 #: What all later work with torch depends on, as attributes or functions of it.
 OF_TORCH = (
     *("get_default_dtype", "get_default_device", "get_num_threads", "get_float32_matmul_precision"),
-    *("is_grad_enabled", "is_inference_mode_enabled"),
+    *("is_grad_enabled", "is_inference_mode_enabled", "is_anomaly_enabled", "is_autocast_enabled"),
+    "backends.mkldnn.enabled",
     *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
     *("backends.cudnn.enabled", "backends.cudnn.benchmark", "backends.cudnn.deterministic"),
     *("backends.cuda.flash_sdp_enabled", "backends.cuda.mem_efficient_sdp_enabled"),
@@ -97,13 +98,28 @@ def _settings() -> dict[str, object]:
         "cores": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "tracing": (sys.gettrace(), sys.getprofile(), _traces_memory()),
+        "interpreter": (sys.getrecursionlimit(), sys.getswitchinterval()),
         "timers": [any(signal.getitimer(timer)) for timer in TIMERS],
         "signal handlers": {number: _handler(number) for number in signal.valid_signals()},
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "standard streams": [*map(_stream, (sys.stdin, sys.stdout, sys.stderr)), *map(_file, range(3))],
         **{f"torch.{name}": _of_torch(torch, name) for name in OF_TORCH},
+        "torch.autocast on the CPU": _autocasts_on_cpu(torch),
         "process group": dist is not None and dist.is_available() and dist.is_initialized(),
     }
+
+
+def _autocasts_on_cpu(torch: Any) -> bool:
+    # Before torch 2.4 it took no argument.
+    with suppress(AttributeError, TypeError):
+        return bool(torch.is_autocast_enabled("cpu"))
+    return False
+
+
+def _traces_memory() -> bool:
+    tracemalloc = sys.modules.get("tracemalloc")
+    return tracemalloc is not None and bool(tracemalloc.is_tracing())
 
 
 def _handler(number: int) -> object:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +67,10 @@ class _Shared:
     memory_bytes: tuple[int | None, ...] | None = None
 
 
+def _ask_nobody() -> None:
+    """Anybody may have ranks."""
+
+
 class RankPool:
     """Holds at most one live group.
 
@@ -100,14 +104,18 @@ class RankPool:
             return frozenset()
         return frozenset(device for rank in shared.plan.ranks for device in rank.devices)
 
-    def group(self, plan: ProcessPlan) -> RankGroup:
-        """Ranks without a backend."""
+    def group(self, plan: ProcessPlan, check: Callable[[], None] = _ask_nobody) -> RankGroup:
+        """Ranks without a backend. ``check`` raises for who must not have any more."""
         with self._lock:
+            check()
             return self._get(plan, None).group
 
-    def loaded(self, plan: ProcessPlan, load: Load) -> tuple[RankGroup, BackendInfo]:
-        """Ranks with a model, and what they say about it."""
+    def loaded(
+        self, plan: ProcessPlan, load: Load, check: Callable[[], None] = _ask_nobody
+    ) -> tuple[RankGroup, BackendInfo]:
+        """Ranks with a model, and what they say about it. ``check`` raises for who must not have any more."""
         with self._lock:
+            check()
             shared = self._get(plan, load)
             if shared.load != load:
                 shared.info, shared.load = self._loaded(shared.group, load), load
@@ -131,6 +139,9 @@ class RankPool:
 
     def abandon(self) -> None:
         """End what is running now, also while another thread waits for its answer."""
+        if (shared := self._shared) is not None:
+            # Where it waits for a model to be loaded it holds the lock.
+            shared.group.kill()
         with self._lock:
             if self._shared is not None:
                 self._shared.group.kill()

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from pytest_llenergy.backends.base import GenerationParams
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
-from pytest_llenergy.workers.byvalue import pickled
+from pytest_llenergy.workers.byvalue import pickled, unpickled
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.lazy import REFUSAL, is_lazy
 
@@ -106,7 +105,7 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
 
 def _unpickle(blob: bytes, rank: int) -> Any:
     try:
-        return cloudpickle.loads(blob)
+        return unpickled(blob)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

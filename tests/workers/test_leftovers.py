@@ -41,6 +41,10 @@ LEFT = {
     "SIGTERM ignored": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
     "SIGCHLD handled": "import signal; signal.signal(signal.SIGCHLD, lambda *_: None)",
     "a signal blocked": "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
+    "a profile": "import sys; sys.setprofile(lambda *_: None)",
+    "a trace": "import sys; sys.settrace(lambda *_: None)",
+    "traced memory": "import tracemalloc; tracemalloc.start()",
+    "little recursion": "import sys; sys.setrecursionlimit(500)",
     "few files": "import resource\n"
     "resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
     "no output": "import sys; sys.stdout.close()",
@@ -59,6 +63,9 @@ LEFT_IN_TORCH = (
     "torch.use_deterministic_algorithms(True)",
     "torch.set_float32_matmul_precision('high')",
     "torch.backends.cudnn.benchmark = True",
+    "torch.backends.mkldnn.enabled = False",
+    "torch.autograd.set_detect_anomaly(True)",
+    "torch.mode = torch.autocast('cpu'); torch.mode.__enter__()",
 )
 
 #: What libraries start or set once and keep, and what ends by itself.

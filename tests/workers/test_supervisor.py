@@ -393,7 +393,7 @@ if __name__ == "__main__":
 """
 
     @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("how", ["alone", "forked"])
+    @pytest.mark.parametrize("how", ["alone", "forked", "stopped"])
     def test_leaves_no_rank_no_grandchild_and_no_directory(
         self, mark: str, tmp_path: Path, method: str, how: str
     ) -> None:
@@ -409,6 +409,9 @@ if __name__ == "__main__":
             directory, *pids = pytest_.stdout.readline().split()
             assert len(pids) == 4
             assert {int(pid) for pid in pids} <= set(survivors(mark))
+            if how == "stopped":
+                # A supervisor that does nothing any more is ended by its guard.
+                os.kill(psutil.Process(int(pids[0])).ppid(), signal.SIGSTOP)
             pytest_.kill()
             pytest_.wait()
             if how == "forked":

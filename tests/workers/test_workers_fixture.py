@@ -321,6 +321,55 @@ def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.P
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
+def test_a_result_leaves_the_classes_of_the_test_as_they_are(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+        from dataclasses import dataclass
+        LIMIT = 1
+        @dataclass
+        class Stats:
+            value: float
+            made = 100
+            def ok(self):
+                return self.value < LIMIT
+        def work():
+            Stats.made += 7
+            return Stats(0.5)
+        def test_value(workers):
+            before = Stats.ok
+            (found,) = workers.run(work)
+            assert found == Stats(0.5) and type(found) is Stats
+            assert Stats.ok is before and Stats.made == 100
+        def test_after(monkeypatch):
+            monkeypatch.setattr(sys.modules[__name__], "LIMIT", 0)
+            assert not Stats(0.5).ok()
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_the_end_of_a_test_waits_for_no_thread(pytester: pytest.Pytester) -> None:
+    """One that pickles for ever, for all that anybody knows."""
+    pytester.makepyfile(
+        """
+        import threading
+        told = threading.Event()
+        class Endless:
+            def __reduce__(self):
+                threading.Event().wait()
+        def test_leaves(workers):
+            workers.run(max, 1, 2)
+            threading.Thread(target=workers.run, args=(len, Endless()), daemon=True).start()
+        def test_after(workers):
+            assert workers.run(max, 1, 2) == [2]
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "--timeout=60").assert_outcomes(passed=2)
+
+
 def test_a_forked_child_of_pytest_has_no_ranks(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
