@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
+
+import msgspec
 
 from pytest_llenergy.compare.identity import advisories, device_differences, device_line
 from pytest_llenergy.compare.metrics import METRICS
@@ -76,23 +79,25 @@ class _Case:
             notes=list(notes),
         )
 
-    def _with(self, **found: object) -> Comparison:
+    def _with(self, verdict: State, reason: str, **found: Any) -> Comparison:
         shown = self.head or self.base
         assert shown is not None
-        values: dict[str, object] = {
-            "id": shown.id,
-            "metric": self.metric,
-            "unit": FIGURES[self.metric].unit,
-            "base": _recorded(self.base, self.metric),
-            "head": _recorded(self.head, self.metric),
-            "better": METRICS[self.metric].better,
-            "kind": shown.kind,
-            "rule": _applied(self.asked.rule),
-            "gated": self.gated,
-            "base_tokens_per_s": _recorded(self.base, "output_tokens_per_s"),
-            "head_tokens_per_s": _recorded(self.head, "output_tokens_per_s"),
-        }
-        return Comparison(**{**values, **found})  # type: ignore[arg-type]
+        plain = Comparison(
+            id=shown.id,
+            metric=self.metric,
+            unit=FIGURES[self.metric].unit,
+            verdict=verdict,
+            reason=reason,
+            base=_recorded(self.base, self.metric),
+            head=_recorded(self.head, self.metric),
+            better=METRICS[self.metric].better,
+            kind=shown.kind,
+            rule=_applied(self.asked.rule),
+            gated=self.gated,
+            base_tokens_per_s=_recorded(self.base, "output_tokens_per_s"),
+            head_tokens_per_s=_recorded(self.head, "output_tokens_per_s"),
+        )
+        return msgspec.structs.replace(plain, **found)
 
 
 def judge(base: Measured, head: Measured, asked: Asked, *, across: bool = False) -> Comparison:

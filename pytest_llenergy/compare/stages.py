@@ -24,7 +24,7 @@ from math import log, log1p, sqrt
 from statistics import NormalDist
 
 from pytest_llenergy.compare.metrics import Direction
-from pytest_llenergy.compare.statistics import FEWEST_ROUNDS, Estimate, Rule, Sample, compare
+from pytest_llenergy.compare.statistics import COMMON, FEWEST_ROUNDS, Estimate, Rule, Sample, compare
 from pytest_llenergy.errors import PlanError
 
 #: What rounding leaves of a share that is too small: there is no limit that is so sure.
@@ -60,7 +60,6 @@ class Policy:
 TWICE = Policy((6, 6))
 #: For changes of the threshold itself.
 SHARP = Policy((6, 6, 12, 12))
-COMMON = Rule()
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ class Rule:
             raise PlanError(f"alpha of a rule must be a chance between 0 and 0.5, not {self.alpha:g}")
 
 
+#: The one that counts where nobody asks for another.
+COMMON = Rule()
+
+
 @dataclass(frozen=True)
 class Sample:
     """Rounds of one side, in the order in which they were measured.
@@ -102,7 +106,7 @@ class Estimate:
     meter: float = 0.0  # relative change that the meters cannot tell from none, whatever the rounds say
 
 
-def compare(base: Sample, head: Sample, rule: Rule = Rule(), better: Direction = "less") -> Estimate:
+def compare(base: Sample, head: Sample, rule: Rule = COMMON, better: Direction = "less") -> Estimate:
     """The verdict on ``head`` against ``base``.
 
     Never raises for what was measured: what cannot be compared is ``invalid``, with the reason.

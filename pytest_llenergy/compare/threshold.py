@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from pytest_llenergy.compare.metrics import METRICS, PREFIXES, Direction
-from pytest_llenergy.compare.statistics import Rule
+from pytest_llenergy.compare.statistics import COMMON, Rule
 from pytest_llenergy.errors import PlanError
 
 #: A plain decimal number, without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
@@ -29,7 +29,7 @@ class Threshold:
         """Which way the metric is better."""
         return METRICS[self.metric].better
 
-    def rule(self, common: Rule = Rule()) -> Rule:  # noqa: B008
+    def rule(self, common: Rule = COMMON) -> Rule:
         """``common`` with this threshold.
 
         A tolerance below the threshold is raised to it: otherwise what lies between the two could never be
