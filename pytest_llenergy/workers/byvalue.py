@@ -25,12 +25,15 @@ PLAIN = (int, float, bool, str, bytes, type(None))
 Cached: type = type(functools.lru_cache(lambda: None))
 
 
+# cloudpickle tells no types.
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Cached functions by value, too: they would say their name, which a rank may not be able to import."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Cached) and value.__module__ in cloudpickle.list_registry_pickle_by_value():
-            return _cached, (value.__wrapped__, value.cache_parameters())  # type: ignore[attr-defined]
+            # Python gives the type of cached functions no name by which mypy would know it.
+            cached: Any = value
+            return _cached, (cached.__wrapped__, cached.cache_parameters())
         return super().reducer_override(value)
 
 

@@ -74,7 +74,7 @@ class Supervised:
         self.directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
         self._log = self.directory / "supervisor.log"
         self._socket, theirs = socket.socketpair()
-        # Private, and what multiprocessing hands its own spawned children.
+        # Private, so without types, and what multiprocessing hands its own spawned children.
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         told = [str(theirs.fileno()), str(os.getpid()), str(self.directory)]
         try:
@@ -90,6 +90,7 @@ class Supervised:
                     start_new_session=True,
                 )
         except BaseException as error:
+            # Ctrl-C too: nobody else knows of the directory.
             self._socket.close()
             shutil.rmtree(self.directory, ignore_errors=True)
             if isinstance(error, OSError):

@@ -58,9 +58,6 @@ def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
         )
     # It was started with these; a sitecustomize or a .pth file may have had its own ideas since.
     os.environ.update(boot["environment"])
-    if preloaded and "numpy" in sys.modules:
-        # Else all forks would draw the same numbers, unlike fresh interpreters.
-        sys.modules["numpy"].random.seed()
     sys.path[:] = boot["sys_path"]
     if boot["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, boot["cpus"])
