@@ -7,6 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.host import Host
+from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.plan import LOCALHOST
+
+from .groups import METHODS, plan
 from .survivors import marked
 
 
@@ -15,3 +21,27 @@ def mark() -> Iterator[str]:
     """In the environment of everything that the test starts."""
     with marked() as mark:
         yield mark
+
+
+@pytest.fixture(params=METHODS)
+def host(request: pytest.FixtureRequest, mark: str) -> Iterator[LocalHost]:
+    """With each start method; ``forkserver`` has something light to preload."""
+    host = LocalHost(request.param)
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[dict[str, Host]]:
+    """Those of a plan, for a module."""
+    host = LocalHost()
+    yield {LOCALHOST: host}
+    host.close()
+
+
+@pytest.fixture
+def pair(hosts: dict[str, Host]) -> Iterator[RankGroup]:
+    """Two ranks without torch."""
+    ranks = RankGroup(plan(2), hosts)
+    yield ranks
+    ranks.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of real ranks on the CPU, and calls in them."""
+"""Groups of real ranks on the CPU, calls in them, and work that does not end well."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import Any
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.host import StartMethod
+from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, plan_processes
 from pytest_llenergy.workers.workload import call_workload
 
 PLAIN = Capabilities(data=True)
 TORCH = Capabilities(data=True, framework="torch")
+#: Something to preload that takes no second.
+LIGHT = Capabilities(data=True, preload=("decimal",))
+
+
+METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
 
 
 def plan(n: int, capabilities: Capabilities = PLAIN, threads: int | None = 1) -> ProcessPlan:
@@ -28,3 +35,33 @@ def run(
     workload = call_workload(ranks, function, args, {}, timeout_s)
     workload.run_round()
     return workload.results()
+
+
+def start(host: LocalHost, n: int = 2, capabilities: Capabilities = LIGHT) -> RankGroup:
+    """On this host alone."""
+    return RankGroup(plan(n, capabilities), {LOCALHOST: host})
+
+
+def leave_daemon() -> int:
+    """A grandchild in a session of its own, with no descriptor of ours and no living parent."""
+    import os
+    import time
+
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        daemon = os.fork()
+        if daemon:
+            os.write(write, str(daemon).encode())
+            os._exit(0)
+        os.closerange(0, 100)
+        time.sleep(300)
+    os.wait()
+    return int(os.read(read, 20))
+
+
+def hold_the_lock_of_the_interpreter() -> None:
+    import ctypes
+
+    print("holding", flush=True)
+    ctypes.PyDLL(None).sleep(300)

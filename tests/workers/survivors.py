@@ -62,3 +62,12 @@ def check_nothing_is_left(mark: str) -> None:
     """No process, and nobody has the CPU."""
     assert await_none(mark) == {}
     acquire(Request((Claim(CPU),)), 0.0).release()
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

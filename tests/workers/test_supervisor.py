@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,53 +19,15 @@ import pytest
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import local
-from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.host import StartMethod
 from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.plan import LOCALHOST
 
-from .groups import plan, run
+from .groups import (
+    hold_the_lock_of_the_interpreter,
+    leave_daemon,
+    run,
+    start,
+)
 from .survivors import await_none, survivors
-
-#: Something to preload that takes no second.
-LIGHT = Capabilities(data=True, preload=("decimal",))
-METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
-
-
-@pytest.fixture(params=METHODS)
-def host(request: pytest.FixtureRequest, mark: str) -> Iterator[LocalHost]:
-    host = LocalHost(request.param)
-    yield host
-    host.close()
-
-
-def start(host: LocalHost, n: int = 2, capabilities: Capabilities = LIGHT) -> RankGroup:
-    return RankGroup(plan(n, capabilities), {LOCALHOST: host})
-
-
-def leave_daemon() -> int:
-    """A grandchild in a session of its own, with no descriptor of ours and no living parent."""
-    import os
-    import time
-
-    read, write = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        daemon = os.fork()
-        if daemon:
-            os.write(write, str(daemon).encode())
-            os._exit(0)
-        os.closerange(0, 100)
-        time.sleep(300)
-    os.wait()
-    return int(os.read(read, 20))
-
-
-def hold_the_lock_of_the_interpreter() -> None:
-    import ctypes
-
-    print("holding", flush=True)
-    ctypes.PyDLL(None).sleep(300)
 
 
 def test_what_ranks_leave_behind_ends_with_their_group(host: LocalHost, mark: str) -> None:
@@ -144,8 +105,6 @@ def test_a_supervisor_that_is_ended_takes_its_ranks_along_and_is_replaced(
 
 def leave_stranger() -> int:
     """A grandchild as above that nothing in its environment tells of either."""
-    import subprocess
-    import sys
 
     code = "import os, time; print(os.getpid(), flush=True); os.close(1); time.sleep(300)"
     with subprocess.Popen(
@@ -314,201 +273,3 @@ def test_a_process_whose_first_thread_has_ended_is_ended_too(host: LocalHost, ma
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     ranks.close()
     assert not Path(f"/proc/{pid}").exists()
-
-
-class TestImports:
-    """What is imported before the ranks are there may hang, or start processes."""
-
-    SCRIPT = """
-import sys
-from pathlib import Path
-from tests.workers.test_supervisor import *
-if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
-    Path(sys.argv[1], "started").touch()
-    start(LocalHost("forkserver"), 1, Capabilities(data=True, preload=("endless",)))
-"""
-
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-    def test_an_endless_import_ends_with_pytest(
-        self, mark: str, tmp_path: Path, number: signal.Signals
-    ) -> None:
-        temporary = tmp_path / "temporary"
-        temporary.mkdir()
-        (tmp_path / "endless.py").write_text(
-            "import pathlib, subprocess, time\n"
-            "subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
-            "pathlib.Path(__file__).with_name('imported').touch()\n"
-            "time.sleep(300)\n"
-        )
-        script = tmp_path / "script.py"
-        script.write_text(self.SCRIPT)
-        with subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path)],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(Path(__file__).parents[2]),
-                "TMPDIR": str(temporary),
-            },
-            stderr=subprocess.DEVNULL,
-        ) as pytest_:
-            while not (tmp_path / "imported").exists():
-                assert pytest_.poll() is None
-            assert any("sleep" in line for line in survivors(mark).values())
-            pytest_.send_signal(number)
-            assert await_none(mark) == {}
-        assert list(temporary.iterdir()) == []
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_what_an_import_starts_ends_with_the_ranks(
-        self, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: StartMethod
-    ) -> None:
-        (tmp_path / "starts.py").write_text(
-            "import subprocess\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\n"
-            "raise ImportError('x')\n"
-        )
-        monkeypatch.syspath_prepend(tmp_path)
-        host = LocalHost(method)
-        with pytest.raises(WorkerError, match="ImportError: x"):
-            run(start(host, 1, Capabilities(data=True, preload=("starts",))), "starts:x")
-        host.close()
-        assert await_none(mark) == {}
-
-
-class TestAKilledPytest:
-    """Here a plain process, which has ranks and is killed."""
-
-    SCRIPT = """
-import os, sys, time
-from tests.workers.test_supervisor import *
-if __name__ == "__main__":
-    host = LocalHost(sys.argv[1])
-    ranks = start(host)
-    daemons = run(ranks, leave_daemon)
-    if sys.argv[2] == "forked" and os.fork() == 0:
-        # A child of pytest that has all of its descriptors, and outlives it.
-        time.sleep(300)
-    print(host.directory(ranks._name).parent, *(rank.pid for rank in ranks.ranks), *daemons, flush=True)
-    run(ranks, hold_the_lock_of_the_interpreter)
-"""
-
-    @pytest.mark.parametrize("method", METHODS)
-    @pytest.mark.parametrize("how", ["alone", "forked", "stopped"])
-    def test_leaves_no_rank_no_grandchild_and_no_directory(
-        self, mark: str, tmp_path: Path, method: str, how: str
-    ) -> None:
-        script = tmp_path / "script.py"
-        script.write_text(self.SCRIPT)
-        with subprocess.Popen(
-            [sys.executable, str(script), method, how],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        ) as pytest_:
-            assert pytest_.stdout is not None
-            directory, *pids = pytest_.stdout.readline().split()
-            assert len(pids) == 4
-            assert {int(pid) for pid in pids} <= set(survivors(mark))
-            if how == "stopped":
-                # A supervisor that does nothing any more is ended by its guard.
-                os.kill(psutil.Process(int(pids[0])).ppid(), signal.SIGSTOP)
-            pytest_.kill()
-            pytest_.wait()
-            if how == "forked":
-                (child,) = (pid for pid, line in survivors(mark).items() if str(script) in line)
-                left = survivors(mark)
-                for _ in range(1000):
-                    if set(left) == {child}:
-                        break
-                    left = survivors(mark)
-                assert set(left) == {child}
-                os.kill(child, signal.SIGKILL)
-            assert await_none(mark) == {}
-        assert not Path(directory).exists()
-
-    def test_a_forked_child_of_pytest_ends_nothing(self, host: LocalHost) -> None:
-        ranks = start(host)
-        if (child := os.fork()) == 0:
-            try:
-                ranks.close()
-                host.close()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert run(ranks, max, 1, 2) == [2, 2]
-        ranks.close()
-
-
-class TestForks:
-    @pytest.fixture
-    def host(self, mark: str) -> Iterator[LocalHost]:
-        host = LocalHost("forkserver")
-        yield host
-        host.close()
-
-    def test_have_what_was_preloaded_and_are_sessions_of_their_own(self, host: LocalHost) -> None:
-        ranks = start(host, capabilities=Capabilities(data=True, preload=("this",)))
-
-        def look() -> tuple[bool, bool, str]:
-            import os
-            import sys
-
-            return "this" in sys.modules, os.getsid(0) == os.getpid(), os.environ["RANK"]
-
-        # Without a preload by the supervisor nobody would have imported it.
-        assert run(ranks, look) == [(True, True, "0"), (True, True, "1")]
-        ranks.close()
-
-    def test_a_module_that_cannot_be_preloaded_is_an_error_with_its_traceback(
-        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "broken_wheel.py").write_text("raise ImportError('libcudnn.so.9: lost')")
-        monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(WorkerError) as caught:
-            start(host, capabilities=Capabilities(data=True, preload=("broken_wheel",)))
-        assert str(caught.value).startswith(
-            "importing broken_wheel before the ranks are forked failed: ImportError: libcudnn.so.9: lost\n"
-        )
-        assert "broken_wheel.py" in caught.value.details
-
-    def test_a_module_that_starts_threads_is_refused(
-        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
-    ) -> None:
-        (tmp_path / "threaded.py").write_text(
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
-        )
-        monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(WorkerError, match="have left 1 threads running; use --energy-start-method=spawn"):
-            start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
-        assert len(survivors(mark)) == 2
-
-    def test_variables_that_are_read_at_import_are_those_of_the_test(
-        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "reads_early.py").write_text("import os\nSEEN = os.environ.get('TORCH_READ_EARLY')\n")
-        monkeypatch.syspath_prepend(tmp_path)
-
-        def seen() -> object:
-            import importlib
-
-            return importlib.import_module("reads_early").SEEN
-
-        found = []
-        for value in ("1", "2"):
-            monkeypatch.setenv("TORCH_READ_EARLY", value)
-            ranks = start(host, 1, Capabilities(data=True, preload=("reads_early",)))
-            found += run(ranks, seen)
-            ranks.close()
-        assert found == ["1", "2"]
-
-    def test_ranks_draw_different_numbers(self, host: LocalHost) -> None:
-        ranks = start(host, capabilities=Capabilities(data=True, preload=("numpy",)))
-
-        def draw() -> float:
-            import numpy as np
-
-            return float(np.random.default_rng().random() + np.random.random())
-
-        first, second = run(ranks, draw)
-        assert first != second
-        ranks.close()

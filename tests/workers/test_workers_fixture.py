@@ -93,25 +93,6 @@ def test_failures_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_re
     )
 
 
-def test_what_is_kept_of_an_ended_test_runs_nowhere(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        kept = []
-        def test_one(workers):
-            kept.append(workers)
-            assert workers.run(max, 1, 2) == [2]
-        def test_two():
-            kept[0].run(max, 1, 2)
-        """
-    )
-    without_torch(pytester.path)
-    result = pytester.runpytest("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        ["PlanError: the test of these workers has ended; use the fixtures in the test *"]
-    )
-
-
 def test_the_record_is_of_the_ranks_that_were_measured(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
@@ -230,97 +211,6 @@ def test_the_debugger_opens_in_the_test(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*seen a variable of the test*"])
 
 
-def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        from concurrent.futures import ThreadPoolExecutor
-        def test_it(workers):
-            with ThreadPoolExecutor(8) as threads:
-                results = list(threads.map(lambda i: workers.run(pow, i, 2), range(40)))
-            assert results == [[i * i] for i in range(40)]
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-def test_energy_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        """
-        import threading
-        def test_it(energy, workers):
-            workers.run(max, 1, 2)
-            over, others = threading.Event(), []
-            def go():
-                while not over.is_set():
-                    others.append(workers.run(lambda: "other"))
-            thread = threading.Thread(target=go)
-            thread.start()
-            try:
-                assert energy(workers.call(lambda: "measured")).result == ["measured"]
-            finally:
-                over.set()
-                thread.join()
-            assert others and all(each == ["other"] for each in others)
-        """
-    )
-    without_torch(quick.path)
-    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-def test_what_a_function_of_this_process_uses_is_free_to_it(quick: pytest.Pytester) -> None:
-    """Measured here, it may have ranks at work from threads that it waits for."""
-    quick.makepyfile(
-        """
-        from concurrent.futures import ThreadPoolExecutor
-        def test_it(energy, workers):
-            def work():
-                with ThreadPoolExecutor(2) as threads:
-                    return list(threads.map(lambda i: workers.run(pow, i, 2), range(4)))
-            assert energy(work).result == [[0], [1], [4], [9]]
-        """
-    )
-    without_torch(quick.path)
-    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-@pytest.mark.parametrize("ready", [True, False], ids=["at work", "starting"])
-def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.Pytester, ready: bool) -> None:
-    pytester.makepyfile(
-        f"""
-        import os, threading, time
-        from pathlib import Path
-        import psutil
-        said, threads = [], []
-        def slow():
-            Path("begun").write_text(str(os.getpid()))
-            time.sleep(60)
-        def test_leaves(workers):
-            def go():
-                try:
-                    said.append(workers.run(slow))
-                except Exception as error:
-                    said.append(str(error))
-            if {ready}:
-                workers.run(max, 1, 2)
-            threads.append(threading.Thread(target=go))
-            threads[0].start()
-            while {ready} and not (Path("begun").exists() and Path("begun").read_text()):
-                time.sleep(0.01)
-        def test_after(workers):
-            # The lease was given back meanwhile.
-            if {ready}:
-                assert not psutil.pid_exists(int(Path("begun").read_text()))
-            threads[0].join(0.0 if {ready} else None)
-            (told,) = said
-            assert "ended" in told, told
-            assert workers.run(max, 1, 2) == [2]
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
-
-
 def test_a_result_leaves_the_classes_of_the_test_as_they_are(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -348,49 +238,6 @@ def test_a_result_leaves_the_classes_of_the_test_as_they_are(pytester: pytest.Py
     )
     without_torch(pytester.path)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
-
-
-def test_the_end_of_a_test_waits_for_no_thread(pytester: pytest.Pytester) -> None:
-    """One that pickles for ever, for all that anybody knows."""
-    pytester.makepyfile(
-        """
-        import threading
-        told = threading.Event()
-        class Endless:
-            def __reduce__(self):
-                threading.Event().wait()
-        def test_leaves(workers):
-            workers.run(max, 1, 2)
-            threading.Thread(target=workers.run, args=(len, Endless()), daemon=True).start()
-        def test_after(workers):
-            assert workers.run(max, 1, 2) == [2]
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider", "--timeout=60").assert_outcomes(passed=2)
-
-
-def test_a_forked_child_of_pytest_has_no_ranks(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import os
-        from pathlib import Path
-        def test_it(workers):
-            workers.run(max, 1, 2)
-            child = os.fork()
-            if child == 0:
-                try:
-                    Path("said").write_text(str(workers.run(max, 1, 2)))
-                except BaseException as error:
-                    Path("said").write_text(f"{type(error).__name__}: {error}")
-                os._exit(0)
-            assert all(workers.run(max, i, 2) == [max(i, 2)] for i in range(50))
-            os.waitpid(child, 0)
-            assert Path("said").read_text().startswith("PlanError: the ranks of a test are started by its")
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_what_is_measured_in_this_process_has_no_ranks_in_its_record(
@@ -516,68 +363,3 @@ def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytes
             "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
         ]
     )
-
-
-GROUPS = """
-import pytest
-
-N = {n}
-pytestmark = pytest.mark.gpus(N, fallback="cpu")
-
-def state():
-    from accelerate import PartialState
-    import torch.distributed as dist
-    found = PartialState(cpu=True)
-    return (dist.get_backend(), dist.get_rank(), dist.get_world_size(), found.num_processes,
-            found.process_index, found.local_process_index, found.device.type)
-
-def test_state(workers):
-    assert workers.run(state) == [("gloo", rank, N, N, rank, rank, "cpu") for rank in range(N)]
-
-def gradients():
-    # Each rank has its part of a batch: the gradients must be those of the whole batch.
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-    torch.manual_seed(0)
-    alone = torch.nn.Linear(3, 2)
-    batch = torch.arange(12.0 * N).reshape(4 * N, 3)
-    together = DistributedDataParallel(torch.nn.Linear(3, 2))
-    together.module.load_state_dict(alone.state_dict())
-    output = together(batch.chunk(N)[dist.get_rank()])
-    output.square().mean().backward()
-    expected = alone(batch)
-    expected.square().mean().backward()
-    same_output = torch.allclose(output, expected.chunk(N)[dist.get_rank()])
-    return same_output, torch.allclose(together.module.weight.grad, alone.weight.grad)
-
-def test_ddp(workers):
-    assert workers.run(gradients) == [(True, True)] * N
-
-def add_up(numbers):
-    import time
-    import torch
-    import torch.distributed as dist
-    value = torch.full((numbers,), dist.get_rank() + 1.0)
-    dist.all_reduce(value)
-    # Ten watts are known well only over many ticks.
-    time.sleep(0.2)
-    return float(value.mean())
-
-def test_allreduce(energy, workers):
-    assert energy(workers.call(add_up, 1000)).result == [N * (N + 1) / 2] * N
-"""
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_real_process_groups_are_what_libraries_find(
-    quick: pytest.Pytester, read_report: Read, n: int
-) -> None:
-    quick.makepyfile(GROUPS.format(n=n))
-    result = quick.runpytest("--energy-report", "--energy-start-method=forkserver")
-    result.assert_outcomes(passed=3)
-    (record,) = read_report()["records"]
-    assert (record["launch"], record["start_method"], len(record["ranks"])) == ("ranks", "forkserver", n)
-    for round_ in record["rounds"]:
-        assert round_["duration_s"] >= 0.2
-        assert round_["energy_j"] == pytest.approx(10 * round_["duration_s"], abs=0.5)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What inner runs of pytest measure, and how their reports are changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan
+from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.rounds import Workload
+from pytest_llenergy.meters.select import Selection
+from pytest_llenergy.model.record import Round
+
+from ..conftest import TEN_WATTS
+from ..model.reports import RECORD
+
+#: The meter of the suite, whose watts and kind a run is told by its environment.
+TOLD_WATTS = (
+    TEN_WATTS.replace("10 * time", "float(os.environ['WATTS']) * time")
+    .replace('"measured"', "os.environ['KIND']")
+    .replace("poll_period_s = 0.01", "poll_period_s = 0.003")
+)
+
+
+ONE = """
+import time, pytest
+def test_a(energy):
+    energy(time.sleep, 0.05)
+"""
+
+
+#: With a mark, or with another test.
+MARKED = ONE.replace("def test_a", "@pytest.mark.{}\ndef test_a")
+
+
+TWO = ONE + ONE.replace("test_a", "test_b")
+
+
+#: Runs a test that failed once more, with ten watts.
+RERUNS = """
+from _pytest.runner import runtestprotocol
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for item.execution_count in (1, 2):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        again = item.execution_count == 1 and any(report.failed for report in reports)
+        for report in reports:
+            if again and report.failed:
+                report.outcome = "rerun"
+            item.ihook.pytest_runtest_logreport(report=report)
+        if not again:
+            break
+        os.environ["WATTS"] = "10"
+        item._initrequest()
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+"""
+
+
+COMPARE = "--energy-compare=base.json"
+
+
+FAIL = "--energy-fail-on=mean_power_w:3%"
+
+
+def told(workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease) -> Experiment:
+    """What a measurement would have told of a device that draws the watts of the environment."""
+    selection.close()
+    joules = [float(os.environ["WATTS"]) * 2.0 * each for each in (1, 1.002, 0.997, 1.001, 0.998, 1.002)]
+    rounds = [
+        Round(start_s=0.0, duration_s=2.0, energy_j=each, energy_u_j=0.001, energy_u_absolute_j=0.1)
+        for each in joules[: plan.rounds]
+    ]
+    kind = os.environ["KIND"]
+    meters = [msgspec.structs.replace(RECORD.meters[0], domain="cpu:ten", kind=kind)]
+    assert RECORD.procedure is not None
+    return Experiment(rounds, summarise(rounds, None), meters, 0.1, RECORD.procedure, [])
+
+
+def edit(name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    report = json.loads(Path(name).read_text())
+    change(report)
+    Path(name).write_text(json.dumps(report))
+
+
+def with_b(report: dict[str, Any]) -> None:
+    """Give a report of ``test_a`` the same of ``test_b``."""
+    (record,) = report["records"]
+    report["records"].append({**record, "id": record["id"].replace("test_a", "test_b")})
+
+
+def usage_error(pytester: pytest.Pytester, *args: str) -> str:
+    pytester.makepyfile(test_some="raise SystemExit('collected')")
+    result = pytester.runpytest(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.stderr.lines if line.startswith("ERROR: ")]
+    return line.removeprefix("ERROR: ")

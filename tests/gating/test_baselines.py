@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Baselines that are saved and named, and what is wrong with others, told before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .inner import COMPARE, FAIL, ONE, edit, usage_error
+
+
+class TestUsage:
+    """Told before anything is measured, in one line, with exit code 4."""
+
+    def test_a_gate_needs_a_baseline(self, suite: pytest.Pytester) -> None:
+        assert usage_error(suite, FAIL) == (
+            "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
+        )
+
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            (None, "{path}: No such file or directory"),
+            ("", "{path}: empty, expected a JSON report of pytest --energy-report"),
+            (
+                '{"schema_version": 1, "tool"',
+                "{path}: not a report of pytest --energy-report (Input data was truncated)",
+            ),
+            ("[]", "{path}: not a report of pytest --energy-report (Expected `object`, got `array`)"),
+            (
+                '{"schema_version": 99}',
+                "{path}: schema version 99 is newer than 1, the newest this pytest-llenergy reads; "
+                "upgrade pytest-llenergy",
+            ),
+        ],
+        ids=["missing", "empty", "truncated", "another", "newer"],
+    )
+    @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+    def test_a_baseline_that_is_none(
+        self, suite: pytest.Pytester, content: str | None, told: str, extra: list[str]
+    ) -> None:
+        if content is not None:
+            Path("base.json").write_text(content)
+        expected = told.format(path=suite.path / "base.json")
+        assert usage_error(suite, COMPARE, *extra) == f"{COMPARE}: {expected}"
+
+    def test_a_baseline_in_which_nothing_was_measured(self, base: pytest.Pytester) -> None:
+        def failed(report: dict[str, Any]) -> None:
+            for record in report["records"]:
+                record["status"] = "failed"
+
+        edit("base.json", failed)
+        path = base.path / "base.json"
+        told = f"{COMPARE}: {path}: none of its 1 tests was measured; measure a baseline first"
+        assert usage_error(base, COMPARE) == told
+        edit("base.json", lambda report: report["records"].clear())
+        assert usage_error(base, COMPARE) == told.replace("1 tests", "0 tests")
+
+    def test_a_baseline_that_has_a_test_twice(self, base: pytest.Pytester) -> None:
+        edit("base.json", lambda report: report["records"].append(report["records"][0]))
+        assert usage_error(base, COMPARE) == (
+            f"{COMPARE}: {base.path}/base.json: test_some.py::test_a is there twice (attempt 1); make one "
+            "report a run, or join them with llenergy merge"
+        )
+
+    @pytest.mark.parametrize(
+        ("option", "told"),
+        [
+            ("mean_power_w", "'mean_power_w' is no METRIC:PERCENT%, such as 'energy_j:3%' or *"),
+            ("joules:3%", "unknown metric 'joules'; a gate can compare: energy_j, *"),
+            (
+                "energy_j:-3%",
+                "threshold '-3%' of energy_j is no percentage above zero, such as '3%' or '3%+2J'",
+            ),
+            ("energy_j:3%+2W", "threshold '3%+2W' of energy_j is no percentage above zero, such as *"),
+            (
+                "peak_memory_bytes:3%",
+                "peak_memory_bytes is one value a test, and rounds are compared; bound it *",
+            ),
+        ],
+    )
+    def test_a_threshold_that_is_none(self, base: pytest.Pytester, option: str, told: str) -> None:
+        base.makepyfile(test_some="raise SystemExit('collected')")
+        result = base.runpytest(COMPARE, f"--energy-fail-on={option}")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: --energy-fail-on={option}: {told}"])
+
+    def test_one_metric_twice(self, base: pytest.Pytester) -> None:
+        told = "--energy-fail-on names mean_power_w twice; keep one of them"
+        assert usage_error(base, COMPARE, FAIL, "--energy-fail-on=mean_power_w:5%") == told
+
+    def test_an_unknown_word_and_an_address(self, suite: pytest.Pytester) -> None:
+        told = "--energy-inconclusive=ignore: knows three words: warn, fail, pass"
+        assert usage_error(suite, "--energy-inconclusive=ignore") == told
+        told = "--energy-compare=https://x/base.json: addresses are not read; download the report first"
+        assert usage_error(suite, "--energy-compare=https://x/base.json") == told
+
+    def test_the_baseline_is_not_overwritten(self, base: pytest.Pytester) -> None:
+        before = Path("base.json").read_bytes()
+        told = usage_error(base, COMPARE, "--energy-report=base.json")
+        assert told.startswith("--energy-report=")
+        assert told.endswith(
+            "that --energy-compare reads, and with it what a regression is held against; write to another "
+            "name"
+        )
+        assert Path("base.json").read_bytes() == before
+
+
+class TestSave:
+    def test_a_name_is_saved_and_compared(
+        self, quick_suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        quick_suite.makepyfile(ONE)
+        saved = quick_suite.runpytest("--energy-save=main")
+        saved.stdout.fnmatch_lines(["energy report: .llenergy/main.json"])
+        assert [each.name for each in (quick_suite.path / ".llenergy").iterdir()] == ["main.json"]
+        monkeypatch.setenv("WATTS", "11")
+        monkeypatch.chdir(quick_suite.mkdir("elsewhere"))
+        result = quick_suite.runpytest("..", "--energy-compare=main", FAIL)
+        result.assert_outcomes(failed=1)
+
+    def test_beside_a_report(self, quick_suite: pytest.Pytester) -> None:
+        quick_suite.makepyfile(ONE)
+        quick_suite.runpytest("--energy-save=main", "--energy-report=energy.json").assert_outcomes(passed=1)
+        assert Path("energy.json").read_bytes() == Path(".llenergy/main.json").read_bytes()
+
+    def test_a_name_that_was_never_saved(self, quick_suite: pytest.Pytester) -> None:
+        none = usage_error(quick_suite, "--energy-compare=main")
+        assert none == (
+            "--energy-compare=main: there is no .llenergy/main.json; nothing is saved in "
+            f"{quick_suite.path}/.llenergy (--energy-save=main makes it; the name of a file ends in .json)"
+        )
+        quick_suite.mkdir(".llenergy")
+        Path(".llenergy/other.json").touch()
+        assert "; saved are: other (" in usage_error(quick_suite, "--energy-compare=main")
+
+    @pytest.mark.parametrize("name", ["a/b", "main.json", "..", ""])
+    def test_a_name_that_is_none(self, quick_suite: pytest.Pytester, name: str) -> None:
+        told = usage_error(quick_suite, f"--energy-save={name}")
+        assert "needs a plain name, such as main" in told or "has no value" in told
+
+    def test_a_baseline_is_not_saved_over_itself(self, quick_suite: pytest.Pytester) -> None:
+        quick_suite.makepyfile(test_some=ONE)
+        quick_suite.runpytest("--energy-save=main").assert_outcomes(passed=1)
+        told = usage_error(quick_suite, "--energy-save=main", "--energy-compare=main")
+        assert told.startswith("--energy-save=main would replace the baseline ")

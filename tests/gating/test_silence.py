@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gate that did not run is no pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .inner import COMPARE, FAIL, ONE, TWO, edit, with_b
+
+Read = Callable[..., dict[str, Any]]
+
+
+class TestNoSilentPass:
+    def test_a_new_and_a_removed_test_are_told_and_fail_nothing(
+        self, base: pytest.Pytester, read_report: Read
+    ) -> None:
+        edit("base.json", with_b)
+        base.makepyfile(test_some=TWO.replace("test_b", "test_c"))
+        result = base.runpytest(COMPARE, "--energy-fail-on=mean_power_w:40%", "--energy-report")
+        result.assert_outcomes(passed=2)
+        result.stdout.fnmatch_lines(
+            [
+                "new: test_some.py::test_c: not in the baseline",
+                "1 new, 1 unchanged; *",
+                "in base.json and not in this run: test_b",
+            ]
+        )
+        assert read_report()["baseline"]["absent"] == ["test_some.py::test_b"]
+
+    def test_where_all_are_new_nothing_was_gated_and_the_run_fails(self, base: pytest.Pytester) -> None:
+        base.makepyfile(test_some="", test_other=ONE)
+        result = base.runpytest(COMPARE, FAIL)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(
+            ["in base.json and not in this run: test_a", "ERROR: nothing was gated: 1 new"]
+        )
+
+    @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+    def test_where_all_are_skipped_nothing_was_gated(self, base: pytest.Pytester, extra: list[str]) -> None:
+        base.makepyfile(test_some=ONE.replace("energy(time", "pytest.skip('no GPU'); energy(time"))
+        result = base.runpytest(COMPARE, FAIL, "-q", *extra)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.stdout.fnmatch_lines(["ERROR: nothing was gated: 1 skipped"])
+
+    def test_where_nothing_is_measured_nothing_was_gated(self, base: pytest.Pytester) -> None:
+        base.makepyfile(test_some="def test_a(): pass")
+        result = base.runpytest(COMPARE, FAIL)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        result.stdout.fnmatch_lines(["ERROR: nothing was gated: no test was measured"])
+
+    def test_an_ini_file_may_ask_for_gates_in_runs_of_other_tests(
+        self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ini = Path("tox.ini").read_text() + "\nenergy_compare = base.json\n"
+        Path("tox.ini").write_text(f"{ini}energy_fail_on =\n    mean_power_w:3%\n    duration_s:900%\n")
+        # Its files are found from the root directory.
+        monkeypatch.chdir(base.mkdir("elsewhere"))
+        base.makepyfile(test_some="def test_a(): pass")
+        base.runpytest("..").assert_outcomes(passed=1)
+        base.makepyfile(test_some=ONE)
+        base.runpytest("..").assert_outcomes(failed=1)
+
+    def test_another_device_fails_with_what_differs(self, base: pytest.Pytester) -> None:
+        edit("base.json", lambda report: report["environment"]["host"].update(cpu_model="Another CPU"))
+        result = base.runpytest(COMPARE, FAIL)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [
+                "energy_gate: mean_power_w could not be judged, not comparable: other devices (cpu.model: "
+                "Another CPU -> *)"
+            ]
+        )
+
+    def test_an_estimate_is_not_held_against_a_measurement(
+        self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KIND", "estimated")
+        result = base.runpytest(COMPARE, FAIL)
+        result.assert_outcomes(failed=1)
+        told = (
+            "energy_gate: mean_power_w could not be judged, not comparable: base is measured, "
+            "head is estimated"
+        )
+        result.stdout.fnmatch_lines([told])
+
+    @pytest.mark.parametrize("value", [0.0, None])
+    def test_a_baseline_of_nothing(self, base: pytest.Pytester, value: float | None) -> None:
+        def nothing(report: dict[str, Any]) -> None:
+            for each in report["records"][0]["rounds"]:
+                each.update(energy_j=value, reason="the counter stood still")
+
+        edit("base.json", nothing)
+        result = base.runpytest(COMPARE, FAIL)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["energy_gate: mean_power_w could not be judged, invalid: base has *"])
+
+    @pytest.mark.parametrize("word", ["warn", "pass", "fail"])
+    def test_too_few_rounds_are_inconclusive(self, base: pytest.Pytester, word: str) -> None:
+        result = base.runpytest(COMPARE, FAIL, "--energy-rounds=2", f"--energy-inconclusive={word}")
+        result.assert_outcomes(passed=word != "fail", failed=word == "fail")
+        result.stdout.fnmatch_lines(["inconclusive: test_some.py::test_a: * a verdict needs 4 a side"])
+        warning = "inconclusive: 1 of 1; more rounds (--energy-rounds) can tell, *"
+        if word == "warn":
+            result.stdout.fnmatch_lines([warning])
+        else:
+            result.stdout.no_fnmatch_line(warning)
+        if word == "fail":
+            told = "energy_gate: mean_power_w is inconclusive (--energy-inconclusive=fail): *4 a side"
+            result.stdout.fnmatch_lines([told])
+
+    def test_windows_and_interrupted_runs_are_told(self, base: pytest.Pytester) -> None:
+        edit("base.json", lambda report: report["run"].update(complete=False))
+        window = "def test_w(energy_meter):\n    with energy_meter('x'):\n        time.sleep(0.1)\n"
+        base.makepyfile(test_some="import time\n" + window)
+        result = base.runpytest(COMPARE, "-q")
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(
+            [
+                "base.json is of a run that did not come to its end: what it had not measured is missing",
+                "not compared: 1 test with windows of energy_meter only",
+            ]
+        )
+
+    def test_the_last_attempt_of_the_baseline_counts(self, base: pytest.Pytester) -> None:
+        def rerun(report: dict[str, Any]) -> None:
+            later = {**report["records"][0], "attempt": 2, "status": "failed", "reason": "flaky"}
+            better = {**report["records"][0], "id": "test_some.py::test_z"}
+            report["records"] = [later, *report["records"], better]
+
+        edit("base.json", rerun)
+        result = base.runpytest(COMPARE, FAIL)
+        result.stdout.fnmatch_lines(["*could not be judged, invalid: base is failed (flaky)"])

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A test that regressed fails in its call phase, by the gate of the run or by its own."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.model.report import json_schema
+
+from .inner import COMPARE, FAIL, MARKED, RERUNS, TWO, edit, with_b
+
+Read = Callable[..., dict[str, Any]]
+
+
+class TestRegressed:
+    def test_it_fails_in_its_call_phase_in_the_process_that_has_measured_it(
+        self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Read
+    ) -> None:
+        suite.makepyfile(test_some=TWO)
+        suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+        monkeypatch.setenv("WATTS", "13")
+        self.fails(suite, read_report, 1, "-k", "test_a")
+        self.fails(suite, read_report, 2, "-n2")
+
+    def fails(self, suite: pytest.Pytester, read_report: Read, count: int, *extra: str) -> None:
+        result = suite.runpytest(COMPARE, FAIL, "--energy-report", "--junitxml=junit.xml", *extra)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        assert result.parseoutcomes()["failed"] == count
+        result.stdout.fnmatch_lines(
+            [
+                "*energy_gate: mean_power_w regressed, * -> * W: *%, surely more than *%*",
+                "*= energy, compared with base.json =*",
+                "regressed *test_a* W *+*% *",
+                f"{count} regressed; noise *",
+            ]
+        )
+        report = read_report()
+        jsonschema.validate(report, json_schema())
+        assert report["baseline"]["side"]["origin"] == "base.json"
+        for record in report["records"]:
+            assert (record["status"], record["failed_gate"]) == ("failed", True)
+            (found,) = record["comparisons"]
+            assert (found["id"], found["verdict"], found["gated"]) == (record["id"], "regressed", True)
+            assert 1.01 < found["low"] <= found["ratio"] <= found["high"]
+        root = ElementTree.parse("junit.xml").getroot()
+        messages = [each.get("message", "") for each in root.iter("failure")]
+        assert len(messages) == count
+        assert all(each.startswith("Failed: energy_gate: mean_power_w regressed") for each in messages)
+        properties = {each.get("name"): each.get("value") for each in root.iter("property")}
+        assert properties["llenergy.mean_power_w.verdict"] == "regressed"
+
+    def test_what_it_says(self, base: pytest.Pytester) -> None:
+        result = base.runpytest(COMPARE, FAIL)
+        result.stdout.fnmatch_lines(
+            [
+                "energy_gate: mean_power_w regressed, 10 -> 11.01 W: 10.0%, surely more than 9.8%",
+                "regressed  test_a    10  11.01 W  +10.0%  +9.8% … +10.2%   3.2%",
+                "1 regressed; noise 0.*% median, 0.*% at most",
+            ]
+        )
+
+    def test_x_stops_and_lf_runs_it_again(self, base: pytest.Pytester) -> None:
+        edit("base.json", with_b)
+        base.makepyfile(test_some=TWO)
+        base.makeini(Path("tox.ini").read_text())
+        assert base.runpytest(COMPARE, FAIL, "-x").parseoutcomes() == {"failed": 1}
+        again = base.runpytest(COMPARE, FAIL, "--lf", "-x")
+        assert again.parseoutcomes() == {"failed": 1}
+        again.stdout.fnmatch_lines(["run-last-failure: rerun previous 1 failure*"])
+
+    def test_an_expected_failure_is_one(self, base: pytest.Pytester) -> None:
+        base.makepyfile(test_some=MARKED.format("xfail(strict=True)"))
+        base.runpytest(COMPARE, FAIL).assert_outcomes(xfailed=1)
+
+    def test_a_rerun_measures_and_judges_anew(
+        self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Read
+    ) -> None:
+        """As pytest-rerunfailures does it: again within one protocol, with a count on the test."""
+        conftest = Path("conftest.py")
+        conftest.write_text(conftest.read_text() + RERUNS)
+        result = base.runpytest(COMPARE, FAIL, "--energy-report")
+        result.assert_outcomes(passed=1)
+        records = read_report()["records"]
+        assert [(each["attempt"], each["status"]) for each in records] == [(1, "failed"), (2, "measured")]
+        verdicts = [each["comparisons"][0]["verdict"] for each in records]
+        assert verdicts == ["regressed", "unchanged"]
+        result.stdout.fnmatch_lines(["1 unchanged; *"])
+
+    def test_without_a_gate_it_is_shown(self, base: pytest.Pytester) -> None:
+        result = base.runpytest(COMPARE)
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["*= energy, compared with base.json =*", "*test_a*"])
+
+    @pytest.mark.parametrize(("absolute", "failed"), [("2W", 0), ("500mW", 1)])
+    def test_an_absolute_part_must_be_reached_as_well(
+        self, base: pytest.Pytester, absolute: str, failed: int
+    ) -> None:
+        base.runpytest(COMPARE, f"{FAIL}+{absolute}").assert_outcomes(passed=1 - failed, failed=failed)
+
+    def test_the_run_that_failed_by_its_gate_can_be_compared_afterwards(
+        self, base: pytest.Pytester, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        base.runpytest(COMPARE, FAIL, "--energy-report=head.json").assert_outcomes(failed=1)
+        capsys.readouterr()
+        assert main(["compare", "base.json", "head.json", "--metric=mean_power_w"]) == 1
+        assert "1 regressed" in capsys.readouterr().out
+
+
+class TestMark:
+    def test_a_threshold_of_its_own_goes_before_that_of_all(self, base: pytest.Pytester) -> None:
+        mark = "energy_gate(metric='mean_power_w', threshold='25%')"
+        base.makepyfile(test_some=MARKED.format(mark))
+        base.runpytest(COMPARE, FAIL).assert_outcomes(passed=1)
+
+    def test_a_budget_and_a_threshold_are_both_held(self, base: pytest.Pytester) -> None:
+        mark = "energy_gate(metric='mean_power_w', budget='1 W', threshold='3%')"
+        base.makepyfile(test_some=MARKED.format(mark))
+        result = base.runpytest(COMPARE)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [
+                "energy_gate: mean_power_w is * W, over the budget of 1 W",
+                "energy_gate: mean_power_w regressed, *",
+            ]
+        )
+
+    def test_without_a_baseline_it_says_that_it_did_nothing(
+        self, quick_suite: pytest.Pytester, read_report: Read
+    ) -> None:
+        quick_suite.makepyfile(test_some=MARKED.format("energy_gate(threshold='3%')"))
+        result = quick_suite.runpytest("--energy-report", "-q")
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["not gated: 1 test, no baseline was given (--energy-compare)"])
+        (found,) = read_report()["records"][0]["comparisons"]
+        assert (found["verdict"], found["reason"]) == ("new", "no baseline was given (--energy-compare)")
+
+    def test_a_metric_that_the_test_does_not_have_fails_it(self, base: pytest.Pytester) -> None:
+        mark = "energy_gate(metric='output_tokens_per_s', threshold='3%')"
+        base.makepyfile(test_some=MARKED.format(mark))
+        result = base.runpytest(COMPARE)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [
+                "energy_gate: output_tokens_per_s could not be judged, invalid: base has no "
+                "output_tokens_per_s: the workload counts no tokens"
+            ]
+        )

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a rank that fails: the first cause, with all that belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.errors import BackendError, WorkerError
+from pytest_llenergy.workers.failure import Failure, OutcomeInRank
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.host import Host
+from pytest_llenergy.workers.workload import call_workload
+
+from .groups import (
+    TORCH,
+    plan,
+    run,
+)
+from .survivors import alive
+
+
+class TestFailures:
+    def test_the_first_cause_comes_back_with_its_traceback_and_output(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import time
+
+            if os.environ["RANK"] == "1":
+                print("about to fail")
+                raise ValueError("the real cause")
+            time.sleep(0.2)
+            raise RuntimeError("what came of it\nand more")
+
+        with pytest.raises(WorkerError) as caught:
+            run(pair, work)
+        text = str(caught.value)
+        assert text.startswith(f"rank 1 of 2 (cpu, pid {pair.ranks[1].pid}): ValueError: the real cause\n")
+        assert 'raise ValueError("the real cause")' in text
+        assert caught.value.sections == (("output of rank 1", "about to fail"),)
+        assert text.endswith("\n\nrank 0 later: RuntimeError: what came of it")
+        assert not pair.alive
+
+    def test_a_peer_is_lost_in_torchs_words_not_in_those_of_a_test(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import time
+
+            if os.environ["RANK"] == "0":
+                raise ConnectionResetError("Connection reset by peer: hub.example")
+            time.sleep(0.5)
+            raise RuntimeError("Connection closed by peer: the second")
+
+        with pytest.raises(WorkerError) as caught:
+            run(pair, work)
+        text = str(caught.value)
+        assert "ConnectionResetError: Connection reset by peer: hub.example" in text.splitlines()[0]
+        assert text.endswith("\n\nrank 1 later: RuntimeError: Connection closed by peer: the second")
+
+    @pytest.mark.parametrize("wait", ["of itself", "of the test", "of autograd"])
+    def test_torchs_words_for_a_lost_peer_are_known(
+        self, hosts: dict[str, Host], tmp_path: Path, wait: str
+    ) -> None:
+        def work() -> None:
+
+            import torch
+            import torch.distributed as dist
+
+            from pytest_llenergy.workers.serve import _describe
+
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+            loss = model(torch.ones(1, 1)).sum()
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), 9)
+            try:
+                if wait == "of itself":
+                    dist.all_reduce(torch.ones(1))
+                elif wait == "of the test":
+                    dist.all_reduce(torch.ones(1), async_op=True).wait()
+                else:
+                    loss.backward()
+            except RuntimeError as error:
+                (tmp_path / "said").write_text(json.dumps(_describe(error)))
+
+        two = plan(2, TORCH)
+        with pytest.raises(WorkerError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+            run(RankGroup(two, hosts), work)
+        said = json.loads((tmp_path / "said").read_text())
+        assert Failure(two.ranks[0], 1, said, []).is_echo, said
+        assert not Failure(two.ranks[0], 1, {**said, "collective": False}, []).is_echo
+
+    @pytest.mark.parametrize("broken", ["text", "message", "source", "kind of text"])
+    def test_an_error_whose_text_is_broken_is_still_the_first_cause(
+        self, pair: RankGroup, broken: str
+    ) -> None:
+        def work() -> None:
+            class BrokenError(Exception):
+                def __str__(self) -> str:
+                    raise SystemExit(3)
+
+            class Text(str):
+                def __reduce__(self) -> Any:
+                    raise RuntimeError("no text")
+
+            class OfTextError(Exception):
+                def __str__(self) -> str:
+                    return Text("kind of text \ud800")
+
+            class Loader:
+                def get_source(self, name: str) -> str:
+                    raise ValueError("no source")
+
+            error = {"text": BrokenError(), "kind of text": OfTextError()}.get(broken, ValueError("fine"))
+            if broken == "message":
+                error.msg = BrokenError()  # type: ignore[attr-defined]
+            if broken == "source":
+                module = {"__name__": "virtual", "__loader__": Loader(), "error": error}
+                exec(compile("raise error", "virtual.py", "exec"), module)
+            raise error
+
+        with pytest.raises(WorkerError) as caught:
+            run(pair, work)
+        first, *_ = str(caught.value).splitlines()
+        told = {
+            "text": "BrokenError: (its text cannot be had: SystemExit)",
+            "kind of text": r"OfTextError: kind of text \ud800",
+        }
+        assert first.endswith(told.get(broken, "ValueError: fine"))
+        assert "in work" in caught.value.details
+
+    def test_the_output_that_is_shown_is_short_and_of_this_call(self, pair: RankGroup) -> None:
+        run(pair, exec, "print('old ' * 1_000_000)")
+        with pytest.raises(WorkerError) as caught:
+            run(pair, exec, "print('new ' * 1_000_000); raise ValueError")
+        shown = "".join(text for _, text in caught.value.sections)
+        assert "old" not in shown
+        assert "new" in shown
+        assert len(shown) < 40_000
+
+    @pytest.mark.parametrize("reader", [int, sys.exit])
+    def test_a_result_that_cannot_be_read_here_names_its_rank(
+        self, pair: RankGroup, reader: Callable[[str], object]
+    ) -> None:
+        class Picky:
+            def __reduce__(self) -> tuple[object, ...]:
+                return reader, ("not a number",)
+
+        with pytest.raises(WorkerError, match="rank 0: its result cannot be read in this process"):
+            run(pair, Picky)
+
+    @pytest.mark.parametrize(
+        ("code", "said"),
+        [
+            ("os._exit(0)", "ended with exit code 0 and no result"),
+            ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ],
+    )
+    def test_death_is_a_failure(self, pair: RankGroup, code: str, said: str) -> None:
+        with pytest.raises(WorkerError, match=said):
+            run(pair, exec, f"import os\nif os.environ['RANK'] == '0': {code}")
+        assert not any(alive(rank.pid) for rank in pair.ranks)
+
+    def test_a_hang_ends_at_the_time_limit(self, pair: RankGroup) -> None:
+        workload = call_workload(pair, time.sleep, (60,), {}, 0.5)
+        with pytest.raises(
+            WorkerError, match=r"rank 0 of 2 \(cpu\), rank 1 of 2 \(cpu\) did not answer within 0.5 s"
+        ):
+            workload.run_round()
+        assert not any(alive(rank.pid) for rank in pair.ranks)
+
+    @pytest.mark.parametrize(
+        ("code", "why"),
+        [
+            (
+                "os.kill(os.getpid(), signal.SIGSTOP)",
+                "the process is stopped, by SIGSTOP or the like; state T",
+            ),
+            ("signal.signal(signal.SIGUSR2, signal.SIG_IGN)", "the process ignores SIGUSR2"),
+            ("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})", "the process blocks SIGUSR2"),
+            ("os.close(2)", "it was asked for its stacks and wrote none; state S"),
+        ],
+    )
+    def test_a_rank_that_hangs_and_cannot_say_where_says_why(
+        self, pair: RankGroup, code: str, why: str
+    ) -> None:
+        hang = f"import os, signal, time\nif os.environ['RANK'] == '0': {code}\ntime.sleep(60)"
+        with pytest.raises(WorkerError) as caught:
+            run(pair, exec, hang, timeout_s=0.5)
+        told = dict(caught.value.sections)
+        assert why in told["output of rank 0"]
+        assert "(most recent call first):" in told["output of rank 1"]
+        assert "(no stacks" not in told["output of rank 1"]
+
+    def test_outcomes_of_pytest_keep_their_meaning(self, pair: RankGroup) -> None:
+        with pytest.raises(OutcomeInRank) as caught:
+            run(pair, pytest.skip, "not on this rank")
+        assert (caught.value.outcome, caught.value.reason) == ("Skipped", "not on this rank")
+
+    def test_a_skip_tells_of_ranks_that_have_not_answered(self, pair: RankGroup) -> None:
+        def work() -> None:
+            import time
+
+            if os.environ["RANK"] == "0":
+                pytest.skip("no such kernel")
+            time.sleep(60)
+
+        with pytest.raises(OutcomeInRank, match=r"^no such kernel \(rank 1 still at work, and ended\)$"):
+            run(pair, work)
+
+    def test_errors_of_ours_keep_their_type_and_name_the_rank(self, pair: RankGroup) -> None:
+        def work() -> None:
+
+            if os.environ["RANK"] == "1":
+                raise BackendError("no such dtype")
+
+        with pytest.raises(BackendError, match=r"^rank 1 of 2 \(cpu, pid \d+\): no such dtype$"):
+            run(pair, work)
+
+    def test_a_killed_parent_takes_its_ranks_along(self) -> None:
+        import subprocess
+        import sys
+
+        script = (
+            "from tests.workers.groups import plan, run\n"
+            "from pytest_llenergy.workers.group import RankGroup\n"
+            "from pytest_llenergy.workers.local import LocalHost\n"
+            "import time\n"
+            "ranks = RankGroup(plan(2), {'localhost': LocalHost()})\n"
+            "print(*[rank.pid for rank in ranks.ranks], flush=True)\n"
+            "run(ranks, time.sleep, 60)\n"
+        )
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        deadline = time.monotonic() + 10
+        while any(alive(pid) for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

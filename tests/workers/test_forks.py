@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are forks of a supervisor which has imported what they share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.workers.local import LocalHost
+
+from .groups import (
+    run,
+    start,
+)
+from .survivors import survivors
+
+
+class TestForks:
+    @pytest.fixture
+    def host(self, mark: str) -> Iterator[LocalHost]:
+        host = LocalHost("forkserver")
+        yield host
+        host.close()
+
+    def test_have_what_was_preloaded_and_are_sessions_of_their_own(self, host: LocalHost) -> None:
+        ranks = start(host, capabilities=Capabilities(data=True, preload=("this",)))
+
+        def look() -> tuple[bool, bool, str]:
+
+            return "this" in sys.modules, os.getsid(0) == os.getpid(), os.environ["RANK"]
+
+        # Without a preload by the supervisor nobody would have imported it.
+        assert run(ranks, look) == [(True, True, "0"), (True, True, "1")]
+        ranks.close()
+
+    def test_a_module_that_cannot_be_preloaded_is_an_error_with_its_traceback(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_wheel.py").write_text("raise ImportError('libcudnn.so.9: lost')")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(WorkerError) as caught:
+            start(host, capabilities=Capabilities(data=True, preload=("broken_wheel",)))
+        assert str(caught.value).startswith(
+            "importing broken_wheel before the ranks are forked failed: ImportError: libcudnn.so.9: lost\n"
+        )
+        assert "broken_wheel.py" in caught.value.details
+
+    def test_a_module_that_starts_threads_is_refused(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    ) -> None:
+        (tmp_path / "threaded.py").write_text(
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(WorkerError, match="have left 1 threads running; use --energy-start-method=spawn"):
+            start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
+        assert len(survivors(mark)) == 2
+
+    def test_variables_that_are_read_at_import_are_those_of_the_test(
+        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "reads_early.py").write_text("import os\nSEEN = os.environ.get('TORCH_READ_EARLY')\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+        def seen() -> object:
+            import importlib
+
+            return importlib.import_module("reads_early").SEEN
+
+        found = []
+        for value in ("1", "2"):
+            monkeypatch.setenv("TORCH_READ_EARLY", value)
+            ranks = start(host, 1, Capabilities(data=True, preload=("reads_early",)))
+            found += run(ranks, seen)
+            ranks.close()
+        assert found == ["1", "2"]
+
+    def test_draw_alike_from_what_is_seeded_and_differently_from_the_system(self, host: LocalHost) -> None:
+        ranks = start(host, capabilities=Capabilities(data=True, preload=("numpy",)))
+
+        def draw() -> tuple[float, float]:
+            import numpy as np
+
+            return float(np.random.random()), float(np.random.default_rng().random())
+
+        (first, first_own), (second, second_own) = run(ranks, draw)
+        assert first == second
+        assert first_own != second_own
+        ranks.close()

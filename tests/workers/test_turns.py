@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may use the ranks of a test, one after the other, and until when."""
+
+from __future__ import annotations
+
+import pytest
+
+from .no_torch import without_torch
+
+
+def test_what_is_kept_of_an_ended_test_runs_nowhere(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        kept = []
+        def test_one(workers):
+            kept.append(workers)
+            assert workers.run(max, 1, 2) == [2]
+        def test_two():
+            kept[0].run(max, 1, 2)
+        """
+    )
+    without_torch(pytester.path)
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["PlanError: the test of these workers has ended; use the fixtures in the test *"]
+    )
+
+
+def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        def test_it(workers):
+            with ThreadPoolExecutor(8) as threads:
+                results = list(threads.map(lambda i: workers.run(pow, i, 2), range(40)))
+            assert results == [[i * i] for i in range(40)]
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_energy_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        import threading
+        def test_it(energy, workers):
+            workers.run(max, 1, 2)
+            over, others = threading.Event(), []
+            def go():
+                while not over.is_set():
+                    others.append(workers.run(lambda: "other"))
+            thread = threading.Thread(target=go)
+            thread.start()
+            try:
+                assert energy(workers.call(lambda: "measured")).result == ["measured"]
+            finally:
+                over.set()
+                thread.join()
+            assert others and all(each == ["other"] for each in others)
+        """
+    )
+    without_torch(quick.path)
+    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_what_a_function_of_this_process_uses_is_free_to_it(quick: pytest.Pytester) -> None:
+    """Measured here, it may have ranks at work from threads that it waits for."""
+    quick.makepyfile(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        def test_it(energy, workers):
+            def work():
+                with ThreadPoolExecutor(2) as threads:
+                    return list(threads.map(lambda i: workers.run(pow, i, 2), range(4)))
+            assert energy(work).result == [[0], [1], [4], [9]]
+        """
+    )
+    without_torch(quick.path)
+    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["at work", "starting"])
+def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.Pytester, ready: bool) -> None:
+    pytester.makepyfile(
+        f"""
+        import os, threading, time
+        from pathlib import Path
+        import psutil
+        said, threads = [], []
+        def slow():
+            Path("begun").write_text(str(os.getpid()))
+            time.sleep(60)
+        def test_leaves(workers):
+            def go():
+                try:
+                    said.append(workers.run(slow))
+                except Exception as error:
+                    said.append(str(error))
+            if {ready}:
+                workers.run(max, 1, 2)
+            threads.append(threading.Thread(target=go))
+            threads[0].start()
+            while {ready} and not (Path("begun").exists() and Path("begun").read_text()):
+                time.sleep(0.01)
+        def test_after(workers):
+            # The lease was given back meanwhile.
+            if {ready}:
+                assert not psutil.pid_exists(int(Path("begun").read_text()))
+            threads[0].join(0.0 if {ready} else None)
+            (told,) = said
+            assert "ended" in told, told
+            assert workers.run(max, 1, 2) == [2]
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_the_end_of_a_test_waits_for_no_thread(pytester: pytest.Pytester) -> None:
+    """One that pickles for ever, for all that anybody knows."""
+    pytester.makepyfile(
+        """
+        import threading
+        told = threading.Event()
+        class Endless:
+            def __reduce__(self):
+                threading.Event().wait()
+        def test_leaves(workers):
+            workers.run(max, 1, 2)
+            threading.Thread(target=workers.run, args=(len, Endless()), daemon=True).start()
+        def test_after(workers):
+            assert workers.run(max, 1, 2) == [2]
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "--timeout=60").assert_outcomes(passed=2)
+
+
+def test_a_forked_child_of_pytest_has_no_ranks(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import os
+        from pathlib import Path
+        def test_it(workers):
+            workers.run(max, 1, 2)
+            child = os.fork()
+            if child == 0:
+                try:
+                    Path("said").write_text(str(workers.run(max, 1, 2)))
+                except BaseException as error:
+                    Path("said").write_text(f"{type(error).__name__}: {error}")
+                os._exit(0)
+            assert all(workers.run(max, i, 2) == [max(i, 2)] for i in range(50))
+            os.waitpid(child, 0)
+            assert Path("said").read_text().startswith("PlanError: the ranks of a test are started by its")
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
