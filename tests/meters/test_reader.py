@@ -80,8 +80,10 @@ def test_a_counter_of_unknown_period_is_seen_at_every_tick() -> None:
     assert longest_ns(moments) < 2 * TICK
 
 
+@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("length_s", [0.5, 1, 3, 20])
-def test_ticks_that_are_left_unseen_raise_no_flag(length_s: float) -> None:
+def test_ticks_that_are_left_unseen_raise_no_flag(length_s: float, held: bool) -> None:
     end_ns = BEGIN + round(length_s * S)
-    series, _ = woken([(BEGIN, end_ns)], held=True)
+    series, _ = woken([(BEGIN, end_ns)], held)
+    assert series.late == []
     assert trace_flags([series], BEGIN, end_ns) == []

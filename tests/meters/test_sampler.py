@@ -151,7 +151,6 @@ def test_a_reader_that_costs_much_keeps_out_of_the_way_of_work_and_forgets_nothi
     assert [tick.energy_j for tick in sampler.series[0].ticks] == [
         float(index) for index in range(2, meter.readings + 1)
     ]
-    assert sampler.series[0].late == []
 
 
 def test_what_was_only_noted_counts_when_somebody_waits_for_ticks() -> None:
