@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``llenergy``: what can be done with reports, and what is here to measure with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import pytest_llenergy
+from pytest_llenergy.cli import compare, doctor, merge, report
+from pytest_llenergy.errors import LLEnergyError
+
+#: Each has ``add``, which gives it a parser, and ``run``.
+COMMANDS = (merge, report, compare, doctor)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns its exit code, or 1 with one line on standard error."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except LLEnergyError as error:
+        print(f"llenergy: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
+    parser.add_argument(
+        "--version", action="version", version=f"pytest-llenergy {pytest_llenergy.__version__}"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    return parser

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy doctor``: what is here, what is wrong and what to do."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_llenergy.cli.parsers import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add it to the command line."""
+    parser = commands.add_parser(
+        "doctor", help="say what is here to run and to measure with, what is wrong and what to do"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="the same as data; misconfigured findings exit with 1"
+    )
+    parser.add_argument(
+        "--no-steps",
+        action="store_true",
+        help="leave out the steps that run on the devices, each in a fresh process: allocate, multiply, "
+        "convolve, two ranks",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check. Returns 1 where something is misconfigured."""
+    from pytest_llenergy.doctor.checkup import check
+    from pytest_llenergy.doctor.text import lines
+
+    def say(line: str) -> None:
+        # Steps take seconds, and one that hangs minutes: what is known is not kept back.
+        if not args.json:
+            print(line, flush=True)
+
+    checkup = check()
+    for line in lines(checkup):
+        say(line)
+    if not args.no_steps:
+        from pytest_llenergy.doctor.tour import toured
+
+        checkup = toured(checkup, say)
+    if args.json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(checkup)).decode())
+    return 1 if checkup.misconfigured else 0
