@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,16 +204,7 @@ def test_a_timeout_of_pytest_timeout_leaves_nothing(
     check_nothing_is_left(mark)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """What runs in the background of a shell ignores Ctrl-C, and all that it starts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @EVERYWHERE
-@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_everything(pytester: pytest.Pytester, mark: str, where: Where) -> None:
     pytester.makepyfile(HANGS.format(n=where.n))
     without_torch(pytester.path)
