@@ -20,6 +20,7 @@ from pytest_llenergy.devices.host import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.diagnosis import diagnosed
 from pytest_llenergy.errors import BackendError, PlanError
+from pytest_llenergy.model.prompts import prompts_digest
 from pytest_llenergy.model.record import BackendInfo, Parallel
 from pytest_llenergy.options import Settings
 from pytest_llenergy.recorder import Draft
@@ -167,7 +168,7 @@ class BackendHandle:
             group, info = self.place.state.pool.loaded(plan, load, self.place.check)
         self.place.note(group)
         if self.place.draft.experiment is None:
-            self.place.draft.backend = _with_generation(info, checked)
+            self.place.draft.backend = _told(info, prompts, checked)
         return generate_workload(group, prompts, checked, self.place.settings.timeout)
 
 
@@ -235,5 +236,7 @@ class Workers:
         return Call(self, function, args, kwargs)
 
 
-def _with_generation(info: BackendInfo, params: GenerationParams) -> BackendInfo:
-    return msgspec.structs.replace(info, generation=params.primitives())
+def _told(info: BackendInfo, prompts: Sequence[str], params: GenerationParams) -> BackendInfo:
+    """The engine with what it is told to generate."""
+    digest = prompts_digest(prompts)
+    return msgspec.structs.replace(info, generation=params.primitives(), prompts_digest=digest)

@@ -2,7 +2,7 @@
 """Did both runs execute the same thing?
 
 Everything that decides what is executed is a fact. Versions of engines and libraries are recorded and are
-none: they are what is under test. Output tokens are a result, input tokens stand for the prompts.
+none: they are what is under test. Output tokens are a result.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def workload_facts(record: Record) -> dict[str, str]:
         facts["dtype"] = str(backend.dtype)
         facts |= {f"options.{name}": repr(value) for name, value in sorted(backend.options.items())}
         facts |= {f"generation.{name}": repr(value) for name, value in sorted(backend.generation.items())}
+        facts["prompts"] = str(backend.prompts_digest)
     degrees = record.parallel
     facts["parallel"] = f"data {degrees.data}, tensor {degrees.tensor}, pipeline {degrees.pipeline}"
     facts["devices"] = str(len(record.devices))
@@ -59,6 +60,7 @@ def _told(record: Record) -> tuple[object, ...]:
         backend.dtype,
         backend.options,
         backend.generation,
+        backend.prompts_digest,
     )
     return (
         record.id,

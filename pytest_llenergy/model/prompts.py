@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import SupportsIndex, overload
@@ -61,6 +63,14 @@ def read_prompts(path: Path) -> Prompts:
     if not prompts:
         raise LLEnergyError(f"energy_prompts: {path} holds no prompt; write one a line")
     return prompts
+
+
+def prompts_digest(prompts: Iterable[str]) -> str:
+    """The first 16 hexadecimal digits of SHA-256 over the prompts as a JSON list: the same for the same ones.
+
+    Prompts themselves stay out of reports: they may be anybody's.
+    """
+    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
 
 
 def _useful(lines: Iterable[str]) -> Iterable[str]:

@@ -196,7 +196,10 @@ class Parallel(Data, frozen=True):
 
 
 class BackendInfo(Data, frozen=True):
-    """The engine that ran and everything that it was told."""
+    """The engine that ran and everything that it was told.
+
+    ``prompts_digest`` is that of ``model.prompts``; ``None`` where nothing was generated.
+    """
 
     name: str
     version: str
@@ -205,6 +208,7 @@ class BackendInfo(Data, frozen=True):
     dtype: str | None = None
     options: dict[str, Primitive] = {}
     generation: dict[str, Primitive] = {}
+    prompts_digest: str | None = None
     load_s: float | None = None
 
 

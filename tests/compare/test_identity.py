@@ -156,6 +156,7 @@ def backend(**changes: Any) -> dict[str, Any]:
         (backend(model_revision="abc"), "model.revision: None -> abc"),
         (backend(dtype="bfloat16"), "dtype: None -> bfloat16"),
         (backend(options={"compile": True}), "options.compile: False -> True"),
+        (backend(prompts_digest="ab12"), "prompts: None -> ab12"),
         (backend(generation={"max_new_tokens": 64}), "generation.max_new_tokens: none -> 64"),
         (
             {"parallel": Parallel(tensor=2)},

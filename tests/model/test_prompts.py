@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.model.prompts import DEFAULT_PROMPTS, Prompts, default_prompts, read_prompts
+from pytest_llenergy.model.prompts import (
+    DEFAULT_PROMPTS,
+    Prompts,
+    default_prompts,
+    prompts_digest,
+    read_prompts,
+)
 
 
 def test_slices_within_the_set() -> None:
@@ -62,3 +68,16 @@ def test_a_file_without_a_prompt(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(LLEnergyError, match=rf"^energy_prompts: {path} holds no prompt; write one a line$"):
         read_prompts(path)
+
+
+def test_the_same_prompts_have_the_same_digest_and_no_others() -> None:
+    digest = prompts_digest(["Name three rivers.", "And a lake."])
+    assert digest == prompts_digest(Prompts(("Name three rivers.", "And a lake.")))
+    others = (
+        ["Name three rivers.And a lake."],
+        ["And a lake.", "Name three rivers."],
+        ["Name three rivers."],
+    )
+    assert digest not in {prompts_digest(each) for each in others}
+    # printf '["a"]' | sha256sum
+    assert prompts_digest(["a"]) == "0eb5b8d6f81bc677"
