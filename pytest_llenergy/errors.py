@@ -43,6 +43,10 @@ class ReportError(LLEnergyError):
     """A report or journal cannot be read or written."""
 
 
+class ForgeError(LLEnergyError):
+    """GitHub or GitLab could not be asked, or refused."""
+
+
 class WorkerError(LLEnergyError):
     """A rank failed.
 

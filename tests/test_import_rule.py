@@ -20,7 +20,7 @@ FLOORS = [
     {"devices", "backends"},
     {"meters"},
     {"measure", "workers"},
-    {"compare", "report", "doctor"},
+    {"compare", "report", "doctor", "forges"},
     {"levels"},
     {"options", "marks", "hookspecs"},
     {"gating"},
@@ -43,6 +43,7 @@ WITHOUT_PYTEST = {
     "compare",
     "report",
     "doctor",
+    "forges",
 }
 HEAVY = {"torch", "transformers", "pynvml", "numpy", "openvino_genai", "tokenizers", "gguf"}
 
