@@ -21,6 +21,7 @@ from pytest_llenergy.options import Settings, saved_as
 if TYPE_CHECKING:
     from pytest_llenergy.gating import Stored
     from pytest_llenergy.model.record import Record
+    from pytest_llenergy.model.report import Report
     from pytest_llenergy.report.collect import Collector
 
 
@@ -36,6 +37,7 @@ class Controller:
         self._running = Running()
         self._collector: Collector | None = None
         self._written = False
+        self._shown: list[str] = []
         self._ungated: str | None = None
 
     # A failure that belongs to no test: set here, it is known to the summary and in the exit code.
@@ -75,19 +77,37 @@ class Controller:
         stored = self._stored()
         baseline = stored.told({record.id for record in collector.records}) if stored is not None else None
         report = collector.finish(int(exitstatus), complete=ended and not stopped, baseline=baseline)
-        if report is None or collector.path is None:
+        if report is None:
             return
-        self._config.hook.pytest_llenergy_report(config=self._config, report=report)
-        self._written = collector.write(report)
-        if not self._written and ended:
+        done = True
+        if collector.path is not None:
+            self._config.hook.pytest_llenergy_report(config=self._config, report=report)
+            done = self._written = collector.write(report)
+        if self._settings.html is not None:
+            done = self._show(report, self._settings.html, collector.problems) and done
+        if ended and not done:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _show(self, report: Report, path: Path, problems: list[str]) -> bool:
+        """Write the page. One that cannot be written is a problem to tell, and leaves the report as it is."""
+        from pytest_llenergy.errors import ReportError
+        from pytest_llenergy.report.file import write_whole
+        from pytest_llenergy.report.html.page import render_report
+
+        try:
+            write_whole(render_report(report).encode(), path)
+        except ReportError as error:
+            problems.append(str(error))
+            return False
+        self._shown.append(f"energy page: {_relative(path)}")
+        return True
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         collector = self._collector
         quiet = self._config.get_verbosity() < 0
         if collector is None:
             if not quiet:
-                for path in self._paths:
+                for path in filter(None, [*self._paths, self._settings.html]):
                     told = f"energy report: no test was measured, {path} was not written"
                     terminalreporter.write_line(told)
             self._tell_gates(terminalreporter)
@@ -108,6 +128,8 @@ class Controller:
             for path in self._paths:
                 terminalreporter.write_line(f"energy report: {_relative(path)}")
             self._tell_left_over(terminalreporter)
+        for line in [] if quiet else self._shown:
+            terminalreporter.write_line(line)
 
     def _tell_verdicts(self, terminalreporter: Any) -> None:
         stored = self._stored()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # Every run pays for what is imported here.
     from pytest_llenergy.compare.threshold import Threshold
 
-DEFAULT_REPORT = "energy.json"
+DEFAULT_REPORT, DEFAULT_PAGE = "energy.json", "energy.html"
 
 #: Where ``--energy-save=NAME`` keeps reports, in the root directory.
 SAVED = ".llenergy"
@@ -33,6 +33,7 @@ class Settings:
     """What the options say, checked. Times are seconds; empty tuples and ``None`` mean automatic."""
 
     report: Path | None
+    html: Path | None
     rounds: int
     warmup: int | None
     gap: float
@@ -60,7 +61,8 @@ class Settings:
     @property
     def keeps_something(self) -> bool:
         """Whether the run is there for what it measures."""
-        return self.report is not None or self.save is not None or self.compare is not None
+        kept = (self.report, self.html, self.save, self.compare)
+        return any(each is not None for each in kept)
 
     @property
     def names_something(self) -> bool:
@@ -174,16 +176,21 @@ def _number_of(words: Sequence[str]) -> str:
     return {1: "one word", 2: "two words", 3: "three words"}[len(words)]
 
 
-def _report(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or "::" in text or path.suffix == ".py":
-        raise ValueError(
-            f"names a test path, not a report; did you mean: pytest {text} --energy-report "
-            f"(the report's name takes an equals sign: --energy-report={DEFAULT_REPORT})"
-        )
-    if path.suffix != ".json":
-        raise ValueError(f"the report's name must end in .json; did you mean {text}.json?")
-    return path
+def _file(what: str, flag: str, default: str) -> Callable[[str], Path]:
+    suffix = Path(default).suffix
+
+    def parse(text: str) -> Path:
+        path = Path(text)
+        if path.is_dir() or "::" in text or path.suffix == ".py":
+            raise ValueError(
+                f"names a test path, not a {what}; did you mean: pytest {text} {flag} "
+                f"(the {what}'s name takes an equals sign: {flag}={default})"
+            )
+        if path.suffix != suffix:
+            raise ValueError(f"the {what}'s name must end in {suffix}; did you mean {text}{suffix}?")
+        return path
+
+    return parse
 
 
 def _saved_name(text: str) -> str:
@@ -209,9 +216,19 @@ OPTIONS = (
         "report",
         "FILE.json",
         "",
-        _optional(_report),
+        _optional(_file("report", "--energy-report", DEFAULT_REPORT)),
         f"Write the records of this run as JSON.\nWithout a name: {DEFAULT_REPORT}",
         bare=DEFAULT_REPORT,
+        is_path=True,
+    ),
+    Option(
+        "html",
+        "FILE.html",
+        "",
+        _optional(_file("page", "--energy-html", DEFAULT_PAGE)),
+        "Show the records of this run on a page, with figures (needs\n"
+        f"the extra html). Without a name: {DEFAULT_PAGE}",
+        bare=DEFAULT_PAGE,
         is_path=True,
     ),
     Option("rounds", "N", "6", _count(1), "Least number of measured rounds of each test (default: 6)"),
@@ -362,15 +379,15 @@ def _parsed(option: Option, name: str, text: str) -> Any:
         raise pytest.UsageError(f"{name}={text}: {error}") from None
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, flag: str = "--energy-report") -> None:
     """Look before hours are spent; nothing is created here. Raises ``pytest.UsageError``."""
     if path.exists() and not os.access(path, os.W_OK):
-        raise pytest.UsageError(f"--energy-report={path}: the file exists and cannot be written")
+        raise pytest.UsageError(f"{flag}={path}: the file exists and cannot be written")
     directory = path.parent
     if not directory.is_dir():
-        raise pytest.UsageError(f"--energy-report={path}: no directory {directory}; make it first")
+        raise pytest.UsageError(f"{flag}={path}: no directory {directory}; make it first")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise pytest.UsageError(f"--energy-report={path}: no permission to write in {directory}")
+        raise pytest.UsageError(f"{flag}={path}: no permission to write in {directory}")
 
 
 def saved_as(config: pytest.Config, name: str) -> Path:

@@ -64,6 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if settings.report is not None:
         options.check_writable(settings.report)
+    if settings.html is not None:
+        from pytest_llenergy.report.html.svg import check_extra
+
+        options.check_writable(settings.html, "--energy-html")
+        try:
+            check_extra()
+        except LLEnergyError as error:
+            raise pytest.UsageError(f"--energy-html: {error}") from None
     if settings.save is not None:
         options.check_savable(options.saved_as(config, settings.save))
     if settings.compare is not None or settings.fail_on:

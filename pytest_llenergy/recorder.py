@@ -125,6 +125,7 @@ def _record(item: pytest.Item, status: Status, reason: str | None) -> Record:
         procedure=experiment.procedure if experiment else None,
         meters=meters,
         rounds=experiment.rounds if experiment else [],
+        power_trace=experiment.power_trace if experiment else None,
         windows=windows,
         metrics=experiment.metrics if experiment else {},
         comparisons=list(draft.comparisons),

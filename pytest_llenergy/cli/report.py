@@ -8,27 +8,53 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.errors import ReportError
+
 if TYPE_CHECKING:
     from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.model.report import Report
 
 
 def add(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser("report", help="print the table of a report or journal")
     parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="OUT.html",
+        help="write a page with figures instead (needs the extra html)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it. Returns 0."""
+    """Print it, or write its page. Returns 0."""
     import shutil
 
     from pytest_llenergy.report.file import read_report
-    from pytest_llenergy.report.terminal import render
 
     report = read_report(args.file)
+    if args.html is not None:
+        return _write_page(report, args.html)
+    from pytest_llenergy.report.terminal import render
+
     width = shutil.get_terminal_size().columns
     print(render(report.records, width, color=sys.stdout.isatty()))
     if not report.run.complete:
         print("incomplete: the run did not come to its end")
+    return 0
+
+
+def _write_page(report: Report, path: Path) -> int:
+    from pytest_llenergy.compare.outcome import USAGE
+    from pytest_llenergy.report.file import write_whole
+    from pytest_llenergy.report.html.page import render_report
+
+    try:
+        write_whole(render_report(report).encode(), path)
+    except ReportError as error:
+        print(f"llenergy report: {error}", file=sys.stderr)
+        return USAGE
+    print(f"{path}: {len(report.records)} records")
     return 0

@@ -71,7 +71,7 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     timeline = measured.timeline
     before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
     after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
-    spans = _spans(timeline)
+    spans = spans_of(timeline)
     if before is None or after is None:
         gaps = (measured.gap_start_ns, measured.gap_end_ns)
         reason = series.reason_between(*gaps) or (
@@ -88,8 +88,11 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     return DomainRound(series, whole, phases, idle)
 
 
-def _spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
-    """Of each iteration prefill runs to the first token of the last rank to have one, decode from there."""
+def spans_of(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+    """When each phase was, by name, one stretch an iteration (monotonic nanoseconds).
+
+    Prefill runs to the first token of the last rank to have one, decode from there.
+    """
     borders = timeline.borders_ns
     if not borders:
         return {}
@@ -122,7 +125,7 @@ def _phase(
 
 def _phases(timeline: RoundTimeline, domains: Sequence[DomainRound]) -> list[Phase]:
     phases: list[Phase] = []
-    for name, parts in _spans(timeline).items():
+    for name, parts in spans_of(timeline).items():
         energy = add([domain.phases[name] for domain in domains])
         phases.append(
             Phase(

@@ -24,13 +24,14 @@ from pytest_llenergy.measure.energy import account
 from pytest_llenergy.measure.lookout import Watch
 from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
 from pytest_llenergy.measure.phase import PhaseDither, strata_for
+from pytest_llenergy.measure.power_trace import median_round, power_trace
 from pytest_llenergy.measure.quality import compare_rounds, drift_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, Workload, gap_needed_s, run_round
 from pytest_llenergy.measure.warmup import WarmUp, warm_up
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.model.record import Flag, MeterInfo, Metric, Procedure, Round
+from pytest_llenergy.model.record import Flag, MeterInfo, Metric, PowerTrace, Procedure, Round
 
 #: How long to wait for the first tick of every counter (seconds).
 FIRST_TICK_S = 1.5
@@ -69,6 +70,7 @@ class Experiment:
     load_average: float | None
     procedure: Procedure
     flags: list[Flag]
+    power_trace: PowerTrace | None = None
 
 
 def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease: Lease) -> Experiment:
@@ -95,7 +97,9 @@ def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease:
     )
     flags = [*drift_flags(rounds), *_inconclusive(procedure, len(rounds)), *_unread(selection.reasons)]
     metrics = summarise(rounds, workload.peak_memory_bytes, coverage)
-    return Experiment(rounds, metrics, infos, load, procedure, flags)
+    middle = median_round(rounds)
+    course = power_trace(measured[middle], sampler.series) if middle is not None else None
+    return Experiment(rounds, metrics, infos, load, procedure, flags, course)
 
 
 class Unwatched:

@@ -136,6 +136,41 @@ class Window(Data, frozen=True):
     reason: str | None = None
 
 
+class DomainPower(Data, frozen=True):
+    """The course of power of one domain: ``power_w[i]`` is the mean (W) from ``edges_s[i]`` to ``[i + 1]``.
+
+    Edges are seconds from the start of the round, negative before it; its start, 0, and its end are among
+    them, and the joules between these two are those of the round. Between them lie the ticks of the counter,
+    or fewer where there are many. ``kind`` says whether it was measured.
+    """
+
+    kind: Kind
+    edges_s: list[float]
+    power_w: list[float]
+
+
+class PhaseSpan(Data, frozen=True):
+    """A phase of one iteration, in seconds from the start of the round."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+class PowerTrace(Data, frozen=True):
+    """How power went in one round and in the quiet right before and after it.
+
+    The round is the one of median energy among the valid ones; ``start_s`` (monotonic) and ``duration_s`` are
+    its own. ``spans`` are its phases in order, empty where the engine does not say or there are too many of
+    them to be seen.
+    """
+
+    start_s: float
+    duration_s: float
+    by_domain: dict[str, DomainPower]
+    spans: list[PhaseSpan] = []
+
+
 class MeterInfo(Data, frozen=True):
     """One domain that was read, and how.
 
@@ -239,6 +274,7 @@ class Record(Data, frozen=True):
     procedure: Procedure | None = None
     meters: list[MeterInfo] = []
     rounds: list[Round] = []
+    power_trace: PowerTrace | None = None
     windows: list[Window] = []
     metrics: dict[str, Metric] = {}
     comparisons: list[Comparison] = []

@@ -15,3 +15,12 @@ def storable(value: Any) -> Any:
     if isinstance(value, dict):
         return {storable(name): storable(each) for name, each in value.items()}
     return value
+
+
+def one_line(text: str) -> str:
+    """Text on one line; what cannot be seen, such as marks that turn the direction of writing, is escaped."""
+    return "".join(each if each.isprintable() else _escape(each) for each in " ".join(text.split()))
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

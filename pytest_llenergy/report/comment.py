@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pytest_llenergy.model.comparison import STATES, AppliedRule, ComparedReports, Comparison, Side, State
+from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.verdicts import change, in_order, interval, noise_line, value
 
 #: By this a later run finds the comment that it replaces.
@@ -81,7 +82,7 @@ def plain(text: str, most: int = MOST_NAME) -> str:
     What Markdown, HTML or GitHub could read is written as a character reference, and what cannot be seen,
     such as marks that turn the direction of writing, as its escape.
     """
-    line = "".join(each if each.isprintable() else _escape(each) for each in " ".join(text.split()))
+    line = one_line(text)
     if len(line) > most:
         line = f"{line[: most // 2]}…{line[-(most // 2) :]}"
     referred = "".join(
@@ -90,10 +91,6 @@ def plain(text: str, most: int = MOST_NAME) -> str:
     # Neither an address nor a link.
     unlinked = referred.replace("://", "&#58;//").replace("www.", "www&#46;").replace("](", "]&#40;")
     return CALLING.sub(r"\1&#8203;", unlinked)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _head(compared: ComparedReports) -> str:

@@ -18,11 +18,16 @@ from pytest_llenergy.report.journal import SUFFIX, read_journal
 
 def write_report(report: Report, path: Path) -> None:
     """Replace ``path`` in one step. Raises ``ReportError``; what was there before is then untouched."""
+    write_whole(encode(report), path)
+
+
+def write_whole(content: bytes, path: Path) -> None:
+    """The same with anything."""
     try:
         descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(encode(report))
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             Path(scratch).chmod(0o666 & ~_umask())

@@ -71,7 +71,7 @@ def _window(window: Window, record: Record) -> str:
     if window.energy_j is None:
         return f"no joules: {window.reason}"
     label = " estimated" if record.kind == "estimated" else ""
-    joules = _rounded(window.energy_j, window.energy_u_absolute_j)
+    joules = rounded(window.energy_j, window.energy_u_absolute_j)
     return f"{joules} J{label} in {window.duration_s:.3g} s"
 
 
@@ -86,10 +86,10 @@ def _value(metric: Metric | None) -> str:
 def _with_uncertainty(metric: Metric | None) -> str:
     if metric is None or metric.value is None:
         return "-"
-    return _rounded(metric.value, metric.uncertainty_absolute)
+    return rounded(metric.value, metric.uncertainty_absolute)
 
 
-def _rounded(value: float, u: float | None) -> str:
+def rounded(value: float, u: float | None) -> str:
     """Value and standard uncertainty, to the place of the latter's second digit."""
     if not u or not math.isfinite(u):
         return f"{value:.3g}"

@@ -29,7 +29,16 @@ def test_skips(energy):
 """
 
 #: What may differ between two runs of the same test.
-VOLATILE = {"rounds", "metrics", "load_average", "flags", "start_s", "lease_wait_s", "procedure"}
+VOLATILE = {
+    "rounds",
+    "metrics",
+    "load_average",
+    "flags",
+    "start_s",
+    "lease_wait_s",
+    "procedure",
+    "power_trace",
+}
 
 
 def stable(report: dict[str, Any]) -> list[dict[str, Any]]:

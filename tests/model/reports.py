@@ -7,11 +7,14 @@ from pytest_llenergy.model.environment import Board, Environment, Host, device_k
 from pytest_llenergy.model.record import (
     BackendInfo,
     DomainEnergy,
+    DomainPower,
     Flag,
     MeterInfo,
     Metric,
     Parallel,
     Phase,
+    PhaseSpan,
+    PowerTrace,
     Procedure,
     RankInfo,
     Record,
@@ -93,6 +96,16 @@ RECORD = Record(
         )
     ],
     rounds=[ROUND],
+    power_trace=PowerTrace(
+        start_s=100.5,
+        duration_s=2.0,
+        by_domain={
+            "gpu:GPU-a": DomainPower(
+                kind="measured", edges_s=[-0.25, 0.0, 1.0, 2.0, 2.25], power_w=[3.0, 7.5, 5.0, 3.0]
+            )
+        },
+        spans=[PhaseSpan(name="prefill", start_s=0.0, end_s=0.01)],
+    ),
     windows=[
         Window(
             name="load",

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How power went in one round, for people to look at.
+
+Power is only known from tick to tick of a counter, and a round begins and ends between two ticks. At its
+edges the energy is the one that the window arithmetic has found there, so that the course of power adds up
+to the joules of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from pytest_llenergy.measure.energy import spans_of
+from pytest_llenergy.measure.metrics import is_valid
+from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.edges import Quiet, at_end, at_start, quiet_power
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.model.record import DomainPower, PhaseSpan, PowerTrace, Round
+
+#: Steps of a domain that are kept; more cannot be told apart in a picture, and would swell the report.
+MOST_STEPS = 120
+
+#: Phases that are kept. Those of more iterations would be a hatching.
+MOST_SPANS = 100
+
+#: How much of each quiet gap is shown, as a share of the round, and at least (seconds).
+GAP_SHARE, LEAST_GAP_S = 0.25, 0.1
+
+#: Shorter steps than this (nanoseconds) are not told apart; edges are told to the microsecond.
+LEAST_STEP_NS = 10_000
+
+#: Digits of a power: joules agree to this.
+DIGITS = 7
+
+Point = tuple[int, float]
+
+
+def median_round(rounds: Sequence[Round]) -> int | None:
+    """Which of the valid rounds has the median energy, the lower of two; ``None`` where none has any."""
+    known = [
+        (round_.energy_j, index)
+        for index, round_ in enumerate(rounds)
+        if is_valid(round_) and round_.energy_j is not None
+    ]
+    return sorted(known)[(len(known) - 1) // 2][1] if known else None
+
+
+def power_trace(measured: MeasuredRound, trace: Sequence[Series]) -> PowerTrace | None:
+    """The course of power of every domain that has one; ``None`` where no domain has."""
+    timeline = measured.timeline
+    start_ns = timeline.start_ns
+    by_domain = {
+        series.domain.name: DomainPower(kind=series.domain.kind, edges_s=edges_s, power_w=power_w)
+        for series in trace
+        for edges_s, power_w in [_course(measured, series)]
+        if power_w
+    }
+    if not by_domain:
+        return None
+    spans = [
+        PhaseSpan(name=name, start_s=round((a - start_ns) / 1e9, 6), end_s=round((b - start_ns) / 1e9, 6))
+        for name, parts in spans_of(timeline).items()
+        for a, b in parts
+    ]
+    return PowerTrace(
+        start_s=start_ns / 1e9,
+        duration_s=timeline.duration_s,
+        by_domain=by_domain,
+        spans=sorted(spans, key=lambda span: span.start_s) if len(spans) <= MOST_SPANS else [],
+    )
+
+
+def _course(measured: MeasuredRound, series: Series) -> tuple[list[float], list[float]]:
+    """Edges (seconds from the start) and the powers between them (W); none without two quiet gaps."""
+    start_ns, end_ns = measured.timeline.start_ns, measured.timeline.end_ns
+    before = quiet_power(series, measured.gap_start_ns, start_ns)
+    after = quiet_power(series, end_ns, measured.gap_end_ns)
+    if before is None or after is None or end_ns - start_ns < LEAST_STEP_NS:
+        return [], []
+    first = (start_ns, at_start(series, start_ns, before).energy_j)
+    last = (end_ns, at_end(series, end_ns, after).energy_j)
+    parts = (
+        [*_quiet(series, measured.gap_start_ns, start_ns, before), first],
+        [first, *_inside(series, first, last), last],
+        [last, *_quiet(series, end_ns, measured.gap_end_ns, after)],
+    )
+    reach_ns = round(max(GAP_SHARE * (end_ns - start_ns), LEAST_GAP_S * 1e9))
+    # What of the gaps is far from the round is left out; the nearest tick may be too near to be a step.
+    lead = [point for point in parts[0][:-3] if start_ns - point[0] <= reach_ns] + parts[0][-3:]
+    trail = parts[2][:3] + [point for point in parts[2][3:] if point[0] - end_ns <= reach_ns]
+    least_ns = _least_ns(lead, parts[1], trail)
+    points = [
+        *_thinned(lead, least_ns)[:-1],
+        *_thinned(parts[1], least_ns),
+        *_thinned(trail, least_ns)[1:],
+    ]
+    edges_s = [round((time_ns - start_ns) / 1e9, 6) for time_ns, _ in points]
+    power_w = [
+        float(f"{(high_j - low_j) / (b - a):.{DIGITS}g}")
+        for (a, b), ((_, low_j), (_, high_j)) in zip(pairwise(edges_s), pairwise(points), strict=True)
+    ]
+    return edges_s, power_w
+
+
+def _quiet(series: Series, start_ns: int, end_ns: int, quiet: Quiet) -> list[Point]:
+    """The ticks of a gap from which its power was taken."""
+    ticks = series.as_one(series.between(start_ns + series.smear_ns, end_ns))
+    inside = [tick for tick in ticks if quiet.first.time_ns <= tick.time_ns <= quiet.last.time_ns]
+    return [(tick.time_ns, tick.energy_j) for tick in inside]
+
+
+def _inside(series: Series, first: Point, last: Point) -> list[Point]:
+    """The ticks within the round, except those that what is known of its edges contradicts.
+
+    A running average over s tells of the moment s/2 before.
+    """
+    lag_ns = series.smear_ns // 2
+    ticks = series.between(first[0] + lag_ns + 1, last[0] + lag_ns - 1)
+    return [(tick.time_ns - lag_ns, tick.energy_j) for tick in ticks if first[1] <= tick.energy_j <= last[1]]
+
+
+def _least_ns(*parts: Sequence[Point]) -> int:
+    """How short a step may be: half of a usual one, and long enough for there to be few."""
+    steps = [b - a for points in parts for (a, _), (b, _) in pairwise(points)]
+    span_ns = parts[-1][-1][0] - parts[0][0][0]
+    return max(span_ns // (MOST_STEPS - len(parts)), round(median(steps) / 2), LEAST_STEP_NS)
+
+
+def _thinned(points: Sequence[Point], least_ns: int) -> list[Point]:
+    """The first, the last, and of those between them no two that are closer than ``least_ns``."""
+    kept = [points[0]]
+    for point in points[1:-1]:
+        if point[0] - kept[-1][0] >= least_ns and points[-1][0] - point[0] >= least_ns:
+            kept.append(point)
+    return [*kept, points[-1]]

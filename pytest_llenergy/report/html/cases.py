@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page is about: tests, each with the records of one side or of two, and its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.measure.metrics import FIGURES, Value, is_valid
+from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
+from pytest_llenergy.model.record import Record, Round
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.text import one_line
+
+PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
+
+SideName = Literal["base", "head"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One report. ``label`` is empty where there is only one."""
+
+    name: SideName
+    label: str
+    report: Report
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test. ``anchor`` is its id in the page; ``records`` are those of the sides that have it."""
+
+    anchor: str
+    id: str
+    records: Mapping[SideName, Record]
+    comparisons: Sequence[Comparison] = ()
+
+    @property
+    def worst(self) -> Comparison | None:
+        """Of its verdicts the one that people look at first."""
+        return min(self.comparisons, key=lambda each: STATES.index(each.verdict), default=None)
+
+    @property
+    def state(self) -> str:
+        """What became of it: its worst verdict, or what its record says."""
+        if self.worst is not None:
+            return self.worst.verdict
+        return next((record.status for record in self.records.values()), "invalid")
+
+    @property
+    def metric(self) -> str:
+        """What its figures show: what it was compared by, or else joules per token where it counts tokens."""
+        if self.worst is not None and self.worst.metric in FIGURES:
+            return self.worst.metric
+        found = [record.metrics.get(PER_TOKEN) for record in self.records.values()]
+        known = [each for each in found if each is not None and each.value is not None]
+        return PER_TOKEN if known and len(known) == len(self.records) else PER_ITERATION
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A round in its place: ``place`` counts from 1 over both sides, ``number`` over those of its side."""
+
+    place: int
+    number: int
+    side: SideName
+    round: Round
+
+    @property
+    def valid(self) -> bool:
+        """Whether it may enter a figure."""
+        return is_valid(self.round)
+
+    def value(self, metric: str) -> Value | None:
+        """What it says of a metric."""
+        return FIGURES[metric].of(self.round)
+
+
+def turns(case: Case, *, interleaved: bool) -> list[Turn]:
+    """Its rounds in the order in which they were run.
+
+    Rounds of two runs have no common order unless they were ``interleaved``: then the base comes first.
+    Raises ``ReportError`` for a round that cannot have been.
+    """
+    found = [
+        (round_.start_s, number, side, round_)
+        for side, record in case.records.items()
+        for number, round_ in enumerate(record.rounds, 1)
+    ]
+    for _, number, side, round_ in found:
+        if round_.iterations < 1 or round_.duration_s <= 0:
+            raise ReportError(
+                f"{one_line(case.id)}: round {number} of {side} has {round_.iterations} iterations in "
+                f"{round_.duration_s:g} s; no report of pytest --energy-report has such a round"
+            )
+    found.sort(key=lambda each: each[0] if interleaved else (each[2] == "head", each[0]))
+    return [Turn(place, number, side, round_) for place, (_, number, side, round_) in enumerate(found, 1)]
+
+
+def cases_of(report: Report) -> list[Case]:
+    """Every test of a report, the last attempt of each; the worst first where it was compared."""
+    last = {record.id: record for record in report.records}
+    return _numbered([(name, {"head": record}, record.comparisons) for name, record in last.items()])
+
+
+def cases_of_both(base: Report, head: Report, compared: ComparedReports) -> list[Case]:
+    """Every test of two reports, the worst first."""
+    old = {record.id: record for record in base.records}
+    new = {record.id: record for record in head.records}
+    verdicts: dict[str, list[Comparison]] = {}
+    for each in compared.comparisons:
+        verdicts.setdefault(each.id, []).append(each)
+    found = []
+    for name in dict.fromkeys([*verdicts, *new, *old]):
+        records: dict[SideName, Record] = {}
+        if name in old:
+            records["base"] = old[name]
+        if name in new:
+            records["head"] = new[name]
+        found.append((name, records, verdicts.get(name, [])))
+    return _numbered(found)
+
+
+def _numbered(
+    found: Sequence[tuple[str, Mapping[SideName, Record], Sequence[Comparison]]],
+) -> list[Case]:
+    def rank(each: tuple[str, Mapping[SideName, Record], Sequence[Comparison]]) -> int:
+        return min((STATES.index(comparison.verdict) for comparison in each[2]), default=len(STATES))
+
+    ordered = sorted(found, key=rank)
+    return [Case(f"t{number}", *each) for number, each in enumerate(ordered, 1)]

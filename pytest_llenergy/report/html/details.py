@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers behind the figures of one test, and what has no figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.report.html.cases import Case, Turn
+from pytest_llenergy.report.html.cells import Cell, Row, Table, share, table, with_uncertainty
+from pytest_llenergy.report.html.power import Course
+from pytest_llenergy.report.html.trend import Trend
+from pytest_llenergy.report.terminal import rounded
+from pytest_llenergy.report.verdicts import value
+
+
+def metrics(case: Case) -> Table:
+    """Every figure of a test, side by side."""
+    records = list(case.records.values())
+    names = dict.fromkeys(name for record in records for name in record.metrics)
+    rows: list[Row] = []
+    for name in names:
+        found = [record.metrics.get(name) for record in records]
+        unit = next((each.unit for each in found if each is not None), "")
+        reasons = dict.fromkeys(
+            each.reason for each in found if each is not None and each.value is None and each.reason
+        )
+        rows.append(
+            [name, *(with_uncertainty(each) for each in found), unit, Cell("; ".join(reasons), "text")]
+        )
+    sides = [f"#{side}" for side in case.records] if len(records) > 1 else ["#value ± u"]
+    return table("Metrics", ("metric", *sides, "unit", "why not"), rows)
+
+
+def rounds(case: Case, found: Sequence[Turn]) -> Table:
+    """Each round in its order."""
+    begin_s: dict[str, float] = {}
+    for turn in found:
+        begin_s[turn.side] = min(turn.round.start_s, begin_s.get(turn.side, turn.round.start_s))
+    rows: list[Row] = []
+    for turn in found:
+        one, said = turn.round, turn.value(case.metric)
+        per_token = turn.value("energy_per_output_token_j")
+        rows.append(
+            [
+                str(turn.place),
+                f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
+                f"{one.start_s - begin_s[turn.side]:.3f}",
+                value(one.duration_s / one.iterations),
+                value(one.energy_j / one.iterations if one.energy_j is not None else None),
+                f"± {value(one.energy_u_j / one.iterations)}" if one.energy_u_j is not None else "-",
+                value(one.energy_j / one.duration_s if one.energy_j is not None and one.duration_s else None),
+                value(per_token.value if per_token is not None else None),
+                f"{value(said.value)} ± {value(said.meter)}"
+                if said is not None and case.metric not in ("energy_j", "energy_per_output_token_j")
+                else "-",
+                value(
+                    one.tokens.output / one.duration_s if one.tokens is not None and one.duration_s else None
+                ),
+                value(one.temperature_start_c),
+                str(one.iterations),
+                Cell("invalid" if not turn.valid else "", "state invalid" if not turn.valid else ""),
+                Cell("; ".join(flag.name for flag in one.flags), "text"),
+            ]
+        )
+    columns = (
+        "#",
+        "side",
+        "#start s",
+        "#s",
+        "#J",
+        "#± J",
+        "#W",
+        "#J/token",
+        f"#{case.metric}",
+        "#tokens/s",
+        "#°C",
+    )
+    return table("Rounds", (*columns, "#iterations", "", "flags"), rows)
+
+
+def phases(case: Case, found: Sequence[Turn]) -> Table:
+    """Seconds and joules of each phase of each round."""
+    rows: list[Row] = [
+        [
+            str(turn.place),
+            f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
+            phase.name,
+            value(phase.duration_s),
+            value(phase.energy_j),
+            f"± {value(phase.energy_u_j)}" if phase.energy_u_j is not None else "-",
+            Cell(phase.reason or "", "text"),
+        ]
+        for turn in found
+        for phase in turn.round.phases
+    ]
+    return table("Phases", ("#", "side", "phase", "#s", "#J", "#± J", "why not"), rows)
+
+
+def steps(course: Course) -> Table:
+    """The numbers of a course of power."""
+    powers = [*map(value, course.power_w), "end"]
+    rows = [[f"{at_s:.6g}", watts] for at_s, watts in zip(course.edges_s, powers, strict=True)]
+    label = f"Power, {course.side}, {course.label} ({course.kind})"
+    return table(label, ("#from s", "#W"), rows)
+
+
+def spans(case: Case) -> Table:
+    """When each phase was in the rounds whose power is shown, and when these ended."""
+    rows: list[Row] = []
+    for side, record in case.records.items():
+        trace = record.power_trace
+        if trace is not None:
+            name = side if len(case.records) > 1 else ""
+            rows.append([name, "round", "0", f"{trace.duration_s:.6g}"])
+            rows += [[name, span.name, f"{span.start_s:.6g}", f"{span.end_s:.6g}"] for span in trace.spans]
+    return table("Edges and phases", ("side", "what", "#from s", "#to s"), rows)
+
+
+def trend_points(trend: Trend) -> Table:
+    """Every run."""
+    rows: list[Row] = [
+        [
+            each.time,
+            (each.commit or "-")[:10],
+            value(each.value),
+            value(each.low),
+            value(each.high),
+            "; ".join(["change point"] * each.changed + ["other devices"] * each.broke),
+        ]
+        for each in trend.points
+    ]
+    return table(
+        f"Trend of {trend.metric}, {trend.unit}", ("time", "commit", "#value", "#low", "#high", ""), rows
+    )
+
+
+def flags(case: Case) -> Table:
+    """What to know about the numbers of a test."""
+    rows: list[Row] = [
+        [
+            side if len(case.records) > 1 else "",
+            Cell(flag.severity, f"severity {flag.severity}"),
+            flag.name,
+            Cell(flag.detail, "text"),
+        ]
+        for side, record in case.records.items()
+        for flag in [*record.flags, *(each for window in record.windows for each in window.flags)]
+    ]
+    return table("Flags", ("side", "", "flag", "what it says"), rows)
+
+
+def windows(case: Case) -> Table:
+    """Named windows of the ``energy_meter`` fixture."""
+    rows: list[Row] = [
+        [
+            side if len(case.records) > 1 else "",
+            window.name,
+            value(window.duration_s),
+            rounded(window.energy_j, window.energy_u_absolute_j) if window.energy_j is not None else "-",
+            Cell(window.reason or "", "text"),
+        ]
+        for side, record in case.records.items()
+        for window in record.windows
+    ]
+    return table("Windows", ("side", "window", "#s", "#J ± u", "why not"), rows)
+
+
+def settings(case: Case) -> Table:
+    """How a test was run and measured: what differs between its sides shows."""
+    facts = [(side, dict(_settings(record))) for side, record in case.records.items()]
+    names = dict.fromkeys(name for _, each in facts for name in each)
+    rows: list[Row] = []
+    for name in names:
+        values = [each.get(name, "-") for _, each in facts]
+        differs = "differs" if len(set(values)) > 1 else ""
+        rows.append([name, *(Cell(each, f"text {differs}") for each in values)])
+    sides = [side for side, _ in facts] if len(facts) > 1 else ["value"]
+    return table("How it was measured", ("", *sides), rows)
+
+
+def _settings(record: Record) -> list[tuple[str, str]]:
+    found = [(f"parameter {name}", str(each)) for name, each in record.params.items()]
+    backend = record.backend
+    if backend is not None:
+        found += [
+            ("backend", f"{backend.name} {backend.version}"),
+            ("model", backend.model),
+            ("revision", backend.model_revision or "-"),
+            ("dtype", backend.dtype or "-"),
+        ]
+        found += [(f"option {name}", str(each)) for name, each in backend.options.items()]
+        found += [(f"generation {name}", str(each)) for name, each in backend.generation.items()]
+    found.append(("devices", ", ".join(record.devices) or "-"))
+    if record.fallback is not None:
+        found.append(("fallback", record.fallback))
+    if record.ranks:
+        found.append(("ranks", str(len(record.ranks))))
+    procedure = record.procedure
+    if procedure is not None:
+        settled = {True: "settled", False: "not settled", None: "length given"}[procedure.settled]
+        found += [
+            ("warm-up", f"{procedure.warmup_iterations} iterations, {settled} ({procedure.criterion})"),
+            ("iterations a round", str(procedure.iterations)),
+            ("quiet gap", f"{procedure.gap_s:.3g} s"),
+            ("target", f"{procedure.target:.1%}, reached {share(procedure.reached)}"),
+            ("measuring time", f"{procedure.measuring_s:.3g} s"),
+        ]
+    return [*found, ("meters", ", ".join(dict.fromkeys(meter.name for meter in record.meters)) or "none")]

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page: what is shown of one report, of two that were compared, or of both sides of a paired run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest_llenergy
+from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
+from pytest_llenergy.model.comparison import Side as Source
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.text import one_line
+from pytest_llenergy.report.html import circumstances, details, overview
+from pytest_llenergy.report.html.cases import Case, Side, cases_of, cases_of_both, turns
+from pytest_llenergy.report.html.cells import Table
+from pytest_llenergy.report.html.exchange import exchange
+from pytest_llenergy.report.html.forest import detectability, forest
+from pytest_llenergy.report.html.plot import Plot, short_name
+from pytest_llenergy.report.html.power import courses, power
+from pytest_llenergy.report.html.rounds import against_time, in_order
+from pytest_llenergy.report.html.svg import Sheet, check_extra, drawing
+from pytest_llenergy.report.html.trend import Trend, trend_plot
+from pytest_llenergy.report.verdicts import change, interval, noise_line, value
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+#: Tests with figures of their own, the first ones: the others are in the tables.
+MOST_SHOWN = 100
+
+#: Tests that are open when the page is, besides those that need a look.
+MOST_OPEN = 3
+
+QUIET = frozenset({"unchanged", "measured", "skipped", "new", "removed"})
+
+
+@dataclass(frozen=True)
+class Section:
+    """One test of the page."""
+
+    case: Case
+    title: str
+    told: str
+    is_open: bool
+    plots: Sequence[Plot]
+    main: Sequence[Table]
+    more: Sequence[Table]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that the template shows, in its order."""
+
+    title: str
+    counts: Sequence[tuple[str, int]]
+    about: Sequence[str]
+    notes: Sequence[str]
+    plots: Sequence[Plot]
+    overview: Sequence[Table]
+    sections: Sequence[Section]
+    left_out: int
+    closing: Sequence[Table]
+    version: str
+
+
+def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
+    """One report as a page. Raises ``ReportError`` where the extra ``html`` is not installed."""
+    check_extra()
+    cases = cases_of(report)
+    comparisons = [each for case in cases for each in case.comparisons]
+    states = Counter(case.state for case in cases)
+    notes = (
+        []
+        if report.run.complete
+        else ["The run did not come to its end: what it had not measured is missing."]
+    )
+    if report.baseline is not None and report.baseline.absent:
+        notes.append(f"In the baseline and not in this run: {', '.join(report.baseline.absent)}")
+    about = [_code(report.source.commit, report.source.dirty), report.run.started_at, noise_line(comparisons)]
+    if report.baseline is not None:
+        about.insert(1, f"against {report.baseline.side.origin}")
+    return _rendered(
+        [Side("head", "", report)], cases, "Energy report", states, about, notes, trends, interleaved=False
+    )
+
+
+def render_compared(
+    base: Report,
+    head: Report,
+    compared: ComparedReports,
+    trends: Sequence[Trend] = (),
+    *,
+    pairs: str | None = None,
+) -> str:
+    """Two reports and what was found of them. Raises ``ReportError`` where the extra ``html`` is missing.
+
+    ``pairs`` is the policy of a run that measured both sides in turn; then rounds are shown in their order
+    over both.
+    """
+    check_extra()
+    cases = cases_of_both(base, head, compared)
+    states = Counter[str](each.verdict for each in compared.comparisons)
+    about = [f"{_side(compared.head)} against {_side(compared.base)}"]
+    about += [f"{pairs} pairs, measured in turn"] if pairs is not None else []
+    about += [*compared.devices, noise_line(compared.comparisons)]
+    sides = [Side("base", "base", base), Side("head", "head", head)]
+    return _rendered(
+        sides, cases, "Energy", states, about, compared.notes, trends, interleaved=pairs is not None
+    )
+
+
+def _rendered(
+    sides: Sequence[Side],
+    cases: Sequence[Case],
+    title: str,
+    states: Mapping[str, int],
+    about: Sequence[str],
+    notes: Sequence[str],
+    trends: Sequence[Trend],
+    *,
+    interleaved: bool,
+) -> str:
+    comparisons = [each for case in cases for each in case.comparisons]
+    shown = cases[:MOST_SHOWN]
+    order = [*STATES, *(state for state in states if state not in STATES)]
+    counts = [(state, states[state]) for state in order if states.get(state)]
+    with drawing() as sheet:
+        plots = [
+            forest(sheet, comparisons, "verdicts"),
+            exchange(sheet, cases, "speed"),
+            detectability(sheet, comparisons, "finds"),
+        ]
+        sections = [
+            _section(
+                sheet, case, [each for each in trends if each.id == case.id], place, interleaved=interleaved
+            )
+            for place, case in enumerate(shown)
+        ]
+    first = [overview.verdicts(cases, len(shown))] if comparisons else []
+    first += [overview.measured(cases, len(shown))] if len(sides) == 1 else []
+    closing = [
+        overview.speeds(cases),
+        overview.invalid_rounds(cases, interleaved=interleaved),
+        overview.rules(comparisons),
+        circumstances.meters(sides),
+        circumstances.machine(sides),
+    ]
+    page = Page(
+        title=f"{title}: {', '.join(f'{count} {state}' for state, count in counts) or 'nothing to show'}",
+        counts=counts,
+        about=[each for each in about if each],
+        notes=notes,
+        plots=[each for each in plots if each is not None],
+        overview=first,
+        sections=sections,
+        left_out=len(cases) - len(shown),
+        closing=[each for each in closing if each.rows],
+        version=pytest_llenergy.__version__,
+    )
+    return _environment().get_template("page.html.j2").render(page=page, **_style(sheet))
+
+
+def _section(sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, interleaved: bool) -> Section:
+    found = turns(case, interleaved=interleaved)
+    power_courses = courses(case)
+    plots = [
+        in_order(sheet, case, found, f"{case.anchor}-rounds"),
+        against_time(sheet, case, found, f"{case.anchor}-time"),
+        power(sheet, case, power_courses, f"{case.anchor}-power"),
+    ]
+    plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
+    main = [details.metrics(case), details.rounds(case, found), details.flags(case), details.windows(case)]
+    more = [
+        details.phases(case, found),
+        details.spans(case),
+        *(details.steps(each) for each in power_courses),
+    ]
+    more += [*(details.trend_points(each) for each in trends), details.settings(case)]
+    records = case.records.values()
+    notes = [f"{each.metric}: {each.reason}" for each in case.comparisons]
+    notes += [note for each in case.comparisons for note in [*each.notes, *each.differences]]
+    notes += [f"{record.status}: {record.reason}" for record in records if record.reason]
+    return Section(
+        case=case,
+        title=short_name(case.id, 120),
+        told=_told(case),
+        is_open=place < MOST_OPEN or (case.state not in QUIET and place < MOST_SHOWN // 4),
+        plots=[each for each in plots if each is not None],
+        main=[each for each in main if each.rows],
+        more=[each for each in more if each.rows],
+        notes=list(dict.fromkeys(notes)),
+    )
+
+
+def _told(case: Case) -> str:
+    """One figure of a test, beside its name."""
+    worst: Comparison | None = case.worst
+    if worst is not None:
+        return f"{change(worst)} ({interval(worst)})" if worst.ratio is not None else ""
+    record = next(iter(case.records.values()))
+    metric = record.metrics.get(case.metric)
+    return value(metric.value, metric.unit) if metric is not None and metric.value is not None else ""
+
+
+def _side(side: Source) -> str:
+    return _code(side.commit, side.dirty) or side.origin
+
+
+def _code(commit: str | None, dirty: bool | None) -> str:
+    return "" if commit is None else f"{commit[:10]}{' (with changes)' if dirty else ''}"
+
+
+def _environment() -> Environment:
+    """Everything is escaped, and on one line; only what this package drew or wrote itself is markup."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    def visible(text: Any) -> Any:
+        return one_line(text) if type(text) is str else text
+
+    return Environment(
+        loader=PackageLoader("pytest_llenergy.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _style(sheet: Sheet) -> dict[str, str]:
+    """The style sheet, and the policy by which the browser obeys it and nothing else."""
+    import base64
+    import hashlib
+    from importlib.resources import files
+
+    from markupsafe import Markup
+
+    written = files("pytest_llenergy.report.html").joinpath("templates/page.css").read_text("utf-8")
+    style = f"\n{written}{sheet.css}"
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return {"style": Markup(style), "policy": policy}

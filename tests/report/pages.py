@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports with everything that a page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+import msgspec
+
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.model.record import (
+    DomainPower,
+    Flag,
+    Phase,
+    PhaseSpan,
+    PowerTrace,
+    Record,
+    Round,
+    Tokens,
+)
+from pytest_llenergy.model.report import Report
+
+from ..compare.runs import SPOILED, record_of, report_of
+
+WARM = Flag(name="temperature", severity="note", detail="4 of 8 rounds: warmer than 60 °C at the start")
+
+#: What a test of each verdict is changed by.
+CHANGES = {"regressed": 1.08, "improved": 0.9, "unchanged": 1.001, "inconclusive": 1.035}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both sides, and what was found."""
+
+    base: Report
+    head: Report
+    compared: ComparedReports
+
+
+def rounds_of(rng: Random, joules: float, seconds: float, noise: float, first_s: float) -> list[Round]:
+    """Eight rounds, of which one is invalid, of a machine that warms up."""
+    made = []
+    for number in range(8):
+        energy_j, duration_s = joules * rng.gauss(1, noise), seconds * rng.gauss(1, noise / 2)
+        made.append(
+            Round(
+                start_s=first_s + 7.5 * number,
+                duration_s=duration_s,
+                energy_j=energy_j,
+                energy_u_j=joules * 0.003,
+                energy_u_absolute_j=joules * 0.02,
+                iterations=2,
+                tokens=Tokens(input=120, output=2048 + round(seconds * 300)),
+                requests=4,
+                phases=[
+                    Phase(
+                        name="prefill", duration_s=0.2 * duration_s, energy_j=0.3 * energy_j, energy_u_j=0.5
+                    ),
+                    Phase(
+                        name="decode", duration_s=0.8 * duration_s, energy_j=0.7 * energy_j, energy_u_j=0.5
+                    ),
+                ],
+                temperature_start_c=44 + 14 * (1 - 0.7**number),
+                flags=[SPOILED] if number == 5 else [],
+            )
+        )
+    return made
+
+
+def trace_of(rng: Random, round_: Round, ticks: int = 60) -> PowerTrace:
+    """Two iterations, each of which begins with more power; two boards and a processor."""
+    length_s = round_.duration_s
+    edges = [length_s * (step / ticks * 1.5 - 0.25) for step in range(ticks + 1)]
+    edges = sorted(
+        {*(edge for edge in edges if abs(edge) > 1e-9 and abs(edge - length_s) > 1e-9), 0.0, length_s}
+    )
+    half = length_s / 2
+    spans = [
+        PhaseSpan(name=name, start_s=begin + start * half, end_s=begin + end * half)
+        for begin in (0.0, half)
+        for name, start, end in (("prefill", 0.0, 0.2), ("decode", 0.2, 1.0))
+    ]
+
+    def watts(at_s: float, idle: float, load: float) -> float:
+        if not 0 <= at_s < length_s:
+            return idle + rng.uniform(0, 2)
+        return load * (1.25 if at_s % half < 0.2 * half else 0.95) + rng.gauss(0, load * 0.02)
+
+    by_domain = {
+        name: DomainPower(
+            kind="measured",
+            edges_s=edges,
+            power_w=[watts((a + b) / 2, idle, load) for a, b in pairwise(edges)],
+        )
+        for name, idle, load in (("gpu:GPU-a", 70, 430), ("gpu:GPU-b", 72, 420), ("cpu:package-0", 45, 80))
+    }
+    return PowerTrace(start_s=round_.start_s, duration_s=length_s, by_domain=by_domain, spans=spans)
+
+
+def record_like(
+    name: str, rng: Random, joules: float, seconds: float, noise: float, first_s: float, steps: int = 60
+) -> Record:
+    """A measured test."""
+    rounds = rounds_of(rng, joules, seconds, noise, first_s)
+    return record_of(
+        name,
+        rounds=rounds,
+        metrics=summarise(rounds, 3 * 2**30),
+        power_trace=trace_of(rng, rounds[3], steps),
+        flags=[WARM],
+    )
+
+
+def names(count: int) -> list[str]:
+    """Ids as people have them."""
+    models = ("smollm2-135m", "qwen3-0.6b", "llama3.2-1b")
+    return [
+        f"benchmarks/inference/test_decode.py::test_decode[{models[i % 3]}-bs{2 ** (i // 3)}-bfloat16]"
+        for i in range(count)
+    ]
+
+
+def pair_of(ids: Sequence[str], changes: Sequence[float] = tuple(CHANGES.values()), steps: int = 60) -> Pair:
+    """Two runs of some tests, which change in turn; one more is new, one was removed, and one is invalid."""
+    rng = Random(7)
+    base, head = [], []
+    for place, name in enumerate(ids):
+        seconds = 2.0 + 0.2 * (place % 7)
+        joules = (800.0 + 40 * (place % 5)) * seconds
+        change = changes[place % len(changes)]
+        noise = 0.03 if change == CHANGES["inconclusive"] else 0.008
+        base.append(record_like(name, rng, joules, seconds, noise, 100.0, steps))
+        head.append(record_like(name, rng, joules * change, seconds * change**0.5, noise, 102.0, steps))
+    gone = record_like("benchmarks/test_old.py::test_gone", rng, 1700.0, 2.0, 0.01, 100.0)
+    added = record_like("benchmarks/test_new.py::test_added", rng, 1700.0, 2.0, 0.01, 100.0)
+    lost = msgspec.structs.replace(
+        record_of("benchmarks/test_prefill.py::test_lost", [None] * 6),
+        status="invalid",
+        reason="the counter stood still",
+    )
+    sides = report_of(*base, gone, lost), report_of(*head, added, lost)
+    compared = compare_reports(*sides, ("base.json", "head.json"), [Asked(gated=True)])
+    return Pair(*sides, compared)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--energy-html``: a run shows what it has measured."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _numpy_stays() -> None:
+    """An inner run in this process forgets what it has imported, and numpy cannot be loaded anew."""
+    import_module("matplotlib.backends.backend_svg")
+
+
+TEST = """
+import time
+
+def test_it(energy):
+    energy(time.sleep, 0.2)
+"""
+
+
+def test_a_run_leaves_a_page_and_a_report_whose_power_adds_up(
+    quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
+) -> None:
+    quick.makepyfile(TEST)
+    result = quick.runpytest("--energy-meter=ten-watts", "--energy-report", "--energy-html")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["energy report: energy.json", "energy page: energy.html"])
+    text = Path("energy.html").read_text("utf-8")
+    assert "<title>Energy report: 1 measured</title>" in text
+    assert text.count("<svg") == 3
+    (record,) = read_report()["records"]
+    trace = record["power_trace"]
+    (shown,) = [round_ for round_ in record["rounds"] if round_["start_s"] == trace["start_s"]]
+    (course,) = trace["by_domain"].values()
+    steps = list(zip(pairwise(course["edges_s"]), course["power_w"], strict=True))
+    inside = sum(w * (b - a) for (a, b), w in steps if a >= 0 and b <= round(trace["duration_s"], 6))
+    span_s = course["edges_s"][-1] - course["edges_s"][0]
+    assert sum(w * (b - a) for (a, b), w in steps) == pytest.approx(10 * span_s, rel=0.1)
+    assert inside == pytest.approx(shown["energy_j"], rel=1e-5)
+
+
+def test_a_page_needs_no_report(quick: pytest.Pytester) -> None:
+    quick.makepyfile(TEST)
+    result = quick.runpytest("--energy-meter=ten-watts", "--energy-html=shown.html")
+    assert result.ret == 0
+    assert [path.name for path in Path.cwd().glob("*.[hj]*")] == ["shown.html"]
+    assert "energy page: shown.html" in result.stdout.lines
+
+
+def test_a_run_that_measures_nothing_writes_none(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(): pass")
+    result = quick.runpytest("--energy-html")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["energy report: no test was measured, *energy.html was not written"])
+    assert not Path("energy.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--energy-html=page.txt", "the page's name must end in .html; did you mean page.txt.html?"),
+        (
+            "--energy-html=.",
+            "names a test path, not a page; did you mean: pytest . --energy-html (the page's name takes an "
+            "equals sign: --energy-html=energy.html)",
+        ),
+        ("--energy-html=nowhere/page.html", "no directory .*nowhere; make it first"),
+    ],
+)
+def test_a_page_that_cannot_be_is_told_before_anything_runs(
+    quick: pytest.Pytester, option: str, error: str
+) -> None:
+    quick.makepyfile(TEST)
+    result = quick.runpytest(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.stderr.lines if line.startswith("ERROR: --energy-html=")]
+    pattern = error if ".*" in error else re.escape(error)
+    assert re.search(f"{pattern}$", line)
+
+
+def test_without_the_extra_nothing_runs(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick.makepyfile(TEST)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = quick.runpytest("--energy-html", "--energy-report")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stderr.lines[0] == (
+        "ERROR: --energy-html: HTML needs jinja2 and matplotlib (import of matplotlib halted; None in "
+        "sys.modules): pip install 'pytest-llenergy[html]'"
+    )
+    assert not Path("energy.json").exists()
+
+
+def test_a_page_that_could_not_be_written_leaves_the_report(quick: pytest.Pytester) -> None:
+    quick.makepyfile(TEST + "\n    import os; os.mkdir('pages/energy.html')\n")
+    Path("pages").mkdir()
+    result = quick.runpytest("--energy-meter=ten-watts", "--energy-report", "--energy-html=pages/energy.html")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "ERROR: *pages/energy.html: the report could not be written (Is a directory)",
+            "energy report: energy.json",
+        ]
+    )
+    assert Path("energy.json").exists()
