@@ -91,11 +91,11 @@ class Controller:
     def _show(self, report: Report, path: Path, problems: list[str]) -> bool:
         """Write the page. One that cannot be written is a problem to tell, and leaves the report as it is."""
         from pytest_llenergy.errors import ReportError
-        from pytest_llenergy.report.file import write_whole
+        from pytest_llenergy.report.file import replace_file
         from pytest_llenergy.report.html.page import render_report
 
         try:
-            write_whole(render_report(report).encode(), path)
+            replace_file(path, render_report(report).encode())
         except ReportError as error:
             problems.append(str(error))
             return False

@@ -21,6 +21,7 @@ FLOORS = [
     {"meters"},
     {"measure", "workers"},
     {"compare", "report", "doctor", "forges"},
+    {"ab"},
     {"levels"},
     {"options", "marks", "hookspecs"},
     {"gating"},
@@ -44,6 +45,7 @@ WITHOUT_PYTEST = {
     "report",
     "doctor",
     "forges",
+    "ab",
 }
 HEAVY = {"torch", "transformers", "pynvml", "numpy", "openvino_genai", "tokenizers", "gguf"}
 

@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_page(report: Report, path: Path) -> int:
     from pytest_llenergy.compare.outcome import USAGE
-    from pytest_llenergy.report.file import write_whole
+    from pytest_llenergy.report.file import replace_file
     from pytest_llenergy.report.html.page import render_report
 
     try:
-        write_whole(render_report(report).encode(), path)
+        replace_file(path, render_report(report).encode())
     except ReportError as error:
         print(f"llenergy report: {error}", file=sys.stderr)
         return USAGE

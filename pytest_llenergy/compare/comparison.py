@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.compare.identity import advisories, device_differences, device_line
-from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.metrics import METRICS, Direction
 from pytest_llenergy.compare.pairing import last_attempts, pairs, side_of, usual_metric
 from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, corrected
 from pytest_llenergy.compare.workload import workload_differences
@@ -100,6 +100,15 @@ class _Case:
         return msgspec.structs.replace(plain, **found)
 
 
+#: How the verdict on one metric is found: by the record of the head and both samples.
+Find = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
+
+
+def at_once(_: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
+    """On all rounds that there are, in one look."""
+    return compare(base, head, rule, better)
+
+
 def judge(base: Measured, head: Measured, asked: Asked, *, across: bool = False) -> Comparison:
     """The verdict on one metric of one test. Never raises for what was measured.
 
@@ -118,7 +127,13 @@ def without_baseline(head: Record, asked: Asked) -> Comparison:
 
 
 def compare_reports(
-    base: Report, head: Report, origins: tuple[str, str], asked: Sequence[Asked], *, across: bool = False
+    base: Report,
+    head: Report,
+    origins: tuple[str, str],
+    asked: Sequence[Asked],
+    *,
+    across: bool = False,
+    find: Find = at_once,
 ) -> ComparedReports:
     """Every test of two reports, for each metric; the correction for many tests is made within a metric.
 
@@ -137,7 +152,7 @@ def compare_reports(
                     found.append((_removed(before, each), None))
                 elif before is not None and after is not None:
                     sides = Measured(before, base.environment), Measured(after, head.environment)
-                    found.append(_judge(*sides, each, across=across))
+                    found.append(_judge(*sides, each, across=across, find=find))
             comparisons += _corrected(found)
     sides_of = side_of(base, origins[0]), side_of(head, origins[1])
     # Most records have the same devices.
@@ -163,7 +178,7 @@ def _removed(base: Record, asked: Asked) -> Comparison:
 
 
 def _judge(
-    base: Measured, head: Measured, asked: Asked, *, across: bool
+    base: Measured, head: Measured, asked: Asked, *, across: bool, find: Find = at_once
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
     metric = asked.metric or usual_metric(old, new)
@@ -192,7 +207,7 @@ def _judge(
         if not values:
             return case.state("invalid", f"{side} has no {metric}: {reason}"), None
         samples.append(_sample(values))
-    estimate = compare(samples[0], samples[1], asked.rule, METRICS[metric].better)
+    estimate = find(new, samples[0], samples[1], asked.rule, METRICS[metric].better)
     notes = advisories(old, new, base.environment, head.environment)
     notes += [f"another workload: {line}" for line in differences]
     return case.judged(samples[0], samples[1], estimate, notes), estimate

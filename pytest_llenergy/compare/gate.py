@@ -61,6 +61,18 @@ def asked_of(fail_on: Sequence[Threshold], own: Threshold | None = None) -> list
     return asked or [Asked()]
 
 
+def asked_for(fail_on: Sequence[str], metrics: Sequence[str]) -> list[Asked]:
+    """What a command line asks for: every metric once, with a threshold of its own or the common rule.
+
+    Raises ``PlanError`` for what is no metric or no threshold.
+    """
+    thresholds = [read_fail_on(text) for text in fail_on]
+    names = [known_metric(name) for name in metrics]
+    asked = {each.metric: Asked(each.metric, each.rule(), gated=True) for each in thresholds}
+    asked.update({name: Asked(name, gated=True) for name in names if name not in asked})
+    return list(asked.values()) or [Asked(gated=True)]
+
+
 def failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:
     """One line for each gate that a test has not passed.
 

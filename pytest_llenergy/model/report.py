@@ -70,7 +70,7 @@ def decode(data: bytes, origin: str) -> Report:
             report = msgspec.json.decode(data, type=Report)
     except msgspec.DecodeError as error:
         _refuse(data, origin, error)
-    _check_version(report.schema_version, origin)
+    check_version(report.schema_version, origin)
     return report
 
 
@@ -79,14 +79,17 @@ def _refuse(data: bytes, origin: str, why: msgspec.DecodeError) -> NoReturn:
     if not data.strip():
         raise ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
     try:
-        version = msgspec.json.decode(data, type=_Versioned).schema_version
+        told = msgspec.json.decode(data, type=_Versioned)
     except msgspec.DecodeError as error:
         raise ReportError(f"{origin}: not a report of pytest --energy-report ({error})") from None
-    _check_version(version, origin)
+    check_version(told.schema_version, origin)
+    if told.compared is not msgspec.UNSET:
+        raise ReportError(f"{origin}: holds both sides of llenergy ab; one run is needed here")
     raise ReportError(f"{origin}: broken report ({why})")
 
 
-def _check_version(version: int, origin: str) -> None:
+def check_version(version: int, origin: str) -> None:
+    """Raises ``ReportError`` for a version that is not known here."""
     if version > SCHEMA_VERSION:
         raise ReportError(
             f"{origin}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this "
@@ -98,6 +101,7 @@ def _check_version(version: int, origin: str) -> None:
 
 class _Versioned(msgspec.Struct):
     schema_version: int
+    compared: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def json_schema() -> dict[str, Any]:

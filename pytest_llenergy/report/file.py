@@ -12,17 +12,18 @@ from pathlib import Path
 import msgspec
 
 from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.paired import PairedReport, decode_paired
 from pytest_llenergy.model.report import Report, decode, encode
 from pytest_llenergy.report.journal import SUFFIX, read_journal
 
 
 def write_report(report: Report, path: Path) -> None:
     """Replace ``path`` in one step. Raises ``ReportError``; what was there before is then untouched."""
-    write_whole(encode(report), path)
+    replace_file(path, encode(report))
 
 
-def write_whole(content: bytes, path: Path) -> None:
-    """The same with anything."""
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all. Raises ``ReportError``; what was there before is then untouched."""
     try:
         descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         try:
@@ -46,6 +47,14 @@ def read_report(path: Path) -> Report:
         return read_journal(path)
     try:
         return decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}") from None
+
+
+def read_sides(path: Path) -> PairedReport:
+    """What ``llenergy ab`` wrote. Raises ``ReportError`` naming the file and what is wrong with it."""
+    try:
+        return decode_paired(path.read_bytes(), str(path))
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
 

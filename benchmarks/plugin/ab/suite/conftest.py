@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two sides of ``ab_run.py`` may differ in, and a meter that sees nobody else's work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+import pytest
+
+from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.meters.estimate import AVERAGE_W
+from pytest_llenergy.meters.protocol import Domain, MeterSpec
+from pytest_llenergy.model.record import Record
+
+#: Watts that a busy core adds to an idle one, by the model of the meter ``estimate``.
+BUSY_W = AVERAGE_W[1] - AVERAGE_W[0]
+
+#: So that the counter moves while nothing is done (watts); a thousandth of the work.
+IDLE_W = 0.002
+
+#: Linux tells CPU time in ticks of 10 ms.
+TICK_S = 0.01
+
+#: How often to look for new ranks (seconds).
+LOOK_S = 1.0
+
+#: Joules of an output token by the meter that is made up.
+TOKEN_J = 0.1
+
+
+class SessionCpu:
+    """CPU seconds of this session's ranks, times watts: work and no more, an estimate of the joules.
+
+    The meter ``estimate`` reads the whole host. On one that others use it would measure their work too.
+    pytest's own process is left out: while ranks work it does nothing but read this.
+    """
+
+    name = "session-cpu"
+    poll_period_s = 0.05
+
+    def __init__(self) -> None:
+        self._spent_s: dict[tuple[int, float], float] = {}
+        self._ranks: list[psutil.Process] = []
+        self._looked_s = 0.0
+        self.domains = (
+            Domain(
+                name="cpu:session",
+                kind="estimated",
+                source=f"CPU time of the ranks x {BUSY_W:.2f} W",
+                scope="processes below pytest",
+                resolution_j=BUSY_W * TICK_S,
+                accuracy="a factor of 3",
+                limits=lambda energy_j, _: (energy_j / 3, energy_j * 3),
+                update_period_s=TICK_S,
+                max_age_s=TICK_S,
+            ),
+        )
+
+    def read(self) -> list[float | str]:
+        """Of those that have ended, what they had used when they were last seen."""
+        if time.monotonic() - self._looked_s > LOOK_S:
+            # It takes milliseconds.
+            self._ranks = psutil.Process().children(recursive=True)
+            self._looked_s = time.monotonic()
+        for process in self._ranks:
+            try:
+                times = process.cpu_times()
+                self._spent_s[process.pid, process.create_time()] = times.user + times.system
+            except psutil.Error:
+                continue
+        return [IDLE_W * time.monotonic() + BUSY_W * sum(self._spent_s.values())]
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def pytest_llenergy_meters() -> Sequence[MeterSpec]:
+    return [MeterSpec("session-cpu", "estimated", lambda _: [SessionCpu()])]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--new-tokens", type=int, default=20, help="tokens to generate (default: 20)")
+    parser.addoption(
+        "--stand-in", action="store_true", help="joules of a made-up meter: 0.1 J an output token, exactly"
+    )
+
+
+def pytest_llenergy_record(item: pytest.Item, record: Record) -> Record | None:
+    """With ``--stand-in``: the work is real, its joules are counted out."""
+    if not item.config.getoption("--stand-in"):
+        return None
+    rounds = [
+        msgspec.structs.replace(
+            each, energy_j=TOKEN_J * each.tokens.output, energy_u_j=0.001, energy_u_absolute_j=0.001
+        )
+        for each in record.rounds
+        if each.tokens is not None
+    ]
+    meters = [
+        msgspec.structs.replace(each, name="stand-in", source=f"{TOKEN_J} J an output token")
+        for each in record.meters
+    ]
+    return msgspec.structs.replace(record, rounds=rounds, meters=meters, metrics=summarise(rounds, None))
+
+
+@pytest.fixture
+def new_tokens(request: pytest.FixtureRequest) -> int:
+    """Not a parameter of the test, so that both sides have one name for it; the record holds it anyway."""
+    return int(request.config.getoption("--new-tokens"))

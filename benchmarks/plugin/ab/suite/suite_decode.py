@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text from a real model. Run by its path: ``pytest benchmarks`` does not collect it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.handles import BackendHandle
+from pytest_llenergy.model.prompts import Prompts
+from pytest_llenergy.runs import Energy
+
+
+@pytest.mark.gpus(1, fallback="cpu")
+def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts, new_tokens: int) -> None:
+    """The shortest prompt: nearly all of it is decode."""
+    shortest = min(prompts, key=len)
+    run = energy(backend.generate, [shortest], max_new_tokens=new_tokens, ignore_eos=True)
+    assert run.result.output_tokens == new_tokens

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions in turn, stage by stage, until every test is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+import pytest_llenergy
+from pytest_llenergy.ab.command import Command
+from pytest_llenergy.ab.environment import last_line, tail
+from pytest_llenergy.ab.gathered import Gathered, Part, changed_workload, put_aside
+from pytest_llenergy.ab.look import Look
+from pytest_llenergy.ab.pairing import Names, common_names, lonely_line, same_names
+from pytest_llenergy.ab.schedule import Schedule, Turn
+from pytest_llenergy.ab.session import arguments, run_session
+from pytest_llenergy.ab.sides import Side
+from pytest_llenergy.ab.state import End, State
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.model.paired import PairedReport, SideName
+from pytest_llenergy.model.report import SCHEMA_VERSION, Report, Tool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compare, and how."""
+
+    sides: Mapping[SideName, Side]
+    command: Command
+    schedule: Schedule
+    asked: Sequence[Asked]
+    #: Workloads differ on purpose.
+    across: bool = False
+    #: Options have been given to the sides, which may have changed the names of tests.
+    renamed: bool = False
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Who is told: lines about the progress, and the output of sessions.
+
+    ``before`` is asked before each session; ``check`` after the first of a side, with what it has imported.
+    Both raise ``PlanError`` to stop everything.
+    """
+
+    say: Callable[[str], None]
+    show: Callable[[str], None] | None = None
+    before: Callable[[Side], None] = lambda _: None
+    check: Callable[[Side, Sequence[Path]], None] = lambda *_: None
+
+
+@dataclass
+class _Clock:
+    """How long sessions take."""
+
+    durations_s: list[float] = field(default_factory=list)
+
+    def left(self, sessions: int) -> str:
+        if not sessions:
+            return ""
+        left_s = sessions * sum(self.durations_s) / len(self.durations_s)
+        told = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} minutes"
+        return f"  about {told} left"
+
+
+class Campaign:
+    """All sessions of one comparison."""
+
+    def __init__(self, plan: Plan, state: State, watcher: Watcher) -> None:
+        self._plan = plan
+        self._state = state
+        self._watcher = watcher
+        self._gathered: dict[SideName, Gathered] = {"base": Gathered("base"), "head": Gathered("head")}
+        self._order: list[Gathered] = []
+        self._boots: dict[str, None] = {}
+        self._clock = _Clock()
+        #: The stage at which each test was done, by its common name.
+        self._done: dict[str, int] = {}
+        self._stage = 1
+        self._complete = True
+
+    def run(self) -> PairedReport:
+        """Measure what is not measured yet, and judge. Raises ``PlanError`` where a session could not run."""
+        schedule = self._plan.schedule
+        for stage in range(1, len(schedule.pairs) + 1):
+            self._stage = stage
+            for pair in schedule.turns(self._stage):
+                if self._gathered["base"].reports and not self._open:
+                    break
+                for turn in pair:
+                    self._take(turn)
+                self._close_hopeless()
+            look = Look(schedule.policy, self._stage_of)
+            self._compared(look)
+            self._done.update({name: self._stage for name in self._open if name not in look.open})
+            if not self._open:
+                break
+        self._done.update(dict.fromkeys(self._open, self._stage))
+        return self._result()
+
+    def _stage_of(self, name: str) -> int:
+        return self._done.get(name, self._stage)
+
+    @property
+    def _names(self) -> Names:
+        found = [
+            {name: parts[0].record for name, parts in self._gathered[side].parts.items()}
+            for side in ("base", "head")
+        ]
+        return common_names(*found) if self._plan.renamed else same_names(*found)
+
+    @property
+    def _open(self) -> set[str]:
+        names = self._names
+        return ({*names.base.values()} | {*names.head.values()}) - self._done.keys()
+
+    def _take(self, turn: Turn) -> None:
+        found = self._state.ended(turn)
+        if found is None:
+            found = self._measure(turn)
+        reports, end = found
+        gathered = self._gathered[turn.side]
+        measured = gathered.add(turn.number, reports)
+        self._order += [gathered] * len(reports)
+        self._boots[end.boot] = None
+        self._clock.durations_s.append(end.duration_s)
+        # One that was stopped was finished by another attempt.
+        self._complete = self._complete and (reports[-1].run.complete or len(reports) > 1)
+        if turn.number <= 2:
+            try:
+                self._watcher.check(self._plan.sides[turn.side], self._state.modules(turn))
+            except PlanError:
+                # It has measured the wrong code.
+                self._state.discard(turn)
+                raise
+        total = self._plan.schedule.sessions_after(self._stage)
+        width = len(str(total))
+        minutes, seconds = divmod(round(end.duration_s), 60)
+        tests = f"{measured} test{'' if measured == 1 else 's'}"
+        self._watcher.say(
+            f"[{turn.number:{width}}/{total}] {turn.side} {self._plan.sides[turn.side].short}  {tests}  "
+            f"{minutes}:{seconds:02d}{self._clock.left(total - turn.number)}"
+        )
+
+    def _measure(self, turn: Turn) -> tuple[list[Report], End]:
+        plan, state = self._plan, self._state
+        side = plan.sides[turn.side]
+        self._watcher.before(side)
+        names = getattr(self._names, turn.side)
+        done = [name for name, common in names.items() if common in self._done]
+        # What an attempt had measured before it was stopped is not measured again.
+        done += [each.id for report in state.measured(turn) for each in report.records if each.counts]
+        files = state.next_attempt(turn)
+        gpus = [] if plan.command.gpus else self._gathered["base"].devices
+        words = arguments(side, plan.command, files, plan.schedule.rounds, gpus)
+        started, began_s = datetime.now(timezone.utc), time.monotonic()
+        code = run_session(side, words, files, done, self._watcher.show)
+        end = state.note(files, code, started, time.monotonic() - began_s)
+        told = f"session {turn.number} ({turn.side} {side.short})"
+        if not state.counts(turn, code):
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._show_tail(files.log)
+            raise PlanError(f"{told} {how}: {last_line(files.log)!r}; the whole log: {files.log}")
+        reports = state.measured(turn)
+        if not reports:
+            self._show_tail(files.log)
+            raise PlanError(f"{told} has measured no test; the whole log: {files.log}")
+        return reports, end
+
+    def _show_tail(self, log: Path) -> None:
+        for line in tail(log):
+            self._watcher.say(f"  | {line}")
+
+    def _close_hopeless(self) -> None:
+        """Tests that more sessions tell nothing about: failed, or on one side only, or not comparable."""
+        names = self._names
+        hopeless = {names.base[name] for name in self._gathered["base"].hopeless}
+        hopeless |= {names.head[name] for name in self._gathered["head"].hopeless}
+        hopeless |= set(names.base.values()) ^ set(names.head.values())
+        compared = self._compared(None)
+        states: dict[str, set[str]] = {}
+        for each in compared.comparisons:
+            states.setdefault(each.id, set()).add(each.verdict)
+        hopeless |= {name for name, found in states.items() if found == {"not comparable"}}
+        self._done.update({name: self._stage for name in hopeless if name not in self._done})
+
+    def _anchors(self) -> tuple[dict[str, Part], dict[str, Part]]:
+        """By which session a test is measured as ever: the base's first, for both, where devices allow it."""
+        names = self._names
+        base = {name: _first(parts) for name, parts in self._gathered["base"].parts.items()}
+        head = {name: _first(parts) for name, parts in self._gathered["head"].parts.items()}
+        firsts = {names.base[name]: part for name, part in base.items()}
+        for name, part in head.items():
+            other = firsts.get(names.head[name])
+            alike = other is not None and len(other.record.devices) == len(part.record.devices)
+            if alike and other is not None and other.record.devices != ["cpu"]:
+                head[name] = _on(part, other)
+        return base, head
+
+    def _reports(self) -> tuple[Report, Report]:
+        made = []
+        names = self._names
+        for side, anchors, common in zip(
+            ("base", "head"), self._anchors(), (names.base, names.head), strict=True
+        ):
+            gathered = self._gathered[_side(side)]
+            argv = [*self._plan.command.args, *self._plan.sides[_side(side)].options]
+            report = gathered.report(anchors, complete=self._complete, argv=argv)
+            assert report is not None
+            records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
+            made.append(msgspec.structs.replace(report, records=records))
+        return made[0], made[1]
+
+    def _compared(self, look: Look | None) -> ComparedReports:
+        base, head = self._reports()
+        plan = self._plan
+        origins = plan.sides["base"].origin, plan.sides["head"].origin
+        found = Look(plan.schedule.policy, self._stage_of) if look is None else look
+        return compare_reports(base, head, origins, plan.asked, across=plan.across, find=found)
+
+    def _result(self) -> PairedReport:
+        base, head = self._reports()
+        compared = self._compared(None)
+        sides = [compared.base, compared.head]
+        if self._plan.renamed:
+            # The commit is the same; what tells them apart is what they were told.
+            sides = [msgspec.structs.replace(side, commit=None, branch=None) for side in sides]
+        compared = msgspec.structs.replace(
+            compared, base=sides[0], head=sides[1], notes=[*compared.notes, *self._notes(base, head)]
+        )
+        places = {
+            "base": iter(self._gathered["base"].sessions),
+            "head": iter(self._gathered["head"].sessions),
+        }
+        return PairedReport(
+            schema_version=SCHEMA_VERSION,
+            tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
+            pairs=str(self._plan.schedule.policy),
+            complete=self._complete,
+            sessions=[next(places[gathered.side]) for gathered in self._order],
+            base=base,
+            head=head,
+            compared=compared,
+        )
+
+    def _notes(self, base: Report, head: Report) -> list[str]:
+        notes = list(self._plan.notes)
+        if len(self._boots) > 1:
+            notes.append(f"rounds of {len(self._boots)} boots: the machine was restarted in between")
+        if self._names.lonely:
+            notes.append(lonely_line(self._names.lonely))
+        for side, report in (("base", base), ("head", head)):
+            for name, told in put_aside(report.records).items():
+                notes.append(f"{side}: {len(told)} rounds of {name} do not count: {told[0]}")
+            for name, parts in self._gathered[_side(side)].parts.items():
+                changed = changed_workload(parts)
+                if changed:
+                    notes.append(f"{side}: {name} did not do the same in all sessions: {'; '.join(changed)}")
+        tools = [_tool(base), _tool(head)]
+        if tools[0] != tools[1]:
+            notes.append(f"measured by pytest-llenergy {tools[0]} on base and {tools[1]} on head")
+        return notes
+
+
+def _first(parts: Iterable[Part]) -> Part:
+    found = list(parts)
+    return next((part for part in found if part.usable), found[0])
+
+
+def _on(part: Part, other: Part) -> Part:
+    """The same session of a side, as if on the boards of the other."""
+    record = msgspec.structs.replace(part.record, devices=other.record.devices)
+    return Part(other.number, record, part.environment)
+
+
+def _side(name: str) -> SideName:
+    return "base" if name == "base" else "head"
+
+
+def _tool(report: Report) -> str:
+    return report.tool.version

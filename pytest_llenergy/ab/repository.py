@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What git knows: commits, merge bases, and what has not been committed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_llenergy.errors import PlanError
+
+#: What git is told where a command runs inside a hook or another git command: not of this repository.
+FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+
+#: Where to look for the default branch.
+DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
+
+#: What running tests leaves behind, and what ``ab`` itself writes.
+LEFT_BEHIND = (":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
+
+
+def without_git(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which git looks for the repository itself."""
+    return {name: value for name, value in environment.items() if name not in FOREIGN}
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A checkout. ``root`` is its top directory."""
+
+    root: Path
+
+    def commit(self, reference: str) -> str:
+        """The commit that a name means; ``A...B`` is their merge base, as in ``git checkout``.
+
+        Raises ``PlanError`` for a name that git does not know.
+        """
+        left, dots, right = reference.partition("...")
+        if dots:
+            found = self._ask("merge-base", self.commit(left or "HEAD"), self.commit(right or "HEAD"))
+            if found is None:
+                raise PlanError(f"{reference}: the two have no commit in common here{self._shallow()}")
+            return found
+        found = self._ask("rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}")
+        if found is None:
+            raise PlanError(f"{reference!r} is no commit that git knows here{self._shallow()}")
+        return found
+
+    def default_base(self, head: str) -> tuple[str, str]:
+        """The merge base of a commit and the default branch, and the branch.
+
+        Raises ``PlanError`` where there is none.
+        """
+        for branch in DEFAULT_BRANCHES:
+            found = self._ask("rev-parse", "--verify", "--quiet", f"{branch}^{{commit}}")
+            if found is not None:
+                return self.commit(f"{found}...{head}"), branch
+        raise PlanError(f"no default branch was found ({', '.join(DEFAULT_BRANCHES)}); name one: --base REF")
+
+    def dirty(self) -> bool:
+        """Whether the working tree has changes that are in no commit."""
+        return bool(self._told("status", "--porcelain", "--", ".", *LEFT_BEHIND))
+
+    def working_tree(self) -> str:
+        """A name for what the working tree holds: tracked files, and Python files that are not ignored."""
+        with tempfile.TemporaryDirectory() as scratch:
+            own = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+            self._told("read-tree", "HEAD", **own)
+            self._told("add", "--update", "--", ".", *LEFT_BEHIND, **own)
+            found = self._told(
+                "ls-files", "-z", "--others", "--exclude-standard", "--", ":(glob)**/*.py", **own
+            )
+            for name in filter(None, found.split("\0")):
+                self._told("add", "--", f":(literal){name}", **own)
+            return self._told("write-tree", **own)
+
+    def run(self, *args: str) -> None:
+        """Raises ``PlanError`` with git's own words."""
+        self._told(*args)
+
+    def file(self, commit: str, name: str) -> str:
+        """A file of a commit; empty where it has none."""
+        return self._ask("show", f"{commit}:{name}") or ""
+
+    def _shallow(self) -> str:
+        if self._ask("rev-parse", "--is-shallow-repository") != "true":
+            return ""
+        return "; this clone is shallow: git fetch --unshallow (actions/checkout: fetch-depth: 0)"
+
+    def _ask(self, *args: str) -> str | None:
+        done = _git(self.root, args)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    def _told(self, *args: str, **environment: str) -> str:
+        done = _git(self.root, args, environment)
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or ["no reason was given"]
+            raise PlanError(f"git {args[0]} failed: {lines[-1]}")
+        return done.stdout.strip()
+
+
+def repository(directory: Path) -> Repository:
+    """That which a directory is in. Raises ``PlanError`` where it is in none."""
+    try:
+        done = _git(directory, ("rev-parse", "--show-toplevel"))
+    except FileNotFoundError:
+        raise PlanError("git is not installed; compare two option sets: --a='…' --b='…'") from None
+    if done.returncode != 0:
+        raise PlanError(f"{directory} is in no git checkout; compare two option sets: --a='…' --b='…'")
+    return Repository(Path(done.stdout.strip()))
+
+
+def _git(
+    directory: Path, args: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["git", "-C", str(directory), *args],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        env={**without_git(os.environ), **(environment or {})},
+        check=False,
+    )

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is on disk of a comparison that has not come to its end, so that the same command goes on with it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from pytest_llenergy.ab.schedule import Turn
+from pytest_llenergy.ab.session import Files
+from pytest_llenergy.errors import PlanError, ReportError
+from pytest_llenergy.model.data import Data
+from pytest_llenergy.model.places import cache_root
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.file import read_report, replace_file
+from pytest_llenergy.report.journal import SUFFIX, left_over
+
+#: Changes at every boot (proc(5)).
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+KEPT = "ab"
+
+#: Exit codes of pytest with which a session has come to its end: every test had its turn.
+ENDED = (0, 1)
+
+
+class Asked(Data, frozen=True):
+    """Everything that makes a comparison: another value is another comparison.
+
+    ``sides`` name commit, working tree, options and interpreter of each.
+    """
+
+    tool: str
+    command: list[str]
+    directory: str
+    sides: dict[str, list[str]]
+    pairs: str
+    rounds: int
+    setup: str | None
+    metrics: list[str]
+    across: bool
+
+    @property
+    def key(self) -> str:
+        """A short name for it."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
+
+
+class End(Data, frozen=True):
+    """How a session ended. Times are RFC 3339 in UTC."""
+
+    exit_status: int
+    started_at: str
+    finished_at: str
+    duration_s: float
+    boot: str
+
+
+class State:
+    """The directory of one comparison, locked. ``checkouts`` is where its worktrees and environments are."""
+
+    def __init__(self, root: Path, asked: Asked) -> None:
+        """Raises ``PlanError`` where another process is at the same comparison."""
+        from filelock import FileLock, Timeout
+
+        self.asked = asked
+        self.directory = root / ".llenergy" / KEPT / asked.key
+        self.checkouts = checkouts_of(root, asked.key)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory.parent / ".gitignore").write_text("*\n")
+        self._lock = FileLock(self.directory / "lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            pid = self._pid.read_text() if self._pid.exists() else "unknown"
+            raise PlanError(
+                f"process {pid} is at this comparison; wait for it or end it, what it has measured is kept"
+            ) from None
+        self._pid.write_text(str(os.getpid()))
+        if self._finished.exists():
+            shutil.rmtree(self._sessions())
+            self._finished.unlink()
+        replace_file(self.directory / "asked.json", msgspec.json.format(msgspec.json.encode(asked)))
+
+    @property
+    def _finished(self) -> Path:
+        return self.directory / "finished"
+
+    @property
+    def _pid(self) -> Path:
+        return self.directory / "pid"
+
+    def ended(self, turn: Turn) -> tuple[list[Report], End] | None:
+        """What a session has measured, over all attempts at it; ``None`` where it is to be run."""
+        attempts = self._attempts(turn)
+        end = _end(attempts[-1]) if attempts else None
+        if end is None or not self.counts(turn, end.exit_status):
+            return None
+        measured = self.measured(turn)
+        return (measured, end) if measured else None
+
+    def counts(self, turn: Turn, exit_status: int) -> bool:
+        """Whether a session is done; one that had nothing left to do says that it has found no tests."""
+        return exit_status in ENDED or (exit_status == 5 and len(self._attempts(turn)) > 1)
+
+    def measured(self, turn: Turn) -> list[Report]:
+        """What attempts at it have measured, whether they came to their end or not."""
+        return [report for files in self._attempts(turn) if (report := _read(files)) is not None]
+
+    def modules(self, turn: Turn) -> list[Path]:
+        """Where each attempt has noted what it imported from where."""
+        return [files.modules for files in self._attempts(turn)]
+
+    def discard(self, turn: Turn) -> None:
+        """Forget what a session has measured."""
+        for files in self._attempts(turn):
+            for path in (files.end, files.report, files.log, *left_over(files.report)):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(files.modules, ignore_errors=True)
+
+    def next_attempt(self, turn: Turn) -> Files:
+        """Files for another attempt."""
+        count = len(self._attempts(turn))
+        return Files(self._sessions(), f"{_stem(turn)}.{count + 1}")
+
+    def note(self, files: Files, exit_status: int, started: datetime, duration_s: float) -> End:
+        """Write down how an attempt ended."""
+        end = End(
+            exit_status=exit_status,
+            started_at=stamp(started),
+            finished_at=stamp(datetime.now(timezone.utc)),
+            duration_s=duration_s,
+            boot=boot(),
+        )
+        replace_file(files.end, msgspec.json.encode(end))
+        return end
+
+    @property
+    def sessions(self) -> int:
+        """How many have come to their end."""
+        ends = [_end(Files(self._sessions(), path.stem)) for path in self._sessions().glob("*.end")]
+        return sum(end is not None and end.exit_status in ENDED for end in ends)
+
+    def finish(self, *, keep: bool) -> None:
+        """Everything has been said: throw away what was measured or, to ``keep`` it, do not go on with it."""
+        if keep:
+            self._finished.touch()
+            self.release()
+            return
+        self.release()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._pid.unlink(missing_ok=True)
+        self._lock.release()
+
+    def _attempts(self, turn: Turn) -> list[Files]:
+        count = len(list(self._sessions().glob(f"{_stem(turn)}.*.log")))
+        return [Files(self._sessions(), f"{_stem(turn)}.{each}") for each in range(1, count + 1)]
+
+    def _sessions(self) -> Path:
+        directory = self.directory / "sessions"
+        directory.mkdir(exist_ok=True)
+        return directory
+
+
+def checkouts_of(root: Path, key: str) -> Path:
+    """Outside the user's checkout: pytest would look there for the settings of one that has none."""
+    return cache_root() / KEPT / f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-{key}"
+
+
+def unfinished(root: Path) -> Iterator[str]:
+    """The keys of comparisons that have not come to their end."""
+    for asked in sorted((root / ".llenergy" / KEPT).glob("*/asked.json")):
+        if not (asked.parent / "finished").exists():
+            yield asked.parent.name
+
+
+def has_measured(root: Path, key: str) -> bool:
+    """Whether an unfinished comparison holds anything worth keeping."""
+    sessions = root / ".llenergy" / KEPT / key / "sessions"
+    return any(sessions.glob("*.json")) or any(sessions.glob(f"*{SUFFIX}"))
+
+
+def forget(root: Path, key: str) -> bool:
+    """Throw an unfinished comparison away, unless somebody is at it. Its checkouts are the caller's."""
+    from filelock import FileLock, Timeout
+
+    directory = root / ".llenergy" / KEPT / key
+    lock = FileLock(directory / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    lock.release()
+    shutil.rmtree(directory, ignore_errors=True)
+    return True
+
+
+def boot() -> str:
+    """Which boot of the machine this is; empty where it cannot be told."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
+
+
+def stamp(moment: datetime) -> str:
+    """RFC 3339 in UTC."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _stem(turn: Turn) -> str:
+    return f"{turn.number:03d}-{turn.side}"
+
+
+def _end(files: Files) -> End | None:
+    try:
+        return msgspec.json.decode(files.end.read_bytes(), type=End)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _read(files: Files) -> Report | None:
+    """The report of an attempt, or what its journal amounts to; ``None`` where it had measured nothing."""
+    if files.report.exists():
+        return read_report(files.report)
+    for journal in left_over(files.report):
+        with suppress(ReportError):
+            return read_report(journal)
+    return None

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy ab``: two commits, or two option sets, measured in turn and compared."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pytest_llenergy.errors import LLEnergyError
+
+OUTPUT = Path(".llenergy") / "ab.json"
+
+#: What a shell says of a program that was interrupted.
+INTERRUPTED = 130
+
+EXAMPLES = """\
+  llenergy ab --base origin/main... --setup 'pip install -e .[bench]' -- pytest benchmarks
+  llenergy ab --a=--energy-backend=transformers --b=--energy-backend=openvino -- pytest benchmarks
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "ab",
+        help="measure two commits, or two option sets, in turn and compare them",
+        description="Measure both sides in turn, base head head base, in a pytest session each, and say of "
+        "each test whether it is worse. Exit codes are those of llenergy compare.",
+        epilog=f"examples:\n{EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sides = parser.add_argument_group("two commits")
+    sides.add_argument(
+        "--base",
+        metavar="REF",
+        help="the commit of before; A...B is a merge base (default: that of the head and the default branch)",
+    )
+    sides.add_argument("--head", metavar="REF", help="that of now (default: HEAD); . is the working tree")
+    sides.add_argument(
+        "--setup",
+        metavar="CMD",
+        help="give each side a fresh virtual environment, made by this command in its checkout",
+    )
+    sides.add_argument("--across", action="store_true", help="compare workloads that differ, and say in what")
+    sets = parser.add_argument_group("two option sets")
+    for letter in "ab":
+        sets.add_argument(
+            f"--{letter}",
+            metavar="OPTS",
+            help=f"options of pytest for side {letter}, in one word: --{letter}='…'",
+        )
+        sets.add_argument(f"--{letter}-python", metavar="PATH", help="its interpreter (default: this one)")
+    parser.add_argument(
+        "--pairs", default="6+6", metavar="N+N", help="pairs of rounds of each stage (default: 6+6)"
+    )
+    parser.add_argument(
+        "--rounds-per-session",
+        type=int,
+        default=1,
+        metavar="K",
+        help="rounds of each test in a session (default: 1); more are quicker and less independent",
+    )
+    parser.add_argument(
+        "--metric", action="append", default=[], metavar="METRIC", help="see llenergy compare"
+    )
+    parser.add_argument(
+        "--fail-on", action="append", default=[], metavar="METRIC:EXPR", help="see llenergy compare"
+    )
+    parser.add_argument("--inconclusive", choices=("warn", "fail", "pass"), default="warn")
+    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.json",
+        help=f"both sides with all rounds (default: {OUTPUT})",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep checkouts, environments and logs at the end"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="throw away what unfinished comparisons have measured here"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of the sessions")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- pytest …", help="what to run, as in a shell"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    from pytest_llenergy.compare.outcome import USAGE
+
+    # As systems and CI end what they have started: sessions are to end with it.
+    before = signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        return _run(args)
+    except LLEnergyError as error:
+        _say(f"llenergy ab: {error}")
+        return USAGE
+    except KeyboardInterrupt:
+        _say("llenergy ab: interrupted; the same command goes on where it has stopped")
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pytest_llenergy.ab.campaign import Campaign
+    from pytest_llenergy.ab.prepare import Request, prepare
+    from pytest_llenergy.cli.compare import told
+    from pytest_llenergy.errors import PlanError
+    from pytest_llenergy.model.paired import encode_paired
+    from pytest_llenergy.report.file import replace_file
+
+    if args.output is not None and not args.output.absolute().parent.is_dir():
+        raise PlanError(f"--output={args.output}: no directory {args.output.parent}; make it first")
+    request = Request(
+        command=args.command[1:] if args.command[:1] == ["--"] else args.command,
+        base=args.base,
+        head=args.head,
+        setup=args.setup,
+        options=(args.a, args.b),
+        pythons=(args.a_python, args.b_python),
+        pairs=args.pairs,
+        rounds=args.rounds_per_session,
+        metrics=args.metric,
+        fail_on=args.fail_on,
+        across=args.across,
+        fresh=args.fresh,
+    )
+    ready = prepare(request, Path.cwd(), _say)
+    campaign = Campaign(ready.plan, ready.state, ready.watcher(_say, _show if args.verbose else None))
+    paired = campaign.run()
+    output = args.output or ready.root / OUTPUT
+    output.parent.mkdir(exist_ok=True)
+    replace_file(output, encode_paired(paired))
+    if not args.keep:
+        ready.tidy()
+    ready.state.finish(keep=args.keep)
+    _say(f"both sides, all rounds: {output}")
+    return told(paired.compared, args.format, args.inconclusive, "ab")
+
+
+def _as_interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _show(text: str) -> None:
+    if text:
+        print(text, end="", file=sys.stderr, flush=True)

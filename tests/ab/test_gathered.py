@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions of one side put together: a record a test, and no round that was measured in another way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.ab.gathered import Gathered, Part, changed_workload, put_aside
+from pytest_llenergy.measure.metrics import is_valid
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report
+
+from ..compare.runs import LEVEL, TEST, record_of, report_of
+from ..model.reports import HOST, REPORT
+
+
+def gathered(*reports: Report) -> Gathered:
+    side = Gathered("base")
+    for number, report in enumerate(reports, 1):
+        side.add(number, [report])
+    return side
+
+
+def joined(side: Gathered) -> Record:
+    anchors = {name: parts[0] for name, parts in side.parts.items()}
+    report = side.report(anchors, complete=True, argv=["-q"])
+    assert report is not None
+    (record,) = report.records
+    return record
+
+
+def one(joules: float | None, **changes: Any) -> Report:
+    return report_of(record_of(joules=[joules], **changes))
+
+
+def test_rounds_are_those_of_all_sessions_and_metrics_are_of_all_rounds() -> None:
+    record = joined(gathered(*[one(each) for each in LEVEL]))
+    assert [each.energy_j for each in record.rounds] == list(LEVEL)
+    assert (record.status, record.metrics["energy_j"].n) == ("measured", 6)
+    assert record.metrics["energy_j"].value == pytest.approx(sum(LEVEL) / 12)
+
+
+def test_a_round_without_joules_costs_itself_only() -> None:
+    lost = one(None, status="invalid", reason="the counter stood still")
+    side = gathered(one(10.0), lost, one(10.0))
+    assert not side.hopeless
+    assert (joined(side).status, joined(side).metrics["energy_j"].n) == ("measured", 2)
+
+
+def test_a_failure_in_any_session_is_one() -> None:
+    side = gathered(one(10.0), report_of(Record(id=TEST, attempt=1, status="failed", reason="boom")))
+    assert side.hopeless == {TEST}
+    record = joined(side)
+    assert (record.status, record.reason, len(record.rounds)) == ("failed", "session 2: boom", 1)
+
+
+def test_a_budget_that_was_not_kept_is_a_measurement() -> None:
+    side = gathered(one(10.0, status="failed", failed_gate=True), one(10.0))
+    assert not side.hopeless
+    assert joined(side).status == "measured"
+
+
+def test_rounds_on_other_boards_are_put_aside() -> None:
+    record = joined(gathered(one(10.0), one(20.0, devices=["GPU-b"]), one(10.0)))
+    assert [is_valid(each) for each in record.rounds] == [True, False, True]
+    assert put_aside([record]) == {TEST: ["session 2: ran on GPU-b, session 1 on GPU-a"]}
+    assert record.metrics["energy_j"].value == pytest.approx(5.0)
+
+
+def test_rounds_of_another_meter_or_machine_are_put_aside() -> None:
+    meter = msgspec.structs.replace(record_of().meters[0], source="power")
+    assert REPORT.environment is not None
+    elsewhere = msgspec.structs.replace(
+        REPORT.environment, host=msgspec.structs.replace(HOST, logical_cpus=2, load_average=9.0)
+    )
+    moved = msgspec.structs.replace(one(10.0), environment=elsewhere)
+    told = put_aside([joined(gathered(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
+    assert told[0] == "session 2: not as in session 1 (meter.source: counter -> power)"
+    assert told[1] == "session 3: not as in session 1 (cpu.count: 64 -> 2)"
+
+
+def test_load_and_temperature_are_no_other_machine() -> None:
+    assert REPORT.environment is not None
+    busy = msgspec.structs.replace(REPORT.environment, host=msgspec.structs.replace(HOST, load_average=9.0))
+    assert (
+        put_aside([joined(gathered(one(10.0), msgspec.structs.replace(one(10.0), environment=busy)))]) == {}
+    )
+
+
+def test_what_an_attempt_had_measured_counts_once() -> None:
+    side = Gathered("head")
+    assert side.add(1, [one(10.0), one(20.0)]) == 1
+    assert [each.energy_j for each in joined(side).rounds] == [10.0]
+    assert len(side.sessions) == 2
+
+
+def test_a_workload_that_changes_between_sessions_is_told() -> None:
+    parts = [Part(1, record_of(), None), Part(2, msgspec.structs.replace(record_of(), launch="engine"), None)]
+    assert changed_workload(parts) == ["session 2: launch: ranks -> engine"]

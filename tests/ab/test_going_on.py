@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is stopped goes on: nothing that was measured is lost, nothing that was started stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .project import Project
+
+QUICK = ["--base=HEAD", "--pairs=4", "--rounds-per-session=2"]
+
+#: In the third session the second test waits to be stopped, and says who it is.
+WAITING = """
+import os, time
+from pathlib import Path
+from work import use, work
+
+def test_a(energy):
+    energy(work)
+
+def test_b(energy):
+    if "003-" in os.environ["LLENERGY_AB_DONE"] and not Path(os.environ["GO_ON"]).exists():
+        Path(os.environ["GO_ON"]).write_text(str(os.getpid()))
+        time.sleep(300)
+    energy(use, 5.0)
+"""
+
+
+@pytest.fixture
+def waiting(project: Project, tmp_path: Path) -> Project:
+    project.environment["GO_ON"] = str(tmp_path / "pid")
+    project.write("test_some.py", WAITING)
+    project.commit()
+    return project
+
+
+def until(met: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def stopped(waiting: Project, number: signal.Signals) -> tuple[int, str]:
+    """A comparison that was sent a signal while the second test of its third session ran."""
+    process = waiting.start(*QUICK, "--", "pytest")
+    pid = Path(waiting.environment["GO_ON"])
+    until(lambda: pid.exists() and pid.read_text())
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    # Nobody goes on measuring, whoever was stopped and how.
+    until(lambda: not alive(int(pid.read_text())))
+    return process.returncode, err
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def goes_on(waiting: Project) -> None:
+    outcome = waiting.ab(*QUICK, "--", "pytest")
+    assert outcome.status == 0
+    assert "going on with a comparison that was stopped: 2 sessions are there" in outcome.lines
+    paired = waiting.paired()
+    # The third was begun twice: the first time it had measured one test of two.
+    assert [each.side for each in paired.sessions] == ["base", "head", "head", "head", "base"]
+    for side in (paired.base, paired.head):
+        assert [len(each.rounds) for each in side.records] == [4, 4]
+    assert paired.complete
+
+
+def test_what_was_killed_goes_on_where_it_was(waiting: Project) -> None:
+    stopped(waiting, signal.SIGKILL)
+    (journal,) = (waiting.path / ".llenergy").rglob("003-*.journal.jsonl")
+    assert journal.read_bytes().count(b"\n") == 2
+    # As if the machine had been started anew since.
+    (end,) = (waiting.path / ".llenergy").rglob("001-*.end")
+    end.write_text(end.read_text().replace('"boot":"', '"boot":"another-'))
+    goes_on(waiting)
+    notes = waiting.paired().compared.notes
+    assert "rounds of 2 boots: the machine was restarted in between" in notes
+    assert len(waiting.paired().sessions) == len({each.run_id for each in waiting.paired().sessions})
+
+
+def test_what_was_interrupted_goes_on_where_it_was(waiting: Project) -> None:
+    status, err = stopped(waiting, signal.SIGINT)
+    assert status == 130
+    assert err.splitlines()[-1] == "llenergy ab: interrupted; the same command goes on where it has stopped"
+    (log,) = (waiting.path / ".llenergy").rglob("003-*.log")
+    # Interrupted once: a second time would have been in the middle of pytest's own end.
+    assert len(re.findall("!! KeyboardInterrupt !!", log.read_text())) == 1
+    assert re.search(r"1 passed in [\d.]+s", log.read_text().splitlines()[-1])
+    goes_on(waiting)
+
+
+def test_two_at_once_are_refused_and_fresh_throws_away(waiting: Project) -> None:
+    first = waiting.start(*QUICK, "--", "pytest")
+    until(lambda: Path(waiting.environment["GO_ON"]).exists())
+    second = waiting.ab(*QUICK, "--", "pytest")
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert second.status == 2
+    told = f"llenergy ab: process {first.pid} is at this comparison; wait for it or end it, "
+    assert second.lines[-1] == f"{told}what it has measured is kept"
+    # Of those that have measured nothing nothing is kept.
+    waiting.ab("--base=HEAD", "--pairs=6", "--", "pytest", "--no-such-option")
+    other = waiting.ab("--base=HEAD", "--pairs=5", "--", "pytest", "--no-such-option")
+    (line,) = [line for line in other.lines if "unfinished" in line]
+    assert line == f"1 other unfinished in {waiting.path / '.llenergy' / 'ab'} (--fresh throws them away)"
+    fresh = waiting.ab(*QUICK, "--fresh", "--", "pytest", "-k", "test_a")
+    assert (fresh.status, "unfinished" in fresh.err, "stopped" in fresh.err) == (0, False, False)
+    assert len(waiting.paired().sessions) == 4
+    assert waiting.git("worktree", "list").count("\n") == 0

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two option sets on one and the same code."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.ab.pairing import common_names, lonely_line
+from pytest_llenergy.model.record import Primitive, Record
+
+from .project import Project
+
+BACKENDS = """
+import pytest
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+
+def pytest_llenergy_backends(config):
+    return [BackendSpec(name, "nothing:Nothing", (), "", Capabilities()) for name in ("slow", "fast")]
+"""
+
+TESTS = """
+import pytest
+from work import use
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_decode(energy, backend, size, request):
+    slow = "slow" in request.node.name
+    energy(use, 10.0 * size if slow else 9.0 * size)
+"""
+
+
+@pytest.fixture
+def backends(project: Project) -> Project:
+    project.write("conftest.py", (project.path / "conftest.py").read_text() + BACKENDS)
+    project.write("test_some.py", TESTS)
+    return project
+
+
+def test_two_backends_are_compared_test_by_test(backends: Project) -> None:
+    outcome = backends.ab(
+        "--a=--energy-backend=slow",
+        "--b=--energy-backend=fast",
+        "--pairs=6",
+        "--rounds-per-session=3",
+        "--metric=energy_j",
+        "--",
+        "pytest",
+    )
+    assert outcome.status == 0
+    paired = backends.paired()
+    found = {each.id: each for each in paired.compared.comparisons}
+    assert list(found) == ["test_some.py::test_decode[1]", "test_some.py::test_decode[8]"]
+    for each in found.values():
+        assert (each.verdict, each.n_base, each.n_head) == ("improved", 6, 6)
+        assert "another workload: params.backend: 'slow' -> 'fast'" in each.notes
+    assert (
+        {each.id for each in paired.base.records} == {each.id for each in paired.head.records} == set(found)
+    )
+    sides = paired.compared.base, paired.compared.head
+    assert [each.origin for each in sides] == ["--energy-backend=slow", "--energy-backend=fast"]
+    assert outcome.lines[0] == "a: --energy-backend=slow; b: --energy-backend=fast"
+
+
+def of(*tests: tuple[str, dict[str, Primitive]]) -> dict[str, Record]:
+    return {
+        name: Record(id=name, attempt=1, status="measured", params=dict(params)) for name, params in tests
+    }
+
+
+def test_a_test_of_the_same_name_goes_first() -> None:
+    a = of(("t.py::test[x-1]", {"backend": "x", "n": 1}), ("t.py::test[y-1]", {"backend": "y", "n": 1}))
+    b = of(("t.py::test[x-1]", {"backend": "x", "n": 1}))
+    names = common_names(a, b)
+    assert names.base == {"t.py::test[x-1]": "t.py::test[x-1]", "t.py::test[y-1]": "t.py::test[y-1]"}
+    assert names.head == {"t.py::test[x-1]": "t.py::test[x-1]"}
+    assert names.lonely == ("t.py::test[y-1]",)
+
+
+def test_the_backend_alone_may_differ() -> None:
+    a = of(("t.py::test[x]", {"backend": "x"}), ("t.py::other[x-1]", {"backend": "x", "n": 1}))
+    b = of(("t.py::test[y]", {"backend": "y"}), ("t.py::other[y-2]", {"backend": "y", "n": 2}))
+    names = common_names(a, b)
+    assert names.base["t.py::test[x]"] == names.head["t.py::test[y]"] == "t.py::test"
+    assert names.lonely == ("t.py::other[x-1]", "t.py::other[y-2]")
+    assert lonely_line(names.lonely).endswith("no single other test fits: t.py::other[x-1], t.py::other[y-2]")
+
+
+def test_two_that_could_be_the_one_are_none() -> None:
+    a = of(("t.py::test[x]", {"backend": "x"}))
+    b = of(("t.py::test[y]", {"backend": "y"}), ("t.py::test[z]", {"backend": "z"}))
+    assert len(common_names(a, b).lonely) == 3

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base and head in turn, over the stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.ab.schedule import schedule
+from pytest_llenergy.compare.stages import parse_pairs
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rounds", "measured", "sessions"),
+    [
+        ("6+6", 1, "6+6", [12, 24]),
+        ("6+6", 3, "6+6", [4, 8]),
+        ("6+6", 4, "8+8", [4, 8]),
+        ("5+1", 2, "6+2", [6, 8]),
+    ],
+)
+def test_stages_are_whole_sessions(pairs: str, rounds: int, measured: str, sessions: list[int]) -> None:
+    made = schedule(parse_pairs(pairs), rounds)
+    assert str(made.policy) == measured
+    assert [made.sessions_after(stage) for stage in (1, 2)] == sessions
+
+
+def test_the_order_goes_on_over_the_stages() -> None:
+    made = schedule(parse_pairs("5+4"), 1)
+    turns = [turn for stage in (1, 2) for pair in made.turns(stage) for turn in pair]
+    assert "".join(turn.side[0] for turn in turns) == "bhhbbhhbbh" + "hbbhhbbh"
+    assert [turn.number for turn in turns] == list(range(1, 19))

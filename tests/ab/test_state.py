@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a comparison the same one, and what is kept of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.ab.schedule import Turn
+from pytest_llenergy.ab.state import Asked, State, forget, has_measured, unfinished
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.model.report import encode
+
+from ..model.reports import REPORT
+
+ASKED = Asked(
+    tool="1",
+    command=["--", "-q"],
+    directory="/w",
+    sides={"base": ["a"], "head": ["b"]},
+    pairs="6+6",
+    rounds=1,
+    setup=None,
+    metrics=[],
+    across=False,
+)
+FIRST = Turn(1, "base")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tool": "2"},
+        {"command": ["--", "-v"]},
+        {"directory": "/w/below"},
+        {"sides": {"base": ["a"], "head": ["c"]}},
+        {"pairs": "6"},
+        {"rounds": 2},
+        {"setup": "make"},
+        {"metrics": ["energy_j"]},
+        {"across": True},
+    ],
+)
+def test_whatever_differs_is_another_comparison(change: dict[str, Any]) -> None:
+    assert msgspec.structs.replace(ASKED, **change).key != ASKED.key
+
+
+def ended(state: State, exit_status: int, *, report: bool = True) -> None:
+    files = state.next_attempt(FIRST)
+    files.log.touch()
+    if report:
+        files.report.write_bytes(encode(REPORT))
+    state.note(files, exit_status, datetime.now(timezone.utc), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "report", "done"),
+    [
+        (0, True, True),
+        (1, True, True),
+        (2, True, False),
+        (5, True, False),
+        (-9, True, False),
+        (0, False, False),
+    ],
+)
+def test_a_session_is_done_that_came_to_its_end_and_has_measured(
+    tmp_path: Path, exit_status: int, report: bool, done: bool
+) -> None:
+    state = State(tmp_path, ASKED)
+    ended(state, exit_status, report=report)
+    assert (state.ended(FIRST) is not None) == done
+    assert has_measured(tmp_path, ASKED.key) == report
+
+
+def test_an_attempt_that_had_nothing_left_to_do_ends_its_session(tmp_path: Path) -> None:
+    state = State(tmp_path, ASKED)
+    ended(state, 2)
+    ended(state, 5, report=False)
+    found = state.ended(FIRST)
+    assert found is not None
+    assert [report.records for report in found[0]] == [REPORT.records]
+
+
+def test_what_is_kept_at_the_end_is_not_gone_on_with(tmp_path: Path) -> None:
+    state = State(tmp_path, ASKED)
+    ended(state, 0)
+    assert (state.sessions, list(unfinished(tmp_path))) == (1, [ASKED.key])
+    state.finish(keep=True)
+    assert list(unfinished(tmp_path)) == []
+    assert State(tmp_path, ASKED).sessions == 0
+
+
+def test_what_somebody_is_at_is_not_thrown_away(tmp_path: Path) -> None:
+    state = State(tmp_path, ASKED)
+    with pytest.raises(PlanError, match=r"^process \d+ is at this comparison; "):
+        State(tmp_path, ASKED)
+    assert not forget(tmp_path, ASKED.key)
+    state.release()
+    assert forget(tmp_path, ASKED.key)
+    assert list(unfinished(tmp_path)) == []

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of ``llenergy ab``: strict like a report, and not to be taken for one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.paired import PairedReport, Session, decode_paired, encode_paired, is_paired
+from pytest_llenergy.model.report import SCHEMA_VERSION, encode
+from pytest_llenergy.report.file import read_report, read_sides
+
+from .reports import REPORT
+
+PAIRED = PairedReport(
+    schema_version=SCHEMA_VERSION,
+    tool=REPORT.tool,
+    pairs="6+6",
+    complete=True,
+    sessions=[
+        Session(
+            side="base", run_id="r", started_at="2026-01-01T00:00:00Z", finished_at=None, exit_status=None
+        )
+    ],
+    base=REPORT,
+    head=REPORT,
+    compared=compare_reports(REPORT, REPORT, ("a", "b"), [Asked()]),
+)
+
+
+def test_it_reads_what_it_writes() -> None:
+    assert decode_paired(encode_paired(PAIRED), "x") == PAIRED
+    assert is_paired(encode_paired(PAIRED))
+    assert not is_paired(encode(REPORT))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"schema_version": 99}, "x: schema version 99 is newer than 1, "),
+        ({"pairs": 12}, "x: broken report of llenergy ab (Expected `str`, got `int` - at `$.pairs`)"),
+        ({"unknown": 1}, "x: broken report of llenergy ab (Object contains unknown field `unknown`)"),
+    ],
+)
+def test_what_is_none_is_refused(change: dict[str, object], told: str) -> None:
+    data = json.dumps({**json.loads(encode_paired(PAIRED)), **change}).encode()
+    with pytest.raises(ReportError) as raised:
+        decode_paired(data, "x")
+    assert str(raised.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (encode(REPORT), "one report has nothing to be compared with; name two, or one of llenergy ab"),
+        (b"", "empty, expected a JSON report of pytest --energy-report"),
+        (encode_paired(PAIRED)[:-90], "not a report of pytest --energy-report (Input data was truncated)"),
+    ],
+)
+def test_what_has_no_sides(tmp_path: Path, data: bytes, told: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(data)
+    with pytest.raises(ReportError) as raised:
+        read_sides(path)
+    assert str(raised.value) == f"{path}: {told}"
+
+
+def test_it_is_no_report_of_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(encode_paired(PAIRED))
+    with pytest.raises(ReportError, match="holds both sides of llenergy ab; one run is needed here"):
+        read_report(path)
+    assert msgspec.structs.replace(read_sides(path), pairs="12").pairs == "12"
