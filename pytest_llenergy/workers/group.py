@@ -29,8 +29,8 @@ START_TIMEOUT_S = 120.0
 #: How long the other ranks may take to say what happened to them once one has failed.
 SETTLE_S = 2.0
 STOP_TIMEOUT_S = 5.0
-#: How long ranks that do not answer have to write down where their threads are.
-STACKS_S = 0.5
+#: How long ranks that do not answer may take to write down where their threads are, and how often to look.
+STACKS_S, LOOK_S = 5.0, 0.05
 #: What the system's call takes (poll(2): milliseconds in an int).
 LONGEST_WAIT_S = 2e6
 
@@ -74,9 +74,16 @@ class _Rank:
         """The same of a rank that was asked for its stacks when its log had ``start`` bytes."""
         if stacks.are_in(self.log, start):
             return self.output()
-        # Processes of other hosts cannot be looked at.
-        pid = self.pid if self.plan.host == LOCALHOST else None
-        return [*self.output(), f"({stacks.why_none(pid)})"]
+        return [*self.output(), f"({stacks.why_none(self.local_pid)})"]
+
+    def owes_stacks(self, start: int) -> bool:
+        """Whether they may yet come."""
+        return not stacks.are_in(self.log, start) and stacks.can_come(self.local_pid)
+
+    @property
+    def local_pid(self) -> int | None:
+        """Its pid, if it can be looked at: processes of other hosts cannot."""
+        return self.pid if self.plan.host == LOCALHOST else None
 
     def log_size(self) -> int:
         """In bytes; 0 when it is gone, as it is with the supervisor."""
@@ -124,6 +131,13 @@ class RankGroup:
     def start_method(self) -> StartMethod:
         """How they were started."""
         return "forkserver" if all(rank.forked for rank in self._ranks) else "spawn"
+
+    @property
+    def has_lost_one(self) -> bool:
+        """Whether a rank has ended that was asked for nothing: those that live say nothing by themselves."""
+        if not self.alive or self._asked.locked():
+            return False
+        return bool(wait([rank.channel.connection for rank in self._ranks], 0))
 
     def ask(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
         """Send one request to each rank and wait for all answers, in rank order.
@@ -275,10 +289,20 @@ class RankGroup:
         for host in self._hosts:
             with suppress(WorkerError):
                 host.signal(self._name, stacks.SIGNAL)
-        # A rank that hangs cannot say when it has finished writing.
-        time.sleep(STACKS_S)
+        self._await_stacks(starts)
         outputs = [
             (rank.plan, rank.output_with_stacks(start))
             for rank, start in zip(self._ranks, starts, strict=True)
         ]
         failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)
+
+    def _await_stacks(self, starts: Sequence[int]) -> None:
+        """A rank that hangs cannot say when it has finished writing: its log grows no more."""
+        deadline = time.monotonic() + STACKS_S
+        sizes: list[int] = []
+        while time.monotonic() < deadline:
+            before, sizes = sizes, [rank.log_size() for rank in self._ranks]
+            owed = any(rank.owes_stacks(start) for rank, start in zip(self._ranks, starts, strict=True))
+            if sizes == before and not owed:
+                return
+            time.sleep(LOOK_S)

@@ -23,6 +23,8 @@ KEPT_THREADS = (
     "tqdm._monitor",
     # Read what torch.compile's own processes answer, and put these to sleep.
     "torch._inductor.compile_worker",
+    # Hands out descriptors, from the first that was put into a queue on, such as those of torch's tensors.
+    "multiprocessing.resource_sharer",
 )
 
 #: Processes that a library starts once and keeps, by a part of their command line. All wait for a pipe.
@@ -34,6 +36,8 @@ KEPT_PROCESSES = (
     "multiprocessing.forkserver",
     # From the first torch.compile on.
     "torch/_inductor/compile_worker",
+    # From the first tensor on that shares its memory by the strategy file_system.
+    "torch_shm_manager",
 )
 
 #: Those whose own children belong to the library, too.

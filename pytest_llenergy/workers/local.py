@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import select
 import shutil
 import socket
 import struct
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.workers import family, guard, wire
+from pytest_llenergy.workers import family, guard, stacks, wire
 from pytest_llenergy.workers.failure import signal_name
 from pytest_llenergy.workers.host import Started, StartMethod
 from pytest_llenergy.workers.plan import OF_ONE_RANK
@@ -34,6 +36,9 @@ MOST_SUPERVISORS = 3
 
 #: A supervisor imports what it preloads before it answers for the first time.
 BOOT_TIMEOUT_S, ANSWER_TIMEOUT_S = 120.0, 30.0
+
+#: How often to look why one does not answer, and how often in a row it is then seen stopped (seconds, times).
+STOPPED_LOOK_S, STOPPED_LOOKS = 0.5, 4
 
 #: How long one may take to end all that is left, before it is killed (seconds).
 END_TIMEOUT_S = 15.0
@@ -69,7 +74,7 @@ class Supervised:
         # A thread may end ranks that another one waits for.
         self._turn = threading.Lock()
         self.preloads = bool(preload)
-        self._booted = self._broken = False
+        self._booted = self._broken = self._silent = False
         self.mark = uuid.uuid4().hex
         self.directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
         self._log = self.directory / "supervisor.log"
@@ -128,8 +133,8 @@ class Supervised:
             return
         self._socket.close()
         try:
-            # One that is still importing does not listen.
-            self._popen.wait(END_TIMEOUT_S if self._booted else 0.0)
+            # One that is still importing does not listen, nor does one that has let others wait.
+            self._await_end(END_TIMEOUT_S if self._booted and not self._silent else 0.0)
         except subprocess.TimeoutExpired:
             family.end({self._popen.pid})
             self._popen.kill()
@@ -143,12 +148,16 @@ class Supervised:
         self._socket.settimeout(timeout_s)
         try:
             wire.send(self._socket, request, descriptors)
+            self._await_answer(timeout_s)
             answer, _ = wire.receive(self._socket)
         except TimeoutError:
-            self._broken = True
-            raise WorkerError(
-                f"the supervisor of the ranks (pid {self.pid}) did not answer within {timeout_s:g} s"
-            ) from None
+            self._broken = self._silent = True
+            why = (
+                stacks.STATES["T"]
+                if stacks.is_stopped(self.pid)
+                else f"did not answer within {timeout_s:g} s"
+            )
+            raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}") from None
         except (EOFError, OSError):
             self._broken = True
             raise WorkerError(self._obituary()) from None
@@ -160,6 +169,28 @@ class Supervised:
         if "error" in answer:
             raise WorkerError(answer["error"], answer.get("details", ""))
         return answer["ok"]
+
+    def _await_end(self, timeout_s: float) -> None:
+        """Raises ``TimeoutExpired``, early if it is stopped, or its guard."""
+        deadline, stopped = time.monotonic() + timeout_s, 0
+        while True:
+            try:
+                self._popen.wait(max(0.0, min(STOPPED_LOOK_S, deadline - time.monotonic())))
+                return
+            except subprocess.TimeoutExpired:
+                stopped = stopped + 1 if any(map(stacks.is_stopped, {self.pid, self._popen.pid})) else 0
+                if stopped >= STOPPED_LOOKS or time.monotonic() >= deadline:
+                    raise
+
+    def _await_answer(self, timeout_s: float) -> None:
+        """Until it begins to answer. Raises ``TimeoutError``, early if it is stopped."""
+        deadline, stopped = time.monotonic() + timeout_s, 0
+        heard = select.poll()
+        heard.register(self._socket, select.POLLIN)
+        while not heard.poll(STOPPED_LOOK_S * 1e3):
+            stopped = stopped + 1 if stacks.is_stopped(self.pid) else 0
+            if stopped >= STOPPED_LOOKS or time.monotonic() > deadline:
+                raise TimeoutError
 
     def _obituary(self) -> str:
         with suppress(subprocess.TimeoutExpired):

@@ -167,7 +167,8 @@ class RankPool:
                 "of it cannot have any"
             )
         shared, now = self._shared, surroundings()
-        if shared is not None and shared.group.alive:
+        # What has ended them since the last test is no fault of this one.
+        if shared is not None and shared.group.alive and not shared.group.has_lost_one:
             same = shared.plan == plan and shared.surroundings == now
             if same and (shared.load == load or self._isolation == "run"):
                 return shared

@@ -15,13 +15,13 @@ from contextlib import suppress
 from pkgutil import resolve_name
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from pytest_llenergy.backends.base import Backend, Generation, GenerationParams, Job, RankContext, create
 from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Iteration, RankTimeline
+from pytest_llenergy.workers.byvalue import packed, received
 from pytest_llenergy.workers.channel import Channel
 from pytest_llenergy.workers.lazy import finished
 from pytest_llenergy.workers.leftovers import Leftovers
@@ -41,7 +41,7 @@ class CallJob:
     """Any function as the measured work."""
 
     def __init__(self, blob: bytes) -> None:
-        function, self._args, self._kwargs = cloudpickle.loads(blob)
+        function, self._args, self._kwargs = received(blob)
         self._function = resolve_name(function) if isinstance(function, str) else function
 
     def run(self) -> Any:
@@ -181,7 +181,7 @@ class Server:
 
     def _result(self, _payload: None) -> bytes:
         assert self._job is not None
-        return bytes(cloudpickle.dumps(self._job.result(self._noted[-1][2])))
+        return packed(self._job.result(self._noted[-1][2]))
 
     def _rest(self, _payload: None) -> tuple[int | None, bool]:
         """After a test: as it was before it, but for what cannot be undone.

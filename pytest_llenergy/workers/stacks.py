@@ -15,6 +15,9 @@ SIGNAL = signal.SIGUSR2
 #: printing.
 TITLE, SEARCHED_BYTES = b"(most recent call first):", 1 << 20
 
+#: Fields of a process's status with a mask of signals that it does not answer (proc_pid_status(5)).
+MASKS = (("SigIgn", "ignores"), ("SigBlk", "blocks"))
+
 #: States in which a process does not answer signals (proc_pid_stat(5)).
 STATES = {
     "T": "is stopped, by SIGSTOP or the like",
@@ -34,6 +37,15 @@ def are_in(log: Path, start: int) -> bool:
         return False
 
 
+def can_come(pid: int | None) -> bool:
+    """Whether a process that was asked for its stacks may yet write them, for all that its host tells."""
+    status = _status(pid)
+    if not status:
+        return pid is None or not PROC.is_dir()
+    # What waits in the kernel mostly does so for a moment.
+    return status["State"][0] not in "TtZ" and not any(_has(status, field) for field, _ in MASKS)
+
+
 def why_none(pid: int | None) -> str:
     """Why a rank that was asked for its stacks has written none, as far as its host tells of that process.
 
@@ -42,16 +54,32 @@ def why_none(pid: int | None) -> str:
     asked = "it was asked for its stacks and wrote none"
     if pid is None or not PROC.is_dir():
         return asked
-    try:
-        # Name and value, one a line (proc_pid_status(5)).
-        status = (PROC / str(pid) / "status").read_text()
-    except OSError:
+    status = _status(pid)
+    if not status:
         return "no stacks: the process is gone"
-    told = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    state = told["State"]
+    state = status["State"]
     if state[0] in STATES:
         return f"no stacks: the process {STATES[state[0]]}; state {state[0]}"
-    for field, what in (("SigIgn", "ignores"), ("SigBlk", "blocks")):
-        if int(told[field], 16) >> (SIGNAL - 1) & 1:
+    for field, what in MASKS:
+        if _has(status, field):
             return f"no stacks: the process {what} {SIGNAL.name}, on which it would write them"
     return f"{asked}; state {state[0]}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether it does nothing until somebody lets it go on."""
+    return _status(pid).get("State", " ")[0] == "T"
+
+
+def _status(pid: int | None) -> dict[str, str]:
+    """What is told of a process; nothing of one that is gone, or of another host."""
+    try:
+        # Name and value, one a line (proc_pid_status(5)).
+        told = (PROC / str(pid) / "status").read_text()
+    except OSError:
+        return {}
+    return dict(line.split(":\t", 1) for line in told.splitlines() if ":\t" in line)
+
+
+def _has(status: dict[str, str], field: str) -> bool:
+    return bool(int(status[field], 16) >> (SIGNAL - 1) & 1)

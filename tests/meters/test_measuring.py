@@ -55,9 +55,14 @@ def truth(world: World, window: Window, index: int = 0) -> float:
     return world.true_energy_j(index, round(start_ns), round(end_ns))
 
 
+def was_starved(window: Window) -> bool:
+    """Whether this machine did not let the reader run; how it then flags windows is tested in test_reader."""
+    return "reader-gap" in [flag.name for flag in window.flags]
+
+
 def check(world: World, window: Window) -> None:
     check_energy(world, window)
-    assert window.flags == []
+    assert was_starved(window) or window.flags == []
 
 
 def check_energy(world: World, window: Window, index: int = 0) -> None:
@@ -65,7 +70,7 @@ def check_energy(world: World, window: Window, index: int = 0) -> None:
     assert window.energy_u_j is not None
     # One that may never fail gets four standard uncertainties.
     assert abs(window.energy_j - truth(world, window, index)) <= 4 * window.energy_u_j
-    assert window.energy_u_j < 0.25 * window.energy_j
+    assert was_starved(window) or window.energy_u_j < 0.25 * window.energy_j
     (domain,) = window.by_domain.values()
     assert (domain.energy_j, domain.kind) == (window.energy_j, "measured")
     assert domain.low_j == pytest.approx(0.9 * window.energy_j)
@@ -150,9 +155,12 @@ def test_a_window_much_shorter_than_a_tick_has_no_energy(world: World) -> None:
     world.update(0, latch_ns=100 * MS)
     with sampling(world) as energy:
         time.sleep(0.35)
-        # 2 ms somewhere in a tick of 100 ms in which power changes for good.
-        with energy.window("blink") as window:
-            time.sleep(0.002)
+        # 2 ms somewhere in a tick of 100 ms in which power changes for good, unless it overslept.
+        for _ in range(100):
+            with energy.window("blink") as window:
+                time.sleep(0.002)
+            if window.duration_s < 0.01:
+                break
         world.set_power(0, 500.0)
         time.sleep(0.4)
         assert window.energy_j is None

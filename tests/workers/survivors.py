@@ -33,7 +33,7 @@ def survivors(mark: str) -> dict[int, str]:
     return found
 
 
-def await_none(mark: str, limit_s: float = 10.0) -> dict[int, str]:
+def await_none(mark: str, limit_s: float = 60.0) -> dict[int, str]:
     """Those that are still there when the time is up, or none as soon as there are none."""
     deadline = time.monotonic() + limit_s
     while (found := survivors(mark)) and time.monotonic() < deadline:

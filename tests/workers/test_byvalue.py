@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers.workload import pickle_call
 
+from .groups import METHODS
 from .no_torch import without_torch
 
 #: What only a module that is imported by name can have.
@@ -76,6 +78,81 @@ def test_methods(workers):
     assert workers.run(operator.methodcaller("times", 5), Point(2)) == [30]
 """
 
+#: What a rank keeps of a class from call to call.
+CLASSES = """
+import functools
+import pytest
+
+class Limits:
+    low = 1
+    high = 2
+    @functools.cached_property
+    def middle(self):
+        return (self.low + self.high) / 2
+
+def seen():
+    Limits.of_the_rank = getattr(Limits, "of_the_rank", 0) + 1
+    return sorted(name for name in vars(Limits) if not name.startswith("__")), Limits.of_the_rank
+
+def test_deleted(workers, monkeypatch):
+    assert workers.run(seen) == [(["high", "low", "middle", "of_the_rank"], 1)]
+    monkeypatch.delattr(Limits, "high")
+    assert workers.run(seen) == [(["low", "middle", "of_the_rank"], 2)]
+    monkeypatch.undo()
+    assert workers.run(seen) == [(["high", "low", "middle", "of_the_rank"], 3)]
+
+def test_cached_property(workers):
+    limits = Limits()
+    assert workers.run(lambda: (limits.middle, vars(limits))) == [(1.5, {"middle": 1.5})]
+    (found,) = workers.run(Limits)
+    assert type(found) is Limits and found.middle == 1.5
+"""
+
+#: Beside the test file, which is in a package that no entry of the search path leads to.
+BESIDE = """
+FACTOR = 3
+class Point:
+    x = 2
+def times(x, y):
+    return FACTOR * x * y
+"""
+
+USES_BESIDE = """
+import functools
+from . import beside, conftest
+from .beside import Point, times
+def test_function(workers):
+    assert workers.run(lambda: times(Point.x, 5)) == [30]
+def test_module(workers):
+    assert workers.run(lambda: beside.times(beside.Point.x, 5)) == [30]
+    assert workers.run(lambda: conftest.added(1)) == [2]
+def test_type(workers):
+    assert type(workers.run(lambda: Point())[0]) is Point
+def test_cached(workers):
+    cached = functools.lru_cache(times)
+    assert workers.run(lambda: cached(2, 5)) == [30]
+"""
+
+#: As setuptools writes one for a package that is installed editable, and a .pth file that starts it; here it
+#: is sitecustomize that does.
+EDITABLE = """
+import sys
+from importlib.util import spec_from_file_location
+
+MAPPING = {mapping!r}
+
+class _EditableFinder:
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname in MAPPING:
+            place = MAPPING[fullname]
+            of = {{"submodule_search_locations": [place]}}
+            return spec_from_file_location(fullname, place + "/__init__.py", **of)
+        return None
+
+sys.meta_path.append(_EditableFinder)
+"""
+
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_functions_of_the_test_file_travel_however_they_are_wrapped(
@@ -85,6 +162,20 @@ def test_functions_of_the_test_file_travel_however_they_are_wrapped(
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--import-mode={mode}")
     result.assert_outcomes(passed=5)
+
+
+def test_what_is_beside_the_test_file_travels_where_no_rank_could_import_it(
+    pytester: pytest.Pytester,
+) -> None:
+    package = pytester.mkdir("root") / "checks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "beside.py").write_text(BESIDE)
+    (package / "conftest.py").write_text("def added(x):\n    return x + 1\n")
+    (package / "test_uses.py").write_text(USES_BESIDE)
+    without_torch(pytester.path)
+    arguments = ("-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir=root", "root")
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=4)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +220,50 @@ def test_what_a_test_has_registered_by_itself_stays_registered() -> None:
         assert is_registered()
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_class_in_a_rank_is_what_it_is_in_the_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(CLASSES)
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_finder_of_an_editable_install_leads_to_keeps_its_type(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """No entry of the search path does. With a lock it cannot go by value."""
+    package = pytester.mkdir("elsewhere") / "tiny"
+    (package / "deeper").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "deeper" / "__init__.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
+    site = pytester.mkdir("site")
+    (site / "sitecustomize.py").write_text(EDITABLE.format(mapping={"tiny": str(package)}))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    pytester.makepyfile(
+        """
+        from tiny import deeper
+        def is_known(value):
+            import sys
+            return type(value) is sys.modules["tiny.deeper"].Locked, [type(value)]
+        def test_it(workers):
+            assert workers.run(is_known, deeper.Locked()) == [(True, [deeper.Locked])]
+        """
+    )
+    without_torch(pytester.path)
+    arguments = ("-p", "no:cacheprovider", f"--energy-start-method={method}")
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
+
+
+def test_what_was_found_once_is_looked_for_again_where_the_search_path_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "on_and_off.py").write_text("class Value: pass\n")
+    by_name = []
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        module = importlib.import_module("on_and_off")
+        by_name.append(pickle_call(id, (module.Value(),), {}))
+    by_name.append(pickle_call(id, (module.Value(),), {}))
+    # By value the module of its methods is told, but nobody imports it.
+    assert [b"_make_skeleton_class" in each for each in by_name] == [False, True]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.errors import BackendError, WorkerError
+from pytest_llenergy.workers import group
 from pytest_llenergy.workers.failure import Failure, OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
@@ -28,38 +29,64 @@ from .survivors import alive
 
 
 class TestFailures:
-    def test_the_first_cause_comes_back_with_its_traceback_and_output(self, pair: RankGroup) -> None:
+    @pytest.fixture(autouse=True)
+    def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The others may have to wait for a core before they say what happened to them."""
+        monkeypatch.setattr(group, "SETTLE_S", 30.0)
+
+    def test_the_first_cause_comes_back_with_its_traceback_and_output(
+        self, pair: RankGroup, tmp_path: Path
+    ) -> None:
+        told = tmp_path / "told"
+
         def work() -> None:
             import time
 
+            class CauseError(ValueError):
+                def __str__(self) -> str:
+                    # Asked for after the time of the failure is.
+                    told.touch()
+                    return "the real cause"
+
             if os.environ["RANK"] == "1":
                 print("about to fail")
-                raise ValueError("the real cause")
-            time.sleep(0.2)
+                raise CauseError
+            while not told.exists():
+                time.sleep(0.01)
             raise RuntimeError("what came of it\nand more")
 
         with pytest.raises(WorkerError) as caught:
             run(pair, work)
         text = str(caught.value)
-        assert text.startswith(f"rank 1 of 2 (cpu, pid {pair.ranks[1].pid}): ValueError: the real cause\n")
-        assert 'raise ValueError("the real cause")' in text
+        assert text.startswith(f"rank 1 of 2 (cpu, pid {pair.ranks[1].pid}): CauseError: the real cause\n")
+        assert "raise CauseError" in text
         assert caught.value.sections == (("output of rank 1", "about to fail"),)
         assert text.endswith("\n\nrank 0 later: RuntimeError: what came of it")
         assert not pair.alive
 
-    def test_a_peer_is_lost_in_torchs_words_not_in_those_of_a_test(self, pair: RankGroup) -> None:
+    def test_a_peer_is_lost_in_torchs_words_not_in_those_of_a_test(
+        self, pair: RankGroup, tmp_path: Path
+    ) -> None:
+        told = tmp_path / "told"
+
         def work() -> None:
             import time
 
+            class ResetError(ConnectionResetError):
+                def __str__(self) -> str:
+                    told.touch()
+                    return "Connection reset by peer: hub.example"
+
             if os.environ["RANK"] == "0":
-                raise ConnectionResetError("Connection reset by peer: hub.example")
-            time.sleep(0.5)
+                raise ResetError
+            while not told.exists():
+                time.sleep(0.01)
             raise RuntimeError("Connection closed by peer: the second")
 
         with pytest.raises(WorkerError) as caught:
             run(pair, work)
         text = str(caught.value)
-        assert "ConnectionResetError: Connection reset by peer: hub.example" in text.splitlines()[0]
+        assert "ResetError: Connection reset by peer: hub.example" in text.splitlines()[0]
         assert text.endswith("\n\nrank 1 later: RuntimeError: Connection closed by peer: the second")
 
     @pytest.mark.parametrize("wait", ["of itself", "of the test", "of autograd"])
@@ -196,19 +223,45 @@ class TestFailures:
         assert "(most recent call first):" in told["output of rank 1"]
         assert "(no stacks" not in told["output of rank 1"]
 
+    def test_stacks_that_are_late_are_waited_for(self, pair: RankGroup) -> None:
+        """As those of a rank that has to wait for a core."""
+
+        def work() -> None:
+            import faulthandler
+            import signal
+            import time
+
+            read, write = os.pipe()
+            if os.fork() == 0:
+                told = os.read(read, 1 << 16)
+                time.sleep(1)
+                os.write(2, told)
+                time.sleep(60)
+            faulthandler.register(signal.SIGUSR2, file=write)
+            time.sleep(60)
+
+        with pytest.raises(WorkerError) as caught:
+            run(pair, work, timeout_s=1.0)
+        for _, text in caught.value.sections:
+            assert "in work" in text
+            assert "wrote none" not in text
+
     def test_outcomes_of_pytest_keep_their_meaning(self, pair: RankGroup) -> None:
         with pytest.raises(OutcomeInRank) as caught:
             run(pair, pytest.skip, "not on this rank")
         assert (caught.value.outcome, caught.value.reason) == ("Skipped", "not on this rank")
 
-    def test_a_skip_tells_of_ranks_that_have_not_answered(self, pair: RankGroup) -> None:
+    def test_a_skip_tells_of_ranks_that_have_not_answered(
+        self, pair: RankGroup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def work() -> None:
             import time
 
             if os.environ["RANK"] == "0":
                 pytest.skip("no such kernel")
-            time.sleep(60)
+            time.sleep(300)
 
+        monkeypatch.setattr(group, "SETTLE_S", 1.0)
         with pytest.raises(OutcomeInRank, match=r"^no such kernel \(rank 1 still at work, and ended\)$"):
             run(pair, work)
 

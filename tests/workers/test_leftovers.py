@@ -24,9 +24,11 @@ LEFT = {
     "a busy thread": "import threading\ndef spin():\n while True: pass\n"
     "threading.Thread(target=spin, daemon=True).start()",
     "a thread of the lowest kind": "import _thread, time\n"
-    "_thread.start_new_thread(lambda: time.sleep(300), ()); time.sleep(0.1)",
-    "a busy executor": "import sys, time; from concurrent.futures import ThreadPoolExecutor\n"
-    "sys.pool = ThreadPoolExecutor(1); sys.pool.submit(time.sleep, 300)",
+    "begun = _thread.allocate_lock(); begun.acquire()\n"
+    "_thread.start_new_thread(lambda: (begun.release(), time.sleep(300)), ()); begun.acquire()",
+    "a busy executor": "import sys, threading, time; from concurrent.futures import ThreadPoolExecutor\n"
+    "begun, sys.pool = threading.Event(), ThreadPoolExecutor(1)\n"
+    "sys.pool.submit(lambda: (begun.set(), time.sleep(300))); begun.wait()",
     "a child": "import subprocess; subprocess.Popen(['sleep', '300'])",
     "a fork": "import os, time\nif os.fork() == 0: time.sleep(300); os._exit(0)",
     "a grandchild in its own session": "import subprocess; subprocess.run(['setsid', '-f', 'sleep', '300'])",
@@ -84,7 +86,20 @@ KEPT = {
     "limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
     "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))",
     "another umask": "import os; os.umask(0o777)",
+    "the sharer of descriptors": "import multiprocessing.reduction as r; r.DupFd(0)",
 }
+
+#: The same in torch.
+KEPT_IN_TORCH = {
+    "a tensor in a queue": "import torch.multiprocessing\n"
+    "queue = torch.multiprocessing.Queue(); queue.put(torch.ones(3)); queue.get()\n"
+    "queue.close(); queue.join_thread()",
+    "a tensor in a file": "import torch.multiprocessing as m\n"
+    "m.set_sharing_strategy('file_system'); torch.ones(3).share_memory_()",
+}
+
+#: How long what ends by itself may take to do so, here where many wait for a core.
+PATIENCE = "from pytest_llenergy.workers import leftovers; leftovers.SETTLE_S = 30.0"
 
 #: A handler of SIGCHLD stays after it.
 DATA_LOADER = """
@@ -139,14 +154,22 @@ def test_so_are_those_in_which_torch_is_set_otherwise(forks: RankPool, code: str
 
 def test_what_libraries_keep_costs_no_ranks(pool: RankPool) -> None:
     first = call(pool, os.getpid)
+    call(pool, exec, PATIENCE, {})
     for name, code in KEPT.items():
         call(pool, exec, code, {})
         assert call(pool, os.getpid) == first, name
 
 
+@pytest.mark.parametrize("code", KEPT_IN_TORCH.values(), ids=KEPT_IN_TORCH)
+def test_nor_does_what_torch_keeps(forks: RankPool, code: str) -> None:
+    first = call(forks, os.getpid, capabilities=TORCH)
+    call(forks, exec, f"import torch\n{PATIENCE}\n{code}", {}, capabilities=TORCH)
+    assert call(forks, os.getpid, capabilities=TORCH) == first
+
+
 def test_nor_do_the_workers_of_a_data_loader(forks: RankPool) -> None:
     first = call(forks, os.getpid, capabilities=TORCH)
-    call(forks, exec, DATA_LOADER, {}, capabilities=TORCH)
+    call(forks, exec, f"{PATIENCE}\n{DATA_LOADER}", {}, capabilities=TORCH)
     assert call(forks, os.getpid, capabilities=TORCH) == first
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
@@ -224,6 +226,14 @@ class TestCleanliness:
         os.kill(group.ranks[0].pid, 9)
         pool.rest()
         assert pids(pool) != [group.ranks[0].pid]
+
+    def test_ranks_that_died_while_they_waited_are_replaced_too(self, pool: RankPool) -> None:
+        first = pids(pool, n=2)
+        os.kill(first[1], 9)
+        # Its parent, which is another process, has to see it first.
+        while psutil.pid_exists(first[1]):
+            time.sleep(0.01)
+        assert set(pids(pool, n=2)).isdisjoint(first)
 
 
 class TestEngines:

@@ -153,7 +153,8 @@ def test_the_parent_sleeps_while_the_ranks_work(pair: RankGroup) -> None:
     workload = call_workload(pair, time.sleep, (1.0,), {}, 60)
     before = time.process_time()
     workload.run_round()
-    assert time.process_time() - before < 0.05
+    # A busy wait would take most of the second.
+    assert time.process_time() - before < 0.2
 
 
 def test_the_ranks_are_quiet_in_the_gaps_around_the_work(pair: RankGroup) -> None:
@@ -183,7 +184,7 @@ def test_the_window_runs_from_the_first_start_to_the_last_end(pair: RankGroup) -
         import time
 
         began_ns = time.monotonic_ns()
-        time.sleep(0.3 if os.environ["RANK"] == "1" else 0.1)
+        time.sleep(1.5 if os.environ["RANK"] == "1" else 0.1)
         return began_ns, time.monotonic_ns()
 
     workload = call_workload(pair, work, (), {}, 60)

@@ -192,6 +192,42 @@ def test_a_supervisor_that_does_not_answer_is_replaced(
     again.close()
 
 
+@pytest.mark.timeout(90)
+def test_a_supervisor_that_is_stopped_is_not_waited_for(
+    host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "ANSWER_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(local, "END_TIMEOUT_S", 120.0)
+    ranks = start(host, 1)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    os.kill(supervisor, signal.SIGSTOP)
+    with pytest.raises(
+        WorkerError, match=rf"^the supervisor of the ranks \(pid {supervisor}\) is stopped, by SIGSTOP or the"
+    ):
+        host.signal(ranks._name, 0)
+    ranks.kill()
+    assert await_none(mark) == {}
+    again = start(host, 1)
+    assert run(again, max, 1, 2) == [2]
+    again.close()
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("which", ["supervisor", "guard"])
+def test_nor_is_one_that_is_stopped_while_nobody_asks(
+    host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setattr(local, "END_TIMEOUT_S", 120.0)
+    ranks = start(host, 1)
+    (supervisor,) = run(ranks, os.getppid)
+    assert isinstance(supervisor, int)
+    ranks.close()
+    os.kill(supervisor if which == "supervisor" else psutil.Process(supervisor).ppid(), signal.SIGSTOP)
+    host.close()
+    assert await_none(mark) == {}
+
+
 def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(host: LocalHost) -> None:
     ranks = start(host, 1)
 

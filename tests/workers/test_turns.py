@@ -6,6 +6,34 @@ from __future__ import annotations
 import pytest
 
 from .no_torch import without_torch
+from .survivors import check_nothing_is_left
+
+#: An engine that gets no further than the step of that name, and what of it is in the way of a next test.
+STUCK = """
+import os, subprocess, time
+from pathlib import Path
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.model.record import BackendInfo
+
+def stay(step):
+    if os.environ["STUCK_IN"] != step:
+        return
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    Path("begun.new").write_text(f"{os.getpid()} {child.pid}")
+    Path("begun.new").rename("begun")
+    time.sleep(90)
+
+class Stuck:
+    def load(self, model, options, context):
+        stay("load")
+        return BackendInfo(name="stuck", version="1", model=model.label)
+    def prepare(self, prompts, params):
+        stay("prepare")
+    def synchronize(self): pass
+    def close(self): pass
+
+SPEC = BackendSpec("stuck", "stuck:Stuck", (), "", Capabilities(data=True))
+"""
 
 
 def test_what_is_kept_of_an_ended_test_runs_nowhere(pytester: pytest.Pytester) -> None:
@@ -108,7 +136,7 @@ def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.P
             # The lease was given back meanwhile.
             if {ready}:
                 assert not psutil.pid_exists(int(Path("begun").read_text()))
-            threads[0].join(0.0 if {ready} else None)
+            threads[0].join(60)
             (told,) = said
             assert "ended" in told, told
             assert workers.run(max, 1, 2) == [2]
@@ -116,6 +144,46 @@ def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.P
     )
     without_torch(pytester.path)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("step", ["load", "prepare"])
+def test_a_model_that_a_thread_still_loads_ends_with_its_test(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, step: str
+) -> None:
+    """While it is loaded its thread holds what other threads would have to wait for."""
+    monkeypatch.setenv("STUCK_IN", step)
+    pytester.makepyfile(
+        stuck=STUCK,
+        conftest="def pytest_llenergy_backends(config):\n    import stuck\n    return [stuck.SPEC]\n",
+        test_stuck="""
+        import threading, time
+        from pathlib import Path
+        import psutil
+        said, threads = [], []
+        def test_leaves(backend):
+            def go():
+                try:
+                    said.append(backend.generate(["hi"]))
+                except Exception as error:
+                    said.append(str(error))
+            threads.append(threading.Thread(target=go, daemon=True))
+            threads[0].start()
+            while not Path("begun").exists():
+                assert threads[0].is_alive(), said
+                time.sleep(0.01)
+        def test_after(workers):
+            # Of those before neither is there any more, nor what they have started.
+            assert not [pid for pid in Path("begun").read_text().split() if psutil.pid_exists(int(pid))]
+            threads[0].join()
+            (told,) = said
+            assert "ended while they worked: their test is over" in told
+            assert workers.run(max, 1, 2) == [2]
+        """,
+    )
+    without_torch(pytester.path)
+    arguments = ("-p", "no:cacheprovider", "--energy-backend=stuck", "--timeout=60", "--energy-timeout=600")
+    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=2)
+    check_nothing_is_left(mark)
 
 
 def test_the_end_of_a_test_waits_for_no_thread(pytester: pytest.Pytester) -> None:

@@ -324,6 +324,13 @@ def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytes
             energy(workers.call(lambda: generate()))
         def test_lock(workers):
             workers.run(id, threading.Lock())
+        def test_lock_by_name(workers):
+            workers.run(dict, lock=threading.Lock())
+        def test_fixture(workers, capsys):
+            workers.run(lambda: capsys.readouterr())
+        LOCK = threading.Lock()
+        def test_global(workers):
+            workers.run(lambda: LOCK.locked())
         class Mute(Exception):
             def __str__(self):
                 raise RuntimeError
@@ -350,7 +357,7 @@ def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytes
     )
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(failed=10, passed=3, skipped=1)
+    result.assert_outcomes(failed=13, passed=3, skipped=1)
     assert "never awaited" not in result.stdout.str()
     result.stdout.fnmatch_lines(
         [
@@ -358,7 +365,10 @@ def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytes
             "test_odd.py:3: in test_nan",
             "PlanError: workers.run: timeout is '5', needs a number of seconds above 0",
             *["PlanError: workers: a call of this function only makes a coroutine or generator; give *"] * 5,
-            "WorkerError: workers: id and its arguments cannot be sent to the ranks (TypeError: *",
+            "WorkerError: workers: id and its * (TypeError: *): make what is in argument 1 within the f*",
+            "WorkerError: workers: dict and its * (TypeError: *): make what is in argument 'lock' *",
+            "WorkerError: workers: test_fixture* (TypeError: *): make what is in variable 'capsys' *",
+            "WorkerError: workers: test_global* (TypeError: *): make what is in variable 'LOCK' *",
             "WorkerError: rank 0 of 1 (cpu, pid *): Mute: (its text cannot be had: RuntimeError)",
             "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
         ]
