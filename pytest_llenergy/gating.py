@@ -27,9 +27,10 @@ from pytest_llenergy.model.record import BackendInfo, Primitive, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import storable
 from pytest_llenergy.options import SAVED, SETTINGS, Settings, saved_as
-from pytest_llenergy.report.file import read_report
+from pytest_llenergy.report.file import Place, origin, read_report
 from pytest_llenergy.report.journal import SUFFIX
 from pytest_llenergy.report.provenance import environment
+from pytest_llenergy.report.remote import is_address
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
 
@@ -39,10 +40,10 @@ MANY = 5
 
 @dataclass(frozen=True)
 class Stored:
-    """A baseline as it was read. ``origin`` is how messages name it."""
+    """A baseline as it was read. ``origin`` is how messages name it, ``path`` where it is on this host."""
 
     origin: str
-    path: Path
+    path: Path | None
     report: Report
     records: dict[str, Record]
 
@@ -67,18 +68,20 @@ class Gating:
         text = self._settings.compare
         if text is None:
             return None
-        path = _path(self._config, text)
+        place = _place(self._config, text)
+        name = text if isinstance(place, Path) else origin(place)
         try:
-            report = read_report(path)
-            records = last_attempts(report.records, str(path))
+            report = read_report(place, lean=True)
+            records = last_attempts(report.records, origin(place))
         except ReportError as error:
-            raise pytest.UsageError(f"--energy-compare={text}: {error}") from None
+            raise pytest.UsageError(f"--energy-compare={name}: {error}") from None
         if not measured_something(records):
             raise pytest.UsageError(
-                f"--energy-compare={text}: {path}: none of its {len(records)} tests was measured; measure a "
-                "baseline first"
+                f"--energy-compare={name}: {origin(place)}: none of its {len(records)} tests was measured; "
+                "measure a baseline first"
             )
-        return Stored(_shown(path), path, report, records)
+        path = place if isinstance(place, Path) else None
+        return Stored(name if path is None else _shown(path), path, report, records)
 
     @cached_property
     def _here(self) -> Environment:
@@ -135,6 +138,8 @@ def check(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--energy-fail-on names {metric} twice; keep one of them")
     stored = gating_of(config).stored
     assert stored is not None
+    if stored.path is None:
+        return
     if settings.report is not None and _same(settings.report, stored.path):
         _refuse_overwriting(f"--energy-report={settings.report}", stored.path)
     if settings.save is not None and _same(saved_as(config, settings.save), stored.path):
@@ -167,10 +172,10 @@ def _ungated(record: Record, asked: Asked) -> Comparison:
     return msgspec.structs.replace(without_baseline(record, asked), verdict="new", reason=NO_BASELINE)
 
 
-def _path(config: pytest.Config, text: str) -> Path:
-    """The file that is meant. Raises ``pytest.UsageError`` for an address and a name that was never saved."""
-    if "://" in text:
-        raise pytest.UsageError(f"--energy-compare={text}: addresses are not read; download the report first")
+def _place(config: pytest.Config, text: str) -> Place:
+    """What is meant. Raises ``pytest.UsageError`` for a name that was never saved."""
+    if is_address(text):
+        return text
     if "/" in text or text.endswith((".json", SUFFIX)):
         given = config.getoption("energy_compare", None) is not None
         return (config.invocation_params.dir if given else config.rootpath) / text

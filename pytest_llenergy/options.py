@@ -307,7 +307,7 @@ OPTIONS = (
         "BASELINE",
         "",
         _optional(str.strip),
-        "Compare with this report: a file, or a name that was given to\n--energy-save",
+        "Compare with this report: a file, an address, or a name that was\ngiven to --energy-save",
     ),
     Option(
         "fail_on",

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llenergy.export.formats import TARGETS
 from pytest_llenergy.options import OPTIONS, Option
+from pytest_llenergy.report.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,6 +22,13 @@ def test_every_option_is_documented_with_its_default(option: Option) -> None:
     assert flag in (f"`{option.flag}={option.metavar}`", f"`{option.flag}[={option.metavar}]`")
     assert default == (f"`{option.default}`" if option.default else "none")
     assert text
+
+
+def test_every_form_of_a_comparison_and_of_a_report_is_documented() -> None:
+    comparing, exporting = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("comparing", "exporting"))
+    # Text is what is printed without an option.
+    assert [form for form in FORMATS if f"--format {form}" not in comparing] == ["text"]
+    assert [target for target in TARGETS if f"| `{target}` |" not in exporting] == []
 
 
 def test_the_readme_names_commands_that_exist() -> None:

@@ -21,7 +21,7 @@ FLOORS = [
     {"meters"},
     {"measure", "workers"},
     {"compare", "report", "doctor", "forges"},
-    {"ab"},
+    {"ab", "export", "history"},
     {"levels"},
     {"options", "marks", "hookspecs"},
     {"gating"},
@@ -46,8 +46,20 @@ WITHOUT_PYTEST = {
     "doctor",
     "forges",
     "ab",
+    "export",
+    "history",
 }
-HEAVY = {"torch", "transformers", "pynvml", "numpy", "openvino_genai", "tokenizers", "gguf"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "pynvml",
+    "numpy",
+    "fsspec",
+    "ruptures",
+    "openvino_genai",
+    "tokenizers",
+    "gguf",
+}
 
 
 def floor(room: str) -> int:

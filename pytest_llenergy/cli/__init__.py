@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import pytest_llenergy
-from pytest_llenergy.cli import compare, doctor, merge, report
+from pytest_llenergy.cli import ab, comment, compare, doctor, export, history, merge, report
 from pytest_llenergy.errors import LLEnergyError
 
 #: Each has ``add``, which gives it a parser, and ``run``.
-COMMANDS = (merge, report, compare, doctor)
+COMMANDS = (ab, compare, comment, report, merge, export, history, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,9 +8,14 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
+from pytest_llenergy.cli.asking import add_questions
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.report.formats import FORMATS
+
+if TYPE_CHECKING:
+    from pytest_llenergy.cli.parsers import Commands
 
 OUTPUT = Path(".llenergy") / "ab.json"
 
@@ -23,8 +28,8 @@ EXAMPLES = """\
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command to the parser."""
+def add(commands: Commands) -> None:
+    """Add it to the command line."""
     parser = commands.add_parser(
         "ab",
         help="measure two commits, or two option sets, in turn and compare them",
@@ -64,14 +69,8 @@ def add(commands: Any) -> None:
         metavar="K",
         help="rounds of each test in a session (default: 1); more are quicker and less independent",
     )
-    parser.add_argument(
-        "--metric", action="append", default=[], metavar="METRIC", help="see llenergy compare"
-    )
-    parser.add_argument(
-        "--fail-on", action="append", default=[], metavar="METRIC:EXPR", help="see llenergy compare"
-    )
-    parser.add_argument("--inconclusive", choices=("warn", "fail", "pass"), default="warn")
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    add_questions(parser)
+    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     parser.add_argument(
         "-o",
         "--output",
@@ -93,7 +92,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Measure and compare. Returns the exit code of ``compare.outcome``."""
     from pytest_llenergy.compare.outcome import USAGE
 
     # As systems and CI end what they have started: sessions are to end with it.
@@ -117,6 +116,7 @@ def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.model.paired import encode_paired
     from pytest_llenergy.report.file import replace_file
+    from pytest_llenergy.report.formats import Found
 
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise PlanError(f"--output={args.output}: no directory {args.output.parent}; make it first")
@@ -144,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
         ready.tidy()
     ready.state.finish(keep=args.keep)
     _say(f"both sides, all rounds: {output}")
-    return told(paired.compared, args.format, args.inconclusive, "ab")
+    return told(Found.of(paired), args.format, args.inconclusive, "ab")
 
 
 def _as_interrupt(_: int, __: FrameType | None) -> None:

@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pytest_llenergy.compare.comparison import Asked
 
 
 def add_questions(parser: argparse.ArgumentParser) -> None:
@@ -34,15 +30,3 @@ def add_questions(parser: argparse.ArgumentParser) -> None:
         default="warn",
         help="what to do where neither can be told (default: warn)",
     )
-
-
-def asked(args: argparse.Namespace) -> list[Asked]:
-    """What they come to. Raises ``PlanError`` for a metric or a threshold that there is not."""
-    from pytest_llenergy.compare.comparison import Asked
-    from pytest_llenergy.compare.gate import known_metric, read_fail_on
-
-    thresholds = [read_fail_on(text) for text in args.fail_on]
-    metrics = [known_metric(name) for name in args.metric]
-    found = {each.metric: Asked(each.metric, each.rule(), gated=True) for each in thresholds}
-    found.update({name: Asked(name, gated=True) for name in metrics if name not in found})
-    return list(found.values()) or [Asked(gated=True)]

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.asking import add_questions, asked
-from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.cli.asking import add_questions
+from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.report.formats import FORMATS
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.parsers import Commands
-    from pytest_llenergy.model.comparison import ComparedReports
+    from pytest_llenergy.compare.gate import Inconclusive
+    from pytest_llenergy.report.formats import Format, Found
 
 
 def add(commands: Commands) -> None:
@@ -24,58 +26,80 @@ def add(commands: Commands) -> None:
         description="Compare two reports. Exit codes: 0 no test is worse, 1 one is, 2 usage or a file that "
         "is no report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid measurement.",
     )
-    parser.add_argument("base", type=Path, metavar="BASE", help="the report or journal of before")
-    parser.add_argument("head", type=Path, metavar="HEAD", help="that of now")
+    parser.add_argument(
+        "base",
+        metavar="BASE",
+        help="the report or journal of before, a file or an address; or one of llenergy ab",
+    )
+    parser.add_argument("head", nargs="?", metavar="HEAD", help="that of now")
     add_questions(parser)
     parser.add_argument(
         "--across",
         action="store_true",
         help="compare workloads that differ, such as two dtypes, and say in what",
     )
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write to this file instead of the standard output"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print. Returns the exit code of ``compare.outcome``."""
-    from pytest_llenergy.compare.outcome import USAGE, exit_code
+    from pytest_llenergy.compare.outcome import USAGE
 
     try:
-        compared = _compared(args)
+        found = _found(args)
+        return told(found, args.format, args.inconclusive, "compare", args.output)
     except LLEnergyError as error:
         print(f"llenergy compare: {error}", file=sys.stderr)
         return USAGE
-    if args.format == "json":
-        import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode(compared)).decode())
-    elif args.format == "markdown":
-        from pytest_llenergy.report.comment import render_comment
 
-        print(render_comment(compared), end="")
+def told(
+    found: Found, form: Format, inconclusive: Inconclusive, command: str, output: Path | None = None
+) -> int:
+    """Print it or write it, warn of what could not be told, and return the exit code.
+
+    Raises ``ReportError`` for what cannot be shown or written.
+    """
+    import shutil
+
+    from pytest_llenergy.compare.outcome import exit_code
+    from pytest_llenergy.report.file import replace_file
+    from pytest_llenergy.report.formats import render
+
+    width = shutil.get_terminal_size().columns
+    text = render(found, form, width, color=output is None and sys.stdout.isatty())
+    if output is None:
+        print(text)
     else:
-        import shutil
-
-        from pytest_llenergy.report.verdicts import render_verdicts
-
-        width = shutil.get_terminal_size().columns
-        print(render_verdicts(compared.comparisons, width, color=sys.stdout.isatty()))
-        for line in [*compared.devices, *compared.notes]:
-            print(line)
-    warned = sum(each.verdict == "inconclusive" and each.gated for each in compared.comparisons)
-    if warned and args.inconclusive == "warn":
-        print(f"llenergy compare: warning: {warned} inconclusive, more rounds can tell", file=sys.stderr)
-    return exit_code(compared.comparisons, args.inconclusive)
+        replace_file(output, f"{text}\n".encode())
+    comparisons = found.compared.comparisons
+    warned = sum(each.verdict == "inconclusive" and each.gated for each in comparisons)
+    if warned and inconclusive == "warn":
+        print(f"llenergy {command}: warning: {warned} inconclusive, more rounds can tell", file=sys.stderr)
+    return exit_code(comparisons, inconclusive)
 
 
-def _compared(args: argparse.Namespace) -> ComparedReports:
+def _found(args: argparse.Namespace) -> Found:
     from pytest_llenergy.compare.comparison import compare_reports
-    from pytest_llenergy.report.file import read_report
+    from pytest_llenergy.compare.gate import asked_for
+    from pytest_llenergy.report.file import origin, place_of, read_report, read_sides
+    from pytest_llenergy.report.formats import Found
 
-    return compare_reports(
-        read_report(args.base),
-        read_report(args.head),
-        (str(args.base), str(args.head)),
-        asked(args),
-        across=args.across,
-    )
+    base = place_of(args.base)
+    if args.head is None:
+        if args.metric or args.fail_on or args.across:
+            raise PlanError(
+                "one file of llenergy ab has its verdicts; --metric, --fail-on and --across need two"
+            )
+        return Found.of(read_sides(base))
+    head = place_of(args.head)
+    # A page shows what comparisons do not look at.
+    lean = args.format != "html"
+    reports = read_report(base, lean=lean), read_report(head, lean=lean)
+    origins = origin(base), origin(head)
+    asked = asked_for(args.fail_on, args.metric)
+    return Found(compare_reports(*reports, origins, asked, across=args.across), reports)

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Add it to the command line."""
-    parser = commands.add_parser("merge", help="make one report of journals and reports")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="reports (.json) and journals")
+    parser = commands.add_parser(
+        "merge",
+        help="make one report of journals and reports",
+        description="One report of shards, killed runs, hosts: of one commit and one kind of machine.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="reports (.json), journals and addresses")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the report to write"
     )
@@ -23,9 +27,11 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge. Returns 0."""
-    from pytest_llenergy.report.file import merge, read_report, write_report
+    from pytest_llenergy.report.file import origin, place_of, read_report, write_report
+    from pytest_llenergy.report.merge import Part, merge
 
-    report = merge([read_report(file) for file in args.files])
+    places = [place_of(text) for text in args.files]
+    report = merge([Part(origin(place), read_report(place)) for place in places])
     write_report(report, args.output)
     state = "complete" if report.run.complete else "incomplete"
     print(f"{args.output}: {len(report.records)} records, {state}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -82,22 +83,25 @@ class _Case:
     def _with(self, verdict: State, reason: str, **found: Any) -> Comparison:
         shown = self.head or self.base
         assert shown is not None
-        plain = Comparison(
+        told: dict[str, Any] = {
+            "base": _recorded(self.base, self.metric),
+            "head": _recorded(self.head, self.metric),
+            **found,
+        }
+        return Comparison(
             id=shown.id,
             metric=self.metric,
             unit=FIGURES[self.metric].unit,
             verdict=verdict,
             reason=reason,
-            base=_recorded(self.base, self.metric),
-            head=_recorded(self.head, self.metric),
             better=METRICS[self.metric].better,
             kind=shown.kind,
             rule=_applied(self.asked.rule),
             gated=self.gated,
             base_tokens_per_s=_recorded(self.base, "output_tokens_per_s"),
             head_tokens_per_s=_recorded(self.head, "output_tokens_per_s"),
+            **told,
         )
-        return msgspec.structs.replace(plain, **found)
 
 
 #: How the verdict on one metric is found: by the record of the head and both samples.
@@ -139,10 +143,10 @@ def compare_reports(
 
     Raises ``ReportError`` for a test that is in one report twice.
     """
-    old = last_attempts(base.records, origins[0])
-    new = last_attempts(head.records, origins[1])
     comparisons: list[Comparison] = []
     with without_collecting():
+        old = last_attempts(base.records, origins[0])
+        new = last_attempts(head.records, origins[1])
         for each in asked:
             found: list[tuple[Comparison, Estimate | None]] = []
             for before, after in pairs(old, new):
@@ -215,8 +219,6 @@ def _judge(
 
 def _corrected(found: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
     """With what so many tests at once make of single verdicts."""
-    import msgspec
-
     after = iter(corrected([estimate for _, estimate in found if estimate is not None]))
     comparisons = []
     for comparison, estimate in found:
@@ -252,6 +254,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+@lru_cache(maxsize=64)
 def _applied(rule: Rule) -> AppliedRule:
     return AppliedRule(
         threshold=rule.threshold,

@@ -20,16 +20,20 @@ def last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
     Raises ``ReportError`` for an attempt that is there twice: which of them counts would be chance.
     """
     found: dict[str, Record] = {}
-    seen: set[tuple[str, int]] = set()
+    attempts: dict[str, set[int]] = {}
     for record in records:
-        if (record.id, record.attempt) in seen:
+        known = len(found)
+        before = found.setdefault(record.id, record)
+        if len(found) > known:
+            continue
+        seen = attempts.setdefault(record.id, {before.attempt})
+        if record.attempt in seen:
             raise ReportError(
                 f"{origin}: {record.id} is there twice (attempt {record.attempt}); "
                 "make one report a run, or join them with llenergy merge"
             )
-        seen.add((record.id, record.attempt))
-        before = found.get(record.id)
-        if before is None or record.attempt > before.attempt:
+        seen.add(record.attempt)
+        if record.attempt > before.attempt:
             found[record.id] = record
     return found
 

@@ -65,13 +65,13 @@ class Figure:
 
 def is_valid(round_: Round) -> bool:
     """Whether a round may enter a figure."""
-    return not round_.flags or not any(flag.severity == "invalid" for flag in round_.flags)
+    return not any(flag.severity == "invalid" for flag in round_.flags)
 
 
 def values_of(name: str, rounds: Sequence[Round]) -> tuple[list[Value], str | None]:
     """What each valid round says of a figure, in the order of the rounds; why none does where that is so."""
     figure = FIGURES[name]
-    valid = [round_ for round_ in rounds if is_valid(round_)]
+    valid = [round_ for round_ in rounds if not round_.flags or is_valid(round_)]
     missing = figure.missing
     unresolved = _unresolved(valid, figure.phase) if figure.phase is not None else []
     if unresolved:

@@ -38,7 +38,7 @@ PLAIN = re.compile(r"[^\W_]|[ ,;=:./…%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
 CALLING = re.compile(r"(&#(?:64|35);)")
 
 
-def render_comment(compared: ComparedReports) -> str:
+def render_comment(compared: ComparedReports, most_bytes: int = MOST_BYTES) -> str:
     """The comment. What is cut to make it fit is named in its last lines, the least important first."""
     groups = {state: [each for each in compared.comparisons if each.verdict == state] for state in STATES}
     head = _head(compared)
@@ -46,7 +46,7 @@ def render_comment(compared: ComparedReports) -> str:
     loud = [each for each in in_order(compared.comparisons) if each.verdict != "unchanged"]
     rows = [(each.verdict, _row(each)) for each in loud]
     quiet = [(each.verdict, _row(each)) for each in groups["unchanged"]]
-    room = MOST_BYTES - _size(head) - _size(foot) - 2000
+    room = most_bytes - _size(head) - _size(foot) - 2000
     kept, room = _fitting(rows, room)
     kept_quiet, _ = _fitting(quiet, room)
     parts = [head]

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports on disk: written whole or not at all, read strictly, merged."""
+"""Reports in files: written whole or not at all, read strictly."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import msgspec
+from typing import TypeAlias
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.paired import PairedReport, decode_paired
+from pytest_llenergy.model.lean import decode_lean
+from pytest_llenergy.model.paired import PairedReport, decode_paired, is_paired
 from pytest_llenergy.model.report import Report, decode, encode
-from pytest_llenergy.report.journal import SUFFIX, read_journal
+from pytest_llenergy.report.journal import SUFFIX, decode_journal
+from pytest_llenergy.report.remote import fetch, is_address, shown
+
+#: A path, or the text of an address.
+Place: TypeAlias = Path | str
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -41,46 +44,48 @@ def replace_file(path: Path, content: bytes) -> None:
         raise ReportError(f"{path}: the report could not be written ({error.strerror})") from error
 
 
-def read_report(path: Path) -> Report:
-    """A report or a journal. Raises ``ReportError`` naming the file and what is wrong with it."""
-    if path.name.endswith(SUFFIX):
-        return read_journal(path)
-    try:
-        return decode(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
+def read_report(place: Place, *, lean: bool = False) -> Report:
+    """A report or a journal. Raises ``ReportError`` naming the file and what is wrong with it.
 
-
-def read_sides(path: Path) -> PairedReport:
-    """What ``llenergy ab`` wrote. Raises ``ReportError`` naming the file and what is wrong with it."""
-    try:
-        return decode_paired(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
-
-
-def merge(reports: Sequence[Report]) -> Report:
-    """One report of several, in their order. A record that is there twice is kept once.
-
-    Raises ``ReportError`` when they come from different hardware.
+    ``lean`` leaves out of a report what comparisons do not look at, see ``model.lean``.
     """
-    first = reports[0]
-    keys = {report.environment.key for report in reports if report.environment is not None}
-    if len(keys) > 1:
-        raise ReportError(
-            "the reports come from different hardware (environment.key differs); merge them apart"
-        )
-    records = list(
-        {(record.id, record.attempt): record for each in reports for record in each.records}.values()
-    )
-    statuses = [report.run.exit_status for report in reports]
-    known = [status for status in statuses if status is not None]
-    run = msgspec.structs.replace(
-        first.run,
-        complete=all(report.run.complete for report in reports),
-        exit_status=max(known) if len(known) == len(statuses) else None,
-    )
-    return msgspec.structs.replace(first, run=run, records=records)
+    name, data = origin(place), read_file(place)
+    if name.endswith(SUFFIX):
+        return decode_journal(data, name)
+    return decode_lean(data, name) if lean else decode(data, name)
+
+
+def read_sides(place: Place) -> PairedReport:
+    """What ``llenergy ab`` wrote. Raises ``ReportError`` naming the file and what is wrong with it."""
+    return decode_paired(read_file(place), origin(place))
+
+
+def read_any(place: Place) -> Report | PairedReport:
+    """A report, a journal, or what ``llenergy ab`` wrote. Raises ``ReportError``."""
+    name, data = origin(place), read_file(place)
+    if name.endswith(SUFFIX):
+        return decode_journal(data, name)
+    return decode_paired(data, name) if is_paired(data) else decode(data, name)
+
+
+def read_file(place: Place) -> bytes:
+    """A file, here or elsewhere. Raises ``ReportError``."""
+    if isinstance(place, str):
+        return fetch(place)
+    try:
+        return place.read_bytes()
+    except OSError as error:
+        raise ReportError(f"{place}: {error.strerror}") from None
+
+
+def place_of(text: str) -> Place:
+    """A path, or an address where it begins with a scheme."""
+    return text if is_address(text) else Path(text)
+
+
+def origin(place: Place) -> str:
+    """How messages and reports name it."""
+    return shown(place) if isinstance(place, str) else str(place)
 
 
 def _umask() -> int:

@@ -63,22 +63,18 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def read_journal(path: Path) -> Report:
+def decode_journal(data: bytes, origin: str) -> Report:
     """The report that a journal amounts to, marked incomplete.
 
     A last line that was cut off in the middle is left out: its test had not finished being written.
     Raises ``ReportError`` when the file is no journal.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
-    whole = [line for line in lines[:-1] if line]
+    whole = [line for line in data.split(b"\n")[:-1] if line]
     if not whole:
-        raise ReportError(f"{path}: not a journal of pytest --energy-report (no complete line)")
+        raise ReportError(f"{origin}: not a journal of pytest --energy-report (no complete line)")
     try:
         header = msgspec.json.decode(whole[0], type=Report)
         records = [msgspec.json.decode(line, type=Record) for line in whole[1:]]
     except msgspec.DecodeError as error:
-        raise ReportError(f"{path}: not a journal of schema version {SCHEMA_VERSION} ({error})") from None
+        raise ReportError(f"{origin}: not a journal of schema version {SCHEMA_VERSION} ({error})") from None
     return msgspec.structs.replace(header, records=records)

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.model.paired import PairedReport, encode_paired
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, encode
 from pytest_llenergy.report.journal import Journal
@@ -200,3 +202,25 @@ def test_the_journal_of_a_killed_run_can_be_compared(
     journal.close(remove=False)
     assert main(["compare", "base.json", "head.x.journal.jsonl"]) == 1
     assert "head.x.journal.jsonl is of a run that did not come to its end" in capsys.readouterr().out
+
+
+def test_one_file_of_both_sides_prints_its_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base, head = of(record_of()), of(WORSE)
+    paired = PairedReport(
+        schema_version=REPORT.schema_version,
+        tool=REPORT.tool,
+        pairs="6+6",
+        complete=True,
+        sessions=[],
+        base=base,
+        head=head,
+        compared=compare_reports(base, head, ("base", "head"), [Asked(gated=True)]),
+    )
+    Path("ab.json").write_bytes(encode_paired(paired))
+    assert main(["compare", "ab.json", "--format=json"]) == 1
+    assert json.loads(capsys.readouterr().out)["comparisons"][0]["verdict"] == "regressed"
+    assert main(["compare", "ab.json", "--metric=energy_j"]) == 2
+    assert "has its verdicts" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.compare.outcome import exit_code
+from pytest_llenergy.compare.pairing import last_attempts
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
@@ -254,3 +255,17 @@ def test_among_many_tests_a_lone_weak_change_is_no_discovery() -> None:
     assert alone.verdict == "regressed"
     assert found[-1].verdict == "inconclusive"
     assert "among 12 benchmarks" in found[-1].reason
+
+
+@pytest.mark.parametrize("attempts", [(1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 3, 2)])
+def test_an_attempt_that_is_there_twice_is_refused_wherever_it_stands(attempts: tuple[int, ...]) -> None:
+    with pytest.raises(ReportError, match="is there twice"):
+        last_attempts([record_of(attempt=each) for each in attempts], "base.json")
+    with pytest.raises(ReportError, match="is there twice"):
+        last_attempts([record_of()] * 2, "base.json")
+
+
+@pytest.mark.parametrize("attempts", [(1,), (1, 2, 3), (3, 1, 2), (2, 3, 1)])
+def test_the_last_attempt_counts_wherever_it_stands(attempts: tuple[int, ...]) -> None:
+    (found,) = last_attempts([record_of(attempt=each) for each in attempts], "base.json").values()
+    assert found.attempt == max(attempts)

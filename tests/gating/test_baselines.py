@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from .inner import COMPARE, FAIL, ONE, edit, usage_error
@@ -91,11 +93,15 @@ class TestUsage:
         told = "--energy-fail-on names mean_power_w twice; keep one of them"
         assert usage_error(base, COMPARE, FAIL, "--energy-fail-on=mean_power_w:5%") == told
 
-    def test_an_unknown_word_and_an_address(self, suite: pytest.Pytester) -> None:
+    def test_an_unknown_word(self, suite: pytest.Pytester) -> None:
         told = "--energy-inconclusive=ignore: knows three words: warn, fail, pass"
         assert usage_error(suite, "--energy-inconclusive=ignore") == told
-        told = "--energy-compare=https://x/base.json: addresses are not read; download the report first"
-        assert usage_error(suite, "--energy-compare=https://x/base.json") == told
+
+    @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+    def test_an_address_that_has_no_report(self, suite: pytest.Pytester, extra: list[str]) -> None:
+        address = f"file://{suite.path}/none.json"
+        told = usage_error(suite, f"--energy-compare={address}?token=secret", *extra)
+        assert told == f"--energy-compare={address}: {address}: there is no such file"
 
     def test_the_baseline_is_not_overwritten(self, base: pytest.Pytester) -> None:
         before = Path("base.json").read_bytes()
@@ -106,6 +112,21 @@ class TestUsage:
             "name"
         )
         assert Path("base.json").read_bytes() == before
+
+
+class TestAddress:
+    def test_a_baseline_elsewhere(self, base: pytest.Pytester, read_report: Callable[..., Any]) -> None:
+        fsspec.filesystem("memory").pipe_file("/base.json", Path("base.json").read_bytes())
+        result = base.runpytest("--energy-compare=memory://base.json", FAIL, "--energy-report=base.json")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*= energy, compared with memory://base.json =*"])
+        assert read_report("base.json")["baseline"]["side"]["origin"] == "memory://base.json"
+
+    def test_workers_read_it_each(self, base: pytest.Pytester) -> None:
+        result = base.runpytest(f"--energy-compare=file://{base.path}/base.json", FAIL, "-n1")
+        # What a worker measures is not what the baseline was given, and it is the worker that says so.
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*other devices (meter.name: nvml -> ten-watts; *"])
 
 
 class TestSave:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy export``: a report for other tools."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_llenergy.export.formats import TARGETS, WITH_SIDES
+
+if TYPE_CHECKING:
+    from pytest_llenergy.cli.parsers import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add it to the command line."""
+    parser = commands.add_parser("export", help="write a report in the format of another tool")
+    parser.add_argument(
+        "file", metavar="FILE", help="a report, a journal, a file of llenergy ab; or an address"
+    )
+    parser.add_argument("--to", choices=TARGETS, required=True, help="who is to read it")
+    parser.add_argument(
+        "--side",
+        choices=("base", "head"),
+        help="of a file of llenergy ab (default: both where the format has a place for them, head elsewhere)",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="OUT", help="the file (default: standard output)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export. Returns 0."""
+    import sys
+
+    from pytest_llenergy.errors import PlanError
+    from pytest_llenergy.export.formats import export
+    from pytest_llenergy.export.sides import Side
+    from pytest_llenergy.model.paired import PairedReport
+    from pytest_llenergy.report.file import place_of, read_any, replace_file
+
+    found = read_any(place_of(args.file))
+    if isinstance(found, PairedReport):
+        sides = [Side("base", found.base), Side("head", found.head)]
+        wanted = args.side or (None if args.to in WITH_SIDES else "head")
+        sides = [side for side in sides if wanted in (None, side.name)]
+    elif args.side:
+        raise PlanError(f"--side={args.side}: {args.file} is of one run and has no sides")
+    else:
+        sides = [Side("", found)]
+    text = export(sides, args.to)
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        replace_file(args.output, text.encode())
+    return 0

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llenergy history``: what tests have taken from session to session."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_llenergy.cli.parsers import Commands
+
+#: Where a history is kept unless it is told.
+DEFAULT_PLACE = ".llenergy/history"
+
+
+def add(commands: Commands) -> None:
+    """Add it to the command line."""
+    parser = commands.add_parser("history", help="keep what tests take, and show where it changed")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    adding = actions.add_parser("add", help="add runs; one that is there already is left")
+    adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports, files or addresses")
+    adding.add_argument(
+        "--allow-dirty", action="store_true", help="also with uncommitted changes, or of no known commit"
+    )
+    adding.set_defaults(run=_add)
+    showing = actions.add_parser("show", help="each test's last session against those before it")
+    showing.add_argument("test", nargs="?", metavar="ID", help="one test, by its id or what follows its ::")
+    showing.add_argument("--metric", metavar="METRIC", help="(default: joules per token, or joules)")
+    showing.add_argument("--device", metavar="KEY", help="one kind of devices")
+    showing.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    showing.set_defaults(run=_show)
+    accepting = actions.add_parser("accept", help="hold later sessions against those of this commit")
+    accepting.add_argument("commit", metavar="COMMIT")
+    accepting.add_argument("--reason", required=True, metavar="TEXT", help="why the change is accepted")
+    accepting.add_argument(
+        "--test",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="for this test alone (repeatable; default: all)",
+    )
+    accepting.set_defaults(run=_accept)
+    for action in (adding, showing, accepting):
+        action.add_argument(
+            "--at",
+            default=DEFAULT_PLACE,
+            metavar="PLACE",
+            help=f"a directory or an address, such as s3://bucket/history (default: {DEFAULT_PLACE})",
+        )
+
+
+def _add(args: argparse.Namespace) -> int:
+    import sys
+
+    from pytest_llenergy.errors import ReportError
+    from pytest_llenergy.history.add import add
+    from pytest_llenergy.history.place import place_at
+    from pytest_llenergy.report.file import origin, place_of, read_report
+
+    place = place_at(args.at)
+    refused = 0
+    for text in args.reports:
+        report_at = place_of(text)
+        try:
+            report = read_report(report_at)
+            added = add(report, origin(report_at), place, allow_dirty=args.allow_dirty)
+        except ReportError as error:
+            # The others are as good as without it.
+            print(f"llenergy history: {error}", file=sys.stderr)
+            refused += 1
+            continue
+        if not added.new:
+            print(f"{origin(report_at)}: run {report.run.id} is in {place.name} already")
+            continue
+        rest = f", {added.unmeasured} without figures left out" if added.unmeasured else ""
+        print(f"{origin(report_at)}: {_tests(added.tests)} added to {place.name}{rest}")
+    return 1 if refused else 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    import shutil
+    import sys
+
+    from pytest_llenergy.compare.gate import known_metric
+    from pytest_llenergy.history.place import place_at
+    from pytest_llenergy.history.standing import stand
+
+    metric = known_metric(args.metric) if args.metric is not None else None
+    shown = stand(place_at(args.at), test=args.test, metric=metric, device_key=args.device)
+    if args.format == "json":
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        return 0
+    from pytest_llenergy.history.render import as_markdown, as_text
+
+    if args.format == "markdown":
+        print(as_markdown(shown), end="")
+    else:
+        width = shutil.get_terminal_size().columns
+        print(as_text(shown, width, color=sys.stdout.isatty()), end="")
+    return 0
+
+
+def _accept(args: argparse.Namespace) -> int:
+    from pytest_llenergy.history.accept import accept
+    from pytest_llenergy.history.place import place_at
+
+    place = place_at(args.at)
+    accepted = accept(place, args.commit, args.reason, args.test)
+    tests = f" for {_tests(len(accepted.tests))}" if accepted.tests else ""
+    print(f"{place.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
+    return 0
+
+
+def _tests(count: int) -> str:
+    return f"{count} test{'' if count == 1 else 's'}"

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is exported: the tests of a report or, of a paired file, those of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pytest_llenergy.compare.identity import device_facts, key_of
+from pytest_llenergy.compare.pairing import last_attempts
+from pytest_llenergy.model.record import Metric, Record
+from pytest_llenergy.model.report import Report
+
+
+@dataclass(frozen=True)
+class Side:
+    """One report. ``name`` is ``base`` or ``head`` in a paired file, and empty elsewhere."""
+
+    name: str
+    report: Report
+
+    def records(self) -> list[Record]:
+        """The last attempt of each test. Raises ``ReportError`` for one that is there twice."""
+        return list(last_attempts(self.report.records, self.name or "the report").values())
+
+    def measured(self) -> list[Record]:
+        """Those whose figures count."""
+        return [record for record in self.records() if record.counts]
+
+    def device_key(self, record: Record) -> str:
+        """Equal for tests that ran on the same kind of devices and were measured in the same way."""
+        return key_of(device_facts(record, self.report.environment))
+
+
+def figures(record: Record) -> Iterator[tuple[str, Metric, float]]:
+    """The metrics that have a value."""
+    for name, metric in record.metrics.items():
+        if metric.value is not None:
+            yield name, metric, metric.value

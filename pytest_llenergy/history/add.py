@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adding a run to a history."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log
+from statistics import median, quantiles
+
+import msgspec
+
+from pytest_llenergy.compare.identity import device_facts, device_line, key_of
+from pytest_llenergy.compare.pairing import last_attempts
+from pytest_llenergy.compare.statistics import scatter
+from pytest_llenergy.compare.workload import workload_key
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.history.entry import SCHEMA_VERSION, SUFFIX, Entry
+from pytest_llenergy.history.place import Place
+from pytest_llenergy.measure.metrics import FIGURES, values_of
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report
+
+
+@dataclass(frozen=True)
+class Added:
+    """What became of a report: how many tests were added, how many of it had no figures.
+
+    ``new`` is false where the run was there already.
+    """
+
+    tests: int
+    unmeasured: int
+    new: bool
+
+
+def add(report: Report, origin: str, place: Place, *, allow_dirty: bool = False) -> Added:
+    """Keep what a run says of each test, by kind of devices. Adding a run again changes nothing.
+
+    Raises ``ReportError`` for a run that did not end, that measured nothing, or, without ``allow_dirty``,
+    that is not known to be of a commit without changes.
+    """
+    _check(report, origin, allow_dirty=allow_dirty)
+    records = last_attempts(report.records, origin)
+    measured = [record for record in records.values() if record.counts and record.rounds]
+    lines: dict[str, list[bytes]] = {}
+    tests = 0
+    for record in measured:
+        entries = list(_entries(report, record))
+        tests += bool(entries)
+        for entry in entries:
+            lines.setdefault(entry.device_key, []).append(msgspec.json.encode(entry) + b"\n")
+    if not lines:
+        raise ReportError(f"{origin}: none of its {len(records)} tests was measured; there is nothing to add")
+    file = file_name(report.run.started_at, report.run.id)
+    written = [place.create(key, file, b"".join(found)) for key, found in lines.items()]
+    return Added(tests, len(records) - tests, new=any(written))
+
+
+def file_name(time: str, run_id: str) -> str:
+    """``20260102T030405Z-<run id>.jsonl``: in the order of time, the same for the same run."""
+    return f"{re.sub('[^0-9TZ]', '', time)}-{re.sub('[^A-Za-z0-9._-]', '-', run_id)}{SUFFIX}"
+
+
+def _check(report: Report, origin: str, *, allow_dirty: bool) -> None:
+    if not report.run.complete:
+        raise ReportError(f"{origin}: the run did not come to its end, and a history holds whole ones")
+    if allow_dirty:
+        return
+    if report.source.commit is None:
+        raise ReportError(f"{origin}: the commit is not known; --allow-dirty adds it all the same")
+    if report.source.dirty is not False:
+        state = "has uncommitted changes" if report.source.dirty else "may have uncommitted changes"
+        raise ReportError(
+            f"{origin}: commit {report.source.commit[:10]} {state}, so nobody can measure it again; "
+            "--allow-dirty adds it all the same"
+        )
+
+
+def _entries(report: Report, record: Record) -> Iterator[Entry]:
+    device_key = key_of(device_facts(record, report.environment))
+    device = device_line(record, report.environment)
+    workload = workload_key(record)
+    for metric, figure in FIGURES.items():
+        values = [each.value for each in values_of(metric, record.rounds)[0]]
+        if not values:
+            continue
+        quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [None, None, None]
+        positive = min(values) > 0
+        yield Entry(
+            schema_version=SCHEMA_VERSION,
+            id=record.id,
+            metric=metric,
+            unit=figure.unit,
+            value=median(values),
+            low=quarters[0],
+            high=quarters[2],
+            noise=scatter(sorted(map(log, values))) if positive and len(values) > 1 else None,
+            n=len(values),
+            time=report.run.started_at,
+            commit=report.source.commit,
+            branch=report.source.branch,
+            dirty=report.source.dirty,
+            run_id=report.run.id,
+            device_key=device_key,
+            device=device,
+            workload_key=workload,
+            kind=record.kind,
+        )

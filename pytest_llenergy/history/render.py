@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A history for people: a table in the terminal, or in Markdown."""
+
+from __future__ import annotations
+
+import io
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pytest_llenergy.history.standing import Shown, Standing
+from pytest_llenergy.report.comment import MOST_REASON, plain
+from pytest_llenergy.report.verdicts import short, value
+
+#: Columns of numbers.
+COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
+
+
+def as_text(shown: Shown, width: int, *, color: bool) -> str:
+    """One row a test, by metric and device."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
+    for title, standings in _tables(shown).items():
+        console.print(Text(title))
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("test", overflow="fold", ratio=1)
+        for name in COLUMNS:
+            table.add_column(name, justify="right")
+        for each in standings:
+            table.add_row(Text(short(each.id)), *(Text(cell) for cell in _cells(each)))
+        console.print(table)
+    for note in _notes(shown):
+        console.print(Text(note))
+    return stream.getvalue()
+
+
+def as_markdown(shown: Shown) -> str:
+    """The same for a page; no test id breaks out of its cell."""
+    lines = []
+    for title, standings in _tables(shown).items():
+        lines += [f"#### {plain(title, MOST_REASON)}", "", f"| test | {' | '.join(COLUMNS)} |"]
+        lines.append(f"|---|{'---:|' * len(COLUMNS)}")
+        for each in standings:
+            cells = " | ".join(plain(cell, MOST_REASON) for cell in _cells(each))
+            lines.append(f"| <code>{plain(short(each.id))}</code> | {cells} |")
+        lines.append("")
+    return "\n".join([*lines, *(f"- {plain(note, MOST_REASON)}" for note in _notes(shown))]) + "\n"
+
+
+def _tables(shown: Shown) -> dict[str, list[Standing]]:
+    found: dict[str, list[Standing]] = {}
+    for each in shown.standings:
+        found.setdefault(f"{each.metric} on {each.device} ({each.device_key})", []).append(each)
+    return found
+
+
+def _cells(standing: Standing) -> tuple[str, ...]:
+    fixed = f"{_percent(standing.from_anchor)} from {_commit(standing.anchor_commit)}"
+    changes = [f"{change.size:+.1%} near {_commit(change.commit)}" for change in standing.changes or ()]
+    return (
+        value(standing.last.value, standing.unit),
+        _percent(standing.from_rolling),
+        fixed if standing.from_anchor is not None else "-",
+        str(standing.sessions),
+        ", ".join(changes) or "-",
+    )
+
+
+def _notes(shown: Shown) -> list[str]:
+    notes = list(shown.notes)
+    earlier = sum(each.earlier > 0 for each in shown.standings)
+    if earlier:
+        notes.append(f"{earlier} tests ran another workload before; those sessions are left out")
+    return [
+        *notes,
+        "rolling, fixed: the last session against the median of those before it, and against the accepted "
+        "step or the first session. Changes are hints: measure base and head in one session to be sure.",
+    ]
+
+
+def _percent(change: float | None) -> str:
+    return "-" if change is None else f"{change:+.1%}"
+
+
+def _commit(commit: str | None) -> str:
+    return "?" if commit is None else commit[:10]

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each test stands: its last session against two anchors, one that follows and one that stays.
+
+The rolling anchor takes in slow creep, session by session; the fixed one does not, and shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.history.accept import accepted_steps
+from pytest_llenergy.history.changes import change_points, sizes
+from pytest_llenergy.history.entry import Acceptance, Entry
+from pytest_llenergy.history.place import Place
+from pytest_llenergy.history.read import Series, is_named, read_entries, series_of
+from pytest_llenergy.model.data import Data
+
+#: Sessions that the rolling anchor is made of, at most.
+ROLLING = 10
+
+#: What is shown of a test where no metric is named: the first that it has.
+USUAL = ("energy_per_output_token_j", "energy_j")
+
+
+class Change(Data, frozen=True):
+    """A new level from about this session on. ``size`` is relative to the level before."""
+
+    time: str
+    commit: str | None
+    size: float
+
+
+class Standing(Data, frozen=True):
+    """One metric of one test on one kind of devices.
+
+    ``rolling`` is the median of up to ten sessions before the last, since the accepted step; ``anchor`` that
+    of the sessions of ``anchor_commit``: the commit that was accepted last, or else the first session. The
+    two relative differences are of ``last``. ``earlier`` counts sessions of another workload, which are left
+    out.
+    ``changes`` is ``None`` where nothing looked for them.
+    """
+
+    id: str
+    metric: str
+    unit: str
+    better: Literal["less", "more"]
+    device_key: str
+    device: str
+    sessions: int
+    earlier: int
+    last: Entry
+    rolling: float | None
+    rolling_sessions: int
+    from_rolling: float | None
+    anchor: float
+    anchor_commit: str | None
+    accepted: bool
+    from_anchor: float | None
+    changes: list[Change] | None
+
+
+class Shown(Data, frozen=True):
+    """What ``llenergy history show`` says."""
+
+    place: str
+    standings: list[Standing]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class TrendPoint:
+    """One session for a plot; ``change`` is true for the first of a new level."""
+
+    time: str
+    commit: str | None
+    value: float
+    low: float | None
+    high: float | None
+    change: bool
+
+
+def stand(
+    place: Place, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+) -> Shown:
+    """Every test, or that one. Raises ``PlanError`` for one that is not there, ``ReportError`` for a file."""
+    series = chosen(place, test=test, metric=metric, device_key=device_key)
+    steps = accepted_steps(place)
+    notes: list[str] = []
+    standings = [_standing(each, steps, notes) for each in series]
+    return Shown(place=place.name, standings=standings, notes=[*dict.fromkeys(notes), *_moved(series)])
+
+
+def trend(
+    place: Place, test: str, metric: str | None = None, device_key: str | None = None
+) -> list[TrendPoint]:
+    """The sessions of one test, oldest first, with where it changed; on several kinds of devices of the last.
+
+    Raises as ``stand`` and, without ``ruptures``, ``PlanError``.
+    """
+    series = max(
+        chosen(place, test=test, metric=metric, device_key=device_key), key=lambda each: each.last.time
+    )
+    starts = set(change_points([entry.value for entry in series.entries]))
+    return [
+        TrendPoint(entry.time, entry.commit, entry.value, entry.low, entry.high, index in starts)
+        for index, entry in enumerate(series.entries)
+    ]
+
+
+def chosen(place: Place, *, test: str | None, metric: str | None, device_key: str | None) -> list[Series]:
+    """The series that are meant; without a metric the usual one of each test."""
+    entries = read_entries(place)
+    if not entries:
+        raise PlanError(f"{place.name}: no session is there; llenergy history add REPORT adds one")
+    kept = [entry for entry in entries if _meant(entry, test, device_key)]
+    if not kept:
+        named = test if test is not None else f"device {device_key}"
+        raise PlanError(f"{place.name}: no session has {named}; llenergy history show lists what there is")
+    if metric is None:
+        usual: dict[tuple[str, str], str] = {}
+        for name in reversed(USUAL):
+            usual |= {(entry.device_key, entry.id): name for entry in kept if entry.metric == name}
+        kept = [entry for entry in kept if usual.get((entry.device_key, entry.id)) == entry.metric]
+    else:
+        kept = [entry for entry in kept if entry.metric == metric]
+    if not kept:
+        raise PlanError(f"{place.name}: no session has {metric or 'joules'} of it")
+    return series_of(kept)
+
+
+def _meant(entry: Entry, test: str | None, device_key: str | None) -> bool:
+    named = test is None or is_named(entry.id, test)
+    return named and (device_key is None or entry.device_key.startswith(device_key))
+
+
+def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> Standing:
+    entries, last = series.entries, series.last
+    commits = [entry.commit for entry in entries]
+    own = [each for each in steps if not each.tests or last.id in each.tests]
+    step = next((each for each in reversed(own) if each.commit in commits), None)
+    start = commits.index(step.commit) if step is not None else 0
+    at_anchor = [entry.value for entry in entries if step is not None and entry.commit == step.commit]
+    anchor = median(at_anchor) if at_anchor else entries[0].value
+    since = [entry.value for entry in entries[start:-1]][-ROLLING:]
+    rolling = median(since) if since else None
+    return Standing(
+        id=last.id,
+        metric=last.metric,
+        unit=last.unit,
+        better=METRICS[last.metric].better,
+        device_key=last.device_key,
+        device=last.device,
+        sessions=len(entries),
+        earlier=series.earlier,
+        last=last,
+        rolling=rolling,
+        rolling_sessions=len(since),
+        from_rolling=_from(rolling, last.value),
+        anchor=anchor,
+        anchor_commit=step.commit if step is not None else entries[0].commit,
+        accepted=step is not None,
+        from_anchor=_from(anchor, last.value) if len(entries) > 1 else None,
+        changes=_changes(entries, notes),
+    )
+
+
+def _changes(entries: Sequence[Entry], notes: list[str]) -> list[Change] | None:
+    values = [entry.value for entry in entries]
+    try:
+        places = change_points(values)
+    except PlanError as error:
+        notes.append(str(error))
+        return None
+    return [
+        Change(time=entries[place].time, commit=entries[place].commit, size=size)
+        for place, size in zip(places, sizes(values, places), strict=True)
+    ]
+
+
+def _from(anchor: float | None, value: float) -> float | None:
+    return value / anchor - 1 if anchor is not None and anchor > 0 else None
+
+
+def _moved(series: Sequence[Series]) -> list[str]:
+    """Tests that have been on several kinds of devices: what one took is not held against the other."""
+    on: dict[tuple[str, str], list[Series]] = {}
+    for each in series:
+        on.setdefault((each.last.id, each.last.metric), []).append(each)
+    several = {
+        tuple(sorted(each.last.device_key for each in group)) for group in on.values() if len(group) > 1
+    }
+    notes = []
+    for keys in sorted(several):
+        last = {each.last.device_key: each.last for each in series if each.last.device_key in keys}
+        told = "; ".join(
+            f"{entry.device_key} ({entry.device}) until {entry.time}"
+            for entry in sorted(last.values(), key=lambda entry: entry.time)
+        )
+        notes.append(f"several kinds of devices, each held against itself: {told}")
+    return notes

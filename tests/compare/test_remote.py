@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports by address: the same as files, and one line where they cannot be had."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.report import encode
+from pytest_llenergy.report import remote
+from pytest_llenergy.report.file import place_of, read_report
+from pytest_llenergy.report.remote import is_address, shown
+
+from .runs import record_of, report_of, scaled
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+    def do_HEAD(self) -> None:
+        if "stream" in self.path:
+            self.send_response(200)
+            self.end_headers()
+        else:
+            super().do_HEAD()
+
+    def do_GET(self) -> None:
+        if "broken" in self.path:
+            self.send_error(503)
+        elif "stream" in self.path:
+            self.in_pieces(Path(self.translate_path(self.path)).read_bytes())
+        else:
+            super().do_GET()
+
+    def in_pieces(self, data: bytes) -> None:
+        """Without telling how long it is, and with pauses."""
+        self.send_response(200)
+        self.end_headers()
+        for start in range(0, len(data), 1 + len(data) // 3):
+            self.wfile.write(data[start : start + 1 + len(data) // 3])
+            self.wfile.flush()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The address of a server of files in ``tmp_path``."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_address[1]}"
+        running.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("text", "yes"),
+    [
+        ("https://x/base.json", True),
+        ("s3://bucket/base.json", True),
+        ("simplecache::https://x/base.json", True),
+        ("git+ssh://x", True),
+        ("base.json", False),
+        ("C:\\reports\\base.json", False),
+        ("C:/base.json", False),
+        ("2026-01-02T03:04:05.json", False),
+        ("a/b://c.json", False),
+        ("://x", False),
+    ],
+)
+def test_an_address_begins_with_a_scheme(text: str, yes: bool) -> None:
+    assert is_address(text) is yes
+    assert isinstance(place_of(text), str if yes else Path)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("https://x/base.json?X-Amz-Signature=secret", "https://x/base.json"),
+        ("https://user:pass@word@x/a@b.json#f", "https://x/a@b.json"),
+        ("s3://bucket/base.json", "s3://bucket/base.json"),
+    ],
+)
+def test_secrets_of_an_address_are_not_shown(address: str, told: str) -> None:
+    assert shown(address) == told
+
+
+def test_two_reports_are_compared_by_address(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base.json").write_bytes(encode(report_of(record_of())))
+    fsspec.filesystem("memory").pipe_file(
+        "/reports/head.json", encode(report_of(record_of(joules=scaled(1.1))))
+    )
+    arguments = [f"{server}/base.json?token=secret", "memory://reports/head.json", "--format=json"]
+    assert main(["compare", *arguments]) == 1
+    out = capsys.readouterr().out
+    assert f'"origin": "{server}/base.json"' in out
+    assert "secret" not in out
+
+
+def test_a_server_that_does_not_tell_how_long_a_report_is(server: str, tmp_path: Path) -> None:
+    report = report_of(record_of())
+    (tmp_path / "stream.json").write_bytes(encode(report))
+    assert read_report(f"{server}/stream.json") == report
+
+
+def test_a_place_that_can_only_be_read_keeps_no_history(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of(record_of())
+    (tmp_path / "energy.json").write_bytes(encode(report))
+    place = f"--at={server}/history"
+    assert main(["history", "add", "--allow-dirty", f"{server}/energy.json", place]) == 1
+    told = f"llenergy history: {server}/history: the server answers 501 Unsupported method ('PUT')\n"
+    assert capsys.readouterr().err == told
+
+
+def refusal(address: str) -> str:
+    with pytest.raises(ReportError) as caught:
+        read_report(address)
+    return str(caught.value)
+
+
+def test_a_file_that_is_not_there(server: str) -> None:
+    assert refusal(f"{server}/none.json") == f"{server}/none.json: there is no such file"
+    assert refusal("memory://none.json") == "memory://none.json: there is no such file"
+
+
+def test_a_server_that_refuses(server: str) -> None:
+    told = refusal(f"{server}/broken.json?token=secret")
+    assert told.startswith(f"{server}/broken.json: ")
+    assert "503" in told
+    assert "secret" not in told
+    assert "\n" not in told
+
+
+def test_a_server_that_is_not_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/base.json"
+        told = refusal(f"{address}?token=secret")
+    assert told.startswith(f"{address}: cannot be reached (")
+    assert "secret" not in told
+    assert "\n" not in told
+
+
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "TIMEOUT_S", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/base.json"
+        assert refusal(address) == f"{address}: no answer within 0.3 s"
+
+
+def test_a_file_that_is_too_large(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MOST_BYTES", 1 << 20)
+    (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
+    assert refusal(f"{server}/large.json") == f"{server}/large.json: more than 1 MiB, which no report is"
+    (tmp_path / "fits.json").write_bytes(b" " * (1 << 20))
+    assert "empty, expected a JSON report" in refusal(f"{server}/fits.json")
+
+
+def test_a_scheme_that_there_is_not() -> None:
+    assert refusal("gopher://x/base.json") == "gopher://x/base.json: Protocol not known: gopher"
+
+
+def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    assert refusal("https://x/base.json") == (
+        "https://x/base.json: addresses need fsspec; pip install 'pytest-llenergy[remote]'"
+    )

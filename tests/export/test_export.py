@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports in other tools' formats, read by those tools where they can run here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.export.bencher import MEASURES
+from pytest_llenergy.export.openmetrics import GAUGES
+from pytest_llenergy.model.comparison import ComparedReports, Side
+from pytest_llenergy.model.paired import PairedReport, encode_paired
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import SCHEMA_VERSION, Report, encode
+from pytest_llenergy.report.journal import Journal
+
+from ..compare.runs import TEST, record_of, report_of, round_of, scaled
+from ..model.reports import REPORT
+
+#: https://bencher.dev/bmf.json
+BMF = {
+    "$schema": "http://json-schema.org/draft-07/schema",
+    "type": "object",
+    "patternProperties": {
+        ".+": {
+            "type": "object",
+            "patternProperties": {
+                ".+": {
+                    "type": "object",
+                    "properties": {
+                        "value": {"type": "number"},
+                        "lower_value": {"type": "number"},
+                        "upper_value": {"type": "number"},
+                    },
+                    "required": ["value"],
+                }
+            },
+        }
+    },
+}
+
+#: It was measured, it has no joules, it did not run.
+LOST = record_of("t.py::lost", [None] * 3)
+GONE = Record(id="t.py::gone", attempt=1, status="skipped", reason="no GPU")
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def export(report: Report | PairedReport, target: str, *options: str) -> str:
+    """What the command writes into a file."""
+    data = encode_paired(report) if isinstance(report, PairedReport) else encode(report)
+    Path("in.json").write_bytes(data)
+    assert main(["export", "in.json", "--to", target, "-o", "out", *options]) == 0
+    return Path("out").read_bytes().decode()
+
+
+def paired() -> PairedReport:
+    side = Side(origin="x", run_id="1", started_at="2026-01-02T03:04:05Z", complete=True)
+    return PairedReport(
+        schema_version=SCHEMA_VERSION,
+        tool=REPORT.tool,
+        pairs="6+6",
+        complete=True,
+        sessions=[],
+        base=report_of(record_of()),
+        head=report_of(record_of(joules=scaled(1.1))),
+        compared=ComparedReports(base=side, head=side, comparisons=[]),
+    )
+
+
+class TestPytestBenchmark:
+    def compare(self, *names: str) -> list[dict[str, str]]:
+        """What the installed tool says of the files."""
+        command = [sys.executable, "-m", "pytest_benchmark", "compare", *names, "--csv=out.csv"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "Failed to load" not in done.stderr
+        assert "test_decode[8]" in done.stdout
+        return list(csv.DictReader(io.StringIO(Path("out.csv").read_text())))
+
+    def test_it_compares_two_of_ours(self) -> None:
+        for name, factor in (("a.json", 1.0), ("b.json", 1.5)):
+            rounds = [round_of(10.0, duration_s=factor * each) for each in (2.0, 2.2, 2.4, 2.6, 2.8, 9.0)]
+            Path(name).write_text(export(report_of(record_of(rounds=rounds)), "pytest-benchmark"))
+        rows = self.compare("a.json", "b.json")
+        assert [float(row["median"]) for row in rows] == pytest.approx([1.25, 1.875])
+        assert [float(row["max"]) for row in rows] == pytest.approx([4.5, 6.75])
+
+    def test_its_own_statistics_of_the_same_seconds_are_the_same(self) -> None:
+        from pytest_benchmark.stats import Stats
+
+        seconds = (2.0, 2.2, 2.4, 2.6, 2.8, 9.0)
+        rounds = [round_of(10.0, duration_s=each) for each in seconds]
+        (benchmark,) = json.loads(export(report_of(record_of(rounds=rounds)), "pytest-benchmark"))[
+            "benchmarks"
+        ]
+        own = Stats()
+        for each in seconds:
+            own.update(each / 2)  # two iterations a round
+        theirs, ours = own.as_dict(), benchmark["stats"]
+        assert ours.pop("outliers") == theirs.pop("outliers")
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs)
+
+    def test_energy_is_beside_the_seconds_and_never_in_them(self) -> None:
+        (benchmark,) = json.loads(export(report_of(record_of()), "pytest-benchmark"))["benchmarks"]
+        assert benchmark["fullname"] == TEST
+        assert benchmark["stats"]["mean"] == pytest.approx(1.0)
+        assert benchmark["stats"]["ops"] == pytest.approx(1.0)
+        assert benchmark["extra_info"]["energy_j"] == pytest.approx(5.0)
+        assert benchmark["extra_info"]["energy_kind"] == "measured"
+        assert not any("energy" in name for name in benchmark["stats"])
+
+    def test_tests_without_rounds_are_absent(self) -> None:
+        assert json.loads(export(report_of(GONE), "pytest-benchmark"))["benchmarks"] == []
+
+
+class TestAction:
+    def test_every_metric_of_which_less_is_better_in_its_own_unit(self) -> None:
+        entries = json.loads(export(report_of(record_of(), GONE), "github-action-benchmark"))
+        found = {each["name"].removeprefix(f"{TEST} "): each for each in entries}
+        assert "output_tokens_per_s" not in found
+        assert all(METRICS[name].better == "less" for name in found)
+        token = found["energy_per_output_token_j"]
+        assert (token["unit"], token["value"]) == ("J/token", pytest.approx(10 / 16))
+        assert token["range"].startswith("± 0.00")
+        assert token["extra"] == "6 rounds\nmeasured\ncommit abc"
+        # What it would scale: s, ms, us and ns are its own, and a base unit stays as it is.
+        assert {each["unit"] for each in entries} == {"J", "J/token", "J/request", "W", "s"}
+
+
+class TestBencher:
+    def test_the_schema_of_its_format_accepts_it(self) -> None:
+        found = json.loads(export(report_of(record_of(), LOST, GONE), "bencher"))
+        jsonschema.Draft7Validator(BMF).validate(found)
+        assert list(found) == [TEST, "t.py::lost"]
+        assert found[TEST]["latency"]["value"] == pytest.approx(1e9)
+        energy = found[TEST]["energy-per-output-token"]
+        assert energy["lower_value"] < energy["value"] < energy["upper_value"]
+        assert "energy" not in found["t.py::lost"]
+
+    def test_measures_have_names_that_it_takes(self) -> None:
+        assert set(MEASURES) == set(METRICS)
+        names = [name for name, _ in MEASURES.values()]
+        assert len(set(names)) == len(names)
+        assert all(name.replace("-", "").isalpha() and name.islower() and len(name) <= 64 for name in names)
+
+
+class TestOpenMetrics:
+    def read(self, text: str) -> dict[str, Any]:
+        assert text.endswith("# EOF\n")
+        return {family.name: family for family in parse(text)}
+
+    def test_its_reader_reads_it(self) -> None:
+        families = self.read(export(report_of(record_of(), LOST, GONE), "openmetrics"))
+        family = families["llenergy_energy_per_output_token_joules"]
+        assert (family.type, family.unit) == ("gauge", "joules")
+        (sample,) = family.samples
+        assert sample.value == pytest.approx(10 / 16)
+        assert sample.labels["test"] == TEST
+        assert (sample.labels["kind"], sample.labels["commit"]) == ("measured", "abc")
+        assert len(sample.labels["device"]) == 12
+        assert len(families["llenergy_duration_seconds"].samples) == 2
+        assert families["llenergy_energy_uncertainty_joules"].samples[0].value > 0
+        assert "llenergy_peak_memory_bytes" not in families
+
+    def test_every_metric_has_a_gauge(self) -> None:
+        assert set(GAUGES) == set(METRICS)
+
+    def test_labels_are_escaped(self) -> None:
+        name = 't.py::t["a\\nb\\"\n{},=]'
+        families = self.read(export(report_of(record_of(name)), "openmetrics"))
+        assert families["llenergy_energy_joules"].samples[0].labels["test"] == name
+
+    def test_both_sides_of_a_paired_file(self) -> None:
+        families = self.read(export(paired(), "openmetrics"))
+        sides = {each.labels["side"]: each.value for each in families["llenergy_energy_joules"].samples}
+        assert sides == pytest.approx({"base": 5.0, "head": 5.5}, rel=1e-3)
+
+
+class TestCsv:
+    def read(self, text: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+
+    def test_a_line_for_each_metric_of_each_test(self) -> None:
+        hostile = record_of('t.py::t["a,b"\n]')
+        rows = self.read(export(report_of(record_of(), hostile), "csv"))
+        (row,) = [row for row in rows if row["id"] == TEST and row["metric"] == "energy_j"]
+        assert float(row["value"]) == pytest.approx(5.0)
+        assert (row["unit"], row["n"], row["status"], row["commit"]) == ("J", "6", "measured", "abc")
+        assert {row["id"] for row in rows} == {TEST, hostile.id}
+
+    def test_what_is_missing_is_empty_and_says_why(self) -> None:
+        rows = self.read(export(report_of(LOST, GONE), "csv"))
+        (energy,) = [row for row in rows if row["metric"] == "energy_j"]
+        assert (energy["value"], energy["reason"]) == ("", "the counter stood still")
+        (gone,) = [row for row in rows if row["id"] == "t.py::gone"]
+        assert (gone["status"], gone["metric"], gone["value"], gone["reason"]) == (
+            "skipped",
+            "",
+            "",
+            "no GPU",
+        )
+
+    def test_the_last_attempt_counts(self) -> None:
+        rows = self.read(
+            export(report_of(record_of(), record_of(joules=scaled(2), attempt=2)), "csv", "--to=csv")
+        )
+        (energy,) = [row for row in rows if row["metric"] == "energy_j"]
+        assert float(energy["value"]) == pytest.approx(10.0)
+
+
+class TestFiles:
+    def test_a_journal_is_exported_like_a_report(self, capsys: pytest.CaptureFixture[str]) -> None:
+        journal = Journal(Path("energy.x.journal.jsonl"), report_of(complete=False))
+        journal.add(record_of())
+        journal.close(remove=False)
+        assert main(["export", "energy.x.journal.jsonl", "--to=bencher"]) == 0
+        assert list(json.loads(capsys.readouterr().out)) == [TEST]
+
+    @pytest.mark.parametrize(("options", "joules"), [((), 5.5), (("--side=base",), 5.0)])
+    def test_of_a_paired_file_the_head_unless_told(self, options: tuple[str, ...], joules: float) -> None:
+        found = json.loads(export(paired(), "bencher", *options))
+        assert found[TEST]["energy"]["value"] == pytest.approx(joules, rel=1e-3)
+
+    def test_a_report_has_no_sides(self, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("in.json").write_bytes(encode(report_of(record_of())))
+        assert main(["export", "in.json", "--to=csv", "--side=base"]) == 1
+        assert capsys.readouterr().err == "llenergy: --side=base: in.json is of one run and has no sides\n"
+
+    def test_a_test_that_is_there_twice_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        Path("in.json").write_bytes(encode(report_of(record_of(), record_of())))
+        assert main(["export", "in.json", "--to=csv", "-o", "out"]) == 1
+        assert f"{TEST} is there twice" in capsys.readouterr().err
+        assert not Path("out").exists()
+
+    def test_a_failed_test_has_no_figures_unless_its_gate_failed_it(self) -> None:
+        failed = msgspec.structs.replace(record_of(), status="failed")
+        assert json.loads(export(report_of(failed), "bencher")) == {}
+        gated = msgspec.structs.replace(failed, failed_gate=True)
+        assert list(json.loads(export(report_of(gated), "bencher"))) == [TEST]

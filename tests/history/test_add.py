@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a history takes in: whole, clean runs, each once, each in a file of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import msgspec
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.history.add import add
+from pytest_llenergy.history.place import Directory, place_at
+from pytest_llenergy.history.read import read_entries
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report, encode
+
+from ..compare.runs import TEST, record_of, round_of
+from ..model.reports import REPORT
+from .sessions import commit, day_of, session
+
+GONE = Record(id="t.py::gone", attempt=1, status="skipped", reason="no GPU")
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(report: Report, *options: str) -> int:
+    Path("energy.json").write_bytes(encode(report))
+    return main(["history", "add", "energy.json", *options])
+
+
+def files() -> list[Path]:
+    return sorted(path for path in Path(".llenergy/history").rglob("*") if path.is_file())
+
+
+def test_a_session_is_a_file_with_a_line_for_each_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(session(0, record_of(), GONE)) == 0
+    told = "energy.json: 1 test added to .llenergy/history, 1 without figures left out\n"
+    assert capsys.readouterr().out == told
+    (path,) = files()
+    assert path.name == "20260101T030405Z-run-0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({line["metric"] for line in lines}) == len(lines)
+    (line,) = [line for line in lines if line["metric"] == "energy_j"]
+    assert (line["id"], line["commit"], line["n"], line["run_id"]) == (TEST, commit(0), 6, "run-0")
+    assert line["device_key"] == path.parent.name
+    assert line["device"] == "1x NVIDIA H100 700 W, nvml (measured)"
+    assert (line["value"], line["low"], line["high"]) == pytest.approx((5.0025, 4.9925, 5.0088), abs=1e-3)
+    assert 0 < line["noise"] < 0.01
+
+
+def test_adding_a_run_again_changes_nothing_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    run(day_of(0))
+    before = [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files()]
+    capsys.readouterr()
+    assert run(day_of(0)) == 0
+    assert capsys.readouterr().out == "energy.json: run run-0 is in .llenergy/history already\n"
+    assert [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files()] == before
+
+
+def dirty(state: bool | None) -> Report:
+    report = day_of(0)
+    return msgspec.structs.replace(report, source=msgspec.structs.replace(report.source, dirty=state))
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (
+            dirty(True),
+            "commit 0000cccccc has uncommitted changes, so nobody can measure it again; --allow-dirty ",
+        ),
+        (dirty(None), "commit 0000cccccc may have uncommitted changes, so nobody can measure it again; "),
+        (
+            msgspec.structs.replace(day_of(0), source=msgspec.structs.replace(REPORT.source, commit=None)),
+            "the commit is not known; --allow-dirty adds it all the same",
+        ),
+    ],
+)
+def test_what_is_of_no_commit_is_refused_unless_allowed(
+    report: Report, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(report) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"llenergy history: energy.json: {told}")
+    assert err.count("\n") == 1
+    assert not files()
+    assert run(report, "--allow-dirty") == 0
+    assert len(files()) == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (
+            session(0, record_of(), complete=False),
+            "the run did not come to its end, and a history holds whole",
+        ),
+        (session(0, GONE), "none of its 1 tests was measured; there is nothing to add"),
+        (session(0, record_of(joules=[None] * 6, rounds=[])), "none of its 1 tests was measured"),
+    ],
+)
+def test_what_is_no_session_is_refused_also_with_allow_dirty(
+    report: Report, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(report, "--allow-dirty") == 1
+    assert capsys.readouterr().err.startswith(f"llenergy history: energy.json: {told}")
+    assert not files()
+
+
+def test_one_that_is_refused_does_not_keep_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, report in (("a.json", dirty(True)), ("b.json", day_of(1))):
+        Path(name).write_bytes(encode(report))
+    assert main(["history", "add", "a.json", "none.json", "b.json"]) == 1
+    told = capsys.readouterr()
+    assert [line.split(": ")[1] for line in told.err.splitlines()] == ["a.json", "none.json"]
+    assert told.out == "b.json: 1 test added to .llenergy/history\n"
+
+
+def test_devices_of_other_kinds_are_kept_apart() -> None:
+    on_cpu = record_of("t.py::cpu", devices=["cpu"])
+    run(session(0, record_of(), on_cpu))
+    assert len({path.parent.name for path in files()}) == 2
+    assert {entry.id for entry in read_entries(Directory(Path(".llenergy/history")))} == {TEST, "t.py::cpu"}
+
+
+def test_figures_of_one_round_and_below_zero() -> None:
+    rounds = [round_of(10.0, idle_power_w=9.0, idle_power_u_w=0.1)]
+    add(session(0, record_of(rounds=rounds)), "x", Directory(Path("h")))
+    found = {entry.metric: entry for entry in read_entries(Directory(Path("h")))}
+    assert (found["energy_j"].low, found["energy_j"].noise, found["energy_j"].n) == (None, None, 1)
+    assert found["net_energy_j"].value == pytest.approx(-4.0)
+
+
+def test_a_run_id_is_no_path() -> None:
+    report = day_of(0)
+    run_info = msgspec.structs.replace(report.run, id="../../x/y")
+    add(msgspec.structs.replace(report, run=run_info), "x", Directory(Path("deep/h")))
+    (path,) = Path().rglob("*.jsonl")
+    assert path.parent.parent == Path("deep/h")
+
+
+@pytest.mark.parametrize("place", ["here", "file://{}/there", "memory://history-{}"])
+def test_every_place_keeps_the_same(place: str, tmp_path: Path) -> None:
+    at = place_at(place.format(tmp_path if place.startswith("file") else tmp_path.name))
+    assert at.folders() == []
+    reports = [day_of(day) for day in (1, 0)]
+    assert [add(report, "x", at).new for report in (*reports, *reports)] == [True, True, False, False]
+    assert [entry.run_id for entry in read_entries(at) if entry.metric == "energy_j"] == ["run-0", "run-1"]
+    if place.startswith("memory"):
+        names = fsspec.filesystem("memory").find(f"/history-{tmp_path.name}")
+        assert [name.rpartition("/")[2] for name in names] == [
+            "20260101T030405Z-run-0.jsonl",
+            "20260102T030405Z-run-1.jsonl",
+        ]
+
+
+def test_many_may_add_at_once(tmp_path: Path) -> None:
+    """Nothing is read to be written, so that no session can be lost."""
+    failed: list[Any] = []
+
+    def work(day: int) -> None:
+        try:
+            add(day_of(day), "x", Directory(tmp_path / "h"))
+            add(day_of(0), "x", Directory(tmp_path / "h"))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(day,)) for day in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    entries = [entry for entry in read_entries(Directory(tmp_path / "h")) if entry.metric == "energy_j"]
+    assert [entry.run_id for entry in entries] == [f"run-{day}" for day in range(12)]
+
+
+def test_other_files_in_a_place_are_left_alone() -> None:
+    run(day_of(0))
+    (path,) = files()
+    (path.parent / "README.md").write_text("notes")
+    Path(".llenergy/history/notes").mkdir()
+    Path(".llenergy/history/notes/x.jsonl").write_text("not ours")
+    assert read_entries(Directory(Path(".llenergy/history")))
+
+
+def test_a_place_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/history"
+        assert run(day_of(0), f"--at={address}") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"llenergy history: {address}: ")
+    assert err.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").write_text("a file")
+    assert run(day_of(0), "--at=taken") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("llenergy history: taken/")
+    assert err.endswith(": Not a directory\n")

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a history shows: the last session against what follows, against what stays, and where it changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.history.add import add
+from pytest_llenergy.history.changes import change_points, sizes
+from pytest_llenergy.history.place import Directory
+from pytest_llenergy.history.standing import trend
+from pytest_llenergy.model.environment import device_key
+from pytest_llenergy.model.report import Report
+
+from ..compare.runs import TEST, record_of, scaled
+from ..model.reports import BOARD, HOST, REPORT
+from .sessions import commit, day_of, session
+
+PLACE = Directory(Path(".llenergy/history"))
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def keep(*reports: Report) -> None:
+    for report in reports:
+        add(report, "x", PLACE)
+
+
+def levels(factors: Sequence[float], start: int = 0) -> list[Report]:
+    return [day_of(start + day, factor) for day, factor in enumerate(factors)]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["history", "show", "--format=json", *options]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def standing(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    (found,) = shown(capsys, *options)["standings"]
+    return dict(found)
+
+
+def test_the_rolling_anchor_follows_and_the_fixed_one_shows_slow_creep(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keep(*levels([1.01**day for day in range(30)]))
+    found = standing(capsys)
+    assert found["from_rolling"] == pytest.approx(1.01**5.5 - 1, rel=0.01)
+    assert (found["rolling_sessions"], found["sessions"]) == (10, 30)
+    assert found["from_anchor"] == pytest.approx(1.01**29 - 1, rel=0.01)
+    assert (found["anchor_commit"], found["accepted"]) == (commit(0), False)
+
+
+def test_accepting_a_step_moves_both_anchors(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(*levels([1.0] * 5 + [1.1] * 5))
+    assert standing(capsys)["from_anchor"] == pytest.approx(0.1)
+    assert main(["history", "accept", commit(5)[:8], "--reason", "larger model"]) == 0
+    told = f".llenergy/history: accepted {commit(5)}: larger model\n"
+    assert capsys.readouterr().out == told
+    found = standing(capsys)
+    assert (found["anchor_commit"], found["accepted"]) == (commit(5), True)
+    assert found["from_anchor"] == pytest.approx(0.0)
+    assert (found["from_rolling"], found["rolling_sessions"]) == (pytest.approx(0.0), 4)
+
+
+def test_the_step_that_was_accepted_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(*levels([1.0, 1.1, 1.2]))
+    for day in (2, 1):
+        assert main(["history", "accept", commit(day), "--reason", "x"]) == 0
+    assert standing(capsys)["anchor_commit"] == commit(1)
+    assert len(list(Path(".llenergy/history/accepted").iterdir())) == 2
+
+
+def test_a_step_of_one_test_leaves_the_anchor_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("t.py::a", "t.py::b")
+    keep(*(session(day, *(record_of(name, scaled(1 + day / 10)) for name in names)) for day in range(3)))
+    assert main(["history", "accept", commit(1), "--reason=x", "--test=a"]) == 0
+    assert capsys.readouterr().out == f".llenergy/history: accepted {commit(1)} for 1 test: x\n"
+    anchors = {each["id"]: each["anchor_commit"] for each in shown(capsys)["standings"]}
+    assert anchors == {"t.py::a": commit(1), "t.py::b": commit(0)}
+    assert main(["history", "accept", commit(1), "--reason=x", "--test=c"]) == 1
+    assert "no session of commit 0001cccccc has c" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ffff", "--reason=x"], "no session is of commit ffff; llenergy history add adds one"),
+        (["000", "--reason=x"], "commit '000' is too short; give 4 letters or more"),
+        ([commit(1), "--reason= "], "--reason is empty; say why the change is accepted"),
+    ],
+)
+def test_a_step_that_is_none_is_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(*levels([1.0, 1.1]))
+    assert main(["history", "accept", *arguments]) == 1
+    assert capsys.readouterr().err.endswith(f"{told}\n")
+    assert not Path(".llenergy/history/accepted").exists()
+
+
+def test_a_commit_that_may_be_two_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(*levels([1.0, 1.0]))
+    other = session(2, record_of())
+    keep(msgspec.structs.replace(other, source=msgspec.structs.replace(other.source, commit="0001d" * 8)))
+    assert main(["history", "accept", "0001", "--reason=x"]) == 1
+    assert "sessions of 2 commits are of commit 0001; give more letters" in capsys.readouterr().err
+
+
+def test_a_change_is_told_near_its_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    random = Random(1)
+    keep(*levels([random.gauss(1.0, 0.005) for _ in range(10)]))
+    keep(*levels([random.gauss(1.06, 0.005) for _ in range(10)], start=10))
+    (change,) = standing(capsys)["changes"]
+    assert change["commit"] == commit(10)
+    assert change["size"] == pytest.approx(0.06, abs=0.01)
+    main(["history", "show"])
+    assert re.search(r"\+[56]\.\d% near 0010cccccc", capsys.readouterr().out)
+
+
+def test_without_ruptures_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(*levels([1.0] * 9))
+    monkeypatch.setitem(sys.modules, "ruptures", None)
+    found = shown(capsys)
+    assert found["standings"][0]["changes"] is None
+    assert found["notes"] == ["changes need ruptures; pip install 'pytest-llenergy[history]'"]
+
+
+def test_joules_per_token_are_shown_unless_another_metric_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    no_tokens = record_of("t.py::plain")
+    rounds = [msgspec.structs.replace(each, tokens=None) for each in no_tokens.rounds]
+    keep(session(0, record_of(), record_of("t.py::plain", rounds=rounds)))
+    metrics = {each["id"]: each["metric"] for each in shown(capsys)["standings"]}
+    assert metrics == {TEST: "energy_per_output_token_j", "t.py::plain": "energy_j"}
+    found = standing(capsys, "test_decode[8]", "--metric=output_tokens_per_s")
+    assert (found["metric"], found["better"], found["from_rolling"]) == ("output_tokens_per_s", "more", None)
+
+
+def test_another_workload_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(
+        *levels([1.0] * 4), day_of(4, 3.0, params={"batch_size": 9}), day_of(5, 3.1, params={"batch_size": 9})
+    )
+    found = standing(capsys)
+    assert (found["sessions"], found["earlier"]) == (2, 4)
+    assert found["from_anchor"] == pytest.approx(3.1 / 3.0 - 1)
+    main(["history", "show"])
+    assert "1 tests ran another workload before; those sessions are left out" in capsys.readouterr().out
+
+
+def elsewhere(day: int) -> Report:
+    host = msgspec.structs.replace(HOST, cpu_model="Another CPU")
+    assert REPORT.environment is not None
+    there = msgspec.structs.replace(REPORT.environment, host=host, key=device_key(host, [BOARD]))
+    return session(day, record_of(joules=scaled(2.0)), environment=there)
+
+
+def test_other_devices_are_held_against_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(*levels([1.0] * 3), elsewhere(3))
+    found = shown(capsys)
+    assert sorted(each["sessions"] for each in found["standings"]) == [1, 3]
+    (note,) = found["notes"]
+    assert note.startswith("several kinds of devices, each held against itself: ")
+    assert note.endswith(" until 2026-01-04T03:04:05Z")
+    key = next(each["device_key"] for each in found["standings"] if each["sessions"] == 1)
+    assert standing(capsys, f"--device={key}")["last"]["run_id"] == "run-3"
+
+
+def test_the_table_and_the_page_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(*levels([1.0, 1.0, 1.1]))
+    assert main(["history", "show"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"test_decode\[8\] +0\.6878 J/token +\+10\.0% +\+10\.0% from 0000cccccc +3", text)
+    assert main(["history", "show", "--format=markdown"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "<code>" in line]
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[2:6] == ["0.6878 J/token", "+10.0%", "+10.0% from 0000cccccc", "3"]
+
+
+def test_no_test_id_breaks_out_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(session(0, record_of("t.py::t[a|<b>`\n@x]")))
+    main(["history", "show", "--format=markdown"])
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "t.py" in line]
+    assert row.count("|") == 7
+    assert "<b>" not in row
+    assert "@x" not in row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], ".llenergy/history: no session is there; llenergy history add REPORT adds one"),
+        (["--metric=joules"], "unknown metric 'joules'; what can be compared: "),
+    ],
+)
+def test_nothing_to_show(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "show", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(f"llenergy: {told}")
+
+
+def test_a_test_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    keep(day_of(0))
+    assert main(["history", "show", "test_x"]) == 1
+    assert "no session has test_x; llenergy history show lists what there is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "broken session (its last line is not whole)"),
+        (b'{"schema_version": 1', "broken session (its last line is not whole)"),
+        (b'{"schema_version": 2, "more": 1}\n', "schema version 2 is newer than 1, the newest this "),
+        (b'{"schema_version": 1}\n', "broken session (Object missing required field `id`)"),
+        (b"[]\n", "not a session of llenergy history (Expected `object`, got `array`)"),
+    ],
+)
+def test_a_broken_session_is_named(content: bytes, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(day_of(0))
+    (path,) = Path(".llenergy/history").rglob("*.jsonl")
+    path.write_bytes(content)
+    assert main(["history", "show"]) == 1
+    assert capsys.readouterr().err.startswith(f"llenergy: {path}: {told}")
+
+
+def test_the_trend_of_a_test_for_a_plot() -> None:
+    keep(*levels([1.0] * 5 + [1.1] * 5))
+    points = trend(PLACE, TEST)
+    assert [point.change for point in points] == [False] * 5 + [True] + [False] * 4
+    assert points[0].time == "2026-01-01T03:04:05Z"
+    assert points[5].commit == commit(5)
+    assert points[5].value == pytest.approx(0.6878, abs=1e-3)
+    assert all(point.low is not None and point.high is not None for point in points)
+    assert all(point.low < point.value < point.high for point in points)  # type: ignore[operator]
+
+
+class TestChanges:
+    def noisy(self, random: Random, noise: float, *parts: tuple[int, float]) -> list[float]:
+        return [level * random.gauss(1.0, noise) for count, level in parts for _ in range(count)]
+
+    def test_noise_is_no_change(self) -> None:
+        random = Random(1)
+        series = [self.noisy(random, 0.01, (length, 10.0)) for length in (8, 12, 20, 60) for _ in range(50)]
+        assert sum(bool(change_points(each)) for each in series) <= 2
+
+    def test_a_step_of_five_per_cent_is_found_where_it_is(self) -> None:
+        random = Random(2)
+        found = [change_points(self.noisy(random, 0.01, (20, 10.0), (20, 10.5))) for _ in range(50)]
+        assert sum(len(each) == 1 and abs(each[0] - 20) <= 2 for each in found) >= 48
+
+    def test_one_bad_session_is_no_change(self) -> None:
+        values = self.noisy(Random(3), 0.005, (15, 10.0), (1, 14.0), (15, 10.0))
+        assert change_points(values) == []
+
+    def test_two_steps_and_their_sizes(self) -> None:
+        values = [10.0] * 6 + [11.0] * 6 + [8.8] * 6
+        assert change_points(values) == [6, 12]
+        assert sizes(values, [6, 12]) == pytest.approx([0.1, -0.2])
+
+    @pytest.mark.parametrize("values", [[1.0, 2.0] * 3, [10.0] * 10 + [10.1] * 10, [-1.0] * 5 + [5.0] * 5])
+    def test_too_few_too_small_or_not_positive(self, values: list[float]) -> None:
+        assert change_points(values) == []

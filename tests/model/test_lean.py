@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comparisons read: the same verdicts from half of it, and no broken report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.model.lean import decode_lean
+from pytest_llenergy.model.report import Report, decode, encode
+
+from ..compare.runs import record_of, report_of, scaled
+from .reports import REPORT
+
+BASE, HEAD = (encode(report_of(record_of(joules=scaled(factor)))) for factor in (1.0, 1.1))
+
+
+def broken(change: Callable[[dict[str, Any]], object]) -> str:
+    data = json.loads(encode(REPORT))
+    change(data)
+    with pytest.raises(ReportError) as caught:
+        decode_lean(json.dumps(data).encode(), "base.json")
+    return str(caught.value)
+
+
+def test_comparisons_of_every_metric_are_the_same() -> None:
+    def compared(read: Callable[[bytes, str], Report]) -> object:
+        asked = [Asked(name, gated=True) for name in FIGURES]
+        return compare_reports(read(BASE, "base"), read(HEAD, "head"), ("base", "head"), asked)
+
+    assert compared(decode_lean) == compared(decode)
+
+
+def test_every_part_of_a_report_is_read() -> None:
+    report = decode_lean(encode(REPORT), "base.json")
+    assert [record.id for record in report.records] == [record.id for record in REPORT.records]
+    assert report.records[0].rounds[0].energy_j == 12.5
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda data: data.update(schema_version=99), "schema version 99 is newer than 1"),
+        (lambda data: data.update(joules=1), "broken report (Object contains unknown field `joules`)"),
+        (lambda data: data["records"][0].update(joules=1), "unknown field `joules` - at `$.records[0]`"),
+        (lambda data: data["records"][0]["rounds"][0].update(joules=1), "unknown field `joules`"),
+        (lambda data: data["records"][0]["rounds"][0].pop("energy_j"), "missing required field `energy_j`"),
+        (lambda data: data["records"][0].update(status="fine"), "Invalid enum value 'fine'"),
+        (lambda data: data["records"][0].update(windows=1), "Expected `array`, got `int`"),
+    ],
+)
+def test_a_broken_report_is_refused(change: Callable[[dict[str, Any]], object], told: str) -> None:
+    assert told in broken(change)
+
+
+def test_a_truncated_report_is_refused() -> None:
+    with pytest.raises(ReportError, match="Input data was truncated"):
+        decode_lean(BASE[: len(BASE) // 2], "base.json")

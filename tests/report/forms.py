@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison in a form that shows nothing else of its reports."""
+
+from __future__ import annotations
+
+from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.report.formats import Format, Found, render
+
+from ..model.reports import REPORT
+
+
+def shown(compared: ComparedReports, form: Format) -> str:
+    """The text."""
+    return render(Found(compared, (REPORT, REPORT)), form)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations: regressions at their tests, everything else in one warning, and no way out of a command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.model.report import encode
+from pytest_llenergy.report.github import MOST_SUMMARY_BYTES, command
+
+from ..compare.runs import LEVEL, record_of, report_of, scaled
+from .forms import shown
+from .test_comment import compared, comparison
+
+NAMES = ("benchmarks/test_decode.py::test_a[8]", "benchmarks/test_decode.py::TestB::test_b")
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_github(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def regressed() -> ComparedReports:
+    base = report_of(*(record_of(name) for name in NAMES), record_of("t.py::few", LEVEL[:3]))
+    head = report_of(
+        record_of(NAMES[0], scaled(1.1)), record_of(NAMES[1], scaled(1.2)), record_of("t.py::few", LEVEL[:3])
+    )
+    return compare_reports(base, head, ("base.json", "head.json"), [Asked(gated=True)])
+
+
+def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> None:
+    lines = shown(regressed(), "github").splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "::warning", "energy:"]
+    assert lines[0].startswith(
+        "::error title=Energy%3A test_decode.py%3A%3ATestB%3A%3Atest_b +20.0%25,"
+        "file=benchmarks/test_decode.py::"
+        "energy_per_output_token_j regressed, 0.6253 -> 0.7504 J/token: 20.0%25, surely more than 1"
+    )
+    assert lines[2] == "::warning title=Energy::1 inconclusive; see the summary"
+    assert lines[3].startswith("energy: 2 regressed, 1 inconclusive; noise ")
+
+
+def test_the_line_is_that_of_the_test_where_its_file_is_here() -> None:
+    Path("benchmarks").mkdir()
+    source = "import x\n\nclass TestB:\n    def test_b(self):\n        pass\n\ndef test_a(n):\n    pass\n"
+    Path("benchmarks/test_decode.py").write_text(source)
+    places = re.findall("file=([^,:]*),line=([0-9]+)::", shown(regressed(), "github"))
+    assert places == [("benchmarks/test_decode.py", "4"), ("benchmarks/test_decode.py", "7")]
+
+
+def test_files_are_named_from_the_root_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "test_x.py").write_text("def test_x(): pass\n")
+    monkeypatch.chdir(tmp_path / "package")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    text = shown(compared(comparison("test_x.py::test_x", "regressed")), "github")
+    assert ",file=package/test_x.py,line=1::" in text
+
+
+@pytest.mark.parametrize("name", ["/etc/x.py::t", "../x.py::t", "x.txt::t", "t"])
+def test_what_is_no_file_of_the_repository_is_not_named(name: str) -> None:
+    assert "file=" not in shown(compared(comparison(name, "regressed")), "github")
+
+
+def test_values_are_escaped_as_the_toolkit_does() -> None:
+    assert command("error", {"title": "50%: a,b\r\n"}, "50%: a,b\r\n") == (
+        "::error title=50%25%3A a%2Cb%0D%0A::50%25: a,b%0D%0A"
+    )
+
+
+def test_a_test_id_is_no_command_of_its_own() -> None:
+    hostile = comparison("t.py::t[a\n::set-env name=X::y\r::stop-commands::z]", "regressed", reason="\n::x::")
+    lines = re.split("[\r\n]", shown(compared(hostile), "github").rstrip("\n"))
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "energy:"]
+
+
+def test_github_shows_ten_and_the_others_are_counted() -> None:
+    many = [comparison(f"t.py::t[{i}]", "regressed", ratio=1 + i / 100) for i in range(13)]
+    lines = shown(compared(*many), "github").splitlines()
+    assert [line.startswith("::error") for line in lines].count(True) == 10
+    assert "t[12] +12.0%25" in lines[0]
+    assert lines[10] == "::warning title=Energy::3 more regressed; see the summary"
+
+
+def test_what_nobody_gated_is_not_warned_of() -> None:
+    text = shown(compared(comparison("t.py::t", "invalid"), comparison("t.py::u")), "github")
+    assert "::" not in text
+
+
+def test_the_comment_is_added_to_the_summary_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("# Before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    for name, factor in (("base.json", 1.0), ("head.json", 1.1)):
+        Path(name).write_bytes(encode(report_of(record_of(joules=scaled(factor)))))
+    assert main(["compare", "base.json", "head.json", "--format=github"]) == 1
+    assert capsys.readouterr().out.startswith("::error ")
+    text = summary.read_text()
+    assert text.startswith("# Before\n<!-- llenergy:compare -->\n### Energy: 1 regressed\n")
+
+
+@pytest.mark.parametrize(("taken", "told"), [(0, 1000), (900_000, 200), (1024 * 1024 - 100, 0)])
+def test_a_summary_never_grows_beyond_what_github_takes(
+    taken: int, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_bytes(b"x" * taken)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    shown(compared(*(comparison(f"t.py::t[{i}]", "regressed") for i in range(20_000))), "github")
+    text = summary.read_text()
+    assert len(text.encode()) <= MOST_SUMMARY_BYTES
+    assert text.count("🔴") >= told
+    assert text.endswith("### Energy: 20000 regressed\n") or "Cut to fit" in text
+
+
+def test_a_summary_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    Path("base.json").write_bytes(encode(report_of(record_of())))
+    assert main(["compare", "base.json", "base.json", "--format=github"]) == 2
+    assert capsys.readouterr().err == f"llenergy compare: GITHUB_STEP_SUMMARY={tmp_path}: Is a directory\n"

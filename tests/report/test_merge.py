@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One report of several: nothing lost, nothing counted by chance, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.environment import Board, device_key
+from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.file import write_report
+from pytest_llenergy.report.journal import Journal
+from pytest_llenergy.report.merge import Part, merge
+
+from ..compare.runs import record_of, report_of, scaled
+from ..model.reports import BOARD, HOST, REPORT
+
+ENVIRONMENT = REPORT.environment
+assert ENVIRONMENT is not None
+
+
+def shard(name: str, *ids: str, started: str = "2026-01-02T03:04:05Z", **changes: Any) -> Report:
+    report = report_of(*(record_of(each) for each in ids), **changes)
+    run = msgspec.structs.replace(
+        report.run, id=name, started_at=started, finished_at=started.replace("03:", "04:"), exit_status=0
+    )
+    return msgspec.structs.replace(report, run=run)
+
+
+def merged(*reports: Report) -> Report:
+    return merge([Part(f"{index}.json", report) for index, report in enumerate(reports)])
+
+
+def refusal(*reports: Report) -> str:
+    with pytest.raises(ReportError) as caught:
+        merged(*reports)
+    return str(caught.value)
+
+
+def test_shards_become_one_run_from_the_first_start_to_the_last_end() -> None:
+    report = merged(shard("b", "t.py::a", started="2026-01-02T03:05:00Z"), shard("a", "t.py::b"))
+    assert [record.id for record in report.records] == ["t.py::a", "t.py::b"]
+    assert (report.run.started_at, report.run.finished_at) == ("2026-01-02T03:04:05Z", "2026-01-02T04:05:00Z")
+    assert (report.run.complete, report.run.exit_status) == (True, 0)
+
+
+def test_the_run_has_an_id_of_its_own_whatever_the_order() -> None:
+    one, two, three = (shard(name, f"t.py::{name}") for name in "abc")
+    assert merged(one, two).run.id == merged(two, one).run.id
+    assert len({merged(one, two).run.id, merged(one, three).run.id, one.run.id}) == 3
+    assert merged(one).run.id == "a"
+
+
+def test_what_is_incomplete_or_failed_in_one_part_is_so_in_all() -> None:
+    part = shard("b", "t.py::b", complete=False)
+    failed = msgspec.structs.replace(part.run, exit_status=1, finished_at=None)
+    report = merged(shard("a", "t.py::a"), msgspec.structs.replace(part, run=failed))
+    assert (report.run.complete, report.run.exit_status, report.run.finished_at) == (False, 1, None)
+
+
+def test_a_record_that_is_twice_the_same_is_kept_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was killed while it wrote its report: the journal has what the report has."""
+    write_report(shard("a", "t.py::a", "t.py::b"), tmp_path / "a.json")
+    journal = Journal(tmp_path / "a.x.journal.jsonl", shard("a"))
+    for name in ("t.py::a", "t.py::c"):
+        journal.add(record_of(name))
+    journal.close(remove=False)
+    out = tmp_path / "merged.json"
+    assert main(["merge", str(tmp_path / "a.json"), str(journal.path), "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 3 records, complete\n"
+    assert [each["id"] for each in json.loads(out.read_text())["records"]] == [
+        "t.py::a",
+        "t.py::b",
+        "t.py::c",
+    ]
+
+
+def test_a_test_with_other_figures_is_refused() -> None:
+    other = msgspec.structs.replace(shard("b"), records=[record_of("t.py::a", scaled(1.1))])
+    assert refusal(shard("a", "t.py::a"), other) == (
+        "t.py::a is in 0.json and, with other figures, in 1.json (attempt 1): which of them counts would be "
+        "chance; leave one out"
+    )
+
+
+def test_reruns_of_a_test_stay_apart() -> None:
+    again = msgspec.structs.replace(shard("b"), records=[record_of("t.py::a", scaled(1.1), attempt=2)])
+    assert [record.attempt for record in merged(shard("a", "t.py::a"), again).records] == [1, 2]
+
+
+def test_another_commit_is_refused() -> None:
+    source = msgspec.structs.replace(REPORT.source, commit="def")
+    assert refusal(shard("a", "t.py::a"), shard("b", "t.py::b", source=source)) == (
+        "0.json is of commit abc, 1.json of def: a report is of one commit; llenergy compare holds two "
+        "against each other"
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "dirty"), [((True, False), True), ((None, False), None), ((False, False), False)]
+)
+def test_changes_of_one_part_are_changes_of_all(states: tuple[bool | None, ...], dirty: bool | None) -> None:
+    parts = [
+        shard(str(index), f"t.py::{index}", source=msgspec.structs.replace(REPORT.source, dirty=state))
+        for index, state in enumerate(states)
+    ]
+    assert merged(*parts).source.dirty is dirty
+
+
+def elsewhere(**host: Any) -> Any:
+    machine = msgspec.structs.replace(HOST, **host)
+    return msgspec.structs.replace(ENVIRONMENT, host=machine, key=device_key(machine, [BOARD]))  # type: ignore[type-var]
+
+
+def test_other_hardware_is_refused_with_what_differs() -> None:
+    other = shard("b", "t.py::b", environment=elsewhere(logical_cpus=8))
+    assert refusal(shard("a", "t.py::a"), other) == (
+        "0.json and 1.json are of different hardware (cores: 64 -> 8): a report is of one kind of machine; "
+        "merge them apart"
+    )
+
+
+def test_a_part_of_unknown_hardware_is_refused() -> None:
+    assert refusal(shard("a", "t.py::a"), shard("b", "t.py::b", environment=None)) == (
+        "1.json does not say what it ran on; merge it apart"
+    )
+
+
+def test_hosts_of_one_kind_bring_their_boards_and_names() -> None:
+    board = Board(
+        uuid="GPU-b",
+        name=BOARD.name,
+        pci_bus_id=BOARD.pci_bus_id,
+        memory_bytes=BOARD.memory_bytes,
+        power_limit_w=BOARD.power_limit_w,
+    )
+    there = msgspec.structs.replace(
+        elsewhere(name="bench-8"), gpus=[board], packages={"torch": "2.8", "numpy": "2.4"}
+    )
+    found = merged(shard("a", "t.py::a"), shard("b", "t.py::b", environment=there)).environment
+    assert found is not None
+    assert found.host.name == "bench-7, bench-8"
+    assert [each.uuid for each in found.gpus] == ["GPU-a", "GPU-b"]
+    assert found.packages == {"torch": "2.9, 2.8", "numpy": "none, 2.4"}
+
+
+def test_two_halves_under_xdist_make_the_whole(
+    quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
+) -> None:
+    quick.makepyfile("import time\ndef test_a(energy): energy(time.sleep, 0.01)\ntest_b = test_c = test_a\n")
+    for name, tests in (("one", "test_a or test_b"), ("two", "test_c")):
+        quick.runpytest_subprocess("-n2", "-k", tests, f"--energy-report={name}.json").assert_outcomes(
+            passed=len(tests.split(" or "))
+        )
+    assert main(["merge", "one.json", "two.json", "-o", "whole.json"]) == 0
+    report = read_report("whole.json")
+    assert sorted(each["id"] for each in report["records"]) == [
+        f"test_two_halves_under_xdist_make_the_whole.py::test_{letter}" for letter in "abc"
+    ]
+    assert report["run"]["complete"] is True
