@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.errors import ReportError
+from pytest_llenergy.errors import PlanError, ReportError
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.parsers import Commands
     from pytest_llenergy.model.report import Report
+    from pytest_llenergy.report.html.trend import Trend
 
 
 def add(commands: Commands) -> None:
@@ -25,6 +26,11 @@ def add(commands: Commands) -> None:
         metavar="OUT.html",
         help="write a page with figures instead (needs the extra html)",
     )
+    parser.add_argument(
+        "--history",
+        metavar="PLACE",
+        help="show on the page how its tests have done so far, from llenergy history",
+    )
     parser.set_defaults(run=run)
 
 
@@ -36,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     report = read_report(args.file)
     if args.html is not None:
-        return _write_page(report, args.html)
+        return _write_page(report, args.html, args.history)
     from pytest_llenergy.report.terminal import render
 
     width = shutil.get_terminal_size().columns
@@ -46,15 +52,38 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_page(report: Report, path: Path) -> int:
+def _write_page(report: Report, path: Path, history: str | None) -> int:
     from pytest_llenergy.compare.outcome import USAGE
     from pytest_llenergy.report.file import replace_file
     from pytest_llenergy.report.html.page import render_report
 
     try:
-        replace_file(path, render_report(report).encode())
-    except ReportError as error:
+        trends = _trends(report, history) if history is not None else []
+        replace_file(path, render_report(report, trends).encode())
+    except (PlanError, ReportError) as error:
         print(f"llenergy report: {error}", file=sys.stderr)
         return USAGE
     print(f"{path}: {len(report.records)} records")
     return 0
+
+
+def _trends(report: Report, place: str) -> list[Trend]:
+    """Of each test of the report that the history has, on the devices of its last session there."""
+    from pytest_llenergy.history.place import place_at
+    from pytest_llenergy.history.standing import trends
+    from pytest_llenergy.report.html.trend import Trend, TrendPoint
+
+    names = {record.id for record in report.records}
+    return [
+        Trend(
+            series.last.id,
+            series.last.metric,
+            series.last.unit,
+            [
+                TrendPoint(each.time, each.commit, each.value, each.low, each.high, changed=each.change)
+                for each in points
+            ],
+        )
+        for series, points in trends(place_at(place))
+        if series.last.id in names
+    ]

@@ -95,16 +95,22 @@ def stand(
     return Shown(place=place.name, standings=standings, notes=[*dict.fromkeys(notes), *_moved(series)])
 
 
-def trend(
-    place: Place, test: str, metric: str | None = None, device_key: str | None = None
-) -> list[TrendPoint]:
-    """The sessions of one test, oldest first, with where it changed; on several kinds of devices of the last.
+def trends(
+    place: Place, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+) -> list[tuple[Series, list[TrendPoint]]]:
+    """The sessions of every test, or of that one, oldest first, with where it changed.
 
-    Raises as ``stand`` and, without ``ruptures``, ``PlanError``.
+    Of a test that was on several kinds of devices, those of the last. Raises as ``stand`` and, without
+    ``ruptures``, ``PlanError``.
     """
-    series = max(
-        chosen(place, test=test, metric=metric, device_key=device_key), key=lambda each: each.last.time
-    )
+    latest: dict[tuple[str, str], Series] = {}
+    found = chosen(place, test=test, metric=metric, device_key=device_key)
+    for each in sorted(found, key=lambda each: each.last.time):
+        latest[each.last.id, each.last.metric] = each
+    return [(each, _points(each)) for each in latest.values()]
+
+
+def _points(series: Series) -> list[TrendPoint]:
     starts = set(change_points([entry.value for entry in series.entries]))
     return [
         TrendPoint(entry.time, entry.commit, entry.value, entry.low, entry.high, index in starts)

@@ -38,6 +38,7 @@ class LeanRecord(Record, frozen=True):
     rounds: list[LeanRound] = []  # type: ignore[assignment]
     windows: list[Unread] = []  # type: ignore[assignment]
     metrics: dict[str, LeanMetric] = {}  # type: ignore[assignment]
+    power_trace: Unread | None = None  # type: ignore[assignment]
     comparisons: list[Unread] = []  # type: ignore[assignment]
 
 

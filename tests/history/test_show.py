@@ -18,9 +18,9 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add
 from pytest_llenergy.history.changes import change_points, sizes
 from pytest_llenergy.history.place import Directory
-from pytest_llenergy.history.standing import trend
+from pytest_llenergy.history.standing import trends
 from pytest_llenergy.model.environment import device_key
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.report import Report, encode
 
 from ..compare.runs import TEST, record_of, scaled
 from ..model.reports import BOARD, HOST, REPORT
@@ -243,13 +243,28 @@ def test_a_broken_session_is_named(content: bytes, told: str, capsys: pytest.Cap
 
 def test_the_trend_of_a_test_for_a_plot() -> None:
     keep(*levels([1.0] * 5 + [1.1] * 5))
-    points = trend(PLACE, TEST)
+    ((_, points),) = trends(PLACE, test=TEST)
     assert [point.change for point in points] == [False] * 5 + [True] + [False] * 4
     assert points[0].time == "2026-01-01T03:04:05Z"
     assert points[5].commit == commit(5)
     assert points[5].value == pytest.approx(0.6878, abs=1e-3)
     assert all(point.low is not None and point.high is not None for point in points)
     assert all(point.low < point.value < point.high for point in points)  # type: ignore[operator]
+
+
+def test_the_page_of_a_report_has_the_trend_of_its_tests(capsys: pytest.CaptureFixture[str]) -> None:
+    days = levels([1.0] * 5 + [1.1] * 5)
+    keep(*days)
+    Path("last.json").write_bytes(encode(days[-1]))
+    assert main(["report", "last.json", "--html", "page.html", "--history", str(PLACE.name)]) == 0
+    text = Path("page.html").read_text("utf-8")
+    assert ">Trend<" in text
+    assert "change point" in text
+    assert all(commit(day)[:10] in text for day in range(10))
+    assert main(["report", "last.json", "--html", "page.html", "--history", "nowhere"]) == 2
+    assert capsys.readouterr().err == (
+        "llenergy report: nowhere: no session is there; llenergy history add REPORT adds one\n"
+    )
 
 
 class TestChanges:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.paired import PairedReport, Session, decode_paired, encode_paired, is_paired
@@ -76,3 +77,23 @@ def test_it_is_no_report_of_one_run(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="holds both sides of llenergy ab; one run is needed here"):
         read_report(path)
     assert msgspec.structs.replace(read_sides(path), pairs="12").pairs == "12"
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"),
+    [("html", "<!DOCTYPE html>"), ("markdown", "<!-- llenergy:compare -->"), ("junit", "<?xml")],
+)
+def test_every_form_of_it_goes_into_a_file(form: str, mark: str, tmp_path: Path) -> None:
+    path, output = tmp_path / "ab.json", tmp_path / "out"
+    path.write_bytes(encode_paired(PAIRED))
+    main(["compare", str(path), "--format", form, "--output", str(output)])
+    assert output.read_text("utf-8").startswith(mark)
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ab.json"
+    path.write_bytes(encode_paired(PAIRED))
+    output = tmp_path / "nowhere" / "out"
+    assert main(["compare", str(path), "--output", str(output)]) == 2
+    told = f"llenergy compare: {output}: the report could not be written (No such file or directory)\n"
+    assert capsys.readouterr().err == told

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# The two commits of a pull request measured in turn, and what became of it where people look.
+# Everything comes in by environment variables: nothing that a branch or a title says is ever run.
+set -euo pipefail
+
+: "${BASE:?the commit or branch to compare with}" "${COMMAND:?the pytest command}" "${OUT:?a folder for results}"
+python=${PYTHON:-python}
+mkdir -p "$OUT"
+
+if [[ $(git rev-parse --is-shallow-repository) == true ]]; then
+    git fetch --quiet --unshallow origin
+fi
+head=$(git rev-parse --verify "${HEAD:-HEAD}^{commit}")
+base=$(git rev-parse --verify --quiet "$BASE^{commit}") || {
+    git fetch --quiet origin "$BASE"
+    base=$(git rev-parse --verify "FETCH_HEAD^{commit}")
+}
+# What the branch has changed, not what others have changed since it was begun.
+merge_base=$(git merge-base "$base" "$head")
+echo "base $merge_base (merge base with $BASE), head $head"
+
+arguments=(--base "$merge_base" --head "$head" --output "$OUT/energy.json")
+arguments+=(--pairs "${PAIRS:-6+6}" --inconclusive "${INCONCLUSIVE:-warn}")
+[[ -z ${SETUP:-} ]] || arguments+=(--setup "$SETUP")
+while read -r expression; do
+    [[ -z $expression ]] || arguments+=(--fail-on "$expression")
+done <<<"${FAIL_ON:-}"
+# Quotes count as in a shell, and nothing else does.
+mapfile -t options < <(xargs -r printf '%s\n' <<<"${OPTIONS:-}")
+mapfile -t command < <(xargs printf '%s\n' <<<"$COMMAND")
+
+status=0
+"$python" -m pytest_llenergy.cli ab "${arguments[@]}" "${options[@]}" -- "${command[@]}" || status=$?
+if [[ -s $OUT/energy.json ]]; then
+    for format in markdown html ${FORMATS:-}; do
+        # Their exit codes are those of the comparison, which is known already.
+        "$python" -m pytest_llenergy.cli compare "$OUT/energy.json" --format "$format" \
+            --output "$OUT/energy.$format" || true
+    done
+    [[ -z ${GITHUB_ACTIONS:-} ]] || "$python" -m pytest_llenergy.cli compare "$OUT/energy.json" --format github || true
+fi
+exit "$status"

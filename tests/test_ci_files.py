@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GitHub actions, the workflows and the GitLab template: valid, and safe where others write the input."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+ACTIONS = [ROOT / "action.yml", ROOT / "comment/action.yml"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TEMPLATE = ROOT / "templates/energy.yml"
+
+
+def template(**inputs: str) -> str:
+    """The job of the GitLab template, with these inputs and the defaults of the others."""
+    header, job = yaml.safe_load_all(TEMPLATE.read_text())
+    values = {
+        name: inputs.get(name, about.get("default")) for name, about in header["spec"]["inputs"].items()
+    }
+    text = TEMPLATE.read_text().split("\n---\n")[1]
+    assert job["energy"]
+    return re.sub(r"\$\[\[ inputs\.([a-z-]+) \]\]", lambda found: yaml_text(values[found[1]]), text)
+
+
+def yaml_text(value: Any) -> str:
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000)).removesuffix("...\n").strip()
+
+
+def check(schema: str, *files: Path, transform: str | None = None) -> None:
+    """With the schemas of GitHub and GitLab, as check-jsonschema keeps them."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema]
+    command += ["--data-transform", transform] if transform else []
+    found = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_actions_are_valid() -> None:
+    check("vendor.github-actions", *ACTIONS)
+
+
+def test_the_workflows_are_valid() -> None:
+    check("vendor.github-workflows", *WORKFLOWS)
+
+
+def test_the_gitlab_template_is_valid(tmp_path: Path) -> None:
+    job = tmp_path / "job.yml"
+    job.write_text(template())
+    check("vendor.gitlab-ci", job, transform="gitlab-ci")
+
+
+@pytest.mark.parametrize("path", [*ACTIONS, *WORKFLOWS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_command_has_an_expression_in_it(path: Path) -> None:
+    # GitHub writes what it finds there into the script: a branch called `$(…)` would be run.
+    for command in commands(yaml.safe_load(path.read_text())):
+        assert "${{" not in command
+
+
+def commands(data: Any) -> list[str]:
+    """Every ``run`` in it."""
+    if isinstance(data, list):
+        return [command for each in data for command in commands(each)]
+    if not isinstance(data, dict):
+        return []
+    own = [data["run"]] if isinstance(data.get("run"), str) else []
+    return own + [command for each in data.values() for command in commands(each)]
+
+
+def test_what_runs_a_pull_request_may_only_read() -> None:
+    for name in ("energy.yml", "ci.yml"):
+        workflow = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
+        assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_what_may_write_runs_nothing_of_the_pull_request() -> None:
+    text = (ROOT / ".github/workflows/energy-comment.yml").read_text()
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    checkout = next(step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout"))
+    assert checkout["with"]["ref"] == "${{ github.event.repository.default_branch }}"
+    assert commands(job) == []
+    assert "head_sha" not in text
+    assert "head_branch" not in text
