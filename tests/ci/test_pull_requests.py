@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the GitHub action and the GitLab job run, on real clones of real repositories."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_llenergy.model.paired import PairedReport
+from pytest_llenergy.report.file import read_sides
+
+from ..ab.project import Project
+from .test_files import ROOT, template
+
+SCRIPT = ROOT / "action/compare.sh"
+
+
+class Clone:
+    """The checkout of a CI job, one commit deep, of a branch that was begun before main went on."""
+
+    def __init__(self, tmp_path: Path, each: float) -> None:
+        (tmp_path / "locks").mkdir()
+        self.project = Project(
+            tmp_path / "origin",
+            {"LLENERGY_CACHE_DIR": str(tmp_path / "cache"), "LLENERGY_LOCK_DIR": str(tmp_path / "locks")},
+        )
+        self.begun = self.project.git("rev-parse", "HEAD")
+        self.project.git("checkout", "-q", "-b", "feature")
+        self.project.edit("work.py", "EACH = 10.0", f"EACH = {each}")
+        self.head = self.project.commit()
+        self.project.git("checkout", "-q", "main")
+        # What others have changed since is not the branch's.
+        self.project.edit("work.py", "EACH = 10.0", "EACH = 2.0")
+        self.main = self.project.commit()
+        self.path = tmp_path / "clone"
+        self.out = tmp_path / "out"
+        place = f"file://{self.project.path}"
+        subprocess.run(
+            ["git", "clone", "-q", "--depth=1", "--branch=feature", place, self.path],
+            check=True,
+            cwd=tmp_path,
+        )
+
+    def run(self, script: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        given = {
+            **self.project.environment,
+            "PATH": f"{Path(sys.executable).parent}:{self.project.environment['PATH']}",
+            "PYTHON": sys.executable,
+            "PAIRS": "4",
+            **variables,
+        }
+        words = [str(script)] if isinstance(script, Path) else ["-euo", "pipefail", "-c", script]
+        command = ["bash", *words]
+        return subprocess.run(command, cwd=self.path, env=given, capture_output=True, text=True, timeout=300)
+
+    def action(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        given = {"BASE": self.main, "HEAD": self.head, "COMMAND": "pytest test_some.py", "OUT": str(self.out)}
+        return self.run(SCRIPT, **{**given, **variables})
+
+    def paired(self) -> PairedReport:
+        return read_sides(self.out / "energy.json")
+
+
+def test_the_branch_is_held_against_where_it_was_begun(tmp_path: Path) -> None:
+    clone = Clone(tmp_path, each=11.0)
+    summary = tmp_path / "summary.md"
+    done = clone.action(
+        FAIL_ON="\nenergy_j:3%\n", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary), FORMATS="junit"
+    )
+    assert done.returncode == 1, done.stderr
+    assert f"base {clone.begun} (merge base with {clone.main}), head {clone.head}" in done.stdout
+    (comparison,) = clone.paired().compared.comparisons
+    assert (comparison.verdict, comparison.metric) == ("regressed", "energy_j")
+    assert comparison.ratio == pytest.approx(1.1, rel=0.01)
+    assert ",file=test_some.py,line=4::energy_j regressed" in done.stdout
+    assert summary.read_text().startswith("<!-- llenergy:compare -->\n### Energy: 1 regressed")
+    names = {path.name for path in clone.out.iterdir()}
+    assert names == {"energy.json", "energy.markdown", "energy.html", "energy.junit"}
+
+
+def test_what_changes_nothing_passes(tmp_path: Path) -> None:
+    clone = Clone(tmp_path, each=10.0)
+    # As a branch's name is given: it is not here yet.
+    done = clone.action(BASE="main")
+    assert done.returncode == 0, done.stderr
+    (comparison,) = clone.paired().compared.comparisons
+    assert comparison.verdict == "unchanged"
+
+
+def test_words_of_the_command_are_words_and_nothing_is_run_in_them(tmp_path: Path) -> None:
+    clone = Clone(tmp_path, each=10.0)
+    done = clone.action(
+        COMMAND="pytest test_some.py -k 'test_a or $(touch oops)'", OPTIONS="--metric energy_j '--pairs=4+4'"
+    )
+    assert done.returncode == 2
+    assert "touch oops" in done.stderr
+    assert not list(tmp_path.rglob("oops"))
+
+
+def test_a_comparison_that_cannot_run_says_why(tmp_path: Path) -> None:
+    clone = Clone(tmp_path, each=10.0)
+    done = clone.action(COMMAND="python train.py")
+    assert done.returncode == 2
+    assert "llenergy ab:" in done.stderr
+    assert not (clone.out / "energy.json").exists()
+
+
+def gitlab_script(**inputs: str) -> tuple[dict[str, str], str]:
+    job: dict[str, Any] = yaml.safe_load(template(**inputs))["energy"]
+    return {name: str(value) for name, value in job["variables"].items()}, "\n".join(job["script"])
+
+
+def test_the_gitlab_job_does_the_same(tmp_path: Path) -> None:
+    clone = Clone(tmp_path, each=11.0)
+    variables, script = gitlab_script(
+        install="true", command="pytest 'test_some.py'", pairs="4", **{"fail-on": "energy_j:3%"}
+    )
+    # GIT_DEPTH of the job is 0: all of it.
+    subprocess.run(["git", "fetch", "-q", "--unshallow", "origin", "main"], cwd=clone.path, check=True)
+    variables |= {"CI_MERGE_REQUEST_DIFF_BASE_SHA": clone.begun, "CI_COMMIT_SHA": clone.head}
+    done = clone.run(script, **variables)
+    assert done.returncode == 1, done.stderr
+    (comparison,) = read_sides(clone.path / "energy.json").compared.comparisons
+    assert comparison.verdict == "regressed"
+    names = {path.name for path in clone.path.glob("energy.*")}
+    assert names == {"energy.json", "energy.html", "energy.markdown", "energy.junit", "energy.gitlab"}
+    assert json.loads((clone.path / "energy.json").read_text())["compared"]
