@@ -7,14 +7,12 @@ number of machines may add at once, and a store of objects that cannot append wi
 
 from __future__ import annotations
 
-import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.entry import SUFFIX
+from pytest_llenergy.report.file import replace_file
 from pytest_llenergy.report.remote import file_system, in_time, is_address, shown
 
 
@@ -71,20 +69,9 @@ class Directory:
             if path.exists():
                 return False
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, scratch = tempfile.mkstemp(prefix=".", dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as opened:
-                    opened.write(data)
-                    opened.flush()
-                    os.fsync(opened.fileno())
-                Path(scratch).chmod(0o644)
-                Path(scratch).replace(path)
-            except BaseException:
-                with suppress(OSError):
-                    Path(scratch).unlink()
-                raise
         except OSError as error:
             raise ReportError(f"{path}: {error.strerror}") from None
+        replace_file(path, data)
         return True
 
     def _names(self, path: Path, *, directories: bool) -> list[str]:

@@ -41,7 +41,7 @@ def replace_file(path: Path, content: bytes) -> None:
                 Path(scratch).unlink()
             raise
     except OSError as error:
-        raise ReportError(f"{path}: the report could not be written ({error.strerror})") from error
+        raise ReportError(f"{path}: could not be written ({error.strerror})") from error
 
 
 def read_report(place: Place, *, lean: bool = False) -> Report:

@@ -95,5 +95,5 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.Ca
     path.write_bytes(encode_paired(PAIRED))
     output = tmp_path / "nowhere" / "out"
     assert main(["compare", str(path), "--output", str(output)]) == 2
-    told = f"llenergy compare: {output}: the report could not be written (No such file or directory)\n"
+    told = f"llenergy compare: {output}: could not be written (No such file or directory)\n"
     assert capsys.readouterr().err == told

@@ -520,5 +520,5 @@ def test_without_the_extra_one_line_says_so(
 
 def test_a_page_that_cannot_be_written_is_told(files: Path, capsys: Command) -> None:
     assert main(["report", "base.json", "--html", "nowhere/out.html"]) == 2
-    told = "llenergy report: nowhere/out.html: the report could not be written (No such file or directory)\n"
+    told = "llenergy report: nowhere/out.html: could not be written (No such file or directory)\n"
     assert capsys.readouterr().err == told

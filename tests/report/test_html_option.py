@@ -107,7 +107,7 @@ def test_a_page_that_could_not_be_written_leaves_the_report(quick: pytest.Pytest
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
-            "ERROR: *pages/energy.html: the report could not be written (Is a directory)",
+            "ERROR: *pages/energy.html: could not be written (Is a directory)",
             "energy report: energy.json",
         ]
     )

@@ -103,7 +103,7 @@ def test_a_full_disk_keeps_the_journal_and_fails_the_run(quick: pytest.Pytester)
     done = subprocess.run(COMMAND, preexec_fn=set_limit, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout
     assert "3 passed" in done.stdout
-    assert "energy.json: the report could not be written (File too large); the journal " in done.stdout
+    assert "energy.json: could not be written (File too large); the journal " in done.stdout
     assert (quick.path / "energy.json").read_text() == "what was there before"
     assert not list(quick.path.glob(".energy.json-*"))
     (journal,) = quick.path.glob("energy.*.journal.jsonl")
@@ -125,7 +125,7 @@ def test_no_space_left_on_the_device(quick: pytest.Pytester) -> None:
         pytest.skip("mounting is not permitted here")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 passed" in done.stdout
-    assert "the report could not be written (No space left on device)" in done.stdout
+    assert "could not be written (No space left on device)" in done.stdout
 
 
 def read_json(path: Path) -> dict[str, Any]:
