@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.data import Data, without_collecting
-from pytest_llenergy.model.report import Report, Tool, check_version, decode
+from pytest_llenergy.model.report import Report, Tool, check_version, decode, schema_of
 
 SideName = Literal["base", "head"]
 
@@ -73,6 +73,11 @@ def decode_paired(data: bytes, origin: str) -> PairedReport:
             return msgspec.json.decode(data, type=PairedReport)
     except msgspec.DecodeError as error:
         raise ReportError(f"{origin}: broken report of llenergy ab ({error})") from None
+
+
+def paired_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of such a file, generated from the types that read it."""
+    return schema_of(PairedReport, "comparison of two sides")
 
 
 class _Kind(msgspec.Struct):

@@ -114,9 +114,13 @@ class _Versioned(msgspec.Struct):
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a report, generated from the types that read it."""
-    schema = msgspec.json.schema(Report)
+    return schema_of(Report, "report")
+
+
+def schema_of(kind: type[Data], what: str) -> dict[str, Any]:
+    """That of a file of this kind."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"pytest-llenergy report, schema version {SCHEMA_VERSION}",
-        **schema,
+        "title": f"pytest-llenergy {what}, schema version {SCHEMA_VERSION}",
+        **msgspec.json.schema(kind),
     }

@@ -6,13 +6,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
+import pytest_llenergy.model
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.paired import PairedReport, Session, decode_paired, encode_paired, is_paired
+from pytest_llenergy.model.paired import (
+    PairedReport,
+    Session,
+    decode_paired,
+    encode_paired,
+    is_paired,
+    paired_schema,
+)
 from pytest_llenergy.model.report import SCHEMA_VERSION, encode
 from pytest_llenergy.report.file import read_report, read_sides
 
@@ -97,3 +106,17 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.Ca
     assert main(["compare", str(path), "--output", str(output)]) == 2
     told = f"llenergy compare: {output}: could not be written (No such file or directory)\n"
     assert capsys.readouterr().err == told
+
+
+def test_the_published_schema_is_that_of_the_types() -> None:
+    published = Path(pytest_llenergy.model.__file__).parent / "schema" / f"ab-{SCHEMA_VERSION}.json"
+    expected = json.dumps(paired_schema(), indent=2, sort_keys=True) + "\n"
+    assert published.read_text("utf-8") == expected, "the types changed: write the schema anew"
+
+
+def test_the_schema_accepts_what_is_written_and_no_field_more() -> None:
+    data = json.loads(encode_paired(PAIRED))
+    validator = jsonschema.Draft202012Validator(paired_schema())
+    validator.validate(data)
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate({**data, "unknown": 1})
