@@ -10,7 +10,7 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.data import Data, without_collecting
-from pytest_llenergy.model.report import Report, Tool, check_version, decode, schema_of
+from pytest_llenergy.model.report import Report, Tool, check_version, decode, schema_of, with_lines
 
 SideName = Literal["base", "head"]
 
@@ -45,8 +45,10 @@ class PairedReport(Data, frozen=True):
 
 
 def encode_paired(paired: PairedReport) -> bytes:
-    """As indented UTF-8 JSON. NaN and infinity become ``null``."""
-    return msgspec.json.format(msgspec.json.encode(paired), indent=2) + b"\n"
+    """As UTF-8 JSON, with a line for each record. NaN and infinity become ``null``."""
+    base, head = (msgspec.structs.replace(each, records=[]) for each in (paired.base, paired.head))
+    rest = msgspec.structs.replace(paired, base=base, head=head)
+    return with_lines(rest, paired.base.records, paired.head.records)
 
 
 def is_paired(data: bytes) -> bool:

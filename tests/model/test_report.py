@@ -44,6 +44,21 @@ def test_the_file_is_indented_utf_8_with_a_last_newline() -> None:
     assert "ünïcode" in text
 
 
+@pytest.mark.parametrize("reason", ['"records": []', '\n"records": []\n', '\\"records\\": []'])
+def test_each_record_is_a_line_whatever_it_says(reason: str) -> None:
+    records = [msgspec.structs.replace(RECORD, id=f"t{index}", reason=reason) for index in range(3)]
+    source = msgspec.structs.replace(REPORT.source, branch=reason)
+    report = msgspec.structs.replace(REPORT, records=records, source=source)
+    lines = [line.rstrip(b",") for line in encode(report).splitlines() if line.startswith(b'{"')]
+    assert [json.loads(line)["id"] for line in lines] == ["t0", "t1", "t2"]
+    assert decode(encode(report), "x") == report
+
+
+def test_a_report_of_nothing_is_one() -> None:
+    report = msgspec.structs.replace(REPORT, records=[])
+    assert decode(encode(report), "x") == report
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_json_lacks_becomes_null(value: float) -> None:
     metric = msgspec.structs.replace(RECORD.metrics["energy_j"], value=value)
