@@ -20,6 +20,7 @@ import pytest
 from pytest_llenergy.compare.comparison import Asked, Measured, interrupted, judge, without_baseline
 from pytest_llenergy.compare.gate import Gate, Inconclusive, asked_of
 from pytest_llenergy.compare.pairing import last_attempts, measured_something, side_of
+from pytest_llenergy.compare.threshold import with_floor
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.environment import Environment
@@ -91,16 +92,17 @@ class Gating:
         """A test against its baseline, one metric after the other; empty where nobody asked for it."""
         own = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
+        common = with_floor(self._settings.floor)
         stored = self.stored
         if stored is None:
-            asked = asked_of(fail_on, own) if fail_on or own is not None else []
+            asked = asked_of(fail_on, own, common) if fail_on or own is not None else []
             return [_ungated(record, each) for each in asked]
         if not record.rounds and own is None:
             return []
         record = _as_stored(record)
         before = stored.records.get(record.id)
         found = []
-        for each in asked_of(fail_on, own):
+        for each in asked_of(fail_on, own, common):
             if before is None:
                 found.append(without_baseline(record, each))
             else:

@@ -56,6 +56,7 @@ class Settings:
     save: str | None
     compare: str | None
     fail_on: tuple[Threshold, ...]
+    floor: float
     inconclusive: Literal["warn", "fail", "pass"]
 
     @property
@@ -317,6 +318,14 @@ OPTIONS = (
         "Fail tests in which a metric is worse than in the baseline,\n"
         "such as energy_j:3% or energy_j:3%+2J (repeatable)",
         repeatable=True,
+    ),
+    Option(
+        "floor",
+        "PERCENT",
+        "1%",
+        _share,
+        "What two runs of the same code differ by on this machine: nothing that\n"
+        "may be less is a change (default: 1%)",
     ),
     Option(
         "inconclusive",

@@ -19,6 +19,7 @@ from pytest_llenergy.ab.repository import Repository, repository
 from pytest_llenergy.ab.schedule import Schedule, schedule
 from pytest_llenergy.ab.sides import Side
 from pytest_llenergy.ab.state import Asked, State
+from pytest_llenergy.compare import comparison
 from pytest_llenergy.compare.gate import asked_for
 from pytest_llenergy.compare.stages import parse_pairs
 from pytest_llenergy.errors import PlanError
@@ -44,8 +45,13 @@ class Request:
     rounds: int = 1
     metrics: Sequence[str] = ()
     fail_on: Sequence[str] = ()
+    floor: str = "1%"
     across: bool = False
     fresh: bool = False
+
+    def asked(self) -> list[comparison.Asked]:
+        """What to compare. Raises ``PlanError`` for what cannot be."""
+        return asked_for(self.fail_on, self.metrics, self.floor)
 
     @property
     def by_options(self) -> bool:
@@ -73,7 +79,7 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     """Resolve commits, check everything, check out, set up; nothing is measured. Raises ``PlanError``."""
     command = parse_command(request.command)
     check_environment(inherited())
-    asked_for(request.fail_on, request.metrics)
+    request.asked()
     if request.rounds < 1:
         raise PlanError(f"--rounds-per-session={request.rounds} needs a whole number, 1 or more")
     wanted = parse_pairs(request.pairs)
@@ -133,7 +139,12 @@ def _commits(
         origin.check_imported(side, told[side.name], modules, found.root, other.root)
 
     measured = Plan(
-        sides, command, plan, asked_for(request.fail_on, request.metrics), request.across, notes=notes
+        sides,
+        command,
+        plan,
+        request.asked(),
+        request.across,
+        notes=notes,
     )
     return Prepared(measured, kept, found.root, before, check, lambda: _tidy(kept.checkouts, found))
 
@@ -199,7 +210,7 @@ def _option_sets(
         sides,
         command,
         plan,
-        asked_for(request.fail_on, request.metrics),
+        request.asked(),
         across=True,
         renamed=True,
         notes=notes,
@@ -284,7 +295,7 @@ def _asked(request: Request, command: Command, directory: Path, sides: Mapping[s
         pairs=request.pairs,
         rounds=request.rounds,
         setup=request.setup,
-        metrics=[*request.metrics, *request.fail_on],
+        metrics=[*request.metrics, *request.fail_on, request.floor],
         across=request.across,
     )
 

@@ -131,6 +131,7 @@ def _run(args: argparse.Namespace) -> int:
         rounds=args.rounds_per_session,
         metrics=args.metric,
         fail_on=args.fail_on,
+        floor=args.floor,
         across=args.across,
         fresh=args.fresh,
     )

@@ -25,6 +25,12 @@ def add_questions(parser: argparse.ArgumentParser) -> None:
         "(repeatable)",
     )
     parser.add_argument(
+        "--floor",
+        default="1%",
+        metavar="PERCENT",
+        help="what two runs of the same code differ by here; what may be less is no change (default: 1%%)",
+    )
+    parser.add_argument(
         "--inconclusive",
         choices=("warn", "fail", "pass"),
         default="warn",

@@ -101,5 +101,5 @@ def _found(args: argparse.Namespace) -> Found:
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
     origins = origin(base), origin(head)
-    asked = asked_for(args.fail_on, args.metric)
+    asked = asked_for(args.fail_on, args.metric, args.floor)
     return Found(compare_reports(*reports, origins, asked, across=args.across), reports)

@@ -10,7 +10,8 @@ from typing import Literal
 from pytest_llenergy.compare.budget import Budget
 from pytest_llenergy.compare.comparison import Asked
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.compare.threshold import Threshold, parse_fail_on, parse_threshold
+from pytest_llenergy.compare.statistics import COMMON, Rule
+from pytest_llenergy.compare.threshold import Threshold, parse_fail_on, parse_floor, parse_threshold
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.model.comparison import Comparison
@@ -46,31 +47,34 @@ def known_metric(name: str) -> str:
     return name
 
 
-def asked_of(fail_on: Sequence[Threshold], own: Threshold | None = None) -> list[Asked]:
+def asked_of(
+    fail_on: Sequence[Threshold], own: Threshold | None = None, common: Rule = COMMON
+) -> list[Asked]:
     """What to compare of a test: what fails it or, where nothing does, its usual metric, to be seen.
 
     What the test's own mark says of a metric goes before what is said of all tests.
     """
     asked = [
-        Asked(each.metric, each.rule(), gated=True)
+        Asked(each.metric, each.rule(common), gated=True)
         for each in fail_on
         if own is None or each.metric != own.metric
     ]
     if own is not None:
-        asked.insert(0, Asked(own.metric, own.rule(), gated=True, own=True))
-    return asked or [Asked()]
+        asked.insert(0, Asked(own.metric, own.rule(common), gated=True, own=True))
+    return asked or [Asked(rule=common)]
 
 
-def asked_for(fail_on: Sequence[str], metrics: Sequence[str]) -> list[Asked]:
+def asked_for(fail_on: Sequence[str], metrics: Sequence[str], floor: str = "1%") -> list[Asked]:
     """What a command line asks for: every metric once, with a threshold of its own or the common rule.
 
-    Raises ``PlanError`` for what is no metric or no threshold.
+    Raises ``PlanError`` for what is no metric, no threshold or no floor.
     """
+    common = parse_floor(floor)
     thresholds = [read_fail_on(text) for text in fail_on]
     names = [known_metric(name) for name in metrics]
-    asked = {each.metric: Asked(each.metric, each.rule(), gated=True) for each in thresholds}
-    asked.update({name: Asked(name, gated=True) for name in names if name not in asked})
-    return list(asked.values()) or [Asked(gated=True)]
+    asked = {each.metric: Asked(each.metric, each.rule(common), gated=True) for each in thresholds}
+    asked.update({name: Asked(name, common, gated=True) for name in names if name not in asked})
+    return list(asked.values()) or [Asked(rule=common, gated=True)]
 
 
 def failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:

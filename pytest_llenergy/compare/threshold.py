@@ -43,6 +43,23 @@ class Threshold:
         )
 
 
+def with_floor(floor: float) -> Rule:
+    """The common rule where changes up to ``floor`` have no reason, as two runs of the same code show.
+
+    A tolerance below the floor is raised to it, as for thresholds.
+    """
+    return replace(COMMON, floor=floor, tolerance=max(COMMON.tolerance, floor))
+
+
+def parse_floor(text: str) -> Rule:
+    """Read ``"1.5%"``. Raises ``PlanError`` for what is no percentage from 0 to 100."""
+    match = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", text)
+    floor = float(match.group(1)) / 100 if match else -1.0
+    if not 0 <= floor < 1:
+        raise PlanError(f"floor {text!r} is no percentage below 100%, such as '1%'")
+    return with_floor(floor)
+
+
 def parse_fail_on(text: str) -> Threshold:
     """Read ``METRIC:PERCENT%`` or ``METRIC:PERCENT%+QUANTITY``. Raises ``PlanError`` for what is none."""
     metric, colon, expression = str(text).partition(":")

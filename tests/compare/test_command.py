@@ -49,6 +49,16 @@ def of(record: Record) -> Report:
     return report_of(record)
 
 
+def test_what_two_runs_of_the_same_code_differ_by_is_no_change(compare: Compare) -> None:
+    assert compare(of(record_of()), of(WORSE), "--floor=9%")[0] == 1
+    status, out, _ = compare(of(record_of()), of(WORSE), "--floor=12%", "--format=json")
+    (found,) = json.loads(out)["comparisons"]
+    assert (status, found["verdict"]) == (0, "unchanged")
+    assert (found["rule"]["floor"], found["rule"]["tolerance"]) == (0.12, 0.12)
+    status, _, err = compare(of(record_of()), of(WORSE), "--floor=much")
+    assert (status, err) == (2, "llenergy compare: floor 'much' is no percentage below 100%, such as '1%'\n")
+
+
 def test_the_table_says_what_became_of_each_test(compare: Compare) -> None:
     status, out, err = compare(of(record_of()), of(WORSE))
     assert (status, err) == (1, "")

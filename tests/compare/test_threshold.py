@@ -10,7 +10,7 @@ import pytest
 from pytest_llenergy.compare.budget import UNITS
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import Rule
-from pytest_llenergy.compare.threshold import parse_fail_on, parse_threshold
+from pytest_llenergy.compare.threshold import parse_fail_on, parse_floor, parse_threshold
 from pytest_llenergy.errors import PlanError
 
 
@@ -117,3 +117,15 @@ def test_the_table_has_every_metric_of_the_documentation_and_its_unit() -> None:
         for name, unit in documented.items()
     }
     assert written == {name: kind.unit for name, kind in METRICS.items()}
+
+
+def test_a_floor_is_a_percentage_and_raises_the_tolerance_to_it() -> None:
+    assert parse_floor(" 2.5 % ") == Rule(floor=0.025)
+    assert parse_floor("8%") == Rule(floor=0.08, tolerance=0.08)
+    assert parse_floor("0%").floor == 0
+
+
+@pytest.mark.parametrize("text", ["", "2", "-1%", "100%", "nan%", "2%%"])
+def test_what_is_no_floor_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match=r"^floor '.*' is no percentage below 100%, such as '1%'$"):
+        parse_floor(text)

@@ -104,6 +104,13 @@ class TestRegressed:
     ) -> None:
         base.runpytest(COMPARE, f"{FAIL}+{absolute}").assert_outcomes(passed=1 - failed, failed=failed)
 
+    @pytest.mark.parametrize(("floor", "failed"), [("2%", 1), ("25%", 0)])
+    def test_what_is_below_the_floor_of_the_machine_is_no_change(
+        self, base: pytest.Pytester, floor: str, failed: int
+    ) -> None:
+        result = base.runpytest(COMPARE, FAIL, f"--energy-floor={floor}")
+        result.assert_outcomes(passed=1 - failed, failed=failed)
+
     def test_the_run_that_failed_by_its_gate_can_be_compared_afterwards(
         self, base: pytest.Pytester, capsys: pytest.CaptureFixture[str]
     ) -> None:
