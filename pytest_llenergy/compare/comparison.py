@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
+from pytest_llenergy.compare.correction import corrected
 from pytest_llenergy.compare.identity import advisories, device_differences, device_line
 from pytest_llenergy.compare.metrics import METRICS, Direction
 from pytest_llenergy.compare.pairing import last_attempts, pairs, side_of, usual_metric
-from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, corrected
+from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare
 from pytest_llenergy.compare.workload import workload_differences
 from pytest_llenergy.measure.metrics import FIGURES, Value, applies, values_of
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, State

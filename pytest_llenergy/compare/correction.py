@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytest_llenergy.compare.statistics import Estimate
+from pytest_llenergy.compare.statistics import Estimate
 
 #: Suites below it are not corrected: a handful of benchmarks has a handful of chances.
 FEWEST_BENCHMARKS = 10

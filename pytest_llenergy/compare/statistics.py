@@ -16,7 +16,6 @@ from operator import truediv
 from statistics import NormalDist
 from typing import Literal
 
-from pytest_llenergy.compare.correction import corrected as corrected
 from pytest_llenergy.compare.metrics import Direction as Direction
 from pytest_llenergy.compare.rank import chances_of_shift, differences, limit_rank, middle, slope, trend
 from pytest_llenergy.errors import PlanError
