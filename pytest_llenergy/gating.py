@@ -104,7 +104,8 @@ class Gating:
         found = []
         for each in asked_of(fail_on, own, common):
             if before is None:
-                found.append(without_baseline(record, each))
+                stopped = None if stored.report.run.complete else stored.origin
+                found.append(without_baseline(record, each, stopped))
             else:
                 base = Measured(before, stored.report.environment)
                 found.append(judge(base, Measured(record, self._here), each))

@@ -123,11 +123,16 @@ def judge(base: Measured, head: Measured, asked: Asked, *, across: bool = False)
     return _judge(base, head, asked, across=across)[0]
 
 
-def without_baseline(head: Record, asked: Asked) -> Comparison:
-    """Of a test that the baseline does not have."""
+def without_baseline(head: Record, asked: Asked, stopped: str | None = None) -> Comparison:
+    """Of a test that the baseline does not have.
+
+    ``stopped`` names a baseline whose run did not come to its end: it may have been about to measure it.
+    """
     case = _Case(asked.metric or usual_metric(head), asked, None, head, asked.gated)
     if not head.counts:
         return case.state("invalid", _not_measured("head", head))
+    if stopped is not None:
+        return case.state("invalid", _missing(stopped))
     return case.state("new", "not in the baseline")
 
 
@@ -144,6 +149,9 @@ def compare_reports(
 
     Raises ``ReportError`` for a test that is in one report twice.
     """
+    stopped = [
+        None if report.run.complete else origin for report, origin in zip((base, head), origins, strict=True)
+    ]
     comparisons: list[Comparison] = []
     with without_collecting():
         old = last_attempts(base.records, origins[0])
@@ -152,9 +160,9 @@ def compare_reports(
             found: list[tuple[Comparison, Estimate | None]] = []
             for before, after in pairs(old, new):
                 if before is None and after is not None:
-                    found.append((without_baseline(after, each), None))
+                    found.append((without_baseline(after, each, stopped[0]), None))
                 elif before is not None and after is None:
-                    found.append((_removed(before, each), None))
+                    found.append((_removed(before, each, stopped[1]), None))
                 elif before is not None and after is not None:
                     sides = Measured(before, base.environment), Measured(after, head.environment)
                     found.append(_judge(*sides, each, across=across, find=find))
@@ -177,8 +185,14 @@ def interrupted(origin: str) -> str:
     return f"{origin} is of a run that did not come to its end: what it had not measured is missing"
 
 
-def _removed(base: Record, asked: Asked) -> Comparison:
+def _missing(origin: str) -> str:
+    return f"missing in {origin}, whose run did not come to its end"
+
+
+def _removed(base: Record, asked: Asked, stopped: str | None) -> Comparison:
     case = _Case(asked.metric or usual_metric(base), asked, base, None, asked.gated)
+    if stopped is not None:
+        return case.state("invalid", _missing(stopped))
     return case.state("removed", "only in the baseline")
 
 

@@ -124,7 +124,7 @@ def compare(base: Sample, head: Sample, rule: Rule = COMMON, better: Direction =
         return _unknown(base, head, "invalid", f"values from {least:g} to {most:g} are no rounds of one work")
     if min(n, m) < FEWEST_ROUNDS:
         found = f"{n} base and {m} head rounds: a verdict needs {FEWEST_ROUNDS} a side"
-        return _unknown(base, head, "inconclusive", found, ratio=exp(shift))
+        return _unknown(base, head, "invalid", found, ratio=exp(shift))
     noise = scatter(*ordered)
     noisy = noise > NOISY
     alpha = min(rule.alpha, NOISY_ALPHA) if noisy else rule.alpha

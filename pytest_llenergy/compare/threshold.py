@@ -10,9 +10,14 @@ from math import isfinite
 from pytest_llenergy.compare.metrics import METRICS, PREFIXES, Direction
 from pytest_llenergy.compare.statistics import COMMON, Rule
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.measure.metrics import FIGURES
 
 #: A plain decimal number, without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+
+
+#: A change that no gate needs to allow: ten times as much more.
+LARGEST = 10.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
     """
     name = "energy_j" if metric is None else metric
     if name not in METRICS:
-        raise PlanError(f"unknown metric {name!r}; a gate can compare: {', '.join(METRICS)}")
+        raise PlanError(f"unknown metric {name!r}; a gate can compare: {', '.join(FIGURES)}")
     unit = METRICS[name].unit
     written = re.escape(unit).replace("token", "tokens?")
     match = re.fullmatch(
@@ -87,10 +92,12 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
     )
     relative = float(match.group(1)) / 100 if match else 0.0
     absolute = float(match.group(2)) * PREFIXES[match.group(3)] if match and match.group(2) else 0.0
-    if match is None or not (0 < relative < float("inf")) or not isfinite(absolute):
+    if match is None or relative <= 0 or not isfinite(absolute):
         raise PlanError(
             f"threshold {text!r} of {name} is no percentage above zero, such as '3%' or '3%+2{unit}'"
         )
+    if relative > LARGEST:
+        raise PlanError(f"threshold {text!r} of {name} would let everything pass; {LARGEST:.0%} is the most")
     if match.group(2) and absolute <= 0:
         raise PlanError(f"threshold {text!r} of {name} adds nothing: write '{match.group(1)}%' alone")
     return Threshold(name, relative, absolute, str(text).strip())

@@ -17,6 +17,9 @@ from ..model.reports import RECORD, REPORT
 #: Joules of six rounds, without a trend and hardly scattered.
 LEVEL = (10.0, 10.02, 9.97, 10.01, 9.98, 10.02)
 
+#: The same on average, and too scattered for a verdict.
+UNSURE = (8.0, 12.5, 8.1, 12.4, 7.9, 12.6)
+
 TEST = "benchmarks/test_decode.py::test_decode[8]"
 
 SPOILED = Flag(name="impossible", severity="invalid", detail="the counter ran backwards")

@@ -19,7 +19,7 @@ from pytest_llenergy.model.report import Report, encode
 from pytest_llenergy.report.journal import Journal
 
 from ..model.reports import HOST, REPORT
-from .runs import LEVEL, TEST, record_of, report_of, scaled
+from .runs import LEVEL, TEST, UNSURE, record_of, report_of, scaled
 
 Compare = Callable[..., tuple[int, str, str]]
 
@@ -45,8 +45,8 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
-def of(record: Record) -> Report:
-    return report_of(record)
+def of(*records: Record) -> Report:
+    return report_of(*records)
 
 
 def test_what_two_runs_of_the_same_code_differ_by_is_no_change(compare: Compare) -> None:
@@ -115,6 +115,8 @@ ELSEWHERE = msgspec.structs.replace(
     REPORT.environment,
     host=msgspec.structs.replace(HOST, logical_cpus=8),  # type: ignore[type-var]
 )
+VAGUE = record_of(joules=UNSURE)
+OTHER = record_of("t.py::other")
 FEW = record_of(joules=LEVEL[:3])
 LOST = record_of(joules=[None] * 6)
 
@@ -125,14 +127,18 @@ LOST = record_of(joules=[None] * 6)
         (of(record_of()), of(record_of()), [], 0, "1 unchanged"),
         (of(record_of()), of(record_of(joules=scaled(0.9))), [], 0, "1 improved"),
         (of(record_of()), report_of(record_of(), environment=ELSEWHERE), [], 3, "cpu.count: 64 -> 8"),
-        (of(FEW), of(FEW), [], 0, "a verdict needs 4 a side"),
-        (of(FEW), of(FEW), ["--inconclusive=pass"], 0, "a verdict needs 4 a side"),
-        (of(FEW), of(FEW), ["--inconclusive=fail"], 4, "a verdict needs 4 a side"),
+        (of(FEW), of(FEW), ["--inconclusive=pass"], 5, "a verdict needs 4 a side"),
+        (of(VAGUE), of(VAGUE), [], 0, "1 inconclusive"),
+        (of(VAGUE), of(VAGUE), ["--inconclusive=pass"], 0, "1 inconclusive"),
+        (of(VAGUE), of(VAGUE), ["--inconclusive=fail"], 4, "1 inconclusive"),
         (of(LOST), of(record_of()), [], 5, "the counter stood still"),
         (of(record_of("t.py::a")), of(record_of("t.py::b")), [], 5, "1 new, 1 removed"),
         (report_of(), report_of(), [], 5, "nothing to compare"),
         (report_of(), of(record_of()), [], 5, "not in the baseline"),
         (report_of(record_of(), complete=False), of(record_of()), [], 0, "did not come to its end"),
+        (of(record_of()), report_of(complete=False), [], 5, "missing in head.json, whose run did not"),
+        (of(record_of(), OTHER), report_of(record_of(), complete=False), [], 5, "missing in head.json"),
+        (report_of(record_of(), complete=False), of(record_of(), OTHER), [], 5, "missing in base.json"),
     ],
 )
 def test_exit_codes(
@@ -144,7 +150,10 @@ def test_exit_codes(
 
 
 def test_inconclusive_ones_are_warned_of(compare: Compare) -> None:
-    assert compare(of(FEW), of(FEW))[2] == "llenergy compare: warning: 1 inconclusive, more rounds can tell\n"
+    assert (
+        compare(of(VAGUE), of(VAGUE))[2]
+        == "llenergy compare: warning: 1 inconclusive, more rounds can tell\n"
+    )
     assert compare(of(FEW), of(FEW), "--inconclusive=pass")[2] == ""
 
 

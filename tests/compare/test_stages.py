@@ -83,7 +83,7 @@ def test_a_drifting_level_may_settle() -> None:
 
 def test_too_few_valid_rounds_get_another_stage() -> None:
     step = judge(sample(3), sample(3), 1)
-    assert (step.estimate.verdict, step.more) == ("inconclusive", 6)
+    assert (step.estimate.verdict, step.more) == ("invalid", 6)
 
 
 @pytest.mark.parametrize("better", ["less", "more"])

@@ -97,7 +97,7 @@ def test_fewer_than_four_rounds_have_no_verdict(rounds: int) -> None:
     for base, head in ((few, many), (many, few), (few, few)):
         estimate = compare(base, head)
         assert (estimate.verdict, estimate.low, estimate.high, estimate.p) == (
-            "inconclusive",
+            "invalid",
             None,
             None,
             None,

@@ -100,18 +100,38 @@ class TestNoSilentPass:
         result.stdout.fnmatch_lines(["energy_gate: mean_power_w could not be judged, invalid: base has *"])
 
     @pytest.mark.parametrize("word", ["warn", "pass", "fail"])
-    def test_too_few_rounds_are_inconclusive(self, base: pytest.Pytester, word: str) -> None:
+    def test_too_few_rounds_for_any_verdict(self, base: pytest.Pytester, word: str) -> None:
         result = base.runpytest(COMPARE, FAIL, "--energy-rounds=2", f"--energy-inconclusive={word}")
+        result.assert_outcomes(failed=1)
+        told = "energy_gate: mean_power_w could not be judged, invalid: * a verdict needs 4 a side"
+        result.stdout.fnmatch_lines([told])
+
+    @pytest.mark.parametrize("word", ["warn", "pass", "fail"])
+    def test_rounds_that_scatter_are_inconclusive(self, base: pytest.Pytester, word: str) -> None:
+        def scatter(report: dict[str, Any]) -> None:
+            for index, each in enumerate(report["records"][0]["rounds"]):
+                each["energy_j"] *= (0.7, 1.4)[index % 2]
+
+        edit("base.json", scatter)
+        result = base.runpytest(COMPARE, FAIL, f"--energy-inconclusive={word}")
         result.assert_outcomes(passed=word != "fail", failed=word == "fail")
-        result.stdout.fnmatch_lines(["inconclusive: test_some.py::test_a: * a verdict needs 4 a side"])
+        result.stdout.fnmatch_lines(["inconclusive: test_some.py::test_a: *"])
         warning = "inconclusive: 1 of 1; more rounds (--energy-rounds) can tell, *"
         if word == "warn":
             result.stdout.fnmatch_lines([warning])
         else:
             result.stdout.no_fnmatch_line(warning)
         if word == "fail":
-            told = "energy_gate: mean_power_w is inconclusive (--energy-inconclusive=fail): *4 a side"
+            told = "energy_gate: mean_power_w is inconclusive (--energy-inconclusive=fail): *"
             result.stdout.fnmatch_lines([told])
+
+    def test_a_test_that_an_interrupted_baseline_lacks(self, base: pytest.Pytester) -> None:
+        edit("base.json", lambda report: report["run"].update(complete=False))
+        base.makepyfile(test_some=ONE.replace("test_a", "test_b"))
+        result = base.runpytest(COMPARE, FAIL)
+        result.assert_outcomes(failed=1)
+        told = "*could not be judged, invalid: missing in base.json, whose run did not come to its end"
+        result.stdout.fnmatch_lines([told])
 
     def test_windows_and_interrupted_runs_are_told(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["run"].update(complete=False))

@@ -14,7 +14,7 @@ from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.report import encode
 from pytest_llenergy.report.github import MOST_SUMMARY_BYTES, command
 
-from ..compare.runs import LEVEL, record_of, report_of, scaled
+from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown
 from .test_comment import compared, comparison
 
@@ -29,9 +29,9 @@ def _outside_of_github(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def regressed() -> ComparedReports:
-    base = report_of(*(record_of(name) for name in NAMES), record_of("t.py::few", LEVEL[:3]))
+    base = report_of(*(record_of(name) for name in NAMES), record_of("t.py::few", UNSURE))
     head = report_of(
-        record_of(NAMES[0], scaled(1.1)), record_of(NAMES[1], scaled(1.2)), record_of("t.py::few", LEVEL[:3])
+        record_of(NAMES[0], scaled(1.1)), record_of(NAMES[1], scaled(1.2)), record_of("t.py::few", UNSURE)
     )
     return compare_reports(base, head, ("base.json", "head.json"), [Asked(gated=True)])
 

@@ -10,17 +10,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 
-from ..compare.runs import LEVEL, record_of, report_of, scaled
+from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown
 from .test_comment import compared, comparison
 
 
 def report(factor: float) -> str:
-    base = report_of(record_of("t.py::same"), record_of("t.py::other"), record_of("t.py::few", LEVEL[:3]))
+    base = report_of(record_of("t.py::same"), record_of("t.py::other"), record_of("t.py::few", UNSURE))
     head = report_of(
         record_of("t.py::same", scaled(1.002)),
         record_of("t.py::other", scaled(factor)),
-        record_of("t.py::few", LEVEL[:3]),
+        record_of("t.py::few", UNSURE),
         record_of("t.py::new"),
     )
     return shown(compare_reports(base, head, ("a", "b"), [Asked(gated=True)]), "gitlab")
