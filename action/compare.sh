@@ -5,6 +5,10 @@ set -euo pipefail
 
 : "${BASE:?the commit or branch to compare with}" "${COMMAND:?the pytest command}" "${OUT:?a folder for results}"
 python=${PYTHON:-python}
+# Isolated: what lies in the directory of a job is not to be taken for a module of ours.
+llenergy() {
+    "$python" -I -m pytest_llenergy.cli "$@"
+}
 mkdir -p "$OUT"
 
 if [[ $(git rev-parse --is-shallow-repository) == true ]]; then
@@ -25,18 +29,27 @@ arguments+=(--pairs "${PAIRS:-6+6}" --inconclusive "${INCONCLUSIVE:-warn}")
 while read -r expression; do
     [[ -z $expression ]] || arguments+=(--fail-on "$expression")
 done <<<"${FAIL_ON:-}"
+
 # Quotes count as in a shell, and nothing else does.
-mapfile -t options < <(xargs -r printf '%s\n' <<<"${OPTIONS:-}")
-mapfile -t command < <(xargs printf '%s\n' <<<"$COMMAND")
+words() {
+    xargs -r printf '%s\n' <<<"$2" || {
+        echo "$1 has a quote that is not closed: $2" >&2
+        return 2
+    }
+}
+options=$(words options "${OPTIONS:-}")
+command=$(words command "$COMMAND")
+[[ -z $options ]] || mapfile -t -O "${#arguments[@]}" arguments <<<"$options"
+mapfile -t command <<<"$command"
 
 status=0
-"$python" -m pytest_llenergy.cli ab "${arguments[@]}" "${options[@]}" -- "${command[@]}" || status=$?
+llenergy ab "${arguments[@]}" -- "${command[@]}" || status=$?
 if [[ -s $OUT/energy.json ]]; then
     for format in markdown html ${FORMATS:-}; do
         # Their exit codes are those of the comparison, which is known already.
-        "$python" -m pytest_llenergy.cli compare "$OUT/energy.json" --format "$format" \
+        llenergy compare "$OUT/energy.json" --format "$format" \
             --output "$OUT/energy.$format" || true
     done
-    [[ -z ${GITHUB_ACTIONS:-} ]] || "$python" -m pytest_llenergy.cli compare "$OUT/energy.json" --format github || true
+    [[ -z ${GITHUB_ACTIONS:-} ]] || llenergy compare "$OUT/energy.json" --format github || true
 fi
 exit "$status"

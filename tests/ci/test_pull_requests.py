@@ -103,6 +103,23 @@ def test_words_of_the_command_are_words_and_nothing_is_run_in_them(tmp_path: Pat
     assert not list(tmp_path.rglob("oops"))
 
 
+@pytest.mark.parametrize("variable", ["COMMAND", "OPTIONS"])
+def test_a_quote_that_is_not_closed_ends_it(tmp_path: Path, variable: str) -> None:
+    clone = Clone(tmp_path, each=11.0)
+    done = clone.action(**{variable: "pytest test_some.py --metric energy_j -k don't"})
+    assert done.returncode == 2
+    assert "has a quote that is not closed" in done.stderr
+
+
+def test_what_lies_in_the_directory_is_not_taken_for_ours(tmp_path: Path) -> None:
+    clone = Clone(tmp_path, each=10.0)
+    package = clone.path / "pytest_llenergy" / "cli"
+    package.mkdir(parents=True)
+    for name in ("pytest_llenergy/__init__.py", "pytest_llenergy/cli/__init__.py", "statistics.py"):
+        (clone.path / name).write_text("raise SystemExit('taken in')\n")
+    assert "taken in" not in clone.action().stderr
+
+
 def test_a_comparison_that_cannot_run_says_why(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     done = clone.action(COMMAND="python train.py")
