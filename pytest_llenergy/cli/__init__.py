@@ -16,13 +16,15 @@ COMMANDS = (ab, compare, comment, report, merge, export, history, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code, or 1 with one line on standard error."""
+    """Run a command. Returns its exit code, or 2 with one line on standard error."""
+    from pytest_llenergy.compare.outcome import USAGE
+
     args = _parser().parse_args(argv)
     try:
         return int(args.run(args))
     except LLEnergyError as error:
         print(f"llenergy: {error}", file=sys.stderr)
-        return 1
+        return USAGE
 
 
 def _parser() -> argparse.ArgumentParser:

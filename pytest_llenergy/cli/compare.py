@@ -48,8 +48,11 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare and print. Returns the exit code of ``compare.outcome``."""
     from pytest_llenergy.compare.outcome import USAGE
+    from pytest_llenergy.report.file import check_apart, place_of
 
     try:
+        if args.output is not None:
+            check_apart(args.output, [place_of(text) for text in (args.base, args.head) if text is not None])
         found = _found(args)
         return told(found, args.format, args.inconclusive, "compare", args.output)
     except LLEnergyError as error:

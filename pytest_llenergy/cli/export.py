@@ -39,15 +39,18 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.export.formats import export
     from pytest_llenergy.export.sides import Side
     from pytest_llenergy.model.paired import PairedReport
-    from pytest_llenergy.report.file import place_of, read_any, replace_file
+    from pytest_llenergy.report.file import check_apart, origin, place_of, read_any, replace_file
 
-    found = read_any(place_of(args.file))
+    place = place_of(args.file)
+    if args.output is not None:
+        check_apart(args.output, [place])
+    found = read_any(place)
     if isinstance(found, PairedReport):
         sides = [Side("base", found.base), Side("head", found.head)]
         wanted = args.side or (None if args.to in WITH_SIDES else "head")
         sides = [side for side in sides if wanted in (None, side.name)]
     elif args.side:
-        raise PlanError(f"--side={args.side}: {args.file} is of one run and has no sides")
+        raise PlanError(f"--side={args.side}: {origin(place)} is of one run and has no sides")
     else:
         sides = [Side("", found)]
     text = export(sides, args.to)

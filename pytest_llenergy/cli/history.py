@@ -52,6 +52,7 @@ def add(commands: Commands) -> None:
 def _add(args: argparse.Namespace) -> int:
     import sys
 
+    from pytest_llenergy.compare.outcome import USAGE
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.history.add import add
     from pytest_llenergy.history.place import place_at
@@ -74,7 +75,7 @@ def _add(args: argparse.Namespace) -> int:
             continue
         rest = f", {added.unmeasured} without figures left out" if added.unmeasured else ""
         print(f"{origin(report_at)}: {_tests(added.tests)} added to {place.name}{rest}")
-    return 1 if refused else 0
+    return USAGE if refused else 0
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -27,10 +27,11 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge. Returns 0."""
-    from pytest_llenergy.report.file import origin, place_of, read_report, write_report
+    from pytest_llenergy.report.file import check_apart, origin, place_of, read_report, write_report
     from pytest_llenergy.report.merge import Part, merge
 
     places = [place_of(text) for text in args.files]
+    check_apart(args.output, places)
     report = merge([Part(origin(place), read_report(place)) for place in places])
     write_report(report, args.output)
     state = "complete" if report.run.complete else "incomplete"

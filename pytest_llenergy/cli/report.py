@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.errors import PlanError, ReportError
-
 if TYPE_CHECKING:
     from pytest_llenergy.cli.parsers import Commands
     from pytest_llenergy.model.report import Report
@@ -38,8 +36,10 @@ def run(args: argparse.Namespace) -> int:
     """Print it, or write its page. Returns 0."""
     import shutil
 
-    from pytest_llenergy.report.file import read_report
+    from pytest_llenergy.report.file import check_apart, read_report
 
+    if args.html is not None:
+        check_apart(args.html, [args.file])
     report = read_report(args.file)
     if args.html is not None:
         return _write_page(report, args.html, args.history)
@@ -53,16 +53,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_page(report: Report, path: Path, history: str | None) -> int:
-    from pytest_llenergy.compare.outcome import USAGE
     from pytest_llenergy.report.file import replace_file
     from pytest_llenergy.report.html.page import render_report
 
-    try:
-        trends = _trends(report, history) if history is not None else []
-        replace_file(path, render_report(report, trends).encode())
-    except (PlanError, ReportError) as error:
-        print(f"llenergy report: {error}", file=sys.stderr)
-        return USAGE
+    trends = _trends(report, history) if history is not None else []
+    replace_file(path, render_report(report, trends).encode())
     print(f"{path}: {len(report.records)} records")
     return 0
 

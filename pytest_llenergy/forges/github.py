@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from pytest_llenergy.errors import ForgeError
 from pytest_llenergy.forges.http import Api
@@ -15,6 +15,33 @@ from pytest_llenergy.forges.thread import Comment
 
 #: Of the REST API, https://docs.github.com/rest/about-the-rest-api/api-versions.
 VERSION = "2022-11-28"
+
+
+class _Request(msgspec.Struct):
+    number: int
+
+
+class _Owner(msgspec.Struct):
+    login: str
+
+
+class _Repository(msgspec.Struct):
+    owner: _Owner
+
+
+class _Run(msgspec.Struct):
+    """What triggered a ``workflow_run``; the repository is null once a fork is deleted."""
+
+    head_sha: str
+    head_branch: str | None = None
+    head_repository: _Repository | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is asked of an event, https://docs.github.com/webhooks/webhook-events-and-payloads."""
+
+    pull_request: _Request | None = None
+    workflow_run: _Run | None = None
 
 
 class PullRequest:
@@ -76,32 +103,30 @@ def pull_request(environ: Mapping[str, str], number: int | None = None) -> PullR
 def _number(api: Api, repository: str, environ: Mapping[str, str]) -> int:
     path = environ.get("GITHUB_EVENT_PATH")
     try:
-        event: dict[str, Any] = json.loads(Path(path).read_text()) if path else {}
-    except (OSError, ValueError) as error:
+        event = msgspec.json.decode(Path(path).read_bytes(), type=_Event) if path else _Event()
+    except (OSError, msgspec.DecodeError) as error:
         raise ForgeError(f"GitHub: the event in {path} could not be read ({error})") from None
-    if "pull_request" in event:
-        return int(event["pull_request"]["number"])
-    if "workflow_run" in event:
-        return _of_run(api, repository, event["workflow_run"])
+    if event.pull_request is not None:
+        return event.pull_request.number
+    if event.workflow_run is not None:
+        return _of_run(api, repository, event.workflow_run)
     raise ForgeError(
         f"GitHub: the event {environ.get('GITHUB_EVENT_NAME', 'of this workflow')} is of no pull request; "
         "name it with --number"
     )
 
 
-def _of_run(api: Api, repository: str, run: Mapping[str, Any]) -> int:
+def _of_run(api: Api, repository: str, run: _Run) -> int:
     """The open pull request whose last commit the run had.
 
     The event names none for a fork. What the run itself has left may be anything, so it is not asked.
     """
-    owner = (run.get("head_repository") or {}).get("owner", {}).get("login")
-    branch, sha = run.get("head_branch"), run.get("head_sha")
-    if owner and branch and sha:
-        head = quote(f"{owner}:{branch}", safe="")
+    if run.head_repository is not None and run.head_branch:
+        head = quote(f"{run.head_repository.owner.login}:{run.head_branch}", safe="")
         for each in api.pages(f"repos/{repository}/pulls?state=open&per_page=100&head={head}"):
-            if each["head"]["sha"] == sha:
+            if each["head"]["sha"] == run.head_sha:
                 return int(each["number"])
     raise ForgeError(
-        f"GitHub: no open pull request has {sha or 'the commit of the run'} as its last commit; it was "
+        f"GitHub: no open pull request has {run.head_sha} as its last commit; it was "
         "pushed to or closed since"
     )

@@ -93,7 +93,8 @@ class Remote:
     def __init__(self, address: str) -> None:
         self._address = address
         self.name = shown(address)
-        self._system, root = file_system(address)
+        # Some protocols connect at once.
+        self._system, root = in_time(address, lambda: file_system(address))
         self._root = root.rstrip("/")
 
     def folders(self) -> list[str]:

@@ -19,7 +19,17 @@ def storable(value: Any) -> Any:
 
 def one_line(text: str) -> str:
     """Text on one line; what cannot be seen, such as marks that turn the direction of writing, is escaped."""
-    return "".join(each if each.isprintable() else _escape(each) for each in " ".join(text.split()))
+    return visible(" ".join(text.split()))
+
+
+def visible(text: str) -> str:
+    """Text with every character that cannot be seen as its escape, those between lines too."""
+    return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def cut(line: str, most: int) -> str:
+    """At most so many characters of it: its middle is left out, since tests differ at the end."""
+    return line if len(line) <= most else f"{line[: most // 2]}…{line[1 - most // 2 :]}"
 
 
 def _escape(character: str) -> str:

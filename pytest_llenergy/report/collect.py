@@ -18,6 +18,7 @@ from pytest_llenergy.model.text import storable
 from pytest_llenergy.report.file import write_report
 from pytest_llenergy.report.journal import Journal, journal_path
 from pytest_llenergy.report.provenance import environment, source
+from pytest_llenergy.report.remote import without_secrets
 
 
 class Collector:
@@ -41,7 +42,7 @@ class Collector:
         self.path = path
         self._copies = tuple(copies)
         self._root = root
-        self._argv: list[str] = storable(list(argv))
+        self._argv: list[str] = storable(without_secrets(argv))
         self._started = started
         self._apart = apart
         self.run_id = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"

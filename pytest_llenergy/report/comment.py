@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pytest_llenergy.model.comparison import STATES, AppliedRule, ComparedReports, Comparison, Side, State
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.model.text import cut, one_line
+from pytest_llenergy.report.names import told_apart
 from pytest_llenergy.report.verdicts import change, in_order, interval, noise_line, value
 
 #: By this a later run finds the comment that it replaces.
@@ -34,6 +35,9 @@ SIGNS: dict[State, str] = {
 #: What means nothing in Markdown, HTML, or to GitHub; addresses and links are looked at apart.
 PLAIN = re.compile(r"[^\W_]|[ ,;=:./…%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
 
+#: What GitHub makes a link of without a scheme.
+WWW = re.compile(r"(www)\.", re.IGNORECASE)
+
 #: What GitHub makes a mention or a reference of, even where it is written as a character reference.
 CALLING = re.compile(r"(&#(?:64|35);)")
 
@@ -44,8 +48,9 @@ def render_comment(compared: ComparedReports, most_bytes: int = MOST_BYTES) -> s
     head = _head(compared)
     foot = _foot(compared)
     loud = [each for each in in_order(compared.comparisons) if each.verdict != "unchanged"]
-    rows = [(each.verdict, _row(each)) for each in loud]
-    quiet = [(each.verdict, _row(each)) for each in groups["unchanged"]]
+    names = told_apart(each.id for each in compared.comparisons)
+    rows = [(each.verdict, _row(each, names[each.id])) for each in loud]
+    quiet = [(each.verdict, _row(each, names[each.id])) for each in groups["unchanged"]]
     room = most_bytes - _size(head) - _size(foot) - 2000
     kept, room = _fitting(rows, room)
     kept_quiet, _ = _fitting(quiet, room)
@@ -82,14 +87,12 @@ def plain(text: str, most: int = MOST_NAME) -> str:
     What Markdown, HTML or GitHub could read is written as a character reference, and what cannot be seen,
     such as marks that turn the direction of writing, as its escape.
     """
-    line = one_line(text)
-    if len(line) > most:
-        line = f"{line[: most // 2]}…{line[-(most // 2) :]}"
+    line = cut(one_line(text), most)
     referred = "".join(
         each if PLAIN.match(line, place) else f"&#{ord(each)};" for place, each in enumerate(line)
     )
     # Neither an address nor a link.
-    unlinked = referred.replace("://", "&#58;//").replace("www.", "www&#46;").replace("](", "]&#40;")
+    unlinked = WWW.sub(r"\1&#46;", referred.replace("://", "&#58;//").replace("](", "]&#40;"))
     return CALLING.sub(r"\1&#8203;", unlinked)
 
 
@@ -108,16 +111,18 @@ def _head(compared: ComparedReports) -> str:
 
 def _side(side: Side) -> str:
     if side.commit is None:
-        return plain(side.origin)
+        # At the beginning of a line, where a dash or a number would mean something.
+        return f"<code>{plain(side.origin)}</code>"
     return f"<code>{plain(side.commit[:10])}</code>{' (with changes)' if side.dirty else ''}"
 
 
-def _row(comparison: Comparison) -> str:
+def _row(comparison: Comparison, shown: str) -> str:
     sign = f"{SIGNS[comparison.verdict]} {comparison.verdict}"
     told = comparison.reason if not comparison.judged or comparison.verdict == "inconclusive" else ""
-    name = f"<code>{plain(_name(comparison.id))}</code>"
+    name = f"<code>{plain(shown)}</code>"
     for note in filter(None, [told, *comparison.notes]):
         name += f"<br>{plain(note, MOST_REASON)}"
+    unit = plain(comparison.unit)
     moved = change(comparison)
     if comparison.verdict in ("regressed", "improved"):
         moved = f"**{moved}**"
@@ -125,20 +130,14 @@ def _row(comparison: Comparison) -> str:
     cells = (
         sign,
         name,
-        value(comparison.base, comparison.unit),
-        value(comparison.head, comparison.unit) + estimated,
+        value(comparison.base, unit),
+        value(comparison.head, unit) + estimated,
         moved,
         interval(comparison),
         _throughput(comparison),
         f"{comparison.n_base} + {comparison.n_head}" if comparison.judged else "-",
     )
     return f"| {' | '.join(cells)} |"
-
-
-def _name(name: str) -> str:
-    """Without the directories; a parameter may hold slashes."""
-    path, bracket, params = name.partition("[")
-    return f"{path.rpartition('/')[2]}{bracket}{params}"
 
 
 def _throughput(comparison: Comparison) -> str:
@@ -153,7 +152,7 @@ def _foot(compared: ComparedReports) -> str:
     rules = dict.fromkeys(
         (each.metric, _rule(each.rule)) for each in compared.comparisons if each.rule is not None
     )
-    told = "; ".join(f"{metric}: {rule}" for metric, rule in rules)
+    told = "; ".join(f"{plain(metric)}: {rule}" for metric, rule in rules)
     return f"Regressed: {told}. Values are medians of rounds." if told else "No rule was applied."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +19,9 @@ from pytest_llenergy.report.remote import fetch, is_address, shown
 
 #: A path, or the text of an address.
 Place: TypeAlias = Path | str
+
+#: Addresses of files on this host.
+LOCAL = ("file://", "local://")
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -76,6 +80,21 @@ def read_file(place: Place) -> bytes:
         return place.read_bytes()
     except OSError as error:
         raise ReportError(f"{place}: {error.strerror}") from None
+
+
+def check_apart(output: Path, places: Iterable[Place]) -> None:
+    """Raises ``ReportError`` for an output that is one of the files to read, by whatever name or link."""
+    for place in places:
+        if isinstance(place, str) and not place.startswith(LOCAL):
+            continue
+        path = Path(place.partition("://")[2]) if isinstance(place, str) else place
+        try:
+            same = path.samefile(output)
+        except OSError:
+            # One of them is not there.
+            same = False
+        if same:
+            raise ReportError(f"{output}: the same file as {origin(place)}, which is read; name another")
 
 
 def place_of(text: str) -> Place:

@@ -67,7 +67,8 @@ def _rendered(found: Found, form: Format, width: int, *, color: bool) -> str:
         from pytest_llenergy.report.junit import junit_xml
 
         return junit_xml(compared)
+    from pytest_llenergy.model.text import one_line
     from pytest_llenergy.report.verdicts import render_verdicts
 
     table = render_verdicts(compared.comparisons, width, color=color)
-    return "\n".join([table, *compared.devices, *compared.notes])
+    return "\n".join([table, *map(one_line, [*compared.devices, *compared.notes])])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
+from pytest_llenergy.model.text import one_line, visible
 from pytest_llenergy.report.comment import MOST_BYTES, render_comment
 from pytest_llenergy.report.verdicts import change, short, summary, value
 
@@ -95,8 +96,8 @@ def _error(comparison: Comparison) -> str:
     moved = f"{value(comparison.base)} -> {value(comparison.head, comparison.unit)}"
     estimated = " (estimated)" if comparison.kind == "estimated" else ""
     title = f"Energy: {short(comparison.id)} {change(comparison)}"
-    message = f"{comparison.metric} regressed, {moved}{estimated}: {comparison.reason}"
-    return command("error", {"title": title, "file": file, "line": line}, message)
+    message = one_line(f"{comparison.metric} regressed, {moved}{estimated}: {comparison.reason}")
+    return command("error", {"title": title, "file": visible(file), "line": line}, message)
 
 
 def _place(name: str) -> tuple[str, str]:

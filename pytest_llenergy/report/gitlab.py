@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
+from pytest_llenergy.model.text import visible
 from pytest_llenergy.report.openmetrics import Family, Sample, render
 
 #: Decimal places of a change: a tenth of a per cent.
@@ -31,7 +32,7 @@ def metrics_report(compared: ComparedReports) -> str:
         "llenergy_change_ratio",
         "Relative change from the base; 0 where unchanged, NaN where it cannot be told.",
         [
-            Sample({"test": _unhashed(each.id), "metric": each.metric}, _change(each))
+            Sample({"test": _label(each.id), "metric": _label(each.metric)}, _change(each))
             for each in compared.comparisons
             if each.judged
         ],
@@ -46,6 +47,9 @@ def _change(comparison: Comparison) -> str:
     return "0" if comparison.verdict == "unchanged" else f"{comparison.ratio - 1:+.{PLACES}f}"
 
 
-def _unhashed(name: str) -> str:
-    """GitLab takes what follows a hash for a comment, wherever it stands (``parsers/metrics/generic.rb``)."""
-    return name.replace("#", "%23")
+def _label(name: str) -> str:
+    """GitLab takes what follows a hash for a comment, wherever it stands (``parsers/metrics/generic.rb``).
+
+    What cannot be seen is escaped; line breaks are left to the format, which has an escape of its own.
+    """
+    return "\n".join(visible(line) for line in name.replace("#", "%23").split("\n"))

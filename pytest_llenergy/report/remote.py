@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_llenergy.errors import ReportError
@@ -21,6 +21,12 @@ T = TypeVar("T")
 
 #: A scheme, or several that are chained. A path may have a colon in it, and ``C:\\`` is one.
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*://")
+
+#: What follows the scheme, wherever the address stands: behind the name of an option, among other options.
+REST = re.compile(r"://\S*")
+
+#: Addresses, as shown, that lack what their protocol cannot do without.
+HOSTLESS = re.compile("(?:^|::)(ftps?|sftp|ssh|https?)://(?:/|$)")
 
 #: Ten thousand tests of twelve rounds take 170 MB.
 MOST_BYTES = 1 << 30
@@ -35,11 +41,14 @@ def is_address(text: str) -> bool:
 
 
 def shown(address: str) -> str:
-    """Without what may be a secret."""
-    scheme, _, rest = address.partition("://")
-    place = re.split("[?#]", rest, maxsplit=1)[0]
-    host, slash, path = place.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    """Without what may be a secret, in none of the addresses of a chain."""
+    place = re.split("[?#]", address, maxsplit=1)[0]
+    return re.sub("://[^/]*@", "://", place)
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """Arguments of a command line, with every address that is in one as ``shown`` has it."""
+    return [REST.sub(lambda found: shown(found[0]), word) for word in words]
 
 
 def fetch(address: str) -> bytes:
@@ -65,8 +74,12 @@ def fetch(address: str) -> bytes:
 def file_system(address: str) -> tuple[AbstractFileSystem, str]:
     """What fsspec has for an address, and the path in it.
 
-    Raises ``ReportError`` where fsspec, or what it needs for the scheme, is not installed.
+    Raises ``ReportError`` for one without a host, and where fsspec, or what it needs for the scheme, is not
+    installed. Some protocols connect here: for use within ``in_time``.
     """
+    hostless = HOSTLESS.search(shown(address))
+    if hostless is not None:
+        raise ReportError(f"{shown(address)}: names no host; expected {hostless[1]}://host/path")
     try:
         from fsspec.core import url_to_fs
     except ImportError:

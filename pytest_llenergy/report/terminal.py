@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pytest_llenergy.model.record import Flag, Metric, Record, Window
+from pytest_llenergy.model.text import cut, one_line
+from pytest_llenergy.report.verdicts import MOST_NAME, short
 
 #: Parameters that have a column of their own.
 OWN_COLUMN = frozenset({"backend"})
@@ -29,10 +32,10 @@ def render(records: Sequence[Record], width: int, *, color: bool) -> str:
         console.print(_table(shown))
     for record in records:
         for window in record.windows:
-            console.print(f"{_short(record.id)} · {window.name}: {_window(window, record)}", markup=False)
+            console.print(f"{short(record.id)} · {window.name}: {_window(window, record)}", markup=False)
         # Failures have been told by pytest already.
         if record.status in ("invalid", "crashed"):
-            console.print(f"{record.status.upper()} {_short(record.id)}: {record.reason}", markup=False)
+            console.print(f"{record.status.upper()} {short(record.id)}: {record.reason}", markup=False)
     for line in [*_skipped(records), *_notes([record for record in records if record.meters])]:
         console.print(line, markup=False)
     return stream.getvalue().rstrip("\n")
@@ -47,12 +50,12 @@ def _table(records: Sequence[Record]) -> Table:
     table.add_column("meter", no_wrap=True)
     for record in records:
         table.add_row(
-            _name(record),
-            record.backend.name if record.backend else "-",
+            Text(_name(record)),
+            Text(one_line(record.backend.name) if record.backend else "-"),
             _with_uncertainty(record.metrics.get("energy_j")),
             _with_uncertainty(record.metrics.get("energy_per_output_token_j")),
             _value(record.metrics.get("output_tokens_per_s")),
-            _meter(record),
+            Text(one_line(_meter(record))),
         )
     return table
 
@@ -60,11 +63,10 @@ def _table(records: Sequence[Record]) -> Table:
 def _name(record: Record) -> str:
     test = record.id.partition("[")[0].rpartition("::")[2]
     own = {name: value for name, value in record.params.items() if name not in OWN_COLUMN}
-    # A parameter may hold line breaks, which would tear the row.
-    params = [f"{name}={' '.join(str(value).split())}" for name, value in own.items()]
+    params = [f"{name}={value}" for name, value in own.items()]
     if len(record.ranks) > 1:
         params.append(f"ranks={len(record.ranks)}")
-    return f"{test} {' '.join(params)}".strip()
+    return cut(one_line(f"{test} {' '.join(params)}"), MOST_NAME)
 
 
 def _window(window: Window, record: Record) -> str:
@@ -73,10 +75,6 @@ def _window(window: Window, record: Record) -> str:
     label = " estimated" if record.kind == "estimated" else ""
     joules = rounded(window.energy_j, window.energy_u_absolute_j)
     return f"{joules} J{label} in {window.duration_s:.3g} s"
-
-
-def _short(node_id: str) -> str:
-    return node_id.rpartition("/")[2]
 
 
 def _value(metric: Metric | None) -> str:

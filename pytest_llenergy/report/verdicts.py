@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.model.comparison import STATES, Comparison, State
+from pytest_llenergy.model.text import cut, one_line
+from pytest_llenergy.report.names import split
 
 STYLES: dict[State, str] = {
     "regressed": "bold red",
@@ -25,6 +27,9 @@ STYLES: dict[State, str] = {
 
 #: From so many rows on those that are unchanged are only counted.
 MANY_ROWS = 40
+
+#: Characters of a test's name.
+MOST_NAME = 160
 
 #: Lines for tests of one state, before the rest is only counted.
 MANY_LINES = 10
@@ -73,9 +78,8 @@ def noise_line(comparisons: Sequence[Comparison]) -> str:
 
 
 def short(name: str) -> str:
-    """A test id without its directories, on one line."""
-    path, bracket, params = name.partition("[")
-    return " ".join(f"{path.rpartition('/')[2]}{bracket}{params}".split())
+    """A test id without its directories, on one line that is not too long."""
+    return cut(one_line(split(name)[1]), MOST_NAME)
 
 
 def change(comparison: Comparison) -> str:
@@ -106,7 +110,7 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
             Text(each.verdict, style=STYLES.get(each.verdict, "")),
             Text(_test(each.id)),
             value(each.base),
-            value(each.head, each.unit),
+            Text(value(each.head, one_line(each.unit))),
             change(each),
             interval(each),
             "-" if each.detectable is None else f"{each.detectable:.1%}",
@@ -116,9 +120,9 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
 
 def _test(name: str) -> str:
     path, bracket, params = name.partition("[")
-    return " ".join(f"{path.rpartition('::')[2]}{bracket}{params}".split())
+    return cut(one_line(f"{path.rpartition('::')[2]}{bracket}{params}"), MOST_NAME)
 
 
 def _told(comparison: Comparison) -> str:
     told = [] if comparison.verdict in ("regressed", "improved") else [comparison.reason]
-    return "; ".join([*told, *comparison.notes])
+    return one_line("; ".join([*told, *comparison.notes]))

@@ -13,9 +13,11 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.paired import PairedReport, encode_paired
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.report.formats import Found, render
 from pytest_llenergy.report.journal import Journal
 
 from ..model.reports import HOST, REPORT
@@ -67,6 +69,31 @@ def test_the_table_says_what_became_of_each_test(compare: Compare) -> None:
     assert "J/token  +10.0%  +9." in row
     assert out.splitlines()[-2].startswith("1 regressed; noise 0.")
     assert out.splitlines()[-1] == "1x NVIDIA H100 700 W, nvml (measured)"
+
+
+@pytest.mark.parametrize("odd", ["[/x]", "[red]", "\x1b[31m"])
+def test_no_text_of_a_file_is_markup_of_the_terminal(odd: str, compare: Compare) -> None:
+    status, out, _ = compare(of(record_of()), of(WORSE), "--metric=energy_j", "--format=json")
+    found = json.loads(out)
+    found["comparisons"][0] |= {"unit": odd, "notes": [odd], "id": f"t.py::t[{odd}]"}
+    compared = msgspec.convert(found | {"devices": [odd], "notes": [odd]}, ComparedReports)
+    text = render(Found(compared, (REPORT, REPORT)), "text", 200)
+    assert status == 1
+    assert text.count(odd.encode("unicode_escape").decode()) == 6
+    assert all(each.isprintable() or each == "\n" for each in text)
+
+
+def test_the_table_has_room_for_any_id_and_shows_what_cannot_be_seen(compare: Compare) -> None:
+    name = f"a/t.py::t[\x1b[31m\u202e{'x' * 5000}z]"
+    _, out, _ = compare(of(record_of(name)), of(record_of(name, scaled(1.1))))
+    assert len(out.splitlines()) < 25
+    assert "t[\\x1b[31m\\u202exx" in out
+    _, out, _ = compare(
+        of(record_of(name)), of(Record(id=name, attempt=1, status="failed", reason="\x1b[2J"))
+    )
+    (line,) = [line for line in "".join(out.splitlines()).split("invalid: ") if line.startswith("t.py")]
+    assert "xz]: " in line
+    assert all(each.isprintable() or each == "\n" for each in out)
 
 
 def test_json_is_for_programs(compare: Compare) -> None:

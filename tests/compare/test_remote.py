@@ -92,10 +92,26 @@ def test_an_address_begins_with_a_scheme(text: str, yes: bool) -> None:
         ("https://x/base.json?X-Amz-Signature=secret", "https://x/base.json"),
         ("https://user:pass@word@x/a@b.json#f", "https://x/a@b.json"),
         ("s3://bucket/base.json", "s3://bucket/base.json"),
+        ("zip://x.json::http://bob:hunter2@x/y.zip?token=secret", "zip://x.json::http://x/y.zip"),
     ],
 )
 def test_secrets_of_an_address_are_not_shown(address: str, told: str) -> None:
     assert shown(address) == told
+
+
+def test_secrets_of_addresses_on_the_command_line_are_in_no_report(
+    quick: pytest.Pytester, server: str, tmp_path: Path
+) -> None:
+    (tmp_path / "base.json").write_bytes(encode(report_of(record_of())))
+    quick.makepyfile("import time\ndef test_a(energy): energy(time.sleep, 0.01)\n")
+    address = server.replace("://", "://bob:hunter2@") + "/base.json?token=s3cret"
+    more = ("--energy-report", f"--energy-compare={address}", "-o", f"addopts=--deselect={address} -q")
+    quick.runpytest_subprocess(*more)
+    text = (quick.path / "energy.json").read_text()
+    assert f"--energy-compare={server}/base.json" in text
+    assert f"addopts=--deselect={server}/base.json -q" in text
+    assert "hunter2" not in text
+    assert "s3cret" not in text
 
 
 def test_two_reports_are_compared_by_address(
@@ -124,7 +140,7 @@ def test_a_place_that_can_only_be_read_keeps_no_history(
     report = report_of(record_of())
     (tmp_path / "energy.json").write_bytes(encode(report))
     place = f"--at={server}/history"
-    assert main(["history", "add", "--allow-dirty", f"{server}/energy.json", place]) == 1
+    assert main(["history", "add", "--allow-dirty", f"{server}/energy.json", place]) == 2
     told = f"llenergy history: {server}/history: the server answers 501 Unsupported method ('PUT')\n"
     assert capsys.readouterr().err == told
 

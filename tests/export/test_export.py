@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import jsonschema
 import msgspec
 import pytest
@@ -239,12 +240,19 @@ class TestFiles:
 
     def test_a_report_has_no_sides(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("in.json").write_bytes(encode(report_of(record_of())))
-        assert main(["export", "in.json", "--to=csv", "--side=base"]) == 1
+        assert main(["export", "in.json", "--to=csv", "--side=base"]) == 2
         assert capsys.readouterr().err == "llenergy: --side=base: in.json is of one run and has no sides\n"
+
+    def test_secrets_of_an_address_are_in_no_message(self, capsys: pytest.CaptureFixture[str]) -> None:
+        place = "bob:hunter2@host/in.json?token=s3cret"
+        fsspec.filesystem("memory").pipe_file(f"/{place}", encode(report_of(record_of())))
+        assert main(["export", f"memory://{place}", "--to=csv", "--side=base"]) == 2
+        told = "llenergy: --side=base: memory://host/in.json is of one run and has no sides\n"
+        assert capsys.readouterr().err == told
 
     def test_a_test_that_is_there_twice_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("in.json").write_bytes(encode(report_of(record_of(), record_of())))
-        assert main(["export", "in.json", "--to=csv", "-o", "out"]) == 1
+        assert main(["export", "in.json", "--to=csv", "-o", "out"]) == 2
         assert f"{TEST} is there twice" in capsys.readouterr().err
         assert not Path("out").exists()
 

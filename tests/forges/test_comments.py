@@ -129,6 +129,34 @@ def test_a_request_that_was_pushed_to_since_gets_no_comment(forge: Forge, tmp_pa
         pull_request(github(forge) | {"GITHUB_EVENT_PATH": str(event)})
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        "[]",
+        "{",
+        '{"pull_request": {}}',
+        '{"pull_request": {"number": "x"}}',
+        '{"workflow_run": {}}',
+        '{"workflow_run": {"head_sha": "a", "head_repository": {"owner": null}}}',
+    ],
+)
+def test_an_event_that_is_none_of_github_is_told(forge: Forge, event: str, tmp_path: Path) -> None:
+    path = tmp_path / "event.json"
+    path.write_text(event)
+    with pytest.raises(
+        ForgeError, match=r"GitHub: the event in .*event\.json could not be read \("
+    ) as caught:
+        pull_request(github(forge) | {"GITHUB_EVENT_PATH": str(path)})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_deleted_fork_has_no_request(forge: Forge, tmp_path: Path) -> None:
+    event = tmp_path / "event.json"
+    event.write_text('{"workflow_run": {"head_sha": "abc", "head_branch": "x", "head_repository": null}}')
+    with pytest.raises(ForgeError, match="no open pull request has abc as its last commit"):
+        pull_request(github(forge) | {"GITHUB_EVENT_PATH": str(event)})
+
+
 def test_an_event_of_no_request_is_told(forge: Forge) -> None:
     with pytest.raises(ForgeError, match="the event some is of no pull request; name it with --number"):
         pull_request(github(forge))

@@ -88,7 +88,7 @@ def dirty(state: bool | None) -> Report:
 def test_what_is_of_no_commit_is_refused_unless_allowed(
     report: Report, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(report) == 1
+    assert run(report) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"llenergy history: energy.json: {told}")
     assert err.count("\n") == 1
@@ -111,7 +111,7 @@ def test_what_is_of_no_commit_is_refused_unless_allowed(
 def test_what_is_no_session_is_refused_also_with_allow_dirty(
     report: Report, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(report, "--allow-dirty") == 1
+    assert run(report, "--allow-dirty") == 2
     assert capsys.readouterr().err.startswith(f"llenergy history: energy.json: {told}")
     assert not files()
 
@@ -119,7 +119,7 @@ def test_what_is_no_session_is_refused_also_with_allow_dirty(
 def test_one_that_is_refused_does_not_keep_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
     for name, report in (("a.json", dirty(True)), ("b.json", day_of(1))):
         Path(name).write_bytes(encode(report))
-    assert main(["history", "add", "a.json", "none.json", "b.json"]) == 1
+    assert main(["history", "add", "a.json", "none.json", "b.json"]) == 2
     told = capsys.readouterr()
     assert [line.split(": ")[1] for line in told.err.splitlines()] == ["a.json", "none.json"]
     assert told.out == "b.json: 1 test added to .llenergy/history\n"
@@ -197,15 +197,30 @@ def test_a_place_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/history"
-        assert run(day_of(0), f"--at={address}") == 1
+        assert run(day_of(0), f"--at={address}") == 2
     err = capsys.readouterr().err
     assert err.startswith(f"llenergy history: {address}: ")
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("action", [["add", "energy.json"], ["show"], ["accept", "0000", "--reason=x"]])
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("ftp://", "names no host; expected ftp://host/path"), ("ftp://127.0.0.1:1/h", "cannot be reached (")],
+)
+def test_a_place_that_is_none_is_told_in_a_line(
+    action: list[str], address: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("energy.json").write_bytes(encode(day_of(0)))
+    assert main(["history", *action, f"--at={address}"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"llenergy: {address}: {told}")
+    assert err.count("\n") == 1
+
+
 def test_a_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken").write_text("a file")
-    assert run(day_of(0), "--at=taken") == 1
+    assert run(day_of(0), "--at=taken") == 2
     err = capsys.readouterr().err
     assert err.startswith("llenergy history: taken/")
     assert err.endswith(": Not a directory\n")

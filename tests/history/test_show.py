@@ -94,7 +94,7 @@ def test_a_step_of_one_test_leaves_the_anchor_of_the_others(capsys: pytest.Captu
     assert capsys.readouterr().out == f".llenergy/history: accepted {commit(1)} for 1 test: x\n"
     anchors = {each["id"]: each["anchor_commit"] for each in shown(capsys)["standings"]}
     assert anchors == {"t.py::a": commit(1), "t.py::b": commit(0)}
-    assert main(["history", "accept", commit(1), "--reason=x", "--test=c"]) == 1
+    assert main(["history", "accept", commit(1), "--reason=x", "--test=c"]) == 2
     assert "no session of commit 0001cccccc has c" in capsys.readouterr().err
 
 
@@ -110,7 +110,7 @@ def test_a_step_that_is_none_is_refused(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(*levels([1.0, 1.1]))
-    assert main(["history", "accept", *arguments]) == 1
+    assert main(["history", "accept", *arguments]) == 2
     assert capsys.readouterr().err.endswith(f"{told}\n")
     assert not Path(".llenergy/history/accepted").exists()
 
@@ -119,7 +119,7 @@ def test_a_commit_that_may_be_two_is_refused(capsys: pytest.CaptureFixture[str])
     keep(*levels([1.0, 1.0]))
     other = session(2, record_of())
     keep(msgspec.structs.replace(other, source=msgspec.structs.replace(other.source, commit="0001d" * 8)))
-    assert main(["history", "accept", "0001", "--reason=x"]) == 1
+    assert main(["history", "accept", "0001", "--reason=x"]) == 2
     assert "sessions of 2 commits are of commit 0001; give more letters" in capsys.readouterr().err
 
 
@@ -213,13 +213,13 @@ def test_no_test_id_breaks_out_of_the_page(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_nothing_to_show(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["history", "show", *arguments]) == 1
+    assert main(["history", "show", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"llenergy: {told}")
 
 
 def test_a_test_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     keep(day_of(0))
-    assert main(["history", "show", "test_x"]) == 1
+    assert main(["history", "show", "test_x"]) == 2
     assert "no session has test_x; llenergy history show lists what there is" in capsys.readouterr().err
 
 
@@ -237,7 +237,7 @@ def test_a_broken_session_is_named(content: bytes, told: str, capsys: pytest.Cap
     keep(day_of(0))
     (path,) = Path(".llenergy/history").rglob("*.jsonl")
     path.write_bytes(content)
-    assert main(["history", "show"]) == 1
+    assert main(["history", "show"]) == 2
     assert capsys.readouterr().err.startswith(f"llenergy: {path}: {told}")
 
 
@@ -263,7 +263,7 @@ def test_the_page_of_a_report_has_the_trend_of_its_tests(capsys: pytest.CaptureF
     assert all(commit(day)[:10] in text for day in range(10))
     assert main(["report", "last.json", "--html", "page.html", "--history", "nowhere"]) == 2
     assert capsys.readouterr().err == (
-        "llenergy report: nowhere: no session is there; llenergy history add REPORT adds one\n"
+        "llenergy: nowhere: no session is there; llenergy history add REPORT adds one\n"
     )
 
 

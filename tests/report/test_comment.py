@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.model.comparison import ComparedReports, Comparison, Side
+from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side
 from pytest_llenergy.report.comment import MARKER, MOST_BYTES, plain, render_comment
 
 from ..compare.runs import LEVEL, record_of, report_of, scaled
@@ -89,6 +89,41 @@ def test_a_hostile_id_stays_text_in_its_cell(name: str) -> None:
     assert all(each.isprintable() or each == "\n" for each in text)
 
 
+@pytest.mark.parametrize(
+    "text", [*HOSTILE, "WWW.evil.example", "J |\n\n@octocat [x](https://evil.example)\n\n"]
+)
+def test_no_text_of_a_comparison_is_markup(text: str) -> None:
+    """A fork may have written all of it: the file is of its run."""
+    rule = AppliedRule(threshold=0.03, threshold_absolute=0.0, floor=0.01, tolerance=0.05, alpha=0.05)
+    told = {"metric": text, "unit": text, "reason": text, "notes": [text], "differences": [text]}
+    found = [
+        comparison(text, verdict, base=1.0, head=2.0, rule=msgspec.to_builtins(rule), **told)
+        for verdict in ("regressed", "unchanged", "inconclusive")
+    ]
+    side = Side(origin=text, run_id=text, started_at=text, complete=True, branch=text)
+    base = msgspec.structs.replace(side, commit=text)
+    report = ComparedReports(base=base, head=side, comparisons=found, devices=[text], notes=[text])
+    shown = render_comment(report)
+    ours = re.sub(r"</?(code|details|summary)>|<br>|<!-- llenergy:compare -->|\*\*", "", shown)
+    assert not re.search(r"[<>`*~\\@!]|\]\(|://|www\.", ours, re.IGNORECASE)
+    assert {line.count("|") for line in shown.splitlines() if line.startswith("|")} == {9}
+
+
+@pytest.mark.parametrize("origin", ["- a", "1. a", "[x]: a", "=== a", "    a"])
+def test_the_name_of_a_report_begins_no_block(origin: str) -> None:
+    side = msgspec.structs.replace(SIDE, origin=origin)
+    lines = render_comment(ComparedReports(base=side, head=side, comparisons=[])).splitlines()
+    assert lines[2].startswith("<code>")
+
+
+def test_names_keep_the_directories_that_tell_them_apart() -> None:
+    found = [
+        comparison(f"suite/{name}", "regressed") for name in ("a/t.py::x", "b/t.py::x", "b/u.py::x[a/b]")
+    ]
+    rows = re.findall(r"\| <code>(.*?)</code>", render_comment(compared(*found)))
+    assert rows == ["a/t.py::x", "b/t.py::x", "u.py::x[a/b]"]
+
+
 def test_an_ordinary_id_can_be_read_and_none_is_changed() -> None:
     assert plain("benchmarks/test_decode.py::TestX::test_decode[8-int4]") == (
         "benchmarks/test_decode.py::TestX::test_decode[8-int4]"
@@ -103,7 +138,7 @@ def test_an_ordinary_id_can_be_read_and_none_is_changed() -> None:
 
 def test_long_ids_are_cut_in_the_middle() -> None:
     shown = plain("test_" + "a" * 500 + "z]")
-    assert len(shown) == 161
+    assert len(shown) == 160
     assert shown.startswith("test_aaa")
     assert shown.endswith("aaz]")
     assert "…" in shown

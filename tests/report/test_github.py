@@ -84,6 +84,14 @@ def test_a_test_id_is_no_command_of_its_own() -> None:
     assert [line.partition(" ")[0] for line in lines] == ["::error", "energy:"]
 
 
+def test_what_cannot_be_seen_is_an_escape_in_the_log() -> None:
+    odd = "\x1b[31m\u202e\x85"
+    found = comparison(f"d{odd}/t.py::t[{odd}]", "regressed", reason=odd, metric=odd, unit=odd, head=1.0)
+    text = shown(compared(found), "github")
+    assert all(each.isprintable() or each == "\n" for each in text)
+    assert text.count("\\x1b") == 5
+
+
 def test_github_shows_ten_and_the_others_are_counted() -> None:
     many = [comparison(f"t.py::t[{i}]", "regressed", ratio=1 + i / 100) for i in range(13)]
     lines = shown(compared(*many), "github").splitlines()

@@ -325,7 +325,7 @@ def test_a_round_that_cannot_have_been_is_told_in_a_line(files: Path, capsys: Co
     (files / "broken.json").write_bytes(encode(report_of(broken)))
     assert main(["report", "broken.json", "--html", "out.html"]) == 2
     assert capsys.readouterr().err == (
-        f"llenergy report: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
+        f"llenergy: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
         "--energy-report has such a round\n"
     )
 
@@ -448,6 +448,37 @@ def test_nothing_that_cannot_be_seen_is_left(hostile_page: str) -> None:
     assert "\\u2028" not in HOSTILE[7]
 
 
+@pytest.mark.parametrize("unseen", ["\x1b[31m", "\x07", "\x00", "\ufffe", "\u202e"])
+def test_what_cannot_be_seen_is_an_escape_in_figures_too(unseen: str) -> None:
+    escape = unseen.encode("unicode_escape").decode()
+    name = f"t.py::t[{unseen}]"
+    record = record_of(name, comparisons=[odd(id=name, unit=unseen, ratio=1.1)])
+    trend = Trend(name, f"m{unseen}", f"u{unseen}", [TrendPoint("2026-01-04T00:00:00Z", None, 1.0)])
+    text = render_report(report_of(record), [trend])
+    assert all(each.isprintable() or each == "\n" for each in text)
+    figures = "".join(re.findall("<text.*?</text>", text))
+    assert f"t[{escape}]" in figures
+    assert f"m{escape}, u{escape}" in figures
+
+
+def test_a_long_id_is_cut_in_the_tables() -> None:
+    long = "x" * 5000
+    name = f"t.py::t[{long}]"
+    record = record_of(name, comparisons=[odd(id=name, ratio=1.1)], params={long: long})
+    reader = Reader(render_report(report_of(record)))
+    assert any(cell.startswith("t.py::t[xx") for cell in reader.cells())
+    assert any(cell.startswith("parameter xx") for cell in reader.cells())
+    assert max(map(len, reader.cells())) <= 300
+    assert name in reader.texts
+
+
+def test_a_page_shows_no_secret_of_an_address() -> None:
+    report = report_of(record_of())
+    argv = ["--energy-compare=http://bob:hunter2@host/main.json?token=s3cret"]
+    text = render_report(msgspec.structs.replace(report, run=msgspec.structs.replace(report.run, argv=argv)))
+    assert "--energy-compare=http://host/main.json" in Reader(text).cells()
+
+
 def test_the_texts_are_still_there(hostile_page: str) -> None:
     shown = "".join(Reader(hostile_page).texts)
     for text in (*HOSTILE[:7], HOSTILE[8], HOSTILE[9]):
@@ -512,7 +543,7 @@ def test_without_the_extra_one_line_says_so(
     why = f"import of {library} halted; None in sys.modules"
     line = f"HTML needs jinja2 and matplotlib ({why}): pip install 'pytest-llenergy[html]'\n"
     assert main(["report", "base.json", "--html", "out.html"]) == 2
-    assert capsys.readouterr() == ("", f"llenergy report: {line}")
+    assert capsys.readouterr() == ("", f"llenergy: {line}")
     assert main(["compare", "base.json", "head.json", "--format=html"]) == 2
     assert capsys.readouterr() == ("", f"llenergy compare: {line}")
     assert not (files / "out.html").exists()
@@ -520,5 +551,5 @@ def test_without_the_extra_one_line_says_so(
 
 def test_a_page_that_cannot_be_written_is_told(files: Path, capsys: Command) -> None:
     assert main(["report", "base.json", "--html", "nowhere/out.html"]) == 2
-    told = "llenergy report: nowhere/out.html: could not be written (No such file or directory)\n"
+    told = "llenergy: nowhere/out.html: could not be written (No such file or directory)\n"
     assert capsys.readouterr().err == told

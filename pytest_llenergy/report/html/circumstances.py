@@ -9,6 +9,7 @@ from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.record import MeterInfo
 from pytest_llenergy.report.html.cases import Side
 from pytest_llenergy.report.html.cells import Cell, Row, Table, table
+from pytest_llenergy.report.remote import without_secrets
 from pytest_llenergy.report.verdicts import value
 
 
@@ -72,7 +73,7 @@ def _machine(side: Side) -> list[tuple[str, str]]:
         ("started", run.started_at),
         ("finished", run.finished_at or "-"),
         ("complete", "yes" if run.complete else "no: what it had not measured is missing"),
-        ("command", " ".join(run.argv)),
+        ("command", " ".join(without_secrets(run.argv))),
         ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
     ]
     there = report.environment

@@ -6,12 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.text import cut, one_line
 from pytest_llenergy.report.html.cases import Case, Turn
 from pytest_llenergy.report.html.cells import Cell, Row, Table, share, table, with_uncertainty
+from pytest_llenergy.report.html.plot import MOST_NAME
 from pytest_llenergy.report.html.power import Course
 from pytest_llenergy.report.html.trend import Trend
 from pytest_llenergy.report.terminal import rounded
 from pytest_llenergy.report.verdicts import value
+
+#: Characters of a parameter: a prompt may be one.
+MOST_VALUE = 300
 
 
 def metrics(case: Case) -> Table:
@@ -174,7 +179,8 @@ def settings(case: Case) -> Table:
     for name in names:
         values = [each.get(name, "-") for _, each in facts]
         differs = "differs" if len(set(values)) > 1 else ""
-        rows.append([name, *(Cell(each, f"text {differs}") for each in values)])
+        told = (cut(one_line(each), MOST_VALUE) for each in values)
+        rows.append([cut(one_line(name), MOST_NAME), *(Cell(each, f"text {differs}") for each in told)])
     sides = [side for side, _ in facts] if len(facts) > 1 else ["value"]
     return table("How it was measured", ("", *sides), rows)
 

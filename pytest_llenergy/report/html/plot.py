@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.model.text import cut, one_line
+
 if TYPE_CHECKING:
     from markupsafe import Markup
 
@@ -34,8 +36,6 @@ class Plot:
 
 def short_name(name: str, most: int = MOST_NAME) -> str:
     """A test id without its path, cut in the middle: what tells tests apart is at the end."""
-    path, bracket, params = name.partition("[")
+    path, bracket, params = one_line(name).partition("[")
     plain = f"{path.rpartition('/')[2].partition('::')[2] or path.rpartition('/')[2]}{bracket}{params}"
-    if len(plain) <= most:
-        return plain
-    return f"{plain[: most // 2]}…{plain[-(most // 2) + 1 :]}"
+    return cut(plain, most)

@@ -143,7 +143,12 @@ class Sheet:
         import matplotlib
         from markupsafe import Markup
         from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.text import Text
 
+        # What XML has no place for would break the figure, and marks of direction are obeyed in it too.
+        for text in drawn.findobj(Text):
+            assert isinstance(text, Text)
+            text.set_text(one_line(text.get_text()))
         drawn.patch.set_visible(False)
         for axes in drawn.axes:
             axes.patch.set_visible(False)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands that read reports have in common: exit codes, and that what they read is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.model.paired import PairedReport, encode_paired
+from pytest_llenergy.model.report import encode
+
+from ..compare.runs import record_of, report_of
+
+REPORT = encode(report_of(record_of()))
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_bytes(REPORT)
+    Path("b.json").write_bytes(REPORT)
+
+
+READING = {
+    "report": ["report", "FILE"],
+    "page": ["report", "FILE", "--html=out.html"],
+    "merge": ["merge", "a.json", "FILE", "-o", "out.json"],
+    "export": ["export", "FILE", "--to=csv"],
+    "compare": ["compare", "a.json", "FILE"],
+    "comment": ["comment", "FILE", "--dry-run"],
+    "history add": ["history", "add", "FILE"],
+}
+
+
+@pytest.mark.parametrize("content", [REPORT[:-200], b"", b"[]", b"\xff", None], ids=str)
+@pytest.mark.parametrize("arguments", READING.values(), ids=READING)
+def test_a_file_that_is_no_report_is_a_2_and_one_line(
+    arguments: list[str], content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 is a regression."""
+    if content is not None:
+        Path("wrong.json").write_bytes(content)
+    assert main([each.replace("FILE", "wrong.json") for each in arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("llenergy")
+    assert "wrong.json: " in told.err
+    assert told.err.count("\n") == 1
+
+
+WRITING = {
+    "page": ["report", "a.json", "--html", "OUT"],
+    "merge": ["merge", "b.json", "a.json", "-o", "OUT"],
+    "export": ["export", "a.json", "--to=csv", "-o", "OUT"],
+    "compare to head": ["compare", "b.json", "a.json", "-o", "OUT"],
+    "compare to base": ["compare", "a.json", "b.json", "-o", "OUT"],
+    "by address": ["export", "file://HERE/a.json", "--to=csv", "-o", "OUT"],
+}
+
+
+@pytest.mark.parametrize("output", ["a.json", "./x/../a.json", "link.json", "hard.json"])
+@pytest.mark.parametrize("arguments", WRITING.values(), ids=WRITING)
+def test_what_is_read_is_not_written(
+    arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("x").mkdir()
+    Path("link.json").symlink_to("a.json")
+    Path("hard.json").hardlink_to("a.json")
+    assert main([each.replace("OUT", output).replace("HERE", str(Path.cwd())) for each in arguments]) == 2
+    told = capsys.readouterr().err
+    assert f"{Path(output)}: the same file as " in told
+    assert told.endswith("a.json, which is read; name another\n")
+    assert {each.name for each in Path().iterdir()} == {"a.json", "b.json", "hard.json", "link.json", "x"}
+    assert Path("link.json").is_symlink()
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes() == REPORT
+
+
+@pytest.mark.parametrize("arguments", WRITING.values(), ids=WRITING)
+def test_another_file_is_replaced(arguments: list[str]) -> None:
+    Path("old").write_text("old")
+    assert main([each.replace("OUT", "old").replace("HERE", str(Path.cwd())) for each in arguments]) == 0
+    assert Path("old").read_text() != "old"
+
+
+def test_one_side_is_not_written_over_both() -> None:
+    report = report_of(record_of())
+    compared = compare_reports(report, report, ("base", "head"), [Asked()])
+    paired = PairedReport(
+        schema_version=1,
+        tool=report.tool,
+        pairs="6+6",
+        complete=True,
+        sessions=[],
+        base=report,
+        head=report,
+        compared=compared,
+    )
+    written = encode_paired(paired)
+    Path("ab.json").write_bytes(written)
+    assert main(["compare", "ab.json", "-o", "ab.json"]) == 2
+    assert main(["export", "ab.json", "--to=csv", "-o", "ab.json"]) == 2
+    assert Path("ab.json").read_bytes() == written
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, "[/x]", "[red]", "\x1b[31m\u202e"], ids=range(4))
+def test_the_table_of_a_report_shows_any_parameter(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record = record_of(f"t.py::t[{value}]", params={"prompt": value})
+    Path("odd.json").write_bytes(encode(report_of(record)))
+    assert main(["report", "odd.json"]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) < 25
+    shown = value.encode("unicode_escape").decode()[:10]
+    assert f"prompt={shown}" in "".join(out.split())
+    assert all(each.isprintable() or each == "\n" for each in out)
