@@ -14,6 +14,7 @@ import msgspec
 import pytest_llenergy
 from pytest_llenergy.ab.command import Command
 from pytest_llenergy.ab.environment import last_line, tail
+from pytest_llenergy.ab.failures import Failed
 from pytest_llenergy.ab.gathered import Gathered, Part, changed_workload, put_aside
 from pytest_llenergy.ab.look import Look
 from pytest_llenergy.ab.pairing import Names, common_names, lonely_line, same_names
@@ -22,10 +23,12 @@ from pytest_llenergy.ab.session import arguments, run_session
 from pytest_llenergy.ab.sides import Side
 from pytest_llenergy.ab.state import End, State
 from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.outcome import over_budget
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.paired import PairedReport, SideName
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, Tool
+from pytest_llenergy.report.remote import without_secrets
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,13 @@ class Campaign:
         self._state = state
         self._watcher = watcher
         self._gathered: dict[SideName, Gathered] = {"base": Gathered("base"), "head": Gathered("head")}
+        self._failed: dict[SideName, Failed] = {"base": Failed(), "head": Failed()}
         self._order: list[Gathered] = []
         self._boots: dict[str, None] = {}
         self._clock = _Clock()
         #: The stage at which each test was done, by its common name.
         self._done: dict[str, int] = {}
         self._stage = 1
-        self._complete = True
 
     def run(self) -> PairedReport:
         """Measure what is not measured yet, and judge. Raises ``PlanError`` where a session could not run."""
@@ -129,11 +132,10 @@ class Campaign:
         reports, end = found
         gathered = self._gathered[turn.side]
         measured = gathered.add(turn.number, reports)
+        self._failed[turn.side].add(self._state.failed(turn))
         self._order += [gathered] * len(reports)
         self._boots[end.boot] = None
         self._clock.durations_s.append(end.duration_s)
-        # One that was stopped was finished by another attempt.
-        self._complete = self._complete and (reports[-1].run.complete or len(reports) > 1)
         if turn.number <= 2:
             try:
                 self._watcher.check(self._plan.sides[turn.side], self._state.modules(turn))
@@ -165,8 +167,8 @@ class Campaign:
         code = run_session(side, words, files, done, self._watcher.show)
         end = state.note(files, code, started, time.monotonic() - began_s)
         told = f"session {turn.number} ({turn.side} {side.short})"
-        if not state.counts(turn, code):
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        how = state.unfinished(turn, code)
+        if how is not None:
             self._show_tail(files.log)
             raise PlanError(f"{told} {how}: {last_line(files.log)!r}; the whole log: {files.log}")
         reports = state.measured(turn)
@@ -212,8 +214,8 @@ class Campaign:
             ("base", "head"), self._anchors(), (names.base, names.head), strict=True
         ):
             gathered = self._gathered[_side(side)]
-            argv = [*self._plan.command.args, *self._plan.sides[_side(side)].options]
-            report = gathered.report(anchors, complete=self._complete, argv=argv)
+            argv = without_secrets([*self._plan.command.args, *self._plan.sides[_side(side)].options])
+            report = gathered.report(anchors, argv=argv)
             assert report is not None
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
             made.append(msgspec.structs.replace(report, records=records))
@@ -244,7 +246,7 @@ class Campaign:
             schema_version=SCHEMA_VERSION,
             tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
             pairs=str(self._plan.schedule.policy),
-            complete=self._complete,
+            complete=True,
             sessions=[next(places[gathered.side]) for gathered in self._order],
             base=base,
             head=head,
@@ -264,6 +266,10 @@ class Campaign:
                 changed = changed_workload(parts)
                 if changed:
                     notes.append(f"{side}: {name} did not do the same in all sessions: {'; '.join(changed)}")
+            line = self._failed[_side(side)].line(side)
+            notes += [line] if line is not None else []
+        for record in over_budget(base, head):
+            notes.append(f"head: {record.id} is over its budget, which base is not ({record.reason})")
         tools = [_tool(base), _tool(head)]
         if tools[0] != tools[1]:
             notes.append(f"measured by pytest-llenergy {tools[0]} on base and {tools[1]} on head")

@@ -24,6 +24,9 @@ OWN = {
 #: Options by which the sessions would run different tests.
 REMEMBERING = ("--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first", "--sw", "--stepwise")
 
+#: Options by which a session would end before its tests do.
+STOPPING = ("-x", "--exitfirst", "--maxfail")
+
 GPUS = "--energy-gpus"
 
 EXAMPLE = "such as: llenergy ab --base origin/main -- pytest benchmarks"
@@ -85,7 +88,7 @@ def check_options(args: Sequence[str], where: str) -> None:
     for name, instead in OWN.items():
         if _has(args, name):
             raise PlanError(f"{where}{name} cannot be in the pytest command: {instead}")
-    for name in REMEMBERING:
+    for name in (*REMEMBERING, *STOPPING):
         if _has(args, name):
             raise PlanError(
                 f"{where}{name} cannot be in the pytest command: every session runs the same tests"

@@ -14,7 +14,7 @@ from pytest_llenergy.compare.workload import workload_differences
 from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.paired import Session, SideName
-from pytest_llenergy.model.record import Flag, Record, Round
+from pytest_llenergy.model.record import Flag, Record, Round, Status
 from pytest_llenergy.model.report import Report, RunInfo
 
 
@@ -30,6 +30,11 @@ class Part:
     def usable(self) -> bool:
         """Whether the test did what it should, even if this round of it is no result."""
         return self.record.counts or (self.record.status == "invalid" and bool(self.record.rounds))
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether it has broken its budget, and nobody had expected that."""
+        return self.record.failed_gate and not (self.record.reason or "").startswith("xfail")
 
 
 class Gathered:
@@ -76,7 +81,7 @@ class Gathered:
         first = [parts[0].record.devices for parts in self._parts.values() if parts[0].number <= 2]
         return sorted({device for devices in first for device in devices if device != "cpu"})
 
-    def report(self, anchors: Mapping[str, Part], *, complete: bool, argv: Sequence[str]) -> Report | None:
+    def report(self, anchors: Mapping[str, Part], *, argv: Sequence[str]) -> Report | None:
         """Everything as one report; ``None`` before the first session.
 
         ``anchors`` give the session by which a test is measured in the same way as ever, by its node id.
@@ -90,7 +95,8 @@ class Gathered:
             id=first.run.id,
             started_at=first.run.started_at,
             finished_at=last.run.finished_at,
-            complete=complete,
+            # A session that did not come to its end is finished by another attempt, or stops everything.
+            complete=True,
             argv=list(argv),
             exit_status=max(known, default=None),
         )
@@ -119,7 +125,7 @@ def _joined(parts: Sequence[Part], anchor: Part) -> Record:
         )
     first = parts[0].record
     if not rounds:
-        return first
+        return msgspec.structs.replace(first, failed_gate=parts[0].over_budget)
     coverage = min((meter.coverage for meter in first.meters), default=1.0)
     # The peak is of no round; that of any session is as good.
     peak = first.metrics.get("peak_memory_bytes")
@@ -133,16 +139,23 @@ def _joined(parts: Sequence[Part], anchor: Part) -> Record:
         )
         reached = relative_uncertainty(rounds, coverage)
         procedure = msgspec.structs.replace(procedure, measuring_s=measuring_s, reached=reached)
+    status: Status = "measured" if energy.value is not None else "invalid"
+    why = None if energy.value is not None else energy.reason
+    over = [part for part in parts if part.over_budget]
+    # As the session in the middle would be judged: a single one over a close budget is noise.
+    broken = status == "measured" and 2 * len(over) > len(parts)
+    if broken:
+        status, why = "failed", f"{len(over)} of {len(parts)} sessions: {over[0].record.reason}"
     return msgspec.structs.replace(
         first,
         attempt=1,
-        status="measured" if energy.value is not None else "invalid",
-        reason=None if energy.value is not None else energy.reason,
+        status=status,
+        reason=why,
         procedure=procedure,
         rounds=rounds,
         metrics=metrics,
         comparisons=[],
-        failed_gate=False,
+        failed_gate=broken,
         flags=_flags(parts),
     )
 

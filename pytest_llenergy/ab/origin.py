@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_llenergy.ab.own import OwnCode
+from pytest_llenergy.ab.repository import Repository
 from pytest_llenergy.ab.sides import Side
 from pytest_llenergy.errors import PlanError
 
@@ -132,13 +134,14 @@ def check_named(side: Side, told: Told, repository: Path, other: Path) -> None:
 
 def check_imported(side: Side, told: Told, modules: Sequence[Path], repository: Path, other: Path) -> None:
     """The same of what a session has really imported. Raises ``PlanError`` naming the first module."""
-    for name, place in _imported(modules):
-        own = _own(name, side)
-        installed = any(part in place.parts for part in INSTALLED)
-        ours = side.venv is not None and _within(place, side.venv.resolve())
-        if ours or (installed and own is None):
+    code = OwnCode(Repository(side.root).files())
+    for name, places in _imported(modules):
+        if any(_is_own(place, side) for place in places):
             continue
-        if not installed and (not _foreign(place, side, repository, other) or told.holds(place, repository)):
+        place = places[0]
+        own = code.of(name, place)
+        installed = _is_installed(place) or told.holds(place, repository)
+        if own is None and (installed or not _foreign(place, side, repository, other)):
             continue
         whose = f"although it has {own}" if own is not None else "which is not its checkout"
         raise PlanError(
@@ -147,19 +150,23 @@ def check_imported(side: Side, told: Told, modules: Sequence[Path], repository: 
         )
 
 
-def _imported(modules: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+def _imported(modules: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
     for file in sorted(file for directory in modules for file in directory.glob("*.json")):
         found: Mapping[str, Any] = json.loads(file.read_text())
-        for name, place in found.items():
-            yield name, Path(place)
+        for name, places in found.items():
+            yield name, [Path(place) for place in places]
 
 
-def _own(name: str, side: Side) -> str | None:
-    """A package of this name in the checkout, where there is one."""
-    for above in ("src/", ""):
-        if (side.root / above / name / "__init__.py").is_file():
-            return f"{above}{name}"
-    return None
+def _is_own(place: Path, side: Side) -> bool:
+    """Whether it is of the checkout or of the environment that was made for this side."""
+    if side.venv is not None and _within(place, side.venv.resolve()):
+        return True
+    # An environment may lie in the checkout.
+    return _within(place, side.root.resolve()) and not _is_installed(place)
+
+
+def _is_installed(place: Path) -> bool:
+    return any(part in place.parts for part in INSTALLED)
 
 
 def _foreign(place: Path, side: Side, repository: Path, other: Path) -> bool:

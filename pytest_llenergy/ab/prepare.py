@@ -28,7 +28,10 @@ from pytest_llenergy.model.paired import SideName
 #: The user's own directory, committed or not.
 WORKING_TREE = "."
 
-CHANGED = "the working tree has changed since the comparison began; the same command begins a new one"
+CHANGED = (
+    "the working tree has changed since the comparison began; the same command begins a new one (what tests "
+    "write belongs in .gitignore)"
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Request:
     rounds: int = 1
     metrics: Sequence[str] = ()
     fail_on: Sequence[str] = ()
-    floor: str = "1%"
+    floor: str | None = None
     across: bool = False
     fresh: bool = False
 
@@ -102,6 +105,11 @@ def _commits(
         (found.commit(request.base), request.base) if request.base is not None else found.default_base(head)
     )
     tree = found.working_tree() if here else ""
+    if base == head and not (here and found.dirty()) and None in (request.base, request.head):
+        raise PlanError(
+            f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, nothing "
+            "can differ; name another base, or both with --base and --head to see the noise"
+        )
     asked = _asked(request, command, directory, {"base": [base], "head": [head, tree]})
     if request.fresh:
         _forget_all(found.root, found)
@@ -295,7 +303,7 @@ def _asked(request: Request, command: Command, directory: Path, sides: Mapping[s
         pairs=request.pairs,
         rounds=request.rounds,
         setup=request.setup,
-        metrics=[*request.metrics, *request.fail_on, request.floor],
+        metrics=[*request.metrics, *request.fail_on, request.floor or ""],
         across=request.across,
     )
 

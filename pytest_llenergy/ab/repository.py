@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import tempfile
@@ -65,17 +66,25 @@ class Repository:
         return bool(self._told("status", "--porcelain", "--", ".", *LEFT_BEHIND))
 
     def working_tree(self) -> str:
-        """A name for what the working tree holds: tracked files, and Python files that are not ignored."""
+        """A name for what the working tree holds: all files that are not ignored.
+
+        Files that git does not know may be large; but for Python's, they go by their size and time.
+        """
         with tempfile.TemporaryDirectory() as scratch:
             own = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
             self._told("read-tree", "HEAD", **own)
             self._told("add", "--update", "--", ".", *LEFT_BEHIND, **own)
-            found = self._told(
-                "ls-files", "-z", "--others", "--exclude-standard", "--", ":(glob)**/*.py", **own
-            )
-            for name in filter(None, found.split("\0")):
-                self._told("add", "--", f":(literal){name}", **own)
-            return self._told("write-tree", **own)
+            others = self._listed("--others", "--exclude-standard", "--", ".", *LEFT_BEHIND, **own)
+            for name in others:
+                if name.endswith(".py"):
+                    self._told("add", "--", f":(literal){name}", **own)
+            data = "".join(_stat(self.root, name) for name in others if not name.endswith(".py"))
+            tree = self._told("write-tree", **own)
+        return f"{tree}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}" if data else tree
+
+    def files(self) -> list[str]:
+        """All files of the checkout that are not ignored, from its top."""
+        return self._listed("--cached", "--others", "--exclude-standard")
 
     def run(self, *args: str) -> None:
         """Raises ``PlanError`` with git's own words."""
@@ -84,6 +93,9 @@ class Repository:
     def file(self, commit: str, name: str) -> str:
         """A file of a commit; empty where it has none."""
         return self._ask("show", f"{commit}:{name}") or ""
+
+    def _listed(self, *args: str, **environment: str) -> list[str]:
+        return [name for name in self._told("ls-files", "-z", *args, **environment).split("\0") if name]
 
     def _shallow(self) -> str:
         if self._ask("rev-parse", "--is-shallow-repository") != "true":
@@ -111,6 +123,15 @@ def repository(directory: Path) -> Repository:
     if done.returncode != 0:
         raise PlanError(f"{directory} is in no git checkout; compare two option sets: --a='…' --b='…'")
     return Repository(Path(done.stdout.strip()))
+
+
+def _stat(root: Path, name: str) -> str:
+    try:
+        found = (root / name).lstat()
+    except FileNotFoundError:
+        # Between the list and now.
+        return ""
+    return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0"
 
 
 def _git(

@@ -29,7 +29,7 @@ POLL_S = 0.1
 PLUGIN = "llenergy_ab_session"
 
 #: What the settings of a project may say and sessions must not do: each has one round, and ``ab`` compares.
-SILENCED = ("energy_compare", "energy_fail_on", "energy_save")
+SILENCED = session_plugin.SILENCED
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,11 @@ class Files:
     def modules(self) -> Path:
         """A directory: where modules were imported from."""
         return self.directory / f"{self.stem}.modules"
+
+    @property
+    def told(self) -> Path:
+        """What became of its tests, written by pytest at its end."""
+        return self.directory / f"{self.stem}.told"
 
     @property
     def end(self) -> Path:
@@ -92,6 +97,8 @@ def run_session(
         "PYTHONUNBUFFERED": "1",
         "LLENERGY_AB_DONE": str(files.done),
         "LLENERGY_AB_MODULES": str(files.modules),
+        "LLENERGY_AB_ROOT": str(side.root),
+        "LLENERGY_AB_TOLD": str(files.told),
     }
     with files.log.open("wb") as log:
         process = subprocess.Popen(

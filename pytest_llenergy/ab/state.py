@@ -63,6 +63,17 @@ class End(Data, frozen=True):
     boot: str
 
 
+class Told(Data, frozen=True):
+    """What pytest says at the end of a session: tests that failed, and whether any has measured.
+
+    ``cut`` is whether it was stopped before all had run.
+    """
+
+    failed: list[str]
+    measured: bool
+    cut: bool
+
+
 class State:
     """The directory of one comparison, locked. ``checkouts`` is where its worktrees and environments are."""
 
@@ -101,14 +112,25 @@ class State:
         """What a session has measured, over all attempts at it; ``None`` where it is to be run."""
         attempts = self._attempts(turn)
         end = _end(attempts[-1]) if attempts else None
-        if end is None or not self.counts(turn, end.exit_status):
+        if end is None or self.unfinished(turn, end.exit_status) is not None:
             return None
         measured = self.measured(turn)
         return (measured, end) if measured else None
 
-    def counts(self, turn: Turn, exit_status: int) -> bool:
-        """Whether a session is done; one that had nothing left to do says that it has found no tests."""
-        return exit_status in ENDED or (exit_status == 5 and len(self._attempts(turn)) > 1)
+    def unfinished(self, turn: Turn, exit_status: int) -> str | None:
+        """How the last attempt at a session ended before its tests did; ``None`` for one that is done.
+
+        One that had nothing left to do says that it has found no tests.
+        """
+        attempts = self._attempts(turn)
+        if exit_status == 5 and len(attempts) > 1:
+            return None
+        return _unfinished(attempts[-1], exit_status)
+
+    def failed(self, turn: Turn) -> set[str]:
+        """Tests that failed in it, measured or not, by their node ids."""
+        told = [_told(files) for files in self._attempts(turn)]
+        return {name for each in told if each is not None for name in each.failed}
 
     def measured(self, turn: Turn) -> list[Report]:
         """What attempts at it have measured, whether they came to their end or not."""
@@ -121,7 +143,7 @@ class State:
     def discard(self, turn: Turn) -> None:
         """Forget what a session has measured."""
         for files in self._attempts(turn):
-            for path in (files.end, files.report, files.log, *left_over(files.report)):
+            for path in (files.end, files.told, files.report, files.log, *left_over(files.report)):
                 path.unlink(missing_ok=True)
             shutil.rmtree(files.modules, ignore_errors=True)
 
@@ -145,8 +167,9 @@ class State:
     @property
     def sessions(self) -> int:
         """How many have come to their end."""
-        ends = [_end(Files(self._sessions(), path.stem)) for path in self._sessions().glob("*.end")]
-        return sum(end is not None and end.exit_status in ENDED for end in ends)
+        found = [Files(self._sessions(), path.stem) for path in self._sessions().glob("*.end")]
+        ends = [(files, _end(files)) for files in found]
+        return sum(end is not None and _unfinished(files, end.exit_status) is None for files, end in ends)
 
     def finish(self, *, keep: bool) -> None:
         """Everything has been said: throw away what was measured or, to ``keep`` it, do not go on with it."""
@@ -226,6 +249,32 @@ def _end(files: Files) -> End | None:
         return msgspec.json.decode(files.end.read_bytes(), type=End)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _told(files: Files) -> Told | None:
+    try:
+        return msgspec.json.decode(files.told.read_bytes(), type=Told)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _unfinished(files: Files, exit_status: int) -> str | None:
+    """How an attempt ended that did not come to the end of its tests and of its report."""
+    if exit_status < 0:
+        return f"was ended by signal {-exit_status}"
+    how = f"ended with exit code {exit_status}"
+    if exit_status not in ENDED:
+        return how
+    told = _told(files)
+    if told is None:
+        return f"{how} before pytest's own end"
+    if told.cut:
+        return f"{how} and was stopped before all its tests had run"
+    if not told.measured:
+        return None
+    if not files.report.exists():
+        return f"{how} and could not write its report"
+    return None if read_report(files.report).run.complete else f"{how} and an incomplete report"
 
 
 def _read(files: Files) -> Report | None:

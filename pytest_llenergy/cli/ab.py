@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 OUTPUT = Path(".llenergy") / "ab.json"
 
-#: What a shell says of a program that was interrupted.
-INTERRUPTED = 130
+#: What a shell says of a program that was interrupted, and of one that was terminated.
+INTERRUPTED, TERMINATED = 130, 143
 
 EXAMPLES = """\
   llenergy ab --base origin/main... --setup 'pip install -e .[bench]' -- pytest benchmarks
@@ -93,18 +93,20 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and compare. Returns the exit code of ``compare.outcome``."""
-    from pytest_llenergy.compare.outcome import USAGE
-
     # As systems and CI end what they have started: sessions are to end with it.
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         return _run(args)
     except LLEnergyError as error:
+        from pytest_llenergy.compare.outcome import USAGE
+
         _say(f"llenergy ab: {error}")
         return USAGE
-    except KeyboardInterrupt:
-        _say("llenergy ab: interrupted; the same command goes on where it has stopped")
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        terminated = isinstance(interrupt, _Terminated)
+        how = "terminated" if terminated else "interrupted"
+        _say(f"llenergy ab: {how}; the same command goes on where it has stopped")
+        return TERMINATED if terminated else INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -148,8 +150,12 @@ def _run(args: argparse.Namespace) -> int:
     return told(Found.of(paired), args.format, args.inconclusive, "ab")
 
 
+class _Terminated(KeyboardInterrupt):
+    """By SIGTERM."""
+
+
 def _as_interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise _Terminated
 
 
 def _say(line: str) -> None:

@@ -26,7 +26,6 @@ def add_questions(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--floor",
-        default="1%",
         metavar="PERCENT",
         help="what two runs of the same code differ by here; what may be less is no change (default: 1%%)",
     )

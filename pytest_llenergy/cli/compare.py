@@ -69,7 +69,8 @@ def told(
     """
     import shutil
 
-    from pytest_llenergy.compare.outcome import exit_code
+    from pytest_llenergy.compare.outcome import REGRESSED, exit_code, over_budget
+    from pytest_llenergy.model.text import visible
     from pytest_llenergy.report.file import replace_file
     from pytest_llenergy.report.formats import render
 
@@ -83,6 +84,12 @@ def told(
     warned = sum(each.verdict == "inconclusive" and each.gated for each in comparisons)
     if warned and inconclusive == "warn":
         print(f"llenergy {command}: warning: {warned} inconclusive, more rounds can tell", file=sys.stderr)
+    # Of sides that were measured in turn; a run by itself has failed by its own budgets.
+    broken = over_budget(*found.reports) if found.pairs is not None else []
+    if broken:
+        names = ", ".join(visible(record.id) for record in broken)
+        print(f"llenergy {command}: over budget on the head alone: {names}", file=sys.stderr)
+        return REGRESSED
     return exit_code(comparisons, inconclusive)
 
 
@@ -94,9 +101,9 @@ def _found(args: argparse.Namespace) -> Found:
 
     base = place_of(args.base)
     if args.head is None:
-        if args.metric or args.fail_on or args.across:
+        if args.metric or args.fail_on or args.across or args.floor is not None:
             raise PlanError(
-                "one file of llenergy ab has its verdicts; --metric, --fail-on and --across need two"
+                "one file of llenergy ab has its verdicts; --metric, --fail-on, --floor and --across need two"
             )
         return Found.of(read_sides(base))
     head = place_of(args.head)

@@ -64,12 +64,12 @@ def asked_of(
     return asked or [Asked(rule=common)]
 
 
-def asked_for(fail_on: Sequence[str], metrics: Sequence[str], floor: str = "1%") -> list[Asked]:
+def asked_for(fail_on: Sequence[str], metrics: Sequence[str], floor: str | None = None) -> list[Asked]:
     """What a command line asks for: every metric once, with a threshold of its own or the common rule.
 
     Raises ``PlanError`` for what is no metric, no threshold or no floor.
     """
-    common = parse_floor(floor)
+    common = COMMON if floor is None else parse_floor(floor)
     thresholds = [read_fail_on(text) for text in fail_on]
     names = [known_metric(name) for name in metrics]
     asked = {each.metric: Asked(each.metric, each.rule(common), gated=True) for each in thresholds}

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pytest_llenergy.compare.gate import Inconclusive
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import Report
 
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
 
@@ -28,3 +30,13 @@ def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> 
     if "inconclusive" in verdicts and inconclusive == "fail":
         return INCONCLUSIVE
     return PASSED
+
+
+def over_budget(base: Report, head: Report) -> list[Record]:
+    """Tests of the head that broke their budget in most sessions, and on the base did not."""
+    before: Mapping[str, Record] = {record.id: record for record in base.records}
+    return [
+        record
+        for record in head.records
+        if record.failed_gate and not (record.id in before and before[record.id].failed_gate)
+    ]

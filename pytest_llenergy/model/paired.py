@@ -31,7 +31,7 @@ class PairedReport(Data, frozen=True):
     ``schema_version`` is that of reports, ``pairs`` the policy, such as ``6+6``. ``sessions`` are in the
     order in which they ran. ``base`` and ``head`` have one record a test, whose rounds are in that
     order too: their ``start_s`` rises within a boot of the machine. ``compared`` is what ``llenergy compare``
-    prints. ``complete`` is false where a session did not come to its end.
+    prints. ``complete`` is whether every session came to its end.
     """
 
     schema_version: int

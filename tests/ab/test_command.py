@@ -54,6 +54,8 @@ def test_what_is_understood(text: str, interpreter: tuple[str, ...], args: tuple
         ),
         ("pytest --energy-inconclusive=fail", "--energy-inconclusive cannot be in the pytest command: use "),
         ("pytest --lf", "--lf cannot be in the pytest command: every session runs the same tests"),
+        ("pytest -x", "-x cannot be in the pytest command: every session runs the same tests"),
+        ("pytest --maxfail=2", "--maxfail cannot be in the pytest command: every session runs the same "),
     ],
 )
 def test_what_is_refused(text: str, told: str) -> None:

@@ -40,7 +40,7 @@ def test_unmeasured():
     assert not FINE
 """
 
-AA = ["--base=HEAD", "--pairs=4", "--rounds-per-session=3"]
+AA = ["--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=3"]
 PAIRS = ["--pairs=4+4", "--rounds-per-session=2", "--metric=energy_j", "--keep"]
 
 

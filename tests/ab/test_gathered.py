@@ -26,7 +26,7 @@ def gathered(*reports: Report) -> Gathered:
 
 def joined(side: Gathered) -> Record:
     anchors = {name: parts[0] for name, parts in side.parts.items()}
-    report = side.report(anchors, complete=True, argv=["-q"])
+    report = side.report(anchors, argv=["-q"])
     assert report is not None
     (record,) = report.records
     return record
@@ -60,7 +60,19 @@ def test_a_failure_in_any_session_is_one() -> None:
 def test_a_budget_that_was_not_kept_is_a_measurement() -> None:
     side = gathered(one(10.0, status="failed", failed_gate=True), one(10.0))
     assert not side.hopeless
-    assert joined(side).status == "measured"
+    assert (joined(side).status, joined(side).failed_gate) == ("measured", False)
+
+
+def test_a_budget_that_most_sessions_have_broken_is_broken() -> None:
+    over = one(10.0, status="failed", reason="energy_gate: too much", failed_gate=True)
+    record = joined(gathered(over, one(9.0), over))
+    assert (record.status, record.failed_gate, record.counts) == ("failed", True, True)
+    assert (record.reason, len(record.rounds)) == ("2 of 3 sessions: energy_gate: too much", 3)
+
+
+def test_a_budget_that_is_expected_to_be_broken_is_not() -> None:
+    expected = one(10.0, status="failed", reason="xfail: known", failed_gate=True)
+    assert joined(gathered(expected, expected)).status == "measured"
 
 
 def test_rounds_on_other_boards_are_put_aside() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from .project import Project
 
-QUICK = ["--base=HEAD", "--pairs=4", "--rounds-per-session=2"]
+QUICK = ["--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=2"]
 
 #: In the third session the second test waits to be stopped, and says who it is.
 WAITING = """
@@ -110,13 +110,13 @@ def test_two_at_once_are_refused_and_fresh_throws_away(waiting: Project) -> None
     second = waiting.ab(*QUICK, "--", "pytest")
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
-    assert first.returncode == 130
+    assert first.returncode == 143
     assert second.status == 2
     told = f"llenergy ab: process {first.pid} is at this comparison; wait for it or end it, "
     assert second.lines[-1] == f"{told}what it has measured is kept"
     # Of those that have measured nothing nothing is kept.
-    waiting.ab("--base=HEAD", "--pairs=6", "--", "pytest", "--no-such-option")
-    other = waiting.ab("--base=HEAD", "--pairs=5", "--", "pytest", "--no-such-option")
+    waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=6", "--", "pytest", "--no-such-option")
+    other = waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=5", "--", "pytest", "--no-such-option")
     (line,) = [line for line in other.lines if "unfinished" in line]
     assert line == f"1 other unfinished in {waiting.path / '.llenergy' / 'ab'} (--fresh throws them away)"
     fresh = waiting.ab(*QUICK, "--fresh", "--", "pytest", "-k", "test_a")

@@ -66,14 +66,20 @@ def test_a_hook_of_another_repository_does_not_mislead(
 def test_the_name_of_a_working_tree_is_of_what_runs(project: Project) -> None:
     found = repository(project.path)
     clean = found.working_tree()
-    for left in ("__pycache__/work.pyc", ".llenergy/ab.json", "notes.txt"):
+    project.write(".git/info/exclude", "*.log\n")
+    for left in ("__pycache__/work.pyc", ".llenergy/ab.json", "some.log"):
         project.write(left, "left behind")
     assert found.working_tree() == clean
     assert project.git("diff", "--cached", "--name-only") == ""
     project.write("new.py", "")
     untracked = found.working_tree()
     project.edit("work.py", "EACH = 10.0", "EACH = 11.0")
-    assert len({clean, untracked, found.working_tree()}) == 3
+    edited = found.working_tree()
+    project.write("data.json", "1")
+    added = found.working_tree()
+    assert found.working_tree() == added
+    project.write("data.json", "10")
+    assert len({clean, untracked, edited, added, found.working_tree()}) == 5
 
 
 def test_a_checkout_that_was_made_half_is_made_again(project: Project, tmp_path: Path) -> None:

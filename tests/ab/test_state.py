@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from pytest_llenergy.ab.schedule import Turn
-from pytest_llenergy.ab.state import Asked, State, forget, has_measured, unfinished
+from pytest_llenergy.ab.state import Asked, State, Told, forget, has_measured, unfinished
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.report import encode
+from pytest_llenergy.model.report import Report, encode
 
 from ..model.reports import REPORT
 
@@ -29,6 +29,7 @@ ASKED = Asked(
     across=False,
 )
 FIRST = Turn(1, "base")
+WHOLE = msgspec.structs.replace(REPORT, run=msgspec.structs.replace(REPORT.run, complete=True))
 
 
 @pytest.mark.parametrize(
@@ -49,11 +50,20 @@ def test_whatever_differs_is_another_comparison(change: dict[str, Any]) -> None:
     assert msgspec.structs.replace(ASKED, **change).key != ASKED.key
 
 
-def ended(state: State, exit_status: int, *, report: bool = True) -> None:
+def ended(
+    state: State,
+    exit_status: int,
+    *,
+    report: bool = True,
+    measured: Report = WHOLE,
+    told: Told | None = Told(failed=[], measured=True, cut=False),  # noqa: B008
+) -> None:
     files = state.next_attempt(FIRST)
     files.log.touch()
+    if told is not None:
+        files.told.write_bytes(msgspec.json.encode(told))
     if report:
-        files.report.write_bytes(encode(REPORT))
+        files.report.write_bytes(encode(measured))
     state.note(files, exit_status, datetime.now(timezone.utc), 1.0)
 
 
@@ -75,6 +85,38 @@ def test_a_session_is_done_that_came_to_its_end_and_has_measured(
     ended(state, exit_status, report=report)
     assert (state.ended(FIRST) is not None) == done
     assert has_measured(tmp_path, ASKED.key) == report
+
+
+@pytest.mark.parametrize(
+    ("told", "report", "how"),
+    [
+        (None, True, "ended with exit code 1 before pytest's own end"),
+        (
+            Told(failed=[], measured=True, cut=True),
+            True,
+            "ended with exit code 1 and was stopped before all its tests had run",
+        ),
+        (
+            Told(failed=[], measured=True, cut=False),
+            False,
+            "ended with exit code 1 and could not write its report",
+        ),
+        (Told(failed=["t"], measured=False, cut=False), False, None),
+    ],
+)
+def test_an_exit_code_alone_is_no_end(
+    tmp_path: Path, told: Told | None, report: bool, how: str | None
+) -> None:
+    state = State(tmp_path, ASKED)
+    ended(state, 1, report=report, told=told)
+    assert state.unfinished(FIRST, 1) == how
+    assert state.sessions == (how is None)
+
+
+def test_an_incomplete_report_is_no_end(tmp_path: Path) -> None:
+    state = State(tmp_path, ASKED)
+    ended(state, 0, measured=REPORT)
+    assert state.unfinished(FIRST, 0) == "ended with exit code 0 and an incomplete report"
 
 
 def test_an_attempt_that_had_nothing_left_to_do_ends_its_session(tmp_path: Path) -> None:

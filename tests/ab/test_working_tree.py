@@ -20,6 +20,16 @@ def test_a(energy):
         file.write("# more")
 """
 
+#: One that leaves a file behind, in the tree of whoever runs it.
+LEAVING = """
+from pathlib import Path
+from work import work
+
+def test_a(energy):
+    energy(work)
+    Path("left.json").write_text("{}")
+"""
+
 TWO = """
 from work import use, work
 
@@ -52,7 +62,25 @@ def test_a_tree_that_changes_meanwhile_is_no_side(project: Project) -> None:
     outcome = project.ab("--base=HEAD", "--head=.", "--pairs=8", "--rounds-per-session=4", "--", "pytest")
     assert outcome.status == 2
     told = "the working tree has changed since the comparison began; the same command begins a new one"
-    assert outcome.lines[-1] == f"llenergy ab: {told}"
+    assert outcome.lines[-1].startswith(f"llenergy ab: {told} (")
+
+
+def test_a_file_that_tests_leave_in_the_tree_changes_it(project: Project) -> None:
+    project.write("test_some.py", LEAVING)
+    project.commit()
+    outcome = project.ab("--base=HEAD", "--head=.", "--pairs=8", "--rounds-per-session=4", "--", "pytest")
+    assert outcome.status == 2
+    assert outcome.lines[-1].endswith(" (what tests write belongs in .gitignore)")
+
+
+def test_settings_of_the_project_do_not_compare_or_gate(project: Project) -> None:
+    project.write(
+        "pytest.ini",
+        "[pytest]\naddopts = --energy-compare=base.json --energy-fail-on=energy_j:3% --energy-save=x\n",
+    )
+    project.commit()
+    assert project.ab("--base=HEAD", "--head=HEAD", *ONCE, "--", "pytest").status == 0
+    assert not list(project.path.rglob("x.json"))
 
 
 def test_workers_of_xdist_leave_out_what_is_done(project: Project) -> None:
@@ -74,7 +102,7 @@ def test_a_directory_below_the_top_is_the_same_below_the_checkouts(project: Proj
     )
     project.commit()
     project.path = project.path / "below"
-    outcome = project.ab("--base=HEAD", *ONCE, "--", "pytest", ".")
+    outcome = project.ab("--base=HEAD", "--head=HEAD", *ONCE, "--", "pytest", ".")
     assert outcome.status == 0
     (found,) = read_sides(project.path.parent / ".llenergy" / "ab.json").compared.comparisons
     assert (found.id, found.verdict) == ("below/test_below.py::test_d", "unchanged")

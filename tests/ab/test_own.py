@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkout has of what was imported, and what merely has its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.ab.own import OwnCode
+
+PACKAGE = Path("/site-packages/thing/__init__.py")
+MODULE = Path("/site-packages/thing.py")
+NAMESPACE = Path("/site-packages/thing")
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "own"),
+    [
+        ("thing/__init__.py", PACKAGE, "thing"),
+        ("packages/one/src/thing/__init__.py", PACKAGE, "packages/one/src/thing"),
+        ("src/thing.py", MODULE, "src/thing.py"),
+        # It was one or the other in another commit.
+        ("src/thing.py", PACKAGE, "src/thing.py"),
+        ("src/thing/deep/work.py", NAMESPACE, "src/thing"),
+        # A script is called as what it uses, and so is a directory of tests.
+        ("examples/thing.py", PACKAGE, None),
+        ("tests/thing/test_it.py", PACKAGE, None),
+        ("tests/thing/test_it.py", NAMESPACE, None),
+    ],
+)
+def test_what_has_its_name(file: str, place: Path, own: str | None) -> None:
+    assert OwnCode([file]).of("thing", place) == own
+
+
+def test_what_lies_in_a_package_is_imported_below_its_name() -> None:
+    code = OwnCode(["src/thing/__init__.py", "src/thing/numpy/__init__.py", "src/thing/six.py"])
+    assert code.of("numpy", Path("/site-packages/numpy/__init__.py")) is None
+    assert code.of("six", Path("/site-packages/six.py")) is None
+
+
+def test_the_standard_library_is_nobodys_own() -> None:
+    assert OwnCode(["tools/queue.py"]).of("queue", Path("/usr/lib/python3/queue.py")) is None
