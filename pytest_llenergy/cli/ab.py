@@ -96,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
     # As systems and CI end what they have started: sessions are to end with it.
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        return _run(args)
-    except LLEnergyError as error:
         from pytest_llenergy.compare.outcome import USAGE
 
+        return _run(args)
+    except LLEnergyError as error:
         _say(f"llenergy ab: {error}")
         return USAGE
     except KeyboardInterrupt as interrupt:

@@ -88,14 +88,14 @@ class Interrupting(importlib.abc.MetaPathFinder):
     """A Ctrl-C in the middle of an import."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        if name == "pytest_llenergy.compare.outcome":
+        if name == "pytest_llenergy.ab.campaign":
             raise KeyboardInterrupt
 
 
 def test_an_interrupt_at_the_start_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "pytest_llenergy.compare.outcome", raising=False)
+    monkeypatch.delitem(sys.modules, "pytest_llenergy.ab.campaign", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     assert main(["ab", "--", "pytest"]) == 130
     assert capsys.readouterr().err.startswith("llenergy ab: interrupted; ")
