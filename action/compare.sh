@@ -22,6 +22,10 @@ base=$(git rev-parse --verify --quiet "$BASE^{commit}") || {
 # What the branch has changed, not what others have changed since it was begun.
 merge_base=$(git merge-base "$base" "$head")
 echo "base $merge_base (merge base with $BASE), head $head"
+if [[ $merge_base == "$head" ]]; then
+    echo "head $head is part of $BASE: there is nothing of its own to compare" >&2
+    exit 2
+fi
 
 arguments=(--base "$merge_base" --head "$head" --output "$OUT/energy.json")
 arguments+=(--pairs "${PAIRS:-6+6}" --inconclusive "${INCONCLUSIVE:-warn}")

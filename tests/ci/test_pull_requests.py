@@ -103,6 +103,13 @@ def test_words_of_the_command_are_words_and_nothing_is_run_in_them(tmp_path: Pat
     assert not list(tmp_path.rglob("oops"))
 
 
+def test_a_head_without_commits_of_its_own_is_no_pass(tmp_path: Path) -> None:
+    clone = Clone(tmp_path, each=10.0)
+    done = clone.action(HEAD=clone.begun)
+    assert done.returncode == 2
+    assert f"head {clone.begun} is part of {clone.main}: there is nothing of its own" in done.stderr
+
+
 @pytest.mark.parametrize("variable", ["COMMAND", "OPTIONS"])
 def test_a_quote_that_is_not_closed_ends_it(tmp_path: Path, variable: str) -> None:
     clone = Clone(tmp_path, each=11.0)
