@@ -5,9 +5,9 @@ set -euo pipefail
 
 : "${BASE:?the commit or branch to compare with}" "${COMMAND:?the pytest command}" "${OUT:?a folder for results}"
 python=${PYTHON:-python}
-# Isolated: what lies in the directory of a job is not to be taken for a module of ours.
+# Without the directory on the path: what lies in the directory of a job is not to be taken for a module of ours.
 llenergy() {
-    "$python" -I -m pytest_llenergy.cli "$@"
+    "$python" -c "import sys; sys.path[:1] = []; from pytest_llenergy.cli import main; sys.exit(main())" "$@"
 }
 mkdir -p "$OUT"
 

@@ -20,8 +20,8 @@ import pytest
 from pytest_llenergy.compare.comparison import Asked, Measured, interrupted, judge, without_baseline
 from pytest_llenergy.compare.gate import Gate, Inconclusive, asked_of
 from pytest_llenergy.compare.pairing import last_attempts, measured_something, side_of
-from pytest_llenergy.compare.threshold import with_floor
-from pytest_llenergy.errors import ReportError
+from pytest_llenergy.compare.threshold import check_floor, with_floor
+from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Primitive, Record
@@ -135,6 +135,10 @@ def check(config: pytest.Config) -> None:
                 "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
             )
         return
+    try:
+        check_floor(settings.fail_on, settings.floor)
+    except PlanError as error:
+        raise pytest.UsageError(f"--energy-fail-on: {error}") from None
     metrics = [each.metric for each in settings.fail_on]
     for metric in metrics:
         if metrics.count(metric) > 1:

@@ -100,7 +100,10 @@ class Gathered:
             argv=list(argv),
             exit_status=max(known, default=None),
         )
-        records = [_joined(parts, anchors.get(name, parts[0])) for name, parts in self._parts.items()]
+        # A budget that is close to what a test takes is broken now and then, by either side: only where the
+        # base never does, and the head mostly, has the change done it.
+        share = 0.0 if self.side == "base" else 0.5
+        records = [_joined(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()]
         return msgspec.structs.replace(first, run=run, records=records, baseline=None)
 
 
@@ -115,7 +118,8 @@ def _session(side: SideName, report: Report) -> Session:
     )
 
 
-def _joined(parts: Sequence[Part], anchor: Part) -> Record:
+def _joined(parts: Sequence[Part], anchor: Part, share: float) -> Record:
+    """One record of all sessions; over budget where more than this share of them was."""
     rounds = [round_ for part in parts for round_ in _rounds(part, anchor)]
     spoiled = next((part for part in parts if not part.usable), None)
     if spoiled is not None:
@@ -142,8 +146,7 @@ def _joined(parts: Sequence[Part], anchor: Part) -> Record:
     status: Status = "measured" if energy.value is not None else "invalid"
     why = None if energy.value is not None else energy.reason
     over = [part for part in parts if part.over_budget]
-    # As the session in the middle would be judged: a single one over a close budget is noise.
-    broken = status == "measured" and 2 * len(over) > len(parts)
+    broken = status == "measured" and len(over) > share * len(parts)
     if broken:
         status, why = "failed", f"{len(over)} of {len(parts)} sessions: {over[0].record.reason}"
     return msgspec.structs.replace(

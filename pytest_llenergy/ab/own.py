@@ -10,6 +10,9 @@ from pathlib import Path, PurePosixPath
 #: Directories that namespaces are usually below. Any directory that holds Python could be one.
 ROOTS = ("src", "python", "lib")
 
+#: Beside one of these lies a project, whose packages are next to it or one level below.
+PROJECTS = ("pyproject.toml", "setup.py", "setup.cfg")
+
 
 class OwnCode:
     """Modules, packages and namespaces in the files of a checkout, by their top-level name."""
@@ -18,16 +21,18 @@ class OwnCode:
         self._packages: dict[str, list[PurePosixPath]] = {}
         self._modules: dict[str, list[PurePosixPath]] = {}
         self._namespaces: dict[str, list[PurePosixPath]] = {}
-        found = sorted(path for path in map(PurePosixPath, files) if path.suffix == ".py")
+        paths = sorted(map(PurePosixPath, files))
+        self._projects = {path.parent for path in paths if path.name in PROJECTS}
+        found = [path for path in paths if path.suffix == ".py"]
         packages = {path.parent for path in found if path.name == "__init__.py"}
         for path in found:
             # What lies in a package is imported below its name.
             top = next((each for each in reversed(_above(path)) if each in packages), None)
             if top is not None:
                 _note(self._packages, top.name, top)
-                continue
-            _note(self._modules, path.stem, path)
-            for each in _above(path):
+            else:
+                _note(self._modules, path.stem, path)
+            for each in _above(path if top is None else top):
                 if each.parent == PurePosixPath() or each.parent.name in ROOTS:
                     _note(self._namespaces, each.name, each)
 
@@ -37,13 +42,16 @@ class OwnCode:
         At the top and below ``src`` whatever has the name; elsewhere what is of the same kind: a script
         may be called as a package is that it uses.
         """
-        if name in sys.stdlib_module_names:
+        parent, _, last = name.rpartition(".")
+        if (parent or last) in sys.stdlib_module_names or name == "test":
             return None
         if place.stem == "__init__":
             kind = self._packages
         else:
             kind = self._modules if place.suffix else self._namespaces
-        alike = kind.get(name, [])
+        alike = [each for each in kind.get(last, []) if self._is_importable(each, parent)]
+        if parent:
+            return next(map(str, alike), None)
         sure = [
             each
             for found in (self._packages, self._modules)
@@ -51,6 +59,17 @@ class OwnCode:
             if str(each.parent) in (".", "src")
         ]
         return next(map(str, [*sure, *alike]), None)
+
+    def _is_importable(self, path: PurePosixPath, parent: str) -> bool:
+        """Whether it would be found, and is no fake or copy of what others have made."""
+        if parent:
+            return path.parent.name == parent
+        above = path.parent
+        return (
+            above == PurePosixPath()
+            or above.name in ROOTS
+            or bool({above, above.parent} & self._projects - {PurePosixPath()})
+        )
 
 
 def _above(path: PurePosixPath) -> list[PurePosixPath]:

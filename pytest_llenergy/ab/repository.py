@@ -68,13 +68,19 @@ class Repository:
     def working_tree(self) -> str:
         """A name for what the working tree holds: all files that are not ignored.
 
-        Files that git does not know may be large; but for Python's, they go by their size and time.
+        Files that git does not know may be large; but for Python's, they go by their size and time. Logs are
+        left out.
         """
         with tempfile.TemporaryDirectory() as scratch:
             own = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
             self._told("read-tree", "HEAD", **own)
             self._told("add", "--update", "--", ".", *LEFT_BEHIND, **own)
-            others = self._listed("--others", "--exclude-standard", "--", ".", *LEFT_BEHIND, **own)
+            others = [
+                name
+                for name in self._listed("--others", "--exclude-standard", "--", ".", *LEFT_BEHIND, **own)
+                # Perhaps that of this very command.
+                if not name.endswith(".log")
+            ]
             for name in others:
                 if name.endswith(".py"):
                     self._told("add", "--", f":(literal){name}", **own)

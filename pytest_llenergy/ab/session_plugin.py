@@ -44,6 +44,8 @@ class Watch:
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.failed[_text(report.nodeid)] = None
+            # Whatever the session was told to do about it: its tests are missing.
+            self.cut = True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -107,11 +109,19 @@ def _tell_modules() -> None:
             if spec is not None:
                 found[name] = _places(spec.origin if spec.has_location else None, spec)
     for name, module in sorted(sys.modules.items()):
-        if "." not in name and name != __name__:
-            found[name] = _places(getattr(module, "__file__", None), module)
+        if name not in (__name__, "__main__", "__mp_main__") and _is_top(name):
+            # Anybody may have put anything there.
+            with suppress(Exception):
+                found[name] = _places(getattr(module, "__file__", None), module)
     place = Path(os.environ["LLENERGY_AB_MODULES"])
     place.mkdir(exist_ok=True)
     _write(place / f"{os.getpid()}.json", {name: places for name, places in found.items() if places})
+
+
+def _is_top(name: str) -> bool:
+    """Whether it is no part of a package; what is in a namespace may come from many places."""
+    parent, _, last = name.rpartition(".")
+    return bool(last) and (not parent or getattr(sys.modules.get(parent), "__file__", "") is None)
 
 
 def _places(file: object, found: Any) -> list[str]:

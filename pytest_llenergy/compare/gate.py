@@ -11,7 +11,13 @@ from pytest_llenergy.compare.budget import Budget
 from pytest_llenergy.compare.comparison import Asked
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import COMMON, Rule
-from pytest_llenergy.compare.threshold import Threshold, parse_fail_on, parse_floor, parse_threshold
+from pytest_llenergy.compare.threshold import (
+    Threshold,
+    check_floor,
+    parse_fail_on,
+    parse_floor,
+    parse_threshold,
+)
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.model.comparison import Comparison
@@ -72,6 +78,7 @@ def asked_for(fail_on: Sequence[str], metrics: Sequence[str], floor: str | None 
     common = COMMON if floor is None else parse_floor(floor)
     thresholds = [read_fail_on(text) for text in fail_on]
     names = [known_metric(name) for name in metrics]
+    check_floor(thresholds, common.floor)
     asked = {each.metric: Asked(each.metric, each.rule(common), gated=True) for each in thresholds}
     asked.update({name: Asked(name, common, gated=True) for name in names if name not in asked})
     return list(asked.values()) or [Asked(rule=common, gated=True)]

@@ -33,7 +33,7 @@ def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> 
 
 
 def over_budget(base: Report, head: Report) -> list[Record]:
-    """Tests of the head that broke their budget in most sessions, and on the base did not."""
+    """Tests of the head that are over their budget and on the base are not."""
     before: Mapping[str, Record] = {record.id: record for record in base.records}
     return [
         record

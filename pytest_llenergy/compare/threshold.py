@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -51,9 +52,24 @@ class Threshold:
 def with_floor(floor: float) -> Rule:
     """The common rule where changes up to ``floor`` have no reason, as two runs of the same code show.
 
-    A tolerance below the floor is raised to it, as for thresholds.
+    A threshold or tolerance below the floor is raised to it: what lies between could never be told.
     """
-    return replace(COMMON, floor=floor, tolerance=max(COMMON.tolerance, floor))
+    return replace(
+        COMMON,
+        floor=floor,
+        threshold=max(COMMON.threshold, floor),
+        tolerance=max(COMMON.tolerance, floor),
+    )
+
+
+def check_floor(thresholds: Iterable[Threshold], floor: float) -> None:
+    """Raises ``PlanError`` for a threshold below the floor, which no change between the two would reach."""
+    for each in thresholds:
+        if each.relative < floor:
+            raise PlanError(
+                f"threshold {each.text!r} of {each.metric} is below the floor of {floor:.3g}: changes up "
+                "to it are none; raise the one or lower the other"
+            )
 
 
 def parse_floor(text: str) -> Rule:

@@ -21,6 +21,9 @@ MOST_BYTES = 65_000
 #: What is kept of a name, and of a reason.
 MOST_NAME, MOST_REASON = 160, 300
 
+#: Notes above the table.
+MOST_NOTES = 10
+
 SIGNS: dict[State, str] = {
     "regressed": "🔴",
     "not comparable": "⛔",
@@ -105,7 +108,9 @@ def _head(compared: ComparedReports) -> str:
     noise = noise_line(compared.comparisons)
     about += [noise] if noise else []
     lines = [MARKER, f"### Energy: {told}", " · ".join(about)]
-    lines += [f"\n**{plain(note, MOST_REASON)}**" for note in compared.notes]
+    lines += [f"\n**{plain(note, MOST_REASON)}**" for note in compared.notes[:MOST_NOTES]]
+    if len(compared.notes) > MOST_NOTES:
+        lines.append(f"\n**and {len(compared.notes) - MOST_NOTES} more notes, in the JSON**")
     return "\n".join(lines)
 
 

@@ -42,13 +42,22 @@ def is_address(text: str) -> bool:
 
 def shown(address: str) -> str:
     """Without what may be a secret, in none of the addresses of a chain."""
-    place = re.split("[?#]", address, maxsplit=1)[0]
-    return re.sub("://[^/]*@", "://", place)
+    # First, since a password may have any character.
+    place = re.sub("://[^/]*@", "://", address)
+    return re.split("[?#]", place, maxsplit=1)[0]
 
 
 def without_secrets(words: Iterable[str]) -> list[str]:
     """Arguments of a command line, with every address that is in one as ``shown`` has it."""
-    return [REST.sub(lambda found: shown(found[0]), word) for word in words]
+    return [_without_secrets(word) for word in words]
+
+
+def _without_secrets(word: str) -> str:
+    if word.count("://") == 1:
+        # It may have spaces in it.
+        before, _, rest = word.partition("://")
+        return before + shown(f"://{rest}")
+    return REST.sub(lambda found: shown(found[0]), word)
 
 
 def fetch(address: str) -> bytes:

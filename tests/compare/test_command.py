@@ -57,6 +57,9 @@ def test_what_two_runs_of_the_same_code_differ_by_is_no_change(compare: Compare)
     (found,) = json.loads(out)["comparisons"]
     assert (status, found["verdict"]) == (0, "unchanged")
     assert (found["rule"]["floor"], found["rule"]["tolerance"]) == (0.12, 0.12)
+    status, _, err = compare(of(record_of()), of(WORSE), "--floor=12%", "--fail-on=energy_j:3%")
+    assert status == 2
+    assert "threshold '3%' of energy_j is below the floor of 0.12: changes up to it are none" in err
     status, _, err = compare(of(record_of()), of(WORSE), "--floor=much")
     assert (status, err) == (2, "llenergy compare: floor 'much' is no percentage below 100%, such as '1%'\n")
 

@@ -121,7 +121,7 @@ def test_the_table_has_every_metric_of_the_documentation_and_its_unit() -> None:
 
 def test_a_floor_is_a_percentage_and_raises_the_tolerance_to_it() -> None:
     assert parse_floor(" 2.5 % ") == Rule(floor=0.025)
-    assert parse_floor("8%") == Rule(floor=0.08, tolerance=0.08)
+    assert parse_floor("8%") == Rule(floor=0.08, threshold=0.08, tolerance=0.08)
     assert parse_floor("0%").floor == 0
 
 

@@ -104,12 +104,18 @@ class TestRegressed:
     ) -> None:
         base.runpytest(COMPARE, f"{FAIL}+{absolute}").assert_outcomes(passed=1 - failed, failed=failed)
 
-    @pytest.mark.parametrize(("floor", "failed"), [("2%", 1), ("25%", 0)])
+    def test_a_floor_above_its_threshold_is_refused(self, base: pytest.Pytester) -> None:
+        result = base.runpytest(COMPARE, FAIL, "--energy-floor=25%")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        told = "ERROR: --energy-fail-on: threshold '3%' of mean_power_w is below the floor of 0.25: *"
+        result.stderr.fnmatch_lines([told])
+
+    @pytest.mark.parametrize(("floor", "verdict"), [("2%", "regressed"), ("25%", "unchanged")])
     def test_what_is_below_the_floor_of_the_machine_is_no_change(
-        self, base: pytest.Pytester, floor: str, failed: int
+        self, base: pytest.Pytester, floor: str, verdict: str
     ) -> None:
-        result = base.runpytest(COMPARE, FAIL, f"--energy-floor={floor}")
-        result.assert_outcomes(passed=1 - failed, failed=failed)
+        result = base.runpytest(COMPARE, f"--energy-floor={floor}")
+        result.stdout.fnmatch_lines([f"1 {verdict}; noise *"])
 
     def test_the_run_that_failed_by_its_gate_can_be_compared_afterwards(
         self, base: pytest.Pytester, capsys: pytest.CaptureFixture[str]

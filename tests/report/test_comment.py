@@ -177,3 +177,10 @@ def test_an_estimate_is_called_one_and_a_stopped_run_too() -> None:
 
 def test_nothing_to_compare_says_so() -> None:
     assert render_comment(compared()).splitlines()[1] == "### Energy: nothing to compare"
+
+
+def test_notes_do_not_fill_the_comment() -> None:
+    noted = msgspec.structs.replace(compared(comparison("t.py::t")), notes=["x" * 400] * 400)
+    text = render_comment(noted)
+    assert len(text.encode()) < MOST_BYTES
+    assert "**and 390 more notes, in the JSON**" in text
