@@ -145,8 +145,8 @@ def check_imported(side: Side, told: Told, modules: Sequence[Path], repository: 
             continue
         whose = f"although it has {own}" if own is not None else "which is not its checkout"
         raise PlanError(
-            f"{side.name} has imported {name} from {place}, {whose}, so that both sides may measure the "
-            "same; give each an environment of its own: --setup 'pip install -e .'"
+            f"{side.name} has imported {name} from {place}, {whose}, so that both sides measure the same; "
+            "give each an environment of its own: --setup 'pip install -e .'"
         )
 
 

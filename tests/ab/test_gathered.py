@@ -10,6 +10,7 @@ import pytest
 
 from pytest_llenergy.ab.gathered import Gathered, Part, changed_workload, put_aside
 from pytest_llenergy.measure.metrics import is_valid
+from pytest_llenergy.model.paired import SideName
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
@@ -17,8 +18,8 @@ from ..compare.runs import LEVEL, TEST, record_of, report_of
 from ..model.reports import HOST, REPORT
 
 
-def gathered(*reports: Report) -> Gathered:
-    side = Gathered("base")
+def gathered(*reports: Report, name: SideName = "base") -> Gathered:
+    side = Gathered(name)
     for number, report in enumerate(reports, 1):
         side.add(number, [report])
     return side
@@ -58,14 +59,20 @@ def test_a_failure_in_any_session_is_one() -> None:
 
 
 def test_a_budget_that_was_not_kept_is_a_measurement() -> None:
-    side = gathered(one(10.0, status="failed", failed_gate=True), one(10.0))
+    side = gathered(one(10.0, status="failed", failed_gate=True), one(10.0), name="head")
     assert not side.hopeless
     assert (joined(side).status, joined(side).failed_gate) == ("measured", False)
 
 
+def test_a_budget_that_one_session_of_the_base_has_broken_is_close() -> None:
+    over = one(10.0, status="failed", reason="energy_gate: too much", failed_gate=True)
+    record = joined(gathered(one(9.0), one(9.0), over))
+    assert (record.failed_gate, record.counts) == (True, True)
+
+
 def test_a_budget_that_most_sessions_have_broken_is_broken() -> None:
     over = one(10.0, status="failed", reason="energy_gate: too much", failed_gate=True)
-    record = joined(gathered(over, one(9.0), over))
+    record = joined(gathered(over, one(9.0), over, name="head"))
     assert (record.status, record.failed_gate, record.counts) == ("failed", True, True)
     assert (record.reason, len(record.rounds)) == ("2 of 3 sessions: energy_gate: too much", 3)
 
