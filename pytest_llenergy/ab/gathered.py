@@ -33,7 +33,10 @@ class Part:
 
     @property
     def over_budget(self) -> bool:
-        """Whether it has broken its budget, and nobody had expected that."""
+        """Whether it has broken its budget, and nobody had expected that.
+
+        pytest gives a test that was expected to fail this reason and no other sign.
+        """
         return self.record.failed_gate and not (self.record.reason or "").startswith("xfail")
 
 

@@ -115,7 +115,7 @@ def run_session(
         with files.log.open(errors="replace") as printed:
             try:
                 return _await(process, lambda: show(printed.read()) if show else None)
-            except BaseException:
+            except BaseException:  # Ctrl-C, SIGTERM or a fault of ours: it must not measure on alone.
                 _stop(process)
                 raise
 

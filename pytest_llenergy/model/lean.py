@@ -2,7 +2,8 @@
 """Reports as a comparison needs them: without what it does not look at, which is half of the memory.
 
 The same fields are there and no others may be; only what is inside the left-out ones is not looked at. Such
-records are for reading alone: written, they would be broken.
+records are for reading alone: written, they would be broken. mypy is told to ignore each field that is left
+out: another type in the place of a field's own is the very point.
 """
 
 from __future__ import annotations

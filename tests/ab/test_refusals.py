@@ -27,6 +27,15 @@ def sessions(project: Project) -> list[str]:
     return sorted(path.name for path in (project.path / ".llenergy").rglob("*.log"))
 
 
+def install(project: Project, place: Path, name: str) -> Path:
+    """An empty module where the sessions of a project find it."""
+    module = place / name
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    project.environment["PYTHONPATH"] += f":{place}"
+    return module
+
+
 class TestSameCode:
     """With the project installed from the user's checkout both sides would run what is there."""
 
@@ -85,10 +94,7 @@ class TestSameCode:
         project.write("src/thing/__init__.py", "")
         project.edit("test_some.py", "from work", "import thing\nfrom work")
         project.commit()
-        installed = tmp_path / "site-packages" / "thing" / "__init__.py"
-        installed.parent.mkdir(parents=True)
-        installed.write_text("")
-        project.environment["PYTHONPATH"] += f":{installed.parents[1]}"
+        installed = install(project, tmp_path / "site-packages", "thing/__init__.py")
         told = f"base has imported thing from {installed}, although it has src/thing, {CHANGED}"
         assert error(project, "--base=HEAD", "--head=HEAD", "--", "pytest") == told
         # Nothing of it is taken for a measurement of the base later.
@@ -103,10 +109,7 @@ class TestSameCode:
         project.write(own, "")
         project.edit("test_some.py", "from work", "import thing\nfrom work")
         project.commit()
-        other = tmp_path / place / own.split("/", 1)[1]
-        other.parent.mkdir(parents=True)
-        other.write_text("")
-        project.environment["PYTHONPATH"] += f":{tmp_path / place}"
+        other = install(project, tmp_path / place, own.split("/", 1)[1])
         shown = own.removesuffix("/__init__.py")
         told = f"base has imported thing from {other}, although it has {shown}, {CHANGED}"
         assert error(project, "--base=HEAD", "--head=HEAD", "--", "pytest") == told
@@ -114,10 +117,7 @@ class TestSameCode:
     def test_what_ranks_alone_import_is_refused(self, project: Project, tmp_path: Path) -> None:
         project.write("src/thing/__init__.py", "")
         project.commit()
-        installed = tmp_path / "site-packages" / "thing" / "__init__.py"
-        installed.parent.mkdir(parents=True)
-        installed.write_text("")
-        project.environment["PYTHONPATH"] += f":{installed.parents[1]}"
+        installed = install(project, tmp_path / "site-packages", "thing/__init__.py")
         told = f"base has imported thing from {installed}, although it has src/thing, {CHANGED}"
         assert error(project, "--base=HEAD", "--head=HEAD", "--", "pytest") == told
 
