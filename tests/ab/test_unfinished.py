@@ -84,6 +84,16 @@ def test_one_that_could_not_write_its_report_is_repeated(project: Project, tmp_p
     assert (paired.complete, paired.compared.notes) == (True, [])
 
 
+def test_a_module_that_cannot_be_imported_stops_everything(project: Project) -> None:
+    told = on_the_head(project, "pass")
+    project.write("test_other.py", "import nothing\n")
+    project.commit()
+    outcome = project.ab("--base=main", "--pairs=4", "--", "pytest", "-q", "--continue-on-collection-errors")
+    assert outcome.status == 2
+    assert "was stopped before all its tests had run" in outcome.lines[-1]
+    assert told.partition("(")[0] in outcome.lines[-1]
+
+
 class Interrupting(importlib.abc.MetaPathFinder):
     """A Ctrl-C in the middle of an import."""
 

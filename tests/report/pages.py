@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import msgspec
 
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.measure.metrics import summarise
-from pytest_llenergy.model.comparison import ComparedReports
+from pytest_llenergy.measure.power_trace import MOST_STEPS
+from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.record import (
     DomainPower,
     Flag,
@@ -24,8 +27,10 @@ from pytest_llenergy.model.record import (
     Tokens,
 )
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.html.page import render_compared
+from pytest_llenergy.report.html.trend import Trend, TrendPoint
 
-from ..compare.runs import SPOILED, record_of, report_of
+from ..compare.runs import SPOILED, TEST, record_of, report_of
 
 WARM = Flag(name="temperature", severity="note", detail="4 of 8 rounds: warmer than 60 °C at the start")
 
@@ -146,3 +151,25 @@ def pair_of(ids: Sequence[str], changes: Sequence[float] = tuple(CHANGES.values(
     sides = report_of(*base, gone, lost), report_of(*head, added, lost)
     compared = compare_reports(*sides, ("base.json", "head.json"), [Asked(gated=True)])
     return Pair(*sides, compared)
+
+
+@cache
+def pair_shown() -> tuple[Pair, str]:
+    """Four tests, with as many steps of power as a record may have, and their page."""
+    pair = pair_of(names(4), steps=MOST_STEPS)
+    days = [(f"2026-01-0{day}T00:00:00Z", f"c0ffee{day}", 1.0 + day / 10) for day in range(1, 7)]
+    points = [TrendPoint(*day, changed=place == 3) for place, day in enumerate(days)]
+    trend = Trend(names(1)[0], "energy_j", "J", points)
+    return pair, render_compared(pair.base, pair.head, pair.compared, [trend], pairs="6+6")
+
+
+def odd(**changes: Any) -> Comparison:
+    made = {
+        "id": TEST,
+        "metric": "energy_j",
+        "unit": "J",
+        "verdict": "regressed",
+        "reason": "because",
+        **changes,
+    }
+    return msgspec.convert(made, Comparison)

@@ -1,102 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: what is in it, that it is the same every time, and that nothing in a report becomes markup."""
+"""The page: what is in it, and that it is the same every time."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from functools import cache
-from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.measure.power_trace import MOST_STEPS
 from pytest_llenergy.model.comparison import Baseline, Comparison
-from pytest_llenergy.model.record import DomainPower, Flag, PowerTrace, Record, Round, Tokens, Window
-from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.page import render_compared, render_report
 from pytest_llenergy.report.html.power import total
 from pytest_llenergy.report.html.trend import Trend, TrendPoint
 from pytest_llenergy.report.verdicts import change, value
 
-from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of, scaled
+from ..compare.runs import record_of, report_of, round_of
 from ..model.reports import REPORT
-from .pages import Pair, names, pair_of
-
-Command = pytest.CaptureFixture[str]
-
-
-class Reader(HTMLParser):
-    """What a browser would see."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str, str]] = []
-        self.texts: list[str] = []
-        self.rows: list[list[str]] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.attributes += [(tag, name, content or "") for name, content in attrs]
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "td":
-            self.rows[-1].append("")
-        self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self._open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-        if self.rows and self.rows[-1] and "td" in self._open:
-            self.rows[-1][-1] += data
-
-    def cells(self) -> set[str]:
-        """Everything that stands in a table."""
-        return {cell.strip() for row in self.rows for cell in row}
-
-
-@cache
-def pair_shown() -> tuple[Pair, str]:
-    """Four tests, with as many steps of power as a record may have, and their page."""
-    pair = pair_of(names(4), steps=MOST_STEPS)
-    days = [(f"2026-01-0{day}T00:00:00Z", f"c0ffee{day}", 1.0 + day / 10) for day in range(1, 7)]
-    points = [TrendPoint(*day, changed=place == 3) for place, day in enumerate(days)]
-    trend = Trend(names(1)[0], "energy_j", "J", points)
-    return pair, render_compared(pair.base, pair.head, pair.compared, [trend], pairs="6+6")
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return pair_shown()[0]
-
-
-@pytest.fixture(scope="module")
-def compared_page() -> str:
-    return pair_shown()[1]
-
-
-@pytest.fixture(scope="module")
-def report_page(pair: Pair) -> str:
-    return render_report(pair.head)
+from .pages import Pair, odd
+from .reading import Reader
 
 
 def test_the_verdicts_come_worst_first(compared_page: str) -> None:
@@ -250,18 +176,6 @@ def test_records_without_a_power_trace_have_a_page() -> None:
     assert "Power in a round" not in text
 
 
-def odd(**changes: Any) -> Comparison:
-    made = {
-        "id": TEST,
-        "metric": "energy_j",
-        "unit": "J",
-        "verdict": "regressed",
-        "reason": "because",
-        **changes,
-    }
-    return msgspec.convert(made, Comparison)
-
-
 NO_RULE = {"threshold": 0.0, "threshold_absolute": 0.0, "floor": 0.0, "tolerance": 0.0, "alpha": 0.05}
 
 
@@ -320,16 +234,6 @@ def test_a_test_that_one_side_has_not_measured_is_shown(pair: Pair) -> None:
     assert "base 8" in Reader(text).cells()
 
 
-def test_a_round_that_cannot_have_been_is_told_in_a_line(files: Path, capsys: Command) -> None:
-    broken = record_of(rounds=[round_of(5.0, iterations=0)], metrics={})
-    (files / "broken.json").write_bytes(encode(report_of(broken)))
-    assert main(["report", "broken.json", "--html", "out.html"]) == 2
-    assert capsys.readouterr().err == (
-        f"llenergy: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
-        "--energy-report has such a round\n"
-    )
-
-
 def test_many_tests_are_shown_in_tables_only(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     monkeypatch.setattr(pages, "MOST_SHOWN", 2)
     text = render_compared(pair.base, pair.head, pair.compared)
@@ -364,192 +268,8 @@ def test_ids_are_there_once_and_what_is_referred_to_is_there(compared_page: str)
     assert referred <= set(ids)
 
 
-HOSTILE = [
-    "</script><script>hacked=1</script>",
-    "</title></style></svg></table><img src=x onerror=hacked=1>",
-    "\"><svg onload=hacked=1>' onmouseover='hacked=1",
-    "javascript:hacked=1",
-    "<a href=javascript:hacked=1>x</a>",
-    "{{ 7 * 7 }} {% raw %} $x^2$ \\frac{1}{2}",
-    "<!-- ]]> &lt;b&gt; &#60;b&#62;",
-    "\x00\x1b[31m\x7f\u202etxt.exe\u202c\ud800 \u2028",
-    "<use href='http://evil.example/x.svg#a'/> url(http://evil.example)",
-    'style="background:url(http://evil.example)" 漢字 🔥',
-]
-
-
-def hostile_pair() -> Pair:
-    """Two reports in which every text is somebody's attack, as far as it can come out of a file."""
-    pair = pair_of([f"t.py::test[{text}]" for text in HOSTILE[:2]])
-
-    def spoiled(report: Report) -> Report:
-        text = encode(report).decode()
-        for place, plain in enumerate(
-            ("abc", "AMD EPYC 9354", "bench-7", "temperature", "transformers", "GPU-a")
-        ):
-            escaped = msgspec.json.encode(HOSTILE[place].replace("\ud800", "")).decode()[1:-1]
-            text = text.replace(f'"{plain}"', f'"{escaped}"')
-        return msgspec.json.decode(text.encode(), type=Report)
-
-    flag = Flag(name=HOSTILE[6], severity="warning", detail=HOSTILE[7])
-    sides: list[Report] = []
-    for report in (spoiled(pair.base), spoiled(pair.head)):
-        params = {text: text for text in HOSTILE}
-        records = [
-            msgspec.structs.replace(
-                record, params=params, flags=[flag], reason=HOSTILE[8], fallback=HOSTILE[9]
-            )
-            for record in report.records
-        ]
-        sides.append(msgspec.structs.replace(report, records=records))
-    comparisons = [
-        msgspec.structs.replace(each, notes=[*HOSTILE], reason=HOSTILE[7])
-        for each in pair.compared.comparisons
-    ]
-    source = msgspec.structs.replace(pair.compared.head, commit=HOSTILE[0], origin=HOSTILE[1])
-    compared = msgspec.structs.replace(
-        pair.compared, comparisons=comparisons, head=source, base=source, devices=HOSTILE, notes=HOSTILE
-    )
-    return Pair(sides[0], sides[1], compared)
-
-
-@cache
-def hostile_shown() -> str:
-    """Their page."""
-    pair = hostile_pair()
-    name = pair.head.records[0].id
-    trend = Trend(name, HOSTILE[3], HOSTILE[1], [TrendPoint(HOSTILE[7], HOSTILE[0], 1.0, changed=True)])
-    return render_compared(pair.base, pair.head, pair.compared, [trend], pairs=HOSTILE[1])
-
-
-@pytest.fixture(scope="module")
-def hostile_page() -> str:
-    return hostile_shown()
-
-
-def test_no_text_becomes_markup(hostile_page: str, compared_page: str) -> None:
-    found, ours = Reader(hostile_page), Reader(compared_page)
-    assert set(found.tags) <= set(ours.tags) | {"title"}
-    assert "script" not in found.tags
-    assert {name for _, name, _ in found.attributes} <= {name for _, name, _ in ours.attributes}
-    for tag, name, content in found.attributes:
-        assert not name.startswith("on")
-        if name in ("href", "src"):
-            assert content.startswith("#") or (tag, content) == ("link", "data:,")
-        if "url(" in content and name not in ("aria-label",):
-            assert content.startswith("url(#")
-        assert name != "style"
-
-
-def test_nothing_that_cannot_be_seen_is_left(hostile_page: str) -> None:
-    assert all(each.isprintable() or each == "\n" for each in hostile_page)
-    hostile_page.encode()
-    assert "\\x00\\x1b[31m\\x7f\\u202etxt.exe\\u202c\\ud800" in hostile_page
-    assert "\\u2028" not in HOSTILE[7]
-
-
-@pytest.mark.parametrize("unseen", ["\x1b[31m", "\x07", "\x00", "\ufffe", "\u202e"])
-def test_what_cannot_be_seen_is_an_escape_in_figures_too(unseen: str) -> None:
-    escape = unseen.encode("unicode_escape").decode()
-    name = f"t.py::t[{unseen}]"
-    record = record_of(name, comparisons=[odd(id=name, unit=unseen, ratio=1.1)])
-    trend = Trend(name, f"m{unseen}", f"u{unseen}", [TrendPoint("2026-01-04T00:00:00Z", None, 1.0)])
-    text = render_report(report_of(record), [trend])
-    assert all(each.isprintable() or each == "\n" for each in text)
-    figures = "".join(re.findall("<text.*?</text>", text))
-    assert f"t[{escape}]" in figures
-    assert f"m{escape}, u{escape}" in figures
-
-
-def test_a_long_id_is_cut_in_the_tables() -> None:
-    long = "x" * 5000
-    name = f"t.py::t[{long}]"
-    record = record_of(name, comparisons=[odd(id=name, ratio=1.1)], params={long: long})
-    reader = Reader(render_report(report_of(record)))
-    assert any(cell.startswith("t.py::t[xx") for cell in reader.cells())
-    assert any(cell.startswith("parameter xx") for cell in reader.cells())
-    assert max(map(len, reader.cells())) <= 300
-    assert name in reader.texts
-
-
-def test_a_page_shows_no_secret_of_an_address() -> None:
-    report = report_of(record_of())
-    argv = ["--energy-compare=http://bob:hunter2@host/main.json?token=s3cret"]
-    text = render_report(msgspec.structs.replace(report, run=msgspec.structs.replace(report.run, argv=argv)))
-    assert "--energy-compare=http://host/main.json" in Reader(text).cells()
-
-
-def test_the_texts_are_still_there(hostile_page: str) -> None:
-    shown = "".join(Reader(hostile_page).texts)
-    for text in (*HOSTILE[:7], HOSTILE[8], HOSTILE[9]):
-        assert text in shown
-
-
-def test_the_browser_is_told_to_run_and_fetch_nothing(compared_page: str) -> None:
-    import base64
-    import hashlib
-
-    (policy,) = re.findall('http-equiv="Content-Security-Policy" content="(.*?)"', compared_page)
-    style = compared_page.partition("<style>")[2].partition("</style>")[0]
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    rules = dict(
-        rule.split(" ", 1) for rule in policy.replace("&#39;", "'").replace("&#43;", "+").split("; ")
-    )
-    assert rules == {
-        "default-src": "'none'",
-        "style-src": f"'sha256-{digest}'",
-        "img-src": "data:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-
-
 def test_the_sum_of_domains_is_taken_where_all_are_known() -> None:
     edges, powers = total([([0.0, 1.0, 2.0], [10.0, 20.0]), ([0.5, 1.5, 3.0], [1.0, 2.0])])
     assert (edges, powers) == ([0.5, 1.0, 1.5, 2.0], [11.0, 21.0, 22.0])
     joules = sum(watts * (b - a) for (a, b), watts in zip(pairwise(edges), powers, strict=True))
     assert joules == pytest.approx(0.5 * 10 + 20 + 1 * 1.0 + 0.5 * 2)
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name, joules in (("base.json", LEVEL), ("head.json", scaled(1.1))):
-        Path(name).write_bytes(encode(report_of(record_of(joules=joules))))
-    return tmp_path
-
-
-def test_the_command_writes_the_page_of_a_report(files: Path, capsys: Command) -> None:
-    assert main(["report", "base.json", "--html", "energy.html"]) == 0
-    assert capsys.readouterr() == ("energy.html: 1 records\n", "")
-    assert (files / "energy.html").read_text("utf-8") == render_report(report_of(record_of()))
-
-
-def test_a_comparison_is_written_and_has_its_exit_code(files: Path, capsys: Command) -> None:
-    assert main(["compare", "base.json", "head.json", "--format", "html", "-o", "out.html"]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    text = (files / "out.html").read_text("utf-8")
-    assert main(["compare", "base.json", "head.json", "--format=html"]) == 1
-    assert capsys.readouterr().out == text
-    assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
-
-
-@pytest.mark.parametrize("library", ["matplotlib", "jinja2"])
-def test_without_the_extra_one_line_says_so(
-    files: Path, library: str, monkeypatch: pytest.MonkeyPatch, capsys: Command
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    why = f"import of {library} halted; None in sys.modules"
-    line = f"HTML needs jinja2 and matplotlib ({why}): pip install 'pytest-llenergy[html]'\n"
-    assert main(["report", "base.json", "--html", "out.html"]) == 2
-    assert capsys.readouterr() == ("", f"llenergy: {line}")
-    assert main(["compare", "base.json", "head.json", "--format=html"]) == 2
-    assert capsys.readouterr() == ("", f"llenergy compare: {line}")
-    assert not (files / "out.html").exists()
-
-
-def test_a_page_that_cannot_be_written_is_told(files: Path, capsys: Command) -> None:
-    assert main(["report", "base.json", "--html", "nowhere/out.html"]) == 2
-    told = "llenergy: nowhere/out.html: could not be written (No such file or directory)\n"
-    assert capsys.readouterr().err == told

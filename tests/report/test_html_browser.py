@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .test_html import HOSTILE, hostile_shown, pair_shown
+from .pages import pair_shown
+from .test_html_hostile import HOSTILE, hostile_shown
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that write pages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.cli import main
+from pytest_llenergy.model.report import encode
+from pytest_llenergy.report.html.page import render_report
+
+from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of, scaled
+
+Command = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, joules in (("base.json", LEVEL), ("head.json", scaled(1.1))):
+        Path(name).write_bytes(encode(report_of(record_of(joules=joules))))
+    return tmp_path
+
+
+def test_the_command_writes_the_page_of_a_report(files: Path, capsys: Command) -> None:
+    assert main(["report", "base.json", "--html", "energy.html"]) == 0
+    assert capsys.readouterr() == ("energy.html: 1 records\n", "")
+    assert (files / "energy.html").read_text("utf-8") == render_report(report_of(record_of()))
+
+
+def test_a_comparison_is_written_and_has_its_exit_code(files: Path, capsys: Command) -> None:
+    assert main(["compare", "base.json", "head.json", "--format", "html", "-o", "out.html"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    text = (files / "out.html").read_text("utf-8")
+    assert main(["compare", "base.json", "head.json", "--format=html"]) == 1
+    assert capsys.readouterr().out == text
+    assert text.startswith('<!DOCTYPE html>\n<html lang="en">')
+
+
+@pytest.mark.parametrize("library", ["matplotlib", "jinja2"])
+def test_without_the_extra_one_line_says_so(
+    files: Path, library: str, monkeypatch: pytest.MonkeyPatch, capsys: Command
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    why = f"import of {library} halted; None in sys.modules"
+    line = f"HTML needs jinja2 and matplotlib ({why}): pip install 'pytest-llenergy[html]'\n"
+    assert main(["report", "base.json", "--html", "out.html"]) == 2
+    assert capsys.readouterr() == ("", f"llenergy: {line}")
+    assert main(["compare", "base.json", "head.json", "--format=html"]) == 2
+    assert capsys.readouterr() == ("", f"llenergy compare: {line}")
+    assert not (files / "out.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_told(files: Path, capsys: Command) -> None:
+    assert main(["report", "base.json", "--html", "nowhere/out.html"]) == 2
+    told = "llenergy: nowhere/out.html: could not be written (No such file or directory)\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_round_that_cannot_have_been_is_told_in_a_line(files: Path, capsys: Command) -> None:
+    broken = record_of(rounds=[round_of(5.0, iterations=0)], metrics={})
+    (files / "broken.json").write_bytes(encode(report_of(broken)))
+    assert main(["report", "broken.json", "--html", "out.html"]) == 2
+    assert capsys.readouterr().err == (
+        f"llenergy: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "
+        "--energy-report has such a round\n"
+    )
