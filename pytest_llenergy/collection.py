@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What marks make of a test: one test a backend, a lease, or an error where they cannot be met."""
+"""What marks make of a test: a lease, or an error where they cannot be met."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import pytest
 
 from pytest_llenergy import marks
+from pytest_llenergy.engines import ELSEWHERE, OF_BACKEND, check_engine
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import BACKEND_PARAMETER, LEASE, gpus
 from pytest_llenergy.leasing import leased
-from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.recorder import draft_of
-from pytest_llenergy.state import state_of
-from pytest_llenergy.workers.plan import refuse
 
 IDLE_GATE = (
     "@pytest.mark.energy_gate judges what energy(...) measures, and the test does not use the fixture energy"
@@ -25,10 +24,9 @@ VALUE = (
     "marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in pytest_collection_modifyitems"
 )
 
-LATE = (
-    "was added while the test was set up, after its devices were leased; add it in "
-    "pytest_collection_modifyitems, or write pytest.param(..., marks=...)"
-)
+LATE = f"was added while the test was set up, after its devices were leased; {ELSEWHERE}"
+
+IDLE_OF_BACKEND = "is for the engine of the fixture backend, and the test does not use it"
 
 
 def check_marks(metafunc: pytest.Metafunc) -> None:
@@ -41,8 +39,8 @@ def check_marks(metafunc: pytest.Metafunc) -> None:
         marks.check_all(node)
     except LLEnergyError as error:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
-    if marks.has(node, marks.energy_gate) and "energy" not in metafunc.fixturenames:
-        raise pytest.Collector.CollectError(f"{node.nodeid}: {IDLE_GATE}")
+    if (idle := _idle(node, metafunc.fixturenames)) is not None:
+        raise pytest.Collector.CollectError(f"{node.nodeid}: {idle}")
 
 
 def refuse_value(item: pytest.Function) -> None:
@@ -66,10 +64,19 @@ def obey_marks(item: pytest.Item) -> None:
     except LLEnergyError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
     names = getattr(item, "fixturenames", ())
-    if marks.has(item, marks.energy_gate) and "energy" not in names:
-        raise PlanError(f"{item.nodeid}: {IDLE_GATE}")
+    if (idle := _idle(item, names)) is not None:
+        raise PlanError(f"{item.nodeid}: {idle}")
+    check_engine(item)
     if isinstance(item, pytest.Function) and (LEASE in names or marks.has(item, marks.gpus)):
         _lease_first(item)
+
+
+def _idle(item: pytest.Item, names: Collection[str]) -> str | None:
+    """What is wrong where a mark of the test would do nothing, by the names of its fixtures."""
+    if marks.has(item, marks.energy_gate) and "energy" not in names:
+        return IDLE_GATE
+    idle = [mark.__name__ for mark in OF_BACKEND if marks.has(item, mark) and BACKEND_PARAMETER not in names]
+    return f"@pytest.mark.{idle[0]} {IDLE_OF_BACKEND}" if idle else None
 
 
 def see_to_lease(item: pytest.Item) -> None:
@@ -103,28 +110,3 @@ def _lease_first(item: pytest.Function) -> None:
 def _is_for_one_test(item: pytest.Function, name: str) -> bool:
     fixtures = item._fixtureinfo.name2fixturedefs.get(name)
     return not fixtures or fixtures[-1].scope == "function"
-
-
-def parametrize_backend(metafunc: pytest.Metafunc) -> None:
-    """Give the test one parameter a selected backend; those that cannot run it are skipped, saying why.
-
-    Raises ``CollectError`` when no selected backend offers the parallelism that the test asks for.
-    """
-    node = metafunc.definition
-    state = state_of(metafunc.config)
-    try:
-        selected = state.selected_backends
-        parallel = marks.read(node, marks.parallel) or Parallel()
-    except LLEnergyError as error:
-        raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
-    able = [name for name, spec in state.backends.items() if not spec.capabilities.lacks(parallel)]
-    refusals = [refuse(spec, parallel, able) for spec in selected]
-    if all(refusals):
-        raise pytest.Collector.CollectError(f"{node.nodeid}: {'; '.join(filter(None, refusals))}")
-    params = []
-    for spec, refusal in zip(selected, refusals, strict=True):
-        reason = refusal or spec.missing()
-        skip = [pytest.mark.skip(reason=reason)] if reason else []
-        params.append(pytest.param(spec.name, id=spec.name, marks=skip))
-    # Session scope makes pytest group the tests of a backend, so that its ranks are used again.
-    metafunc.parametrize(BACKEND_PARAMETER, params, indirect=True, scope="session")

@@ -19,6 +19,12 @@ class BackendError(LLEnergyError):
     """A backend is unknown, unavailable, or was asked for what it cannot do."""
 
 
+class ServerError(BackendError):
+    """A server ended or was not ready in time. ``sections`` are titles and text of what it has written."""
+
+    sections: tuple[tuple[str, str], ...] = ()
+
+
 class MeterError(LLEnergyError):
     """A meter is unknown, unavailable, or cannot measure what was asked of it."""
 
@@ -41,6 +47,10 @@ class PlanError(LLEnergyError):
 
 class ReportError(LLEnergyError):
     """A report or journal cannot be read or written."""
+
+
+class ExperimentError(LLEnergyError):
+    """An experiment of another tool cannot be read."""
 
 
 class ForgeError(LLEnergyError):

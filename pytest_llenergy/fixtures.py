@@ -111,11 +111,14 @@ def _llenergy_backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def backend(_llenergy_backend: str, energy_model: str, _llenergy_place: Place) -> BackendHandle:
+def backend(
+    request: pytest.FixtureRequest, _llenergy_backend: str, energy_model: str, _llenergy_place: Place
+) -> BackendHandle:
     """One inference engine with a model; the test runs once for each engine that is available here.
 
     ``backend.generate(prompts, ...)`` generates; ``energy(backend.generate, ...)`` measures it.
     """
+    from pytest_llenergy import marks
     from pytest_llenergy.backends.model import resolve
     from pytest_llenergy.handles import BackendHandle
 
@@ -125,9 +128,13 @@ def backend(_llenergy_backend: str, energy_model: str, _llenergy_place: Place) -
     refused = spec.refuses(model)
     if refused is None and _llenergy_place.lease.uuids and not spec.capabilities.gpu:
         refused = f"{spec.name} does not run on GPUs here"
+    if refused is None and not _llenergy_place.lease.uuids and not spec.capabilities.cpu:
+        why = spec.capabilities.reasons.get("cpu", "")
+        refused = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
     if refused is not None:
         pytest.skip(refused)
-    return BackendHandle(spec, model, _llenergy_place)
+    options = marks.read(request.node, marks.backend_options)
+    return BackendHandle(spec, model, _llenergy_place, dict(options or {}))
 
 
 @pytest.fixture

@@ -14,8 +14,14 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities, Generation, GenerationParams
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.embedding import Embedding
+from pytest_llenergy.backends.generation import Generation, GenerationParams
 from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.params import Params
+from pytest_llenergy.backends.served import ServedLoad
+from pytest_llenergy.backends.tasks import EMBED, GENERATE, SERVE, TASKS, Task
 from pytest_llenergy.devices.host import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.diagnosis import diagnosed
@@ -32,7 +38,7 @@ from pytest_llenergy.workers.pool import Load
 from pytest_llenergy.workers.workload import (
     RankWorkload,
     call_workload,
-    generate_workload,
+    task_workload,
 )
 
 #: How long the end of a test waits for a thread of it that has lost its ranks (seconds).
@@ -78,13 +84,14 @@ class Place:
         """The options of the run."""
         return self.state.settings
 
-    def plan(self, capabilities: Capabilities) -> ProcessPlan:
-        """The process plan for an engine with these capabilities.
+    def plan(self, capabilities: Capabilities, python: str | None = None) -> ProcessPlan:
+        """The process plan for an engine with these capabilities, in this interpreter.
 
         Raises ``PlanError`` when the test has ended.
         """
         self.check()
-        return plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), self.settings.threads)
+        threads = self.settings.threads
+        return plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), threads, python)
 
     def check(self) -> None:
         """Raises ``PlanError`` when the test has ended."""
@@ -129,6 +136,11 @@ class BackendHandle:
         """Its name, as in ``--energy-backend``."""
         return self.spec.name
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What it does, such as ``generate``."""
+        return self.spec.capabilities.tasks
+
     def with_options(self, **options: Any) -> BackendHandle:
         """The same backend with load options. Raises ``BackendError`` for one that it does not take."""
         known = self.spec.capabilities.options
@@ -144,32 +156,66 @@ class BackendHandle:
         Keyword arguments are those of ``GenerationParams``. Prompts are split over data-parallel ranks;
         the answer is in their order.
         """
-        with self.place.lock, outcomes():
-            workload = self.workload(prompts, params)
-            workload.run_round()
-            return Generation.merge(workload.results())
+        done: Generation = self._done(GENERATE, prompts, params)
+        return done
 
-    def workload(self, prompts: Sequence[str], params: dict[str, Any]) -> RankWorkload:
-        """The batch, prepared in the ranks."""
-        if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-            raise BackendError("generate: prompts must be a list of one or more strings")
-        checked = GenerationParams.of(params)
-        if checked.cache not in self.spec.capabilities.caches:
-            offered = ", ".join(self.spec.capabilities.caches)
-            raise BackendError(f"{self.name} has no {checked.cache} cache; it offers: {offered}")
-        plan = self.place.plan(self.spec.capabilities)
-        if len(prompts) < plan.parallel.data:
+    def embed(self, texts: Sequence[str], **params: Any) -> Embedding:
+        """Make a vector of each text, unmeasured; give the method itself to ``energy`` to measure.
+
+        Keyword arguments are those of ``EmbeddingParams``. Raises ``BackendError`` where the engine does not
+        embed.
+        """
+        done: Embedding = self._done(EMBED, texts, params)
+        return done
+
+    def serve(self, prompts: Sequence[str], **params: Any) -> ServedLoad:
+        """Send a load of requests, unmeasured; give the method itself to ``energy`` to measure.
+
+        Keyword arguments are those of ``ServeParams``, such as ``request_rate=2.0`` or ``concurrency=4``.
+        """
+        done: ServedLoad = self._done(SERVE, prompts, params)
+        return done
+
+    def task_of(self, method: Any) -> Task | None:
+        """The task that a method of this handle does; ``None`` for any other callable."""
+        if getattr(method, "__self__", None) is not self:
+            return None
+        return TASKS.get(method.__func__.__name__)
+
+    def workload(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> RankWorkload:
+        """The batch, prepared in the ranks. Raises ``BackendError`` for what the engine does not offer."""
+        if isinstance(inputs, str) or not inputs or not all(isinstance(each, str) for each in inputs):
+            raise BackendError(f"{task.name}: prompts must be a list of one or more strings")
+        checked = task.params.of(params)
+        self._check(task, checked)
+        plan = self.place.plan(self.spec.capabilities, self.spec.python)
+        if len(inputs) < plan.parallel.data:
             raise BackendError(
-                f"generate: {len(prompts)} prompts for {plan.parallel.data} data-parallel ranks; a rank "
+                f"{task.name}: {len(inputs)} prompts for {plan.parallel.data} data-parallel ranks; a rank "
                 "would have no work"
             )
-        load = Load.of(self.spec, self.model, self.options)
+        load = Load.of(self.spec, self.model, {**self.spec.preset, **self.options})
         with diagnosed(plan):
             group, info = self.place.state.pool.loaded(plan, load, self.place.check)
         self.place.note(group)
         if self.place.draft.experiment is None:
-            self.place.draft.backend = _told(info, prompts, checked)
-        return generate_workload(group, prompts, checked, self.place.settings.timeout)
+            self.place.draft.backend = _told(info, inputs, checked)
+        return task_workload(group, inputs, checked, self.place.settings.timeout)
+
+    def _done(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> Any:
+        with self.place.lock, outcomes():
+            workload = self.workload(task, inputs, params)
+            workload.run_round()
+            return task.result.merge(workload.results())
+
+    def _check(self, task: Task, params: Params) -> None:
+        """Hold what is asked for against the capability row."""
+        row = self.spec.capabilities
+        if task.name not in row.tasks:
+            raise BackendError(f"{self.name} does not {task.name}; it does: {', '.join(row.tasks)}")
+        if isinstance(params, GenerationParams) and params.cache not in row.caches:
+            offered = ", ".join(row.caches)
+            raise BackendError(f"{self.name} has no {params.cache} cache; it offers: {offered}")
 
 
 @dataclass(frozen=True)
@@ -236,7 +282,8 @@ class Workers:
         return Call(self, function, args, kwargs)
 
 
-def _told(info: BackendInfo, prompts: Sequence[str], params: GenerationParams) -> BackendInfo:
-    """The engine with what it is told to generate."""
-    digest = prompts_digest(prompts)
-    return msgspec.structs.replace(info, generation=params.primitives(), prompts_digest=digest)
+def _told(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
+    """The engine with what it is told to do."""
+    return msgspec.structs.replace(
+        info, task=params.task, generation=params.primitives(), prompts_digest=prompts_digest(inputs)
+    )

@@ -60,7 +60,7 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
 def _await_others(lease: Lease, state: State, draft: Draft) -> None:
     """Those who are on the boards without having asked for them."""
     settings = state.settings
-    seen = wait_until_free(lease.uuids, settings.busy_timeout)
+    seen = wait_until_free(lease.uuids, settings.busy_timeout, state.servers if lease.uuids else ())
     draft.lease_wait_s = (draft.lease_wait_s or 0.0) + seen.waited_s
     draft.flags += seen.flags
     if seen.state == "busy":

@@ -15,6 +15,7 @@ from pytest_llenergy.levels import levels
 
 if TYPE_CHECKING:
     # What the marks become is imported when one is read: registering them is all that most runs need.
+    from pytest_llenergy.backends.demand import Demand
     from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.devices.request import GpuRequest
     from pytest_llenergy.model.record import Parallel
@@ -42,14 +43,15 @@ asks for MIG instances; fallback="cpu" runs n CPU ranks instead, and the record 
     return GpuRequest(n, name, fallback, memory, mig)
 
 
-def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1) -> Parallel:
-    """degrees of parallelism; they multiply to the number of devices."""
+def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: int = 1) -> Parallel:
+    """degrees of parallelism; they multiply to the number of devices. placement is the number of \
+devices that the layers of one model are spread over in one process, where they work in turn."""
     from pytest_llenergy.model.record import Parallel
 
-    for degree in (data, tensor, pipeline):
+    for degree in (data, tensor, pipeline, placement):
         if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
             raise PlanError(f"a degree is {degree!r}, needs a whole number, 1 or more")
-    return Parallel(data=data, tensor=tensor, pipeline=pipeline)
+    return Parallel(data=data, tensor=tensor, pipeline=pipeline, placement=placement)
 
 
 def energy_gate(
@@ -69,7 +71,47 @@ metric="energy_per_output_token_j", budget="300 mJ", or when it is worse than in
     )
 
 
-MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, energy_gate)
+def backend_options(**load_options: Any) -> dict[str, Any]:
+    """load options of the backend fixture's engine, such as dtype="float32"; engines that do not take \
+them are skipped with the reason."""
+    if not load_options:
+        raise PlanError('names no load option; write one, such as dtype="float32", or leave the mark out')
+    return load_options
+
+
+def backend_needs(
+    *,
+    task: str | None = None,
+    cache: str | None = None,
+    batching: str | None = None,
+    timestamps: str | None = None,
+) -> Demand:
+    """run the test with engines only whose capability row has this: a task, a kind of key-value cache, \
+batching="static" or "continuous", timestamps="step" or "token"; the others are skipped with the reason."""
+    from typing import get_args, get_type_hints
+
+    from pytest_llenergy.backends.capabilities import Capabilities
+    from pytest_llenergy.backends.demand import Demand
+    from pytest_llenergy.backends.generation import GenerationParams
+    from pytest_llenergy.backends.tasks import TASKS
+
+    row = get_type_hints(Capabilities)
+    known: dict[str, tuple[str, ...]] = {
+        "task": tuple(TASKS),
+        "cache": get_args(get_type_hints(GenerationParams)["cache"]),
+        "batching": get_args(get_args(row["batching"])[0]),
+        "timestamps": tuple(word for word in get_args(row["timestamps"]) if word != "none"),
+    }
+    asked = {"task": task, "cache": cache, "batching": batching, "timestamps": timestamps}
+    for name, value in asked.items():
+        if value is not None and value not in known[name]:
+            raise PlanError(f"{name} is {value!r}, knows: {', '.join(known[name])}")
+    if all(value is None for value in asked.values()):
+        raise PlanError('asks for nothing; name what the test needs, such as timestamps="token"')
+    return Demand(task=task, cache=cache, batching=batching, timestamps=timestamps)
+
+
+MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, backend_options, backend_needs, energy_gate)
 NAMES = frozenset(mark.__name__ for mark in MARKS)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class Settings:
     budget: float
     model: str
     backend: tuple[str, ...]
+    python: tuple[tuple[str, Path], ...]
     gpus: str | None
     meter: tuple[str, ...]
     require: str | None
@@ -56,8 +58,13 @@ class Settings:
     save: str | None
     compare: str | None
     fail_on: tuple[Threshold, ...]
+    server_command: str
+    server_url: str
+    server_health: str
+    server_model: str
     floor: float
     inconclusive: Literal["warn", "fail", "pass"]
+    flops: bool
 
     @property
     def keeps_something(self) -> bool:
@@ -67,8 +74,8 @@ class Settings:
 
     @property
     def names_something(self) -> bool:
-        """Whether a model, backend or meter is named, which can be checked before any test runs."""
-        return bool(self.model or self.backend or self.meter)
+        """Whether a model, backend, Python or meter is named, which can be checked before any test runs."""
+        return bool(self.model or self.backend or self.python or self.meter or self.server_url)
 
 
 SETTINGS = pytest.StashKey[Settings]()
@@ -82,7 +89,8 @@ class Option:
     """One option: ``--energy-NAME`` and ini ``energy_NAME``. ``parse`` raises ``ValueError`` to refuse.
 
     One that is ``repeatable`` is a tuple of what ``parse`` makes of each; in an ini file one stands on a
-    line.
+    line. One that ``is_path`` is taken from where pytest was called, in an ini file from the root directory;
+    a repeatable one of that kind has names with paths.
     """
 
     name: str
@@ -164,11 +172,34 @@ def _optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: parse(text) if text.strip() else None
 
 
+def _command(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot be read as a command: {error}") from None
+    return text.strip()
+
+
+def _path(text: str) -> str:
+    if not text.strip().startswith("/"):
+        raise ValueError("needs a path such as /health")
+    return text.strip()
+
+
 def _word(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.strip() not in words:
             raise ValueError(f"knows {_number_of(words)}: {', '.join(words)}")
         return text.strip()
+
+    return parse
+
+
+def _switch(flag: str) -> Callable[[str], bool]:
+    def parse(text: str) -> bool:
+        if text.strip() not in ("on", "off"):
+            raise ValueError(f"knows two words: on, off; did you mean: pytest {text} {flag}")
+        return text.strip() == "on"
 
     return parse
 
@@ -201,6 +232,13 @@ def _saved_name(text: str) -> str:
             "--energy-report=FILE.json writes to a place of your own"
         )
     return text
+
+
+def _python(text: str) -> tuple[str, Path]:
+    backend, _, path = (part.strip() for part in text.partition("="))
+    if not (backend and path):
+        raise ValueError("needs a backend and its Python, such as vllm=.venvs/vllm/bin/python")
+    return backend, Path(path).expanduser()
 
 
 def _fail_on(text: str) -> Threshold:
@@ -251,6 +289,15 @@ OPTIONS = (
         "Hub id, directory, .gguf file or random:PRESET.\nDefault: SmolLM2-135M-Instruct.",
     ),
     Option("backend", "NAME[,NAME]", "", _names, "Run only these backends (default: all)"),
+    Option(
+        "python",
+        "NAME=PYTHON",
+        "",
+        _python,
+        "Run the ranks of this backend in the Python of another\nenvironment (repeatable)",
+        is_path=True,
+        repeatable=True,
+    ),
     Option(
         "gpus",
         "GPUS",
@@ -320,6 +367,31 @@ OPTIONS = (
         repeatable=True,
     ),
     Option(
+        "server_command",
+        "COMMAND",
+        "",
+        _command,
+        "Start this server for the backend server, such as\n"
+        "'llama-server -m {model} --port {port}'; no shell reads it",
+    ),
+    Option(
+        "server_url",
+        "URL",
+        "",
+        str.strip,
+        "Where a server listens that runs on this host already, such as\nhttp://127.0.0.1:8000",
+    ),
+    Option(
+        "server_health",
+        "PATH",
+        "/health",
+        _path,
+        "What answers 200 when the server is ready (default: /health)",
+    ),
+    Option(
+        "server_model", "NAME", "", str.strip, "The model's name in the server's API (default: its first)"
+    ),
+    Option(
         "floor",
         "PERCENT",
         "1%",
@@ -333,6 +405,14 @@ OPTIONS = (
         "warn",
         _word("warn", "fail", "pass"),
         "What to do where --energy-fail-on can tell neither: warn, fail\nor pass (default: warn)",
+    ),
+    Option(
+        "flops",
+        "WORD",
+        "off",
+        _switch("--energy-flops"),
+        "Count floating-point operations in a pass of their own after the\nrounds: on or off (default: off)",
+        bare="on",
     ),
 )
 
@@ -367,7 +447,8 @@ def read_settings(config: pytest.Config) -> Settings:
         parsed = [_parsed(option, name, text) for text in texts]
         value: Any = tuple(parsed) if option.repeatable else parsed[0]
         if option.is_path and value is not None:
-            value = (config.invocation_params.dir if given is not None else config.rootpath) / value
+            base = config.invocation_params.dir if given is not None else config.rootpath
+            value = tuple((name, base / path) for name, path in value) if option.repeatable else base / value
         values[option.name] = value
     return Settings(**values)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import pytest
 
@@ -105,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         check_marks(metafunc)
     if BACKEND_PARAMETER in metafunc.fixturenames:
-        from pytest_llenergy.collection import parametrize_backend
+        from pytest_llenergy.engines import parametrize_backend
 
         parametrize_backend(metafunc)
 
@@ -120,6 +120,14 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
 
             refuse_value(item)
     return made
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
+    if not any(BACKEND_PARAMETER in getattr(item, "fixturenames", ()) for item in items):
+        return None
+    from pytest_llenergy.engines import told_of_engines
+
+    return told_of_engines(config)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,8 +146,10 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
         # Fixtures may have added some.
         if _has_marks(item):
             from pytest_llenergy.collection import see_to_lease
+            from pytest_llenergy.engines import see_to_engine
 
             see_to_lease(item)
+            see_to_engine(item)
         return result
     except LLEnergyError as error:
         raise _failure(item, "setup", error) from None

@@ -56,6 +56,7 @@ class Draft:
     parallel: Parallel | None = None
     backend: BackendInfo | None = None
     ranks: tuple[RankInfo, ...] = ()
+    rank_peak_memory_bytes: list[int | None] = field(default_factory=list)
     launch: str | None = None
     start_method: str | None = None
     start_s: float | None = None
@@ -114,6 +115,7 @@ def _record(item: pytest.Item, status: Status, reason: str | None) -> Record:
         backend=draft.backend,
         parallel=draft.parallel or Parallel(),
         ranks=list(draft.ranks),
+        rank_peak_memory_bytes=list(draft.rank_peak_memory_bytes),
         start_method=draft.start_method,
         launch=draft.launch,
         start_s=draft.start_s,

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_llenergy.backends.base import Generation
 from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.handles import BackendHandle, Call, Place, Workers, outcomes
 from pytest_llenergy.measure.call import CallWorkload
-from pytest_llenergy.measure.experiment import RoundPlan, measure
+from pytest_llenergy.measure.efficiency import flops_metrics
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.meters.measuring import Measuring
 from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.meters.window import Window
+from pytest_llenergy.model.flops import OF_A_FUNCTION, Flops
 from pytest_llenergy.model.record import Metric, Round
 from pytest_llenergy.workers.lazy import REFUSAL, finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
@@ -74,7 +75,12 @@ class Energy:
                 turn.close()
             plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
             draft.experiment = measure(workload, plan, selection, self._place.lease)
+            if isinstance(workload, RankWorkload):
+                draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes
             value = result()
+            if settings.flops:
+                # Last of all: whatever counting loads, compiles or keeps, no round comes after it.
+                draft.experiment = _with_flops(draft.experiment, workload)
         return Run(draft.experiment.rounds, draft.experiment.metrics, value)
 
     def _workload(
@@ -82,9 +88,10 @@ class Energy:
     ) -> tuple[RankWorkload | CallWorkload, Callable[[], Any]]:
         """What to run, and how to get its result afterwards."""
         handle = getattr(work, "__self__", None)
-        if isinstance(handle, BackendHandle) and getattr(work, "__func__", None) is BackendHandle.generate:
-            ranks = handle.workload(*_prompts(*args, **kwargs))
-            return ranks, lambda: Generation.merge(ranks.results())
+        task = handle.task_of(work) if isinstance(handle, BackendHandle) else None
+        if isinstance(handle, BackendHandle) and task is not None:
+            ranks = handle.workload(task, *_inputs(*args, **kwargs))
+            return ranks, lambda: task.result.merge(ranks.results())
         if not isinstance(work, Call) and callable(work) and self._place.draft.wants_ranks:
             work = Workers(self._place).call(work, *args, **kwargs)
         elif isinstance(work, Call) and (args or kwargs):
@@ -99,6 +106,12 @@ class Energy:
         function = work
         local = CallWorkload(lambda: function(*args, **kwargs))
         return local, lambda: finished(local.result, "energy")
+
+
+def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -> Experiment:
+    flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(OF_A_FUNCTION)
+    told = flops_metrics(experiment.metrics["energy_j"], flops)
+    return replace(experiment, metrics={**experiment.metrics, **told})
 
 
 class EnergyMeter:
@@ -159,5 +172,5 @@ def open_for(place: Place) -> Selection:
         return Selection((), (str(error),))
 
 
-def _prompts(prompts: Any, /, **params: Any) -> tuple[Any, dict[str, Any]]:
-    return prompts, params
+def _inputs(inputs: Any, /, **params: Any) -> tuple[Any, dict[str, Any]]:
+    return inputs, params

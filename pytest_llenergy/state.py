@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.model import ModelSource, resolve
 from pytest_llenergy.backends.registry import known_backends, select
+from pytest_llenergy.backends.server import spec as server
+from pytest_llenergy.backends.server.attached import family_at
+from pytest_llenergy.backends.server.settings import local_address
 from pytest_llenergy.devices.container import uncoordinated
 from pytest_llenergy.devices.lockdir import lock_directory
 from pytest_llenergy.errors import LLEnergyError, UncoordinatedLeaseWarning
@@ -37,7 +41,19 @@ class State:
     def backends(self) -> dict[str, BackendSpec]:
         """Every known backend. Hooks are asked anew: a nested conftest may have joined."""
         given = self._config.hook.pytest_llenergy_backends(config=self._config)
-        return known_backends([spec for specs in given for spec in specs])
+        told = self.settings
+        known = known_backends([spec for specs in given for spec in specs])
+        if known[server.SPEC.name] is server.SPEC:
+            known[server.SPEC.name] = server.configured(
+                server.SPEC,
+                told.server_command,
+                told.server_url,
+                told.server_health,
+                told.server_model,
+                told.timeout,
+            )
+        pythons = {name: str(path) for name, path in told.python}
+        return {name: replace(spec, python=pythons.get(name, spec.python)) for name, spec in known.items()}
 
     @property
     def selected_backends(self) -> list[BackendSpec]:
@@ -60,6 +76,14 @@ class State:
         """Ranks that consecutive tests share."""
         settings = self.settings
         return RankPool(settings.timeout, settings.start_method, settings.isolation, settings.rank_logs)
+
+    @property
+    def servers(self) -> frozenset[int]:
+        """A server that ran before the tests and that they are to measure: no stranger to their devices."""
+        if self.settings.server_command or not self.settings.server_url:
+            return frozenset()
+        root = family_at(local_address(self.settings.server_url)).root
+        return frozenset(() if root is None else (root,))
 
     @property
     def warm(self) -> frozenset[str]:
@@ -113,9 +137,15 @@ def check_names(config: pytest.Config) -> None:
     """Raises ``pytest.UsageError`` when the options name a model, backend or meter that cannot be."""
     state = state_of(config)
     try:
+        if state.settings.server_url:
+            local_address(state.settings.server_url)
         check_meters(state.settings.meter, state.meters)
         chosen = state.selected_backends
         refusals = [spec.refuses(state.model) for spec in chosen]
+        if state.settings.python:
+            for spec in select([name for name, _ in state.settings.python], state.backends):
+                # A module may be missing, which skips tests; the interpreter itself may not.
+                spec.missing()
     except LLEnergyError as error:
         raise pytest.UsageError(str(error)) from None
     if state.settings.model and all(refusals):

@@ -48,7 +48,8 @@ def test_a_callable_is_measured_in_this_process(quick: pytest.Pytester, read_rep
         "spread": None,
         "uncertainty_absolute": None,
         "n": 0,
-        "reason": "the workload counts no tokens",
+        "reason": "the workload makes no output tokens",
+        "source": None,
     }
     for round_ in record["rounds"]:
         truth = 10 * round_["duration_s"]

@@ -21,14 +21,15 @@ FLOORS = [
     {"meters"},
     {"measure", "workers"},
     {"compare", "report", "doctor", "forges"},
-    {"ab", "export", "history"},
+    {"ab", "export", "history", "peers"},
     {"levels"},
     {"options", "marks", "hookspecs"},
     {"gating"},
     {"state", "recorder", "diagnosis"},
     {"handles", "leasing"},
     {"runs"},
-    {"fixtures", "integrations", "cli"},
+    {"fixtures", "integrations", "cli", "conformance"},
+    {"engines"},
     {"collection", "controller"},
     {"plugin"},
 ]
@@ -48,6 +49,7 @@ WITHOUT_PYTEST = {
     "ab",
     "export",
     "history",
+    "peers",
 }
 HEAVY = {
     "torch",
@@ -57,8 +59,14 @@ HEAVY = {
     "fsspec",
     "ruptures",
     "openvino_genai",
+    "onnxruntime_genai",
+    "xllamacpp",
     "tokenizers",
     "gguf",
+    "vllm",
+    "sglang",
+    "tensorrt_llm",
+    "aiohttp",
 }
 
 

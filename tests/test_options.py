@@ -7,7 +7,10 @@ import os
 
 import pytest
 
+from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.options import OPTIONS, read_settings
+
+BACKENDS = ", ".join(spec.name for spec in BUILTIN)
 
 MEASURED = "def test_it(energy):\n    energy(lambda: sum(range(10**6)))\n"
 
@@ -56,8 +59,12 @@ def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_de
         (["--energy-budget=0"], "--energy-budget=0: needs a number of seconds above 0"),
         (["--energy-busy=run"], "--energy-busy=run: knows two words: fail, skip"),
         (["--energy-busy-timeout=0"], "--energy-busy-timeout=0: needs a number of seconds above 0"),
+        (
+            ["--energy-flops=yes"],
+            "--energy-flops=yes: knows two words: on, off; did you mean: pytest yes --energy-flops",
+        ),
         (["--energy-require=all"], "--energy-require=all: knows one word: measured"),
-        (["--energy-backend=tranformers"], "unknown backend 'tranformers'; known: transformers, openvino"),
+        (["--energy-backend=tranformers"], f"unknown backend 'tranformers'; known: {BACKENDS}"),
         (
             ["--energy-meter=nvlm"],
             "unknown meter 'nvlm'; known: auto, nvml, rapl, estimate, amd, zeus, codecarbon, hwmon, command",
@@ -68,7 +75,7 @@ def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_de
         ),
         (
             ["--energy-model=random:huge"],
-            "model 'random:huge': unknown preset; known: llama-tiny, llama-135m",
+            "model 'random:huge': unknown preset; known: llama-tiny, llama-135m, bert-tiny",
         ),
         (
             ["--energy-model=random:llama-tiny", "--energy-backend=openvino"],

@@ -11,6 +11,7 @@ import msgspec
 from pytest_llenergy.compare.identity import device_differences
 from pytest_llenergy.compare.pairing import last_attempts
 from pytest_llenergy.compare.workload import workload_differences
+from pytest_llenergy.measure.efficiency import energy_per_flop
 from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.paired import Session, SideName
@@ -139,6 +140,9 @@ def _joined(parts: Sequence[Part], anchor: Part, share: float) -> Record:
     metrics = summarise(rounds, None, coverage)
     metrics |= {"peak_memory_bytes": peak} if peak is not None else {}
     energy = metrics["energy_j"]
+    flops = first.metrics.get("flops")
+    if flops is not None:
+        metrics |= {"flops": flops, "energy_per_flop_j": energy_per_flop(energy, flops)}
     procedure = first.procedure
     if procedure is not None:
         measuring_s = sum(

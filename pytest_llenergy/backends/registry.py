@@ -6,11 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
-from pytest_llenergy.backends import openvino, transformers
+from pytest_llenergy.backends import openvino
 from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.llama_cpp import spec as llama_cpp
+from pytest_llenergy.backends.onnxruntime import spec as onnxruntime
+from pytest_llenergy.backends.server import spec as server
+from pytest_llenergy.backends.sglang import spec as sglang
+from pytest_llenergy.backends.tensorrt_llm import spec as tensorrt_llm
+from pytest_llenergy.backends.transformers import spec as transformers
+from pytest_llenergy.backends.vllm import spec as vllm
 from pytest_llenergy.errors import BackendError
 
-BUILTIN = (transformers.SPEC, openvino.SPEC)
+BUILTIN = (
+    *(transformers.SPEC, openvino.SPEC, onnxruntime.SPEC, llama_cpp.SPEC),
+    *(vllm.SPEC, sglang.SPEC, tensorrt_llm.SPEC, server.SPEC),
+)
 ENTRY_POINTS = "pytest_llenergy.backends"
 
 
@@ -30,8 +40,14 @@ def known_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
 
 
 def select(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[BackendSpec]:
-    """The named backends, or all. Raises ``BackendError`` for an unknown name."""
+    """The named backends, or all that can run here; where none can, all that need not be told anything.
+
+    Raises ``BackendError`` for an unknown name.
+    """
     for name in names:
         if name not in specs:
             raise BackendError(f"unknown backend {name!r}; known: {', '.join(specs)}")
-    return [specs[name] for name in names] or list(specs.values())
+    if names:
+        return [specs[name] for name in names]
+    found = [spec for spec in specs.values() if spec.missing() is None]
+    return found or [spec for spec in specs.values() if spec.needs is None]

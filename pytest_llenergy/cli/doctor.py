@@ -24,11 +24,18 @@ def add(commands: Commands) -> None:
         help="leave out the steps that run on the devices, each in a fresh process: allocate, multiply, "
         "convolve, two ranks",
     )
+    parser.add_argument(
+        "--backends",
+        action="store_true",
+        help="only what each backend can do, and how that is known: its row of capabilities",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check. Returns 1 where something is misconfigured."""
+    if args.backends:
+        return _show_backends(as_json=args.json)
     from pytest_llenergy.doctor.checkup import check
     from pytest_llenergy.doctor.text import lines
 
@@ -49,3 +56,19 @@ def run(args: argparse.Namespace) -> int:
 
         print(msgspec.json.format(msgspec.json.encode(checkup)).decode())
     return 1 if checkup.misconfigured else 0
+
+
+def _show_backends(*, as_json: bool) -> int:
+    from pytest_llenergy.doctor.engines import rows
+    from pytest_llenergy.doctor.text import row_lines
+
+    found = list(rows())
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode({"backends": found})).decode())
+        return 0
+    for row in found:
+        for line in row_lines(row):
+            print(line)
+    return 0

@@ -47,7 +47,7 @@ def parse_budget(metric: str | None, text: str) -> Budget:
     if name not in UNITS:
         raise PlanError(f"unknown metric {name!r}; a budget can bound: {', '.join(UNITS)}")
     unit = UNITS[name]
-    match = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([umkMG]?){unit}(?:/\w+)?\s*", str(text))
+    match = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([pnumkMG]?){unit}(?:/\w+)?\s*", str(text))
     try:
         if match is None:
             raise ValueError

@@ -10,7 +10,7 @@ from typing import Literal
 Direction = Literal["less", "more"]
 
 #: What a prefix multiplies by. Metrics are stored in base units.
-PREFIXES = {"": 1.0, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
+PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,19 @@ METRICS = {
     "time_to_first_token_s": MetricKind("s"),
     "inter_token_latency_s": MetricKind("s"),
     "peak_memory_bytes": MetricKind("B"),
+    "flops": MetricKind("FLOP"),
+    "energy_per_flop_j": MetricKind("J"),
+    "steady_energy_per_output_token_j": MetricKind("J"),
+    "steady_output_tokens_per_s": MetricKind("token/s", "more"),
+    "requests_per_s": MetricKind("request/s", "more"),
+    "end_to_end_latency_s": MetricKind("s"),
+    "time_to_first_token_p50_s": MetricKind("s"),
+    "time_to_first_token_p90_s": MetricKind("s"),
+    "time_to_first_token_p99_s": MetricKind("s"),
+    "inter_token_latency_p50_s": MetricKind("s"),
+    "inter_token_latency_p90_s": MetricKind("s"),
+    "inter_token_latency_p99_s": MetricKind("s"),
+    "end_to_end_latency_p50_s": MetricKind("s"),
+    "end_to_end_latency_p90_s": MetricKind("s"),
+    "end_to_end_latency_p99_s": MetricKind("s"),
 }

@@ -22,10 +22,11 @@ def workload_facts(record: Record) -> dict[str, str]:
         facts["model.revision"] = str(backend.model_revision)
         facts["dtype"] = str(backend.dtype)
         facts |= {f"options.{name}": repr(value) for name, value in sorted(backend.options.items())}
+        facts["task"] = str(backend.task)
         facts |= {f"generation.{name}": repr(value) for name, value in sorted(backend.generation.items())}
         facts["prompts"] = str(backend.prompts_digest)
     degrees = record.parallel
-    facts["parallel"] = f"data {degrees.data}, tensor {degrees.tensor}, pipeline {degrees.pipeline}"
+    facts["parallel"] = ", ".join(f"{name} {getattr(degrees, name)}" for name in degrees.__struct_fields__)
     facts["devices"] = str(len(record.devices))
     facts["fallback"] = str(record.fallback)
     facts["launch"] = str(record.launch)
@@ -59,6 +60,7 @@ def _told(record: Record) -> tuple[object, ...]:
         backend.model_revision,
         backend.dtype,
         backend.options,
+        backend.task,
         backend.generation,
         backend.prompts_digest,
     )

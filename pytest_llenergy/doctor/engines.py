@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.registry import known_backends
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.known import KnownMeters
@@ -29,6 +30,24 @@ class EngineFacts:
     name: str
     missing: str | None
     framework: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """A backend with its capability row. ``missing`` is why it cannot run here, ``install`` what mends it."""
+
+    name: str
+    missing: str | None
+    install: str
+    managed_by: str
+    capabilities: Capabilities
+
+
+def rows() -> Iterator[EngineRow]:
+    """The row of every known backend."""
+    for name, backend in known_backends().items():
+        row = backend.capabilities
+        yield EngineRow(name, backend.missing(), backend.install, row.managed_by, row)
 
 
 def engines() -> Iterator[EngineFacts]:

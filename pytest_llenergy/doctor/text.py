@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pytest_llenergy.backends.facts import facts
 from pytest_llenergy.devices.amd import AmdBoard
 from pytest_llenergy.devices.busy import show_process
 from pytest_llenergy.devices.request import show_memory
 from pytest_llenergy.doctor.checkup import Allotment, Checkup, Finding, GpuFacts, Leases
-from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts
+from pytest_llenergy.doctor.engines import EngineFacts, EngineRow, MeterFacts
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
 
 INDENT = " " * 9
@@ -39,6 +40,13 @@ def lines(checkup: Checkup) -> Iterator[str]:
 def engine_line(engine: EngineFacts) -> str:
     """Whether a backend can run, as far as is known; of an installed one the steps may say otherwise."""
     return f"backend  {engine.name}: {engine.missing or 'installed'}"
+
+
+def row_lines(row: EngineRow) -> Iterator[str]:
+    """What a backend can do, a field a line, each with its source in brackets."""
+    yield f"backend  {row.name}: {row.missing or 'installed'}"
+    for fact in facts(row.capabilities):
+        yield f"{INDENT}{fact.title:<22} {fact.text} [{fact.source}]"
 
 
 def finding_line(finding: Finding) -> str:

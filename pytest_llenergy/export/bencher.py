@@ -22,6 +22,21 @@ MEASURES = {
     "time_to_first_token_s": ("time-to-first-token", 1.0),
     "inter_token_latency_s": ("inter-token-latency", 1.0),
     "peak_memory_bytes": ("peak-memory", 1.0),
+    "flops": ("flops", 1.0),
+    "energy_per_flop_j": ("energy-per-flop", 1.0),
+    "steady_energy_per_output_token_j": ("steady-energy-per-output-token", 1.0),
+    "steady_output_tokens_per_s": ("steady-output-tokens-per-second", 1.0),
+    "requests_per_s": ("requests-per-second", 1.0),
+    "end_to_end_latency_s": ("end-to-end-latency", 1.0),
+    "time_to_first_token_p50_s": ("time-to-first-token-fiftieth-percentile", 1.0),
+    "time_to_first_token_p90_s": ("time-to-first-token-ninetieth-percentile", 1.0),
+    "time_to_first_token_p99_s": ("time-to-first-token-ninety-ninth-percentile", 1.0),
+    "inter_token_latency_p50_s": ("inter-token-latency-fiftieth-percentile", 1.0),
+    "inter_token_latency_p90_s": ("inter-token-latency-ninetieth-percentile", 1.0),
+    "inter_token_latency_p99_s": ("inter-token-latency-ninety-ninth-percentile", 1.0),
+    "end_to_end_latency_p50_s": ("end-to-end-latency-fiftieth-percentile", 1.0),
+    "end_to_end_latency_p90_s": ("end-to-end-latency-ninetieth-percentile", 1.0),
+    "end_to_end_latency_p99_s": ("end-to-end-latency-ninety-ninth-percentile", 1.0),
 }
 
 

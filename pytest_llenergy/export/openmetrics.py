@@ -22,6 +22,21 @@ GAUGES = {
     "time_to_first_token_s": ("time_to_first_token", "seconds"),
     "inter_token_latency_s": ("inter_token_latency", "seconds"),
     "peak_memory_bytes": ("peak_memory", "bytes"),
+    "flops": ("work", "flops"),
+    "energy_per_flop_j": ("energy_per_flop", "joules"),
+    "steady_energy_per_output_token_j": ("steady_energy_per_output_token", "joules"),
+    "steady_output_tokens_per_s": ("steady_output_rate", "tokens_per_second"),
+    "requests_per_s": ("request_rate", "requests_per_second"),
+    "end_to_end_latency_s": ("end_to_end_latency", "seconds"),
+    "time_to_first_token_p50_s": ("time_to_first_token_p50", "seconds"),
+    "time_to_first_token_p90_s": ("time_to_first_token_p90", "seconds"),
+    "time_to_first_token_p99_s": ("time_to_first_token_p99", "seconds"),
+    "inter_token_latency_p50_s": ("inter_token_latency_p50", "seconds"),
+    "inter_token_latency_p90_s": ("inter_token_latency_p90", "seconds"),
+    "inter_token_latency_p99_s": ("inter_token_latency_p99", "seconds"),
+    "end_to_end_latency_p50_s": ("end_to_end_latency_p50", "seconds"),
+    "end_to_end_latency_p90_s": ("end_to_end_latency_p90", "seconds"),
+    "end_to_end_latency_p99_s": ("end_to_end_latency_p99", "seconds"),
 }
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.latency import inter_token_latency_s, time_to_first_token_s
+from pytest_llenergy.measure.latency import inter_token_latency_s, served_requests, time_to_first_token_s
 from pytest_llenergy.measure.phase import phase_of
 from pytest_llenergy.measure.quality import round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
@@ -57,6 +57,7 @@ def account(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[
         phases=_phases(timeline, domains),
         tokens=_tokens(measured),
         requests=len(timeline.requests) or None,
+        served=served_requests(timeline),
         time_to_first_token_s=time_to_first_token_s(timeline),
         inter_token_latency_s=inter_token_latency_s(timeline),
         temperature_start_c=measured.temperature_start_c,
@@ -91,14 +92,46 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
 def spans_of(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
     """When each phase was, by name, one stretch an iteration (monotonic nanoseconds).
 
-    Prefill runs to the first token of the last rank to have one, decode from there.
+    Prefill runs to the first token of the last rank to have one, decode from there. A served load says itself
+    what its phases are.
     """
+    if timeline.served:
+        return _told_spans(timeline)
     borders = timeline.borders_ns
     if not borders:
         return {}
     ends = [*(start_ns for start_ns, _ in borders[1:]), timeline.end_ns]
     decode = [(border_ns, end_ns) for (_, border_ns), end_ns in zip(borders, ends, strict=True)]
     return {"prefill": list(borders), "decode": decode}
+
+
+def _told_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+    """Those of the rank that served; the last one of an iteration ends where the next begins."""
+    iterations = timeline.ranks[0].iterations
+    starts = [timeline.start_ns, *(each.start_ns for each in iterations[1:]), timeline.end_ns]
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for number, iteration in enumerate(iterations):
+        told = iteration.spans or ()
+        if not told:
+            # A part of the round without phases would be missing in their sum.
+            return {}
+        for span in told:
+            start_ns = starts[number] if span is told[0] else span.start_ns
+            end_ns = starts[number + 1] if span is told[-1] else span.end_ns
+            spans.setdefault(span.name, []).append((start_ns, end_ns))
+    return spans
+
+
+def _span_tokens(timeline: RoundTimeline, name: str) -> int | None:
+    """Output tokens of a phase, where the task tells."""
+    told = [
+        span.output_tokens
+        for each in timeline.ranks[0].iterations
+        for span in each.spans or ()
+        if span.name == name
+    ]
+    known = [count for count in told if count is not None]
+    return sum(known) if told and len(known) == len(told) else None
 
 
 def _phase(
@@ -135,6 +168,7 @@ def _phases(timeline: RoundTimeline, domains: Sequence[DomainRound]) -> list[Pha
                 energy_u_j=energy.u_j,
                 terms=energy.variances.terms() if energy.energy_j is not None else None,
                 reason=energy.reason,
+                output_tokens=_span_tokens(timeline, name),
             )
         )
     return phases

@@ -7,6 +7,9 @@ of the rounds, s/√n, and that is the standard uncertainty; unless the rounds h
 the meter can know, which is no knowledge: then it is the meter's, over √n. What a part-time sensor did not
 see counts in full where the rounds did not start all over a tick. ``uncertainty_absolute`` adds the
 source's own accuracy, which does not shrink with n.
+
+A percentile of latencies is that of all requests of all valid rounds together, and how the percentiles of
+single rounds scatter about each other tells its uncertainty (batch means).
 """
 
 from __future__ import annotations
@@ -20,7 +23,11 @@ from statistics import fmean
 import msgspec
 
 from pytest_llenergy.measure import spread
+from pytest_llenergy.measure.percentile import PERCENTILES, percentile
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms
+
+#: Why a served load may have no figure of its steady state.
+NO_STEADY = "the load has no steady state (send more requests), or how many tokens a chunk holds is not told"
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +55,8 @@ class Figure:
     """How rounds give a figure: ``of`` one round, ``None`` where it has none.
 
     ``missing`` says why a workload may not have it. ``applies`` is whether a round has what the figure is
-    made of, joules aside. ``phase`` is the phase that it is of.
+    made of, joules aside. ``phase`` is the phase that it is of. ``pooled`` gives the figure of all valid
+    rounds at once, where that is not the mean of theirs. One that is ``served`` is told of served loads only.
     """
 
     unit: str
@@ -56,6 +64,8 @@ class Figure:
     missing: str = "no valid round"
     applies: Callable[[Round], bool] = lambda _: True
     phase: str | None = None
+    pooled: Callable[[Sequence[Round]], float] | None = None
+    served: bool = False
 
     @property
     def is_energy(self) -> bool:
@@ -99,11 +109,16 @@ def summarise(
     """
     metrics: dict[str, Metric] = {}
     for name, figure in FIGURES.items():
+        if figure.served and not any(round_.served for round_ in rounds):
+            continue
         values, reason = values_of(name, rounds)
         if values:
             # Net of idle there may be nothing left; gross there cannot.
             gross = "J" in figure.unit and name != "net_energy_j"
             metrics[name] = _mean(values, figure.unit, coverage, gross=gross)
+            if figure.pooled is not None:
+                pooled = figure.pooled([round_ for round_ in rounds if is_valid(round_)])
+                metrics[name] = msgspec.structs.replace(metrics[name], value=pooled)
         else:
             metrics[name] = Metric(value=None, unit=figure.unit, reason=reason)
     reason = None if peak_memory_bytes is not None else "this system does not tell the peak"
@@ -209,7 +224,9 @@ def _net(round_: Round) -> Value | None:
 
 
 def _throughput(round_: Round) -> Value | None:
-    return Value(round_.tokens.output / round_.duration_s) if round_.tokens else None
+    if round_.tokens is None or not round_.tokens.output:
+        return None
+    return Value(round_.tokens.output / round_.duration_s)
 
 
 def _exact(value: float | None) -> Value | None:
@@ -253,15 +270,77 @@ def _of_phase(name: str) -> Figure:
     )
 
 
+def _steady_tokens(name: str, round_: Round) -> int | None:
+    phase = _phase(round_, name)
+    return phase.output_tokens if phase is not None else None
+
+
+def _steady_per_token(round_: Round) -> Value | None:
+    tokens, energy = _steady_tokens("steady", round_), _phase_energy("steady", round_)
+    if energy is None or not tokens:
+        return None
+    # The energy is that of an iteration, the tokens are those of all.
+    return energy.times(round_.iterations / tokens)
+
+
+def _steady_throughput(round_: Round) -> Value | None:
+    phase, tokens = _phase(round_, "steady"), _steady_tokens("steady", round_)
+    return Value(tokens / phase.duration_s) if phase is not None and tokens is not None else None
+
+
+def _request_throughput(round_: Round) -> Value | None:
+    served = round_.served is not None and round_.requests is not None
+    return Value(round_.requests / round_.duration_s) if served and round_.requests else None
+
+
+def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:
+    """That latency of every request that has one."""
+    served = [getattr(round_.served, column) for round_ in rounds if round_.served is not None]
+    return [value for values in served for value in values if value is not None]
+
+
+def _latency_percentile(column: str, percent: int, rounds: Sequence[Round]) -> float:
+    return percentile(_latencies(column, rounds), percent)
+
+
+def _latency_of_round(column: str, percent: int, round_: Round) -> Value | None:
+    found = _latencies(column, [round_])
+    return Value(percentile(found, percent)) if found else None
+
+
+def _mean_latency(column: str, round_: Round) -> Value | None:
+    found = _latencies(column, [round_])
+    return Value(fmean(found)) if found else None
+
+
+def _percentiles(column: str) -> dict[str, Figure]:
+    """The percentiles of one latency, by name: ``time_to_first_token_p50_s`` and so on."""
+    return {
+        f"{column.removesuffix('_s')}_p{percent}_s": Figure(
+            "s",
+            partial(_latency_of_round, column, percent),
+            "no request has one",
+            applies=_is_served,
+            pooled=partial(_latency_percentile, column, percent),
+            served=True,
+        )
+        for percent in PERCENTILES
+    }
+
+
+def _is_served(round_: Round) -> bool:
+    return round_.served is not None
+
+
 def _has_tokens(round_: Round) -> bool:
-    return round_.tokens is not None
+    return round_.tokens is not None and round_.tokens.output > 0
 
 
 #: Every figure that is made of rounds, in the order of the report.
 FIGURES: dict[str, Figure] = {
     "energy_j": Figure("J", _energy),
     "energy_per_output_token_j": Figure(
-        "J/token", _per_token, "the workload counts no tokens", applies=_has_tokens
+        "J/token", _per_token, "the workload makes no output tokens", applies=_has_tokens
     ),
     "energy_per_request_j": Figure(
         "J/request",
@@ -273,7 +352,7 @@ FIGURES: dict[str, Figure] = {
     "mean_power_w": Figure("W", _mean_power),
     "duration_s": Figure("s", _duration),
     "output_tokens_per_s": Figure(
-        "token/s", _throughput, "the workload counts no tokens", applies=_has_tokens
+        "token/s", _throughput, "the workload makes no output tokens", applies=_has_tokens
     ),
     "time_to_first_token_s": Figure(
         "s",
@@ -289,4 +368,17 @@ FIGURES: dict[str, Figure] = {
     ),
     "prefill_energy_j": _of_phase("prefill"),
     "decode_energy_j": _of_phase("decode"),
+    "steady_energy_per_output_token_j": Figure(
+        "J/token", _steady_per_token, NO_STEADY, applies=_is_served, phase="steady", served=True
+    ),
+    "steady_output_tokens_per_s": Figure(
+        "token/s", _steady_throughput, NO_STEADY, applies=_is_served, served=True
+    ),
+    "requests_per_s": Figure("request/s", _request_throughput, applies=_is_served, served=True),
+    "end_to_end_latency_s": Figure(
+        "s", partial(_mean_latency, "end_to_end_latency_s"), applies=_is_served, served=True
+    ),
+    **_percentiles("time_to_first_token_s"),
+    **_percentiles("inter_token_latency_s"),
+    **_percentiles("end_to_end_latency_s"),
 }

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 
 import msgspec
 
-from pytest_llenergy.devices.condition import Condition, foreign
+from pytest_llenergy.devices.condition import Condition, foreign, own_tree, sees_all_pids
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.measure.spread import drift
 from pytest_llenergy.meters.flags import trace_flags
@@ -49,6 +49,7 @@ def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy)
     flags += trace_flags(trace, timeline.start_ns, timeline.end_ns)
     flags += _cpu_flags(measured, timeline.duration_s)
     flags += _board_flags(measured, timeline.duration_s)
+    flags += timeline.flags
     return flags
 
 
@@ -110,11 +111,15 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
 
 def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     flags: list[Flag] = []
+    attached = measured.timeline.processes
+    own = own_tree(attached) if attached and measured.after else None
     for uuid, after in (measured.after or {}).items():
         before = (measured.before or {}).get(uuid)
         flags += _throttled(uuid, before, after, duration_s)
         during = [each[uuid] for each in measured.during if uuid in each]
-        flags += _foreign(uuid, [before, *during, after] if before is not None else [*during, after])
+        seen = [before, *during, after] if before is not None else [*during, after]
+        flags += _foreign(uuid, seen, own)
+        flags += _elsewhere(uuid, seen, own) if own is not None else []
     return flags
 
 
@@ -131,10 +136,19 @@ def _throttled(uuid: str, before: Condition | None, after: Condition, duration_s
     return [Flag(name="throttled", severity="warning", detail=f"{uuid}: held back by {shares} of the round")]
 
 
-def _foreign(uuid: str, conditions: Sequence[Condition]) -> list[Flag]:
+def _elsewhere(uuid: str, conditions: Sequence[Condition], own: Collection[int]) -> list[Flag]:
+    """Where a server ran before its test did, it may be on another board than the leased one."""
+    listed = [condition.processes for condition in conditions if condition.processes is not None]
+    if not listed or not sees_all_pids() or any(each.pid in own for several in listed for each in several):
+        return []
+    detail = f"{uuid}: the server that is measured has no process on it; lease the board that it runs on"
+    return [Flag(name="server-elsewhere", severity="invalid", detail=detail)]
+
+
+def _foreign(uuid: str, conditions: Sequence[Condition], own: Collection[int] | None = None) -> list[Flag]:
     unknown: str | None = None
     for condition in conditions:
-        others = foreign(condition)
+        others = foreign(condition, own)
         if isinstance(others, str):
             unknown = others
         elif others:

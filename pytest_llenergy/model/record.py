@@ -28,7 +28,7 @@ class Metric(Data, frozen=True):
 
     ``uncertainty`` is the standard uncertainty (k = 1) for comparing runs on the same devices, of which
     ``spread`` is what the scatter of the rounds shows; ``uncertainty_absolute`` adds what is common to all
-    runs (gain of the meter, model of an estimate).
+    runs (gain of the meter, model of an estimate). ``source`` is where a figure is from that is of no round.
     """
 
     value: float | None
@@ -38,6 +38,7 @@ class Metric(Data, frozen=True):
     uncertainty_absolute: float | None = None
     n: int = 0
     reason: str | None = None
+    source: str | None = None
 
 
 class Terms(Data, frozen=True):
@@ -71,7 +72,10 @@ class DomainEnergy(Data, frozen=True):
 
 
 class Phase(Data, frozen=True):
-    """A part of a round, summed over its iterations. Phases follow one another and fill the round."""
+    """A part of a round, summed over its iterations. Phases follow one another and fill the round.
+
+    ``output_tokens`` are those that came in it, told for the phases of a served load.
+    """
 
     name: str
     duration_s: float
@@ -79,6 +83,22 @@ class Phase(Data, frozen=True):
     energy_u_j: float | None
     terms: Terms | None = None
     reason: str | None = None
+    output_tokens: int | None = None
+
+
+class ServedRequests(Data, frozen=True):
+    """The requests of a served load in the order in which they were sent, a column for each fact.
+
+    ``sent_s`` counts from the start of the round. Latencies (seconds) begin when a request is sent: to its
+    first token, and to its last; ``inter_token_latency_s`` is the mean over the gaps between its tokens,
+    ``None`` where there is no gap.
+    """
+
+    sent_s: list[float]
+    time_to_first_token_s: list[float]
+    inter_token_latency_s: list[float | None]
+    end_to_end_latency_s: list[float]
+    output_tokens: list[int]
 
 
 class Tokens(Data, frozen=True):
@@ -115,6 +135,7 @@ class Round(Data, frozen=True):
     requests: int | None = None
     time_to_first_token_s: float | None = None
     inter_token_latency_s: float | None = None
+    served: ServedRequests | None = None
     temperature_start_c: float | None = None
     other_cpu_s: float | None = None
     stolen_cpu_s: float | None = None
@@ -211,7 +232,10 @@ class Procedure(Data, frozen=True):
 
 
 class RankInfo(Data, frozen=True):
-    """One worker process as it was seen running, not as it was asked for; ``localhost`` is pytest's own."""
+    """One worker process as it was seen running, not as it was asked for; ``localhost`` is pytest's own.
+
+    ``workers`` are the pids of the processes that an engine in it has started itself.
+    """
 
     rank: int
     local_rank: int
@@ -220,20 +244,27 @@ class RankInfo(Data, frozen=True):
     threads: int | None = None
     cpus: list[int] | None = None
     host: str = "localhost"
+    workers: list[int] = []
 
 
 class Parallel(Data, frozen=True):
-    """Parallel degrees. Their product is the number of devices."""
+    """Parallel degrees. Their product is the number of devices.
+
+    ``placement`` is the number of devices that the layers of one model are spread over in one process. They
+    work in turn.
+    """
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
+    placement: int = 1
 
 
 class BackendInfo(Data, frozen=True):
     """The engine that ran and everything that it was told.
 
-    ``prompts_digest`` is that of ``model.prompts``; ``None`` where nothing was generated.
+    ``task`` is what it was asked to do, and ``generation`` how; ``prompts_digest`` is that of
+    ``model.prompts``. They are ``None`` or empty where it was asked for nothing.
     """
 
     name: str
@@ -242,6 +273,7 @@ class BackendInfo(Data, frozen=True):
     model_revision: str | None = None
     dtype: str | None = None
     options: dict[str, Primitive] = {}
+    task: str | None = None
     generation: dict[str, Primitive] = {}
     prompts_digest: str | None = None
     load_s: float | None = None
@@ -251,8 +283,9 @@ class Record(Data, frozen=True):
     """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1.
 
     ``lease_wait_s`` is how long it waited for its devices, before anything was measured. ``boards`` tells of
-    each leased GPU or MIG instance what it is, in the order of ``devices``. ``comparisons`` are with a
-    baseline; ``failed_gate`` says that the test itself had passed and failed by its budget or by one of them.
+    each leased GPU or MIG instance what it is, in the order of ``devices``. ``rank_peak_memory_bytes`` is the
+    highest use of each rank in any round, in the order of ``ranks``. ``comparisons`` are with a baseline;
+    ``failed_gate`` says that the test itself had passed and failed by its budget or by one of them.
     """
 
     id: str
@@ -263,6 +296,7 @@ class Record(Data, frozen=True):
     backend: BackendInfo | None = None
     parallel: Parallel = Parallel()
     ranks: list[RankInfo] = []
+    rank_peak_memory_bytes: list[int | None] = []
     start_method: str | None = None
     launch: str | None = None
     start_s: float | None = None

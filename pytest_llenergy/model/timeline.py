@@ -9,27 +9,47 @@ from __future__ import annotations
 
 import msgspec
 
+from pytest_llenergy.model.record import Flag
+
 
 class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence of a batch.
 
     ``output_tokens`` counts what was produced, up to and including the end-of-sequence token; padding
-    is not output. The two times are ``None`` when the engine does not say when tokens appeared.
+    is not output. ``start_ns`` is when it was given to the engine, ``None`` where that is the start of the
+    iteration. The times of the first and the last token are ``None`` when the engine does not say when tokens
+    appeared. ``token_ns`` has that of each, or nothing where they are not known one by one.
     """
 
     input_tokens: int
     output_tokens: int
+    start_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None
+    token_ns: tuple[int, ...] = ()
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase that a task knows itself; ``output_tokens`` are those that came in it, where that is known."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    output_tokens: int | None = None
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One repetition of the work on one rank, or ``repeats`` without a look at the clock in between."""
+    """One repetition of the work on one rank, or ``repeats`` without a look at the clock in between.
+
+    ``spans`` are its phases in their order where the task knows them itself, as a served load does, and
+    ``None`` where they are those of a batch, prefill and decode.
+    """
 
     start_ns: int
     end_ns: int
     repeats: int = 1
     requests: tuple[RequestTimeline, ...] = ()
+    spans: tuple[Span, ...] | None = None
 
     @property
     def first_token_ns(self) -> int | None:
@@ -40,15 +60,28 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One round on one rank. ``cpu_time_s`` is the CPU time of the rank's process within it."""
+    """One round on one rank. ``cpu_time_s`` is the CPU time of the rank's process within it, and of those of
+    an engine.
+
+    ``processes`` are pids that belong to what is measured although the rank has not started them; what these
+    have started does as well. ``flags`` are what the engine says of the round.
+
+    ``repeats_others`` is true where several ranks work on the same requests, such as shards of one model, for
+    all of them but one: its requests are those of that one.
+    """
 
     rank: int
     iterations: tuple[Iteration, ...]
     cpu_time_s: float
+    repeats_others: bool = False
+    processes: tuple[int, ...] = ()
+    flags: tuple[Flag, ...] = ()
 
     @property
     def requests(self) -> tuple[RequestTimeline, ...]:
-        """Every request of every iteration."""
+        """Every request of every iteration, once."""
+        if self.repeats_others:
+            return ()
         return tuple(request for iteration in self.iterations for request in iteration.requests)
 
 
@@ -76,6 +109,21 @@ class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
     def iterations(self) -> int:
         """How often each rank did the work."""
         return sum(iteration.repeats for iteration in self.ranks[0].iterations)
+
+    @property
+    def served(self) -> bool:
+        """Whether it was a load of requests, which has phases of its own, or none."""
+        return any(each.spans is not None for rank in self.ranks for each in rank.iterations)
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """Processes that are measured although no rank has started them."""
+        return frozenset(pid for rank in self.ranks for pid in rank.processes)
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """What the engine says of the round, each once."""
+        return tuple(dict.fromkeys(flag for rank in self.ranks for flag in rank.flags))
 
     @property
     def borders_ns(self) -> tuple[tuple[int, int], ...]:

@@ -143,7 +143,10 @@ def raise_first(
     ours = getattr(errors, said["ours"], None) if said.get("ours") else None
     if ours is not None and not issubclass(ours, WorkerError):
         # What a user can mend by its own words; which rank says so matters where there are several.
-        raise ours(said["reason"] if world_size == 1 else f"{where}: {said['reason']}")
+        error = ours(said["reason"] if world_size == 1 else f"{where}: {said['reason']}")
+        if isinstance(error, errors.ServerError):
+            error.sections = _sections(outputs)
+        raise error
     # That of the rank itself first.
     told = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
     traceback = str(said.get("traceback", "")).rstrip()

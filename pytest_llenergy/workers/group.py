@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_llenergy.backends.interpreter import entered
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.workers import failure, stacks
 from pytest_llenergy.workers.channel import Channel
@@ -213,7 +214,8 @@ class RankGroup:
     def _start(
         self, hosts: Mapping[str, Host], descriptors: Sequence[int], environment: Mapping[str, str]
     ) -> None:
-        first = hosts[self.plan.hosts[0]]
+        first, python = hosts[self.plan.hosts[0]], self.plan.python
+        environment = entered(environment, python)
         own = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
         for each in self.plan.ranks:
             # Before any of them is started: what is prepared for one serves all.
@@ -222,14 +224,15 @@ class RankGroup:
         meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         for each in self.plan.ranks:
             host = hosts[each.host]
-            started = host.start(self._name, each.rank, {**own[each.rank], **meeting}, descriptors)
+            started = host.start(self._name, each.rank, {**own[each.rank], **meeting}, descriptors, python)
             rank = _Rank(each, host, started, host.directory(self._name))
             self._ranks.append(rank)
             with suppress(BrokenPipeError, ConnectionResetError):
                 rank.channel.connection.send(
                     {
                         "environment": {**each.environment(), **meeting},
-                        "sys_path": [path for path in sys.path if isinstance(path, str)],
+                        "sys_path": None if python else [p for p in sys.path if isinstance(p, str)],
+                        "launch": self.plan.launch,
                         "framework": self.plan.framework,
                         "process_group": self.plan.process_group,
                         "rendezvous": first.rendezvous(self._name),

@@ -52,10 +52,12 @@ class Host(Protocol):
         rank: int,
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
+        python: str | None = None,
     ) -> Started:
         """Start a rank in exactly this environment.
 
         ``descriptors`` are those of the lease of GPUs, which lasts until nothing of the group is left.
+        ``python`` is another interpreter than pytest's; with one nothing was preloaded.
         """
 
     def code(self, group: str, pid: int) -> int | None:

@@ -269,6 +269,7 @@ class LocalHost:
         rank: int,
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
+        python: str | None = None,
     ) -> Started:
         """See ``Host``."""
         supervised, log = self._of_group[group], self._log(group, rank)
@@ -280,7 +281,7 @@ class LocalHost:
             try:
                 given = [theirs.fileno(), file.fileno(), here, *descriptors]
                 marked = {**environment, MARKER: supervised.mark}
-                pid = supervised.ask("start", given, group=group, environment=marked)
+                pid = supervised.ask("start", given, group=group, environment=marked, python=python)
             except BaseException:
                 ours.close()
                 raise

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.capabilities import DEGREES, Capabilities
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Parallel
@@ -87,8 +87,10 @@ class RankPlan:
 class ProcessPlan:
     """All processes of one group. Equal plans can share their processes.
 
-    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of. ``process_group`` tells
-    whether the framework's is there, ``preload`` the modules that forked ranks have in common.
+    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of. ``together`` is how many
+    consecutive ranks work on the same inputs, such as the shards of one model. ``process_group`` tells
+    whether the framework's is there, ``preload`` the modules that forked ranks have in common. ``python`` is
+    the interpreter of the ranks, ``None`` for pytest's own; only of that one ranks can be forks.
     """
 
     launch: Literal["ranks", "engine"]
@@ -96,7 +98,9 @@ class ProcessPlan:
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
     divided: tuple[str, ...] = ()
+    together: int = 1
     process_group: bool = False
+    python: str | None = None
     preload: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -111,21 +115,32 @@ def plan_processes(
     lease: Lease,
     cpus: Sequence[int],
     threads: int | None = None,
+    python: str | None = None,
 ) -> ProcessPlan:
     """One rank for each leased device, or one for all of an engine; data parallel unless the test says more.
 
-    ``cpus`` are the logical CPUs to share out; ``threads`` overrides the threads of each rank. Raises
-    ``PlanError`` when the degrees do not multiply to the devices.
+    ``cpus`` are the logical CPUs to share out; ``threads`` overrides the threads of each rank; ``python`` is
+    their interpreter where it is another than pytest's. Raises ``PlanError`` when the degrees do not multiply
+    to the devices, or are none that the engine offers.
     """
     n = len(lease.devices)
     degrees = parallel or Parallel(data=n)
-    product = degrees.data * degrees.tensor * degrees.pipeline
+    product = degrees.data * degrees.tensor * degrees.pipeline * degrees.placement
     if product != n:
+        above = [f"{kind}={getattr(degrees, kind)}" for kind in DEGREES if getattr(degrees, kind) > 1]
+        given = ", ".join(above or ["data=1"])
         raise PlanError(
-            f"parallel(data={degrees.data}, tensor={degrees.tensor}, pipeline={degrees.pipeline}) needs "
-            f"{product} devices and the lease has {n}; make gpus(n) their product"
+            f"parallel({given}) needs {product} devices and the lease has {n}; make gpus(n) their product"
         )
-    groups = _device_groups(capabilities, lease)
+    lacking = capabilities.lacks(degrees)
+    if lacking:
+        said = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
+        raise PlanError(f"no {' and no '.join(lacking)} parallelism is offered here{said}")
+    if degrees.placement > 1 and lease.devices[0] == CPU:
+        raise PlanError(
+            f"placement={degrees.placement} spreads layers over GPUs; there is one CPU, which holds them all"
+        )
+    groups = _device_groups(capabilities, degrees, lease)
     share = max(1, len(cpus) // len(groups))
     ranks: list[RankPlan] = []
     for rank, devices in enumerate(groups):
@@ -150,28 +165,25 @@ def plan_processes(
         parallel=degrees,
         ranks=tuple(ranks),
         divided=lease.divided,
+        together=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else 1,
         process_group=framework is not None and (len(groups) > 1 or capabilities.process_group),
-        preload=(*([framework] if framework else []), *capabilities.preload),
+        python=python,
+        preload=() if python else (*([framework] if framework else []), *capabilities.preload),
     )
 
 
-def _device_groups(capabilities: Capabilities, lease: Lease) -> list[tuple[str, ...]]:
+def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) -> list[tuple[str, ...]]:
     """The devices of each process."""
-    if capabilities.launch == "ranks":
-        return [(device,) for device in lease.devices]
-    if lease.divided and len(lease.devices) > 1:
+    size = degrees.placement
+    if capabilities.launch == "engine":
+        size *= degrees.tensor * degrees.pipeline
+        size *= degrees.data if capabilities.replicas == "engine" else 1
+    if lease.divided and size > 1:
         # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
         raise PlanError(
             f"one process sees one MIG instance and the lease has {len(lease.devices)} for an engine that "
             "runs in one; use gpus(1), or a backend that runs one rank on each"
         )
-    return [tuple(dict.fromkeys(lease.devices))]
-
-
-def refuse(spec: BackendSpec, parallel: Parallel, able: Sequence[str]) -> str | None:
-    """Why a backend cannot run with these degrees, and which could; ``None`` if it can."""
-    lacking = spec.capabilities.lacks(parallel)
-    if not lacking:
-        return None
-    others = ", ".join(able) if able else "none here"
-    return f"{spec.name} does not offer {' and '.join(lacking)} parallelism; backends that do: {others}"
+    devices = lease.devices
+    # Of a CPU there is one, however many share it.
+    return [tuple(dict.fromkeys(devices[start : start + size])) for start in range(0, len(devices), size)]

@@ -13,13 +13,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.base import BackendSpec, EngineWorker
+from pytest_llenergy.backends.beforehand import converted
 from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host, StartMethod
 from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.placement import check_workers
 from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan
 from pytest_llenergy.workers.surroundings import Surroundings, hazards, surroundings
 
@@ -46,10 +48,12 @@ class Load:
         return cls(spec, model, tuple(sorted(options.items())))
 
     def payload(self) -> dict[str, Any]:
-        """As ranks are told."""
+        """As ranks are told. Raises ``ModelError`` when the model has to be converted for them and cannot."""
+        elsewhere = self.spec.python is not None and self.spec.reads == "directory"
+        model = converted(self.model) if elsewhere else self.model
         return {
             "factory": self.spec.factory,
-            "model": asdict(self.model),
+            "model": asdict(model),
             "options": dict(self.options),
         }
 
@@ -184,7 +188,13 @@ class RankPool:
         except WorkerError as error:
             error.args = (f"loading {load.model.label} with {load.spec.name}: {error.args[0]}",)
             raise
-        return msgspec.json.decode(answers[0], type=BackendInfo)
+        try:
+            workers = [msgspec.json.decode(told, type=list[EngineWorker]) for _, told in answers]
+            group.ranks = check_workers(group.plan, group.ranks, workers)
+        except BaseException:
+            group.kill()
+            raise
+        return msgspec.json.decode(answers[0][0], type=BackendInfo)
 
     def _is_clean(self, shared: _Shared) -> bool:
         """Whether the ranks are as they were before the test, as far as can be seen."""

@@ -58,7 +58,7 @@ def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
         )
     # It was started with these; a sitecustomize or a .pth file may have had its own ideas since.
     os.environ.update(boot["environment"])
-    sys.path[:] = boot["sys_path"]
+    sys.path[:] = boot["sys_path"] or own_search_path(boot)
     if boot["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, boot["cpus"])
     seen: dict[str, Any] = {"framework": None, "world_size": 1, "devices": boot["devices"]}
@@ -66,6 +66,19 @@ def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
         seen = start_torch(boot)
     cpus = sorted(os.sched_getaffinity(0)) if boot["cpus"] and hasattr(os, "sched_getaffinity") else None
     return {"pid": os.getpid(), "threads": boot["threads"], "cpus": cpus, **seen}
+
+
+def own_search_path(boot: dict[str, Any]) -> list[str]:
+    """That of an interpreter of another environment, where of pytest's packages only this one is found.
+
+    A directory and no import hook: the processes that an engine starts inherit the search path alone.
+    """
+    room = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs too much here
+    package = os.path.dirname(room)  # noqa: PTH120
+    shown = os.path.join(boot["directory"], f"package{boot['rank']}")  # noqa: PTH118
+    os.mkdir(shown)  # noqa: PTH102
+    os.symlink(package, os.path.join(shown, os.path.basename(package)))  # noqa: PTH118, PTH119, PTH211
+    return [shown, *(path for path in sys.path if path != room)]
 
 
 def start_torch(boot: dict[str, Any]) -> dict[str, Any]:

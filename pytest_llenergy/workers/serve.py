@@ -17,12 +17,18 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.base import Backend, Generation, GenerationParams, Job, RankContext, create
+from pytest_llenergy.backends.base import Backend, Job, RankContext, create
 from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.backends.tasks import TASKS
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.flops import OF_A_FUNCTION, Flops
+from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import Iteration, RankTimeline
+from pytest_llenergy.workers.accelerated import check_accelerate
 from pytest_llenergy.workers.byvalue import packed, received
 from pytest_llenergy.workers.channel import Channel
+from pytest_llenergy.workers.cpu_time import used_s
+from pytest_llenergy.workers.engine_processes import EngineProcesses
 from pytest_llenergy.workers.lazy import finished
 from pytest_llenergy.workers.leftovers import Leftovers
 from pytest_llenergy.workers.memory import memory_bytes, peak_memory_bytes, reset_peak_memory
@@ -60,6 +66,7 @@ class Server:
         self._backend: Backend | None = None
         self._job: Job | CallJob | None = None
         self._noted: list[tuple[int, int, Any]] = []
+        self._processes = EngineProcesses()
         self._pid = os.getpid()
         self._environment = dict(os.environ)
         # Open, so that it need not have a name any more.
@@ -81,6 +88,7 @@ class Server:
             "work": self._work,
             "timeline": self._timeline,
             "result": self._result,
+            "flops": self._flops,
             "rest": self._rest,
         }
         while True:
@@ -111,13 +119,15 @@ class Server:
                 # Such as a large result on a full disk.
                 self._channel.send(("error", _describe(error)))
 
-    def _load(self, payload: dict[str, Any]) -> bytes:
+    def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
+        """What was loaded, and the processes that the engine has started for it."""
         context = RankContext(
             rank=self._boot["rank"],
             local_rank=self._boot["local_rank"],
             world_size=self._boot["world_size"],
             devices=tuple(self._boot["devices"]),
             threads=self._boot["threads"],
+            cpus=tuple(self._boot["cpus"]),
             parallel=msgspec.convert(self._boot["parallel"], Parallel),
         )
         self._unload()
@@ -129,12 +139,18 @@ class Server:
         gc.freeze()
         # What an engine starts and sets is its own affair.
         self._as_it_was = Leftovers()
-        return msgspec.json.encode(msgspec.structs.replace(info, load_s=time.monotonic() - start))
+        load_s = time.monotonic() - start
+        # Only an engine has any.
+        workers = list(backend.workers()) if self._boot["launch"] == "engine" else []  # type: ignore[attr-defined]
+        self._processes = EngineProcesses(workers, on_gpu=context.devices != ("cpu",))
+        return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
 
     def _prepare(self, payload: dict[str, Any]) -> None:
-        assert self._backend is not None
-        params = msgspec.convert(payload["params"], GenerationParams)
-        self._job = self._backend.prepare(payload["prompts"], params)
+        task = TASKS[payload["task"]]
+        prepare = getattr(self._backend, task.method, None)
+        if prepare is None:
+            raise BackendError(f"{type(self._backend).__name__} has no method {task.method} for {task.name}")
+        self._job = prepare(payload["inputs"], msgspec.convert(payload["params"], task.params))
 
     def _prepare_call(self, blob: bytes) -> None:
         self._job = CallJob(blob)
@@ -142,7 +158,11 @@ class Server:
     def _ready(self, _payload: None) -> None:
         _seed()
         gc.collect()
-        reset_peak_memory()
+        ready = getattr(self._job, "ready", None)
+        if ready is not None:
+            ready()
+        self._others = self._processes.pids()
+        reset_peak_memory(self._others)
         self._synchronize()
 
     def _work(self, iterations: int) -> None:
@@ -153,35 +173,60 @@ class Server:
         self._noted = []
         self._repeats = repeats
         _barrier()
-        cpu_before = time.process_time()
+        cpu_before = self._processes.cpu_times_s()
         for _ in range(iterations // repeats):
             start_ns = time.monotonic_ns()
             for _ in range(repeats):
                 outcome = job.run()
             self._synchronize()
             self._noted.append((start_ns, time.monotonic_ns(), outcome))
-        self._cpu_time_s = time.process_time() - cpu_before
+        self._cpu_time_s = used_s(cpu_before, self._processes.cpu_times_s())
+        if isinstance(job, CallJob):
+            check_accelerate()
 
     def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
         """The last round, and the peak memory of this rank in it."""
-        peak = peak_memory_bytes()
+        peak = peak_memory_bytes(self._others) if self._processes.tells_memory else None
+        flags: dict[Flag, None] = {}
         timeline = RankTimeline(
             rank=self._boot["rank"],
-            iterations=tuple(self._iteration(*noted) for noted in self._noted),
+            iterations=tuple(self._iteration(*noted, flags) for noted in self._noted),
             cpu_time_s=self._cpu_time_s,
+            processes=self._processes.attached,
+            flags=tuple(flags),
         )
         del self._noted[:-1]
         return msgspec.json.encode(timeline), peak
 
-    def _iteration(self, start_ns: int, end_ns: int, outcome: Any) -> Iteration:
+    def _iteration(self, start_ns: int, end_ns: int, outcome: Any, flags: dict[Flag, None]) -> Iteration:
         assert self._job is not None
-        result = self._job.result(outcome)
-        requests = tuple(result.requests) if isinstance(result, Generation) else ()
-        return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats, requests=requests)
+        if isinstance(self._job, CallJob):
+            return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats)
+        made = self._job.result(outcome)
+        flags.update(dict.fromkeys(getattr(made, "flags", ())))
+        spans = getattr(made, "spans", None)
+        return Iteration(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            repeats=self._repeats,
+            requests=tuple(made.requests),
+            spans=None if spans is None else tuple(spans),
+        )
 
     def _result(self, _payload: None) -> bytes:
         assert self._job is not None
         return packed(self._job.result(self._noted[-1][2]))
+
+    def _flops(self, _payload: None) -> bytes:
+        """Of one run of the job, in a pass of its own after the rounds."""
+        if isinstance(self._job, CallJob):
+            told = Flops.unknown(OF_A_FUNCTION)
+        elif (count := getattr(self._backend, "flops", None)) is None:
+            told = Flops.unknown(f"{type(self._backend).__name__} does not tell its operations")
+        else:
+            assert self._job is not None
+            told = count(self._job, self._job.result(self._noted[-1][2]))
+        return msgspec.json.encode(told)
 
     def _rest(self, _payload: None) -> tuple[int | None, bool]:
         """After a test: as it was before it, but for what cannot be undone.
@@ -206,6 +251,7 @@ class Server:
             return
         self._backend.close()
         self._backend = self._job = None
+        self._processes = EngineProcesses()
         self._noted = []
         # Else the next model's objects would be beside those of the last.
         gc.unfreeze()

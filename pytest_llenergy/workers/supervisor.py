@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pytest_llenergy.workers import family, guard, preload, rank, wire
+from pytest_llenergy.workers import family, guard, preload, rank, shared_memory, wire
 
 #: How often a family that is being ended is looked at (seconds), and how long the answer waits for it:
 #: a process that is stuck in a driver ends when the driver lets it.
@@ -34,11 +34,17 @@ SECOND_LOOK_S = 0.2
 
 @dataclass
 class Group:
-    """Ranks that end together, and the descriptors that keep their devices meanwhile."""
+    """Ranks that end together, and the descriptors that keep their devices meanwhile.
+
+    ``memory_before`` are the names of shared memory that were there before them, ``memory`` those that they
+    had when they were ended, ``None`` before.
+    """
 
     living: set[int] = field(default_factory=set)
     lease: list[int] = field(default_factory=list)
     ending: bool = False
+    memory_before: frozenset[str] = field(default_factory=shared_memory.names)
+    memory: set[str] | None = None
 
     def free(self) -> None:
         """Give back the devices."""
@@ -140,13 +146,15 @@ class Supervisor:
                 except OSError:
                     return
 
-    def _start(self, group: str, environment: dict[str, str], descriptors: list[int]) -> int:
+    def _start(
+        self, group: str, environment: dict[str, str], descriptors: list[int], python: str | None = None
+    ) -> int:
         """One rank. ``descriptors``: its socket, its log, its directory, and those of the lease."""
         connection, log, directory, *lease = descriptors
         family_of = self._groups.setdefault(group, Group())
         pid = os.fork()
         if pid == 0:
-            self._become_rank(connection, log, directory, lease, environment)
+            self._become_rank(connection, log, directory, lease, environment, python)
         for each in (connection, log, directory, *(lease if family_of.lease else ())):
             os.close(each)
         family_of.lease = family_of.lease or lease
@@ -156,7 +164,13 @@ class Supervisor:
         return pid
 
     def _become_rank(
-        self, connection: int, log: int, directory: int, lease: list[int], environment: dict[str, str]
+        self,
+        connection: int,
+        log: int,
+        directory: int,
+        lease: list[int],
+        environment: dict[str, str],
+        python: str | None,
     ) -> NoReturn:
         """In the new process: nothing of the supervisor is left but what the rank is given."""
         try:
@@ -175,8 +189,9 @@ class Supervisor:
             if not self._preloaded:
                 for each in (connection, *lease):
                     os.set_inheritable(each, True)
-                command = [sys.executable, *self._flags, rank.__file__, str(connection)]
-                os.execve(sys.executable, command, environment)
+                # Another interpreter may not know the flags of pytest's.
+                interpreter = [python] if python else [sys.executable, *self._flags]
+                os.execve(interpreter[0], [*interpreter, rank.__file__, str(connection)], environment)
             for each in (nothing, log, directory, *self._own_descriptors()):
                 os.close(each)
             os.environ.clear()
@@ -215,11 +230,15 @@ class Supervisor:
     def _forget_if_gone(self, name: str) -> bool:
         """Kill what is left of a group; once nothing is, its devices are free."""
         group = self._groups[name]
+        if group.memory is None:
+            # Whoever is killed does not remove what it has made.
+            group.memory = shared_memory.mapped(family.descendants(group.living | self._strays()))
         family.end(group.living)
         self._reap()
         self._end_strays()
         if group.living or self._strays():
             return False
+        shared_memory.remove(group.memory - group.memory_before)
         group.free()
         del self._groups[name]
         return True

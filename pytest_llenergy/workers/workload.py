@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.base import GenerationParams
+from pytest_llenergy.backends.params import Params
+from pytest_llenergy.backends.tasks import TASKS
 from pytest_llenergy.errors import PlanError, WorkerError
+from pytest_llenergy.model.flops import Flops, joined
 from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
 from pytest_llenergy.workers.byvalue import pickled, unpickled
 from pytest_llenergy.workers.group import RankGroup
@@ -19,12 +21,21 @@ from pytest_llenergy.workers.lazy import REFUSAL, is_lazy
 
 
 class RankWorkload:
-    """A job that every rank of a group has prepared. ``peak_memory_bytes`` is the sum over ranks."""
+    """A job that every rank of a group has prepared.
 
-    def __init__(self, group: RankGroup, timeout_s: float) -> None:
+    ``peak_memory_bytes`` is the highest sum over ranks in any round, ``rank_peak_memory_bytes`` the highest
+    use of each rank.
+
+    Each ``together`` consecutive ranks have the same inputs; what they made is told of the first of them, and
+    what the others made must be the same.
+    """
+
+    def __init__(self, group: RankGroup, timeout_s: float, together: int = 1) -> None:
         self._group = group
         self._timeout_s = timeout_s
+        self._together = together
         self.peak_memory_bytes: int | None = None
+        self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
     def ready(self) -> None:
         """Let every rank collect garbage and finish what its device has queued."""
@@ -35,13 +46,24 @@ class RankWorkload:
         self._group.ask_all("work", iterations, self._timeout_s)
 
     def timeline(self) -> RoundTimeline:
-        """What the ranks noted."""
+        """What the ranks noted.
+
+        Raises ``WorkerError`` when ranks with the same inputs have not made equally many tokens.
+        """
         answers = self._group.ask_all("timeline", None, self._timeout_s)
         peaks = [peak for _, peak in answers if peak is not None]
         if len(peaks) == len(answers):
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
-        ranks = tuple(msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers)
-        return RoundTimeline(ranks=ranks)
+        highest = zip(self.rank_peak_memory_bytes, (peak for _, peak in answers), strict=True)
+        self.rank_peak_memory_bytes = [_higher(*both) for both in highest]
+        ranks = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
+        if self._together > 1:
+            self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
+        told = (
+            msgspec.structs.replace(rank, repeats_others=number % self._together > 0)
+            for number, rank in enumerate(ranks)
+        )
+        return RoundTimeline(ranks=tuple(told))
 
     def run_round(self) -> RoundTimeline:
         """All three, for a round that is not measured."""
@@ -49,20 +71,42 @@ class RankWorkload:
         self.work()
         return self.timeline()
 
+    def flops(self) -> Flops:
+        """Floating-point operations of one iteration on all ranks, which may run the job once more for it."""
+        answers = self._group.ask_all("flops", None, self._timeout_s)
+        return joined([msgspec.json.decode(answer, type=Flops) for answer in answers], self._together)
+
     def results(self) -> list[Any]:
-        """What the last round made, by rank."""
+        """What the last round made, by rank; of ranks with the same inputs by the first of them.
+
+        Raises ``WorkerError`` when these have not made the same tokens.
+        """
         blobs = self._group.ask_all("result", None, self._timeout_s)
-        return [_unpickle(blob, rank) for rank, blob in enumerate(blobs)]
+        made = [_unpickle(blob, rank) for rank, blob in enumerate(blobs)]
+        if self._together > 1:
+            self._check_alike([getattr(each, "token_ids", []) for each in made], "tokens")
+        return made[:: self._together]
+
+    def _check_alike(self, of_ranks: Sequence[list[Any]], what: str) -> None:
+        """Shards of one model that do not agree have not worked on one text: what they made is nothing."""
+        for rank, found in enumerate(of_ranks):
+            first = rank - rank % self._together
+            if found != of_ranks[first]:
+                raise WorkerError(
+                    f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
+                    f"{what} differ ({_first_difference(of_ranks[first], found)}): this is no result, but a "
+                    "fault of the engine or of a device"
+                )
 
 
-def generate_workload(
-    group: RankGroup, prompts: Sequence[str], params: GenerationParams, timeout_s: float
-) -> RankWorkload:
+def task_workload(group: RankGroup, inputs: Sequence[str], params: Params, timeout_s: float) -> RankWorkload:
     """A batch, split over data-parallel ranks into consecutive parts, the longer ones first."""
-    parts = split(prompts, len(group.ranks))
-    given = msgspec.to_builtins(params)
-    group.ask("prepare", [{"prompts": part, "params": given} for part in parts], timeout_s)
-    return RankWorkload(group, timeout_s)
+    together = group.plan.together
+    parts = split(inputs, len(group.ranks) // together)
+    told = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
+    payloads = [{**told, "inputs": part} for part in parts for _ in range(together)]
+    group.ask("prepare", payloads, timeout_s)
+    return RankWorkload(group, timeout_s, together)
 
 
 def call_workload(
@@ -75,6 +119,10 @@ def call_workload(
     """The same call on every rank."""
     group.ask_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
     return RankWorkload(group, timeout_s)
+
+
+def _higher(before: int | None, now: int | None) -> int | None:
+    return before if now is None else max(before or 0, now)
 
 
 def split(prompts: Sequence[str], n: int) -> list[list[str]]:
@@ -125,6 +173,24 @@ def _can_be_sent(part: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def _counts(rank: RankTimeline) -> list[str]:
+    """Of each request of each iteration."""
+    requests = [request for iteration in rank.iterations for request in iteration.requests]
+    return [f"{request.input_tokens} in, {request.output_tokens} out" for request in requests]
+
+
+def _first_difference(first: list[Any], other: list[Any]) -> str:
+    """Where what was made of the same prompts parts."""
+    for index, (one, two) in enumerate(zip(first, other, strict=False)):
+        if one == two:
+            continue
+        if isinstance(one, str):
+            return f"request {index}: {one} and {two}"
+        same = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), len(one))
+        return f"request {index} from token {same} on: {one[same : same + 3]} and {two[same : same + 3]}"
+    return f"{len(first)} and {len(other)} requests"
 
 
 def _unpickle(blob: bytes, rank: int) -> Any:

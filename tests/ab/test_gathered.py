@@ -11,7 +11,7 @@ import pytest
 from pytest_llenergy.ab.gathered import Gathered, Part, changed_workload, put_aside
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.model.paired import SideName
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
 
 from ..compare.runs import LEVEL, TEST, record_of, report_of
@@ -42,6 +42,17 @@ def test_rounds_are_those_of_all_sessions_and_metrics_are_of_all_rounds() -> Non
     assert [each.energy_j for each in record.rounds] == list(LEVEL)
     assert (record.status, record.metrics["energy_j"].n) == ("measured", 6)
     assert record.metrics["energy_j"].value == pytest.approx(sum(LEVEL) / 12)
+
+
+def test_operations_are_those_of_one_session_and_joules_for_each_of_all() -> None:
+    flops = {"flops": Metric(value=1000, unit="FLOP", n=1, source="counted")}
+    reports = [one(each) for each in LEVEL]
+    first = msgspec.structs.replace(reports[0].records[0], metrics={**reports[0].records[0].metrics, **flops})
+    metrics = joined(gathered(report_of(first), *reports[1:])).metrics
+    energy = metrics["energy_j"].value
+    assert energy is not None
+    assert metrics["flops"].value == 1000
+    assert metrics["energy_per_flop_j"].value == pytest.approx(energy / 1000)
 
 
 def test_a_round_without_joules_costs_itself_only() -> None:

@@ -12,7 +12,8 @@ from .project import Project
 
 BACKENDS = """
 import pytest
-from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
 
 def pytest_llenergy_backends(config):
     return [BackendSpec(name, "nothing:Nothing", (), "", Capabilities()) for name in ("slow", "fast")]

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.base import GenerationParams
+from pytest_llenergy.backends.generation import GenerationParams
 from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.errors import BackendError, ModelError
 
 Read = Callable[..., dict[str, Any]]
@@ -29,12 +30,12 @@ def test_it(energy, backend):
 
 @pytest.fixture(scope="module")
 def python_without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real environment that has everything but torch and OpenVINO."""
+    """A real environment that has everything but torch and the engines."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory / "venv", symlinks=True)
     packages = directory / "packages"
     packages.mkdir()
-    hidden = ("torch", "transformers", "openvino", "accelerate")
+    hidden = ("torch", "transformers", "openvino", "accelerate", "onnxruntime", "xllamacpp")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith(hidden) and entry.suffix != ".pth":
             (packages / entry.name).symlink_to(entry)
@@ -56,7 +57,7 @@ def test_without_torch_tests_are_skipped_with_the_reason_and_the_pip_line(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed, 2 skipped" in done.stdout
+    assert f"1 passed, {sum(spec.needs is None for spec in BUILTIN)} skipped" in done.stdout
     reason = (
         "transformers is not available: no module torch, transformers; "
         "pip install 'pytest-llenergy[transformers]'"
@@ -213,7 +214,7 @@ class TestGenerateArguments:
             [
                 "BackendError: generate: prompts must be a list of one or more strings",
                 "BackendError: generate: prompts must be a list of one or more strings",
-                "BackendError: transformers: unknown load option dtyp; it takes: dtype, attn_implementation",
+                "BackendError: transformers: unknown load option dtyp; it takes: dtype, attn_implementation*",
                 "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
             ]
         )
@@ -232,19 +233,22 @@ def test_a_damaged_file_is_told_with_its_name(quick: pytest.Pytester, backend: s
 
 def test_parallelism_that_no_backend_offers_is_refused_at_collection(quick: pytest.Pytester) -> None:
     quick.makepyfile(
-        "import pytest\n@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(tensor=2)\n"
+        "import pytest\n@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)\n"
         "def test_it(energy, backend): pass\n"
     )
-    result = quick.runpytest()
+    result = quick.runpytest("--energy-backend=transformers,openvino")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     text = " ".join(result.stdout.str().replace("\nE  ", "").split())
-    assert "transformers does not offer tensor parallelism; backends that do: none here" in text
+    assert "transformers does not offer pipeline parallelism (its pp_size is not used here; " in text
+    assert "are parallel(placement=n)); backends that do: vllm, sglang, tensorrt" in text
 
 
 def test_backends_come_from_hooks_and_entry_points(quick: pytest.Pytester, read_report: Read) -> None:
     (quick.path / "echoing.py").write_text(
         """
-from pytest_llenergy.backends.base import BackendSpec, Capabilities, Generation
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.generation import Generation
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
@@ -291,7 +295,8 @@ def test_the_model_fixture_chooses_for_a_module(quick: pytest.Pytester, read_rep
     quick.makepyfile(
         "import pytest\n@pytest.fixture\ndef energy_model(): return 'random:llama-tiny'\n" + ASKS_FOR_BACKEND
     )
-    quick.runpytest("--energy-report", "-rs").assert_outcomes(passed=1, skipped=1)
+    args = ["--energy-report", "-rs", "--energy-backend=transformers,openvino"]
+    quick.runpytest(*args).assert_outcomes(passed=1, skipped=1)
     records = {record["params"]["backend"]: record for record in read_report()["records"]}
     assert records["transformers"]["backend"]["model"] == "random:llama-tiny"
     assert "openvino reads .gguf files" in records["openvino"]["reason"]

@@ -14,16 +14,18 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends import openvino, transformers
-from pytest_llenergy.backends.base import BackendSpec, Generation, GenerationParams
+from pytest_llenergy.backends import openvino
+from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.generation import Generation, GenerationParams
 from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.backends.transformers import spec as transformers
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.timeline import RoundTimeline
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import Load, RankPool
-from pytest_llenergy.workers.workload import generate_workload
+from pytest_llenergy.workers.workload import task_workload
 
 Read = Callable[..., dict[str, Any]]
 
@@ -43,7 +45,7 @@ class Engine:
             raise
 
     def generate(self, prompts: list[str], **params: Any) -> tuple[Generation, RoundTimeline]:
-        workload = generate_workload(self.group, prompts, GenerationParams.of(params), 300)
+        workload = task_workload(self.group, prompts, GenerationParams.of(params), 300)
         timeline = workload.run_round()
         return Generation.merge(workload.results()), timeline
 
@@ -128,7 +130,7 @@ class TestTransformers:
 
     def test_each_iteration_of_a_round_counts_its_own_tokens(self, tiny: Engine) -> None:
         params = GenerationParams.of({"max_new_tokens": 5, "ignore_eos": True})
-        workload = generate_workload(tiny.group, PROMPTS, params, 300)
+        workload = task_workload(tiny.group, PROMPTS, params, 300)
         workload.ready()
         workload.work(3)
         timeline = workload.timeline()
@@ -136,6 +138,16 @@ class TestTransformers:
         assert [request.output_tokens for request in timeline.requests] == [5] * 9
         assert [request.input_tokens for request in timeline.requests] == [3, 11, 1] * 3
         assert Generation.merge(workload.results()).output_tokens == 15
+
+    def test_a_prompt_that_the_model_has_no_positions_for_is_refused(self) -> None:
+        """Left to itself transformers goes on beyond them. It has 4096."""
+        engine = Engine(transformers.SPEC, resolve("random:llama-tiny"), {})
+        try:
+            assert engine.generate(["a" * 4095], max_new_tokens=1)[0].output_tokens == 1
+            with pytest.raises(BackendError, match="4098 tokens; the model has room for 4096"):
+                engine.generate(["a" * 4096], max_new_tokens=2)
+        finally:
+            engine.pool.close()
 
     def test_static_cache_and_eager_attention_give_the_same_tokens(self, tiny: Engine) -> None:
         dynamic, _ = tiny.generate(["hello"], max_new_tokens=6, ignore_eos=True)
@@ -179,7 +191,9 @@ class TestTransformers:
         assert tiny.info.load_s is not None
 
     def test_a_dtype_that_is_none_is_refused(self) -> None:
-        with pytest.raises(BackendError, match=r"dtype 'float33' is none of torch's; try 'float32'"):
+        with pytest.raises(
+            BackendError, match=r"dtype is 'float33', needs one of auto, float32, bfloat16, float16"
+        ):
             Engine(transformers.SPEC, resolve("random:llama-tiny"), {"dtype": "float33"})
 
     def test_a_directory_that_holds_no_model_is_one_line(self, tmp_path: Any) -> None:

@@ -224,7 +224,7 @@ def test_a_metric_that_no_side_has_is_no_gate_of_all_tests_and_one_of_a_mark() -
     (shared,) = compared(report_of(silent), report_of(silent), Asked(PER_TOKEN, gated=True)).comparisons
     assert (shared.verdict, shared.reason, shared.gated) == (
         "invalid",
-        "the workload counts no tokens",
+        "the workload makes no output tokens",
         False,
     )
     own = Asked(PER_TOKEN, gated=True, own=True)

@@ -160,8 +160,15 @@ def backend(**changes: Any) -> dict[str, Any]:
         (backend(generation={"max_new_tokens": 64}), "generation.max_new_tokens: none -> 64"),
         (
             {"parallel": Parallel(tensor=2)},
-            "parallel: data 2, tensor 1, pipeline 1 -> data 1, tensor 2, pipeline 1",
+            "parallel: data 2, tensor 1, pipeline 1, placement 1 -> "
+            "data 1, tensor 2, pipeline 1, placement 1",
         ),
+        (
+            {"parallel": Parallel(placement=2)},
+            "parallel: data 2, tensor 1, pipeline 1, placement 1 -> "
+            "data 1, tensor 1, pipeline 1, placement 2",
+        ),
+        (backend(task="embed"), "task: None -> embed"),
         ({"devices": ["GPU-a", "GPU-b"]}, "devices: 1 -> 2"),
         ({"fallback": "cpu"}, "fallback: None -> cpu"),
         ({"launch": "engine"}, "launch: ranks -> engine"),

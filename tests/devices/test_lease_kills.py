@@ -122,7 +122,7 @@ print(time.monotonic() - start)
 #: session of its own.
 WITH_RANKS = """
 import os, sys, time
-from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.devices.claims import CPU, Claim
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.keeper import Keeper

@@ -162,6 +162,6 @@ class TestMark:
         result.stdout.fnmatch_lines(
             [
                 "energy_gate: output_tokens_per_s could not be judged, invalid: base has no "
-                "output_tokens_per_s: the workload counts no tokens"
+                "output_tokens_per_s: the workload makes no output tokens"
             ]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from pytest_llenergy.meters.protocol import Domain
 from pytest_llenergy.meters.quantities import Energy, Variances
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.model.timeline import RoundTimeline
 
 from ..meters.waves import MS, domain
 from .marks import iteration, measured
@@ -146,6 +148,19 @@ class TestTheBoard:
         every_pid_counts(monkeypatch)
         own = Condition(processes=(BoardProcess(os.getpid(), "pytest", 5),))
         assert self.on(own, own) == []
+
+    @pytest.mark.parametrize(("pid", "names"), [(1, []), (2, ["foreign-process", "server-elsewhere"])])
+    def test_a_server_that_ran_before_is_ours_and_must_be_on_the_board(
+        self, monkeypatch: pytest.MonkeyPatch, pid: int, names: list[str]
+    ) -> None:
+        """The process with pid 1 is on the board; the server is that, or another one."""
+        every_pid_counts(monkeypatch)
+        monkeypatch.setattr("pytest_llenergy.measure.quality.own_tree", lambda roots: {os.getpid(), *roots})
+        seen = {BOARD: Condition(processes=(BoardProcess(1, "init", 5),))}
+        plain = measured(WORK, before=seen, after=seen)
+        rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
+        round_ = replace(plain, timeline=RoundTimeline(ranks=(rank,)))
+        assert [flag.name for flag in account(round_, [ticking()]).flags] == names
 
     def test_processes_that_cannot_be_told_are_said_to_be_unknown(self) -> None:
         assert self.on(Condition(), Condition()) == [

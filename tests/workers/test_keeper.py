@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.lockdir import lock_directory
@@ -281,7 +281,7 @@ def test_ranks_that_died_keep_no_lease(session: Session, make: MakeLocker) -> No
 #: A CPU test with a rank.
 CPU_TEST = """
 import time
-from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.plan import plan_processes

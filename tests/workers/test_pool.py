@@ -14,9 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import WorkerPlacementError
+from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import Isolation, Load, RankPool
@@ -28,7 +31,8 @@ Read = Callable[..., dict[str, Any]]
 
 #: Importable in the ranks, which have the search path of this process.
 ENGINE = """
-import gc
+import gc, subprocess
+from pytest_llenergy.backends.base import EngineWorker
 from pytest_llenergy.model.record import BackendInfo
 
 class Loaded:
@@ -42,13 +46,20 @@ class Loaded:
 class Engine:
     def load(self, model, options, context):
         self.loaded = Loaded()
+        self.world = options.get("world", 1)
+        self.started = [subprocess.Popen(["sleep", "60"]) for _ in range(options.get("starts", 0))]
+        self.pids = [each.pid for each in self.started]
+        if options.get("stranger"):
+            self.pids[-1] = 1
         loaded = f"{model.label} of {Loaded.alive}"
         return BackendInfo(name="engine", version=str(context.devices), model=loaded)
+    def workers(self):
+        return [EngineWorker(pid=pid, rank=n, world_size=self.world) for n, pid in enumerate(self.pids)]
     def synchronize(self): pass
     def close(self):
         self.loaded = None
 """
-ENGINE_LAUNCH = Capabilities(launch="engine", data=True, tensor=True)
+ENGINE_LAUNCH = Capabilities(launch="engine", replicas="engine", data=True, tensor=True)
 
 
 @pytest.fixture
@@ -247,6 +258,12 @@ class TestEngines:
         assert rank.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
         assert engine.parallel.data == 2
 
+    def test_have_a_process_for_each_replica_where_they_make_none(self) -> None:
+        row = Capabilities(launch="engine", data=True, tensor=True)
+        lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+        ranks = plan_processes(row, Parallel(data=2, tensor=2), lease, [0, 1]).ranks
+        assert [rank.devices for rank in ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
+
     def test_have_all_cores_on_the_cpu(self) -> None:
         (rank,) = plan_processes(ENGINE_LAUNCH, None, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
         assert (rank.devices, rank.cpus, rank.threads) == (("cpu",), (0, 1, 2, 3), 4)
@@ -260,9 +277,27 @@ class TestEngines:
         ):
             plan_processes(ENGINE_LAUNCH, None, lease, [0])
 
-    def test_are_told_their_devices(self, pool: RankPool, spec: BackendSpec) -> None:
-        _, info = pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, model("m"), {}))
+    def test_are_told_their_devices_and_say_what_they_have_started(
+        self, pool: RankPool, spec: BackendSpec
+    ) -> None:
+        group, info = pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, model("m"), {"starts": 2}))
         assert info.version == "('cpu',)"
+        parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
+        assert (len(group.ranks[0].workers), parents) == (2, {group.ranks[0].pid})
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"starts": 1}, r"planned 2 processes of the engine, tensor 1 by pipeline 1; found 1 processes"),
+            ({"starts": 2, "world": 2}, r"found 2 processes \(pid \d+, \d+\) in a world of \[2\]"),
+            ({"starts": 2, "stranger": True}, r"the engine names processes that are not its own: \[1\]"),
+        ],
+    )
+    def test_that_run_as_others_than_planned_are_refused(
+        self, pool: RankPool, spec: BackendSpec, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(WorkerPlacementError, match=message):
+            pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, model("m"), options))
 
 
 HAZARD = """
@@ -379,7 +414,7 @@ def test_a_second_host_is_one_more_object() -> None:
     script = """
 import sys
 from dataclasses import replace
-from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.devices.lease import Lease

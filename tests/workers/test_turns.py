@@ -12,7 +12,8 @@ from .survivors import check_nothing_is_left
 STUCK = """
 import os, subprocess, time
 from pathlib import Path
-from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.model.record import BackendInfo
 
 def stay(step):

@@ -55,7 +55,7 @@ def test_functions_of_the_test_file_run_on_every_rank(
         assert record["devices"] == ["cpu", "cpu"]
         assert record["start_method"] == "spawn"
         assert record["launch"] == "ranks"
-        assert record["parallel"] == {"data": 2, "tensor": 1, "pipeline": 1}
+        assert record["parallel"] == {"data": 2, "tensor": 1, "pipeline": 1, "placement": 1}
         assert [(rank["rank"], rank["local_rank"]) for rank in record["ranks"]] == [(0, 0), (1, 1)]
         assert {rank["host"] for rank in record["ranks"]} == {"localhost"}
     assert len({rank["pid"] for record in records for rank in record["ranks"]}) == 2
@@ -86,7 +86,7 @@ def test_failures_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_re
     result.stdout.fnmatch_lines(
         [
             "WorkerError: rank 0 of 1 (cpu, pid *): AssertionError: assert 3 == 4",
-            "PlanError: parallel(data=2, tensor=1, pipeline=1) needs 2 devices and the lease has 1; *",
+            "PlanError: parallel(data=2) needs 2 devices and the lease has 1; *",
             "LLEnergyError: energy(workers.call(fn, ...)): give the arguments to call, not to energy",
             "SKIPPED*no such kernel",
         ]

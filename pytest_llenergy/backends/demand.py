@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test asks of an engine, held against capability rows before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.model.record import Parallel
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Degrees, names of load options, and what the row must have; ``None`` is no matter.
+
+    ``implied`` says why a degree is asked for that the test does not name. Stamps of each token are stamps of
+    each step too.
+    """
+
+    parallel: Parallel = field(default_factory=Parallel)
+    options: tuple[str, ...] = ()
+    task: str | None = None
+    cache: str | None = None
+    batching: str | None = None
+    timestamps: str | None = None
+    implied: str = ""
+
+    def unmet(self, row: Capabilities) -> Iterator[str]:
+        """What a row does not have, each in words with the row's reason."""
+        kinds = row.lacks(self.parallel)
+        if kinds:
+            why = [row.reasons[kind] for kind in kinds if kind in row.reasons]
+            yield f"{' and '.join(kinds)} parallelism{_aside(*why, self.implied)}"
+        unknown = [name for name in self.options if name not in row.options]
+        if unknown:
+            takes = f"it takes: {', '.join(row.options) or 'none'}"
+            yield f"the load option {' and '.join(unknown)}{_aside(takes, row.reasons.get('options', ''))}"
+        stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
+        for asked, met, what, has, name in (
+            (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks, "tasks"),
+            (self.cache, self.cache in row.caches, f"a {self.cache} cache", row.caches, "caches"),
+            (
+                self.batching,
+                self.batching in row.batching,
+                f"{self.batching} batching",
+                row.batching,
+                "batching",
+            ),
+            (
+                self.timestamps,
+                row.timestamps in stamps,
+                f"timestamps of each {self.timestamps}",
+                (row.timestamps,),
+                "timestamps",
+            ),
+        ):
+            if asked is not None and not met:
+                offered = f"it has: {', '.join(has) or 'none'}"
+                yield f"{what}{_aside(offered, row.reasons.get(name, ''))}"
+
+
+def refuse(spec: BackendSpec, demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
+    """Why a backend cannot run what is asked for, and which of those that are known could; else ``None``."""
+    unmet = list(demand.unmet(spec.capabilities))
+    if not unmet:
+        return None
+    able = [name for name, each in known.items() if not any(demand.unmet(each.capabilities))]
+    others = ", ".join(able) or "none here"
+    return f"{spec.name} does not offer {' and '.join(unmet)}; backends that do: {others}"
+
+
+def _aside(*texts: str) -> str:
+    said = "; ".join(text for text in texts if text)
+    return f" ({said})" if said else ""

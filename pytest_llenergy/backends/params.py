@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checked keyword arguments of what a backend is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import Primitive
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to do a task; recorded whole."""
+
+    task: ClassVar[str]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Check keyword arguments. Raises ``BackendError`` naming the unknown and the impossible ones."""
+        unknown = sorted(set(values) - set(cls.__struct_fields__))
+        if unknown:
+            known = ", ".join(cls.__struct_fields__)
+            raise BackendError(f"{cls.task}: unknown argument {', '.join(unknown)}; known: {known}")
+        try:
+            params = msgspec.convert(dict(values), cls)
+        except msgspec.ValidationError as error:
+            raise BackendError(f"{cls.task}: {error}") from None
+        for name, ok, needs in params.bounds():
+            if not ok:
+                raise BackendError(f"{cls.task}: {name} is {getattr(params, name)}, needs {needs}")
+        return params
+
+    def bounds(self) -> Iterator[tuple[str, bool, str]]:
+        """Of each field that has bounds its name, whether it is within them, and what it needs."""
+        yield from ()
+
+    def primitives(self) -> dict[str, Primitive]:
+        """As recorded: JSON primitives, the entries of a tuple joined by commas."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }

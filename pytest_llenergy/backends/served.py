@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serving a load of requests: how they arrive, and what came of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import ClassVar, Literal
+
+from pytest_llenergy.backends.generation import Generation, GenerationParams
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import Flag
+from pytest_llenergy.model.timeline import RequestTimeline, Span
+
+#: Requests of a load that says no number.
+DEFAULT_REQUESTS = 32
+
+
+class ServeParams(GenerationParams, frozen=True):
+    """How to serve; recorded whole.
+
+    One of three says when requests come. ``request_rate`` (per second) is an open loop: requests are sent
+    when their time has come, whatever the server does. ``arrivals="trace"`` is one too, at the times of
+    ``trace``, seconds from the start. ``concurrency`` is a closed loop: so many are always on their way.
+
+    Prompts are used in turn, ``num_requests`` times in all (32, or one for each time of the trace). ``seed``
+    is that of the arrivals too, which are the same in each round. ``prefix_cache=True`` lets the server keep
+    prefixes, and takes hits for a part of what is measured.
+    """
+
+    task: ClassVar[str] = "serve"
+
+    request_rate: float | None = None
+    concurrency: int | None = None
+    num_requests: int | None = None
+    arrivals: Literal["poisson", "trace"] = "poisson"
+    trace: tuple[float, ...] = ()
+    prefix_cache: bool = False
+
+    def bounds(self) -> Iterator[tuple[str, bool, str]]:
+        yield from super().bounds()
+        is_trace = self.arrivals == "trace"
+        one = "one of request_rate, concurrency and arrivals='trace', and no other"
+        yield (
+            "request_rate",
+            (self.request_rate is not None) + (self.concurrency is not None) + is_trace == 1,
+            one,
+        )
+        yield "request_rate", self.request_rate is None or 0 < self.request_rate < float("inf"), "more than 0"
+        yield "concurrency", self.concurrency is None or self.concurrency >= 1, "1 or more"
+        ordered = all(a <= b for a, b in pairwise((0.0, *self.trace)))
+        needed = "arrivals='trace', and seconds from the start in their order"
+        yield "trace", is_trace == bool(self.trace) and ordered, needed
+        yield "num_requests", self.num_requests is None or self.num_requests >= 1, "1 or more"
+        of_trace = not is_trace or self.num_requests in (None, len(self.trace))
+        yield "num_requests", of_trace, "to be left out: the trace says how many"
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.trace) if self.trace else self.num_requests or DEFAULT_REQUESTS
+
+    def offsets_s(self) -> tuple[float, ...]:
+        """When each is to be sent, seconds from the start; nothing in a closed loop.
+
+        Of a Poisson process the gaps are exponential. They are scaled so that the last of n requests comes
+        after (n - 1) / rate seconds: the rate is the one that was asked for, not one that 32 draws happen to
+        have. vLLM's and ML.ENERGY's benchmarks do that too.
+        """
+        if self.trace or self.request_rate is None:
+            return self.trace
+        draw = random.Random(self.seed)
+        gaps = [draw.expovariate(1.0) for _ in range(self.requests - 1)]
+        scale = len(gaps) / self.request_rate / sum(gaps) if gaps else 0.0
+        return (0.0, *(each * scale for each in accumulate(gaps)))
+
+
+class ServedGeneration(Generation, frozen=True, kw_only=True):
+    """A batch that a server generated. ``flags`` are what a reader must know of it.
+
+    ``token_ids`` are empty where the server does not give them. ``cached_tokens`` of the prompts were in its
+    prefix cache and not computed; ``None`` where it does not tell.
+    """
+
+    cached_tokens: int | None = None
+
+    flags: list[Flag] = []  # noqa: RUF012 - msgspec copies it
+
+
+class ServedLoad(ServedGeneration, frozen=True, kw_only=True):
+    """What ``serve`` returns: one entry a request, in the order in which they were to be sent.
+
+    ``exact`` says whether each token came in a chunk of its own. ``spans`` are ramp-up, steady state and
+    ramp-down; none where the load had no steady state.
+    """
+
+    exact: bool
+    spans: list[Span] = []  # noqa: RUF012 - msgspec copies it
+
+    @staticmethod
+    def merge(parts: Sequence[Generation]) -> ServedLoad:
+        """Of one rank: a server has all requests."""
+        if len(parts) != 1 or not isinstance(parts[0], ServedLoad):
+            raise BackendError(f"serve: a load is served by one rank, not by {len(parts)}")
+        return parts[0]
+
+
+def steady_span(requests: Sequence[RequestTimeline], concurrency: int | None) -> tuple[int, int] | None:
+    """When the load was at its level (monotonic nanoseconds); ``None`` if it never was.
+
+    It ends when the last request is sent. In a closed loop it begins when ``concurrency`` requests have had
+    their first token, as in ML.ENERGY's benchmark (github.com/ml-energy/benchmark, mlenergy/llm/benchmark.py:
+    from the first token of request B to that of request N - B, for N requests that wait in a server of batch
+    size B). In an open loop, which has no such number, it begins when the first request is done: with
+    Poisson arrivals and equal service times the number in service is stationary from then on (M/D/infinity;
+    Eick, Massey and Whitt, The physics of the Mt/G/infinity queue, 1993).
+    """
+    known = [(each.start_ns, each.first_token_ns, each.last_token_ns) for each in requests]
+    sent = [start_ns for start_ns, _, _ in known if start_ns is not None]
+    first = sorted(first_ns for _, first_ns, _ in known if first_ns is not None)
+    done = [last_ns for _, _, last_ns in known if last_ns is not None]
+    if not requests or not len(sent) == len(first) == len(done) == len(requests):
+        return None
+    if concurrency is not None and concurrency > len(first):
+        return None
+    start_ns = min(done) if concurrency is None else first[concurrency - 1]
+    return (start_ns, max(sent)) if start_ns < max(sent) else None
+
+
+def spans_of(
+    requests: Sequence[RequestTimeline], concurrency: int | None, start_ns: int, end_ns: int
+) -> list[Span]:
+    """Ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.
+
+    A token counts where it came; none does where it is not known when each came.
+    """
+    steady = steady_span(requests, concurrency)
+    if steady is None:
+        return []
+    stamps = [stamp for request in requests for stamp in request.token_ns]
+    known = all(len(request.token_ns) == request.output_tokens for request in requests)
+    edges = ("ramp-up", start_ns, steady[0]), ("steady", *steady), ("ramp-down", steady[1], end_ns)
+    return [
+        Span(
+            name=name,
+            start_ns=start,
+            end_ns=end,
+            # Of two neighbours the later one has what comes at their edge.
+            output_tokens=sum(start <= stamp < end for stamp in stamps) if known else None,
+        )
+        for name, start, end in edges
+    ]

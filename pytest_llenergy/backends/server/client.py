@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP client: one event loop and one pool of connections, kept as long as the server is used."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_llenergy.errors import BackendError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+T = TypeVar("T")
+
+COMPLETIONS = "/v1/completions"
+
+JSON = {"Content-Type": "application/json"}
+
+#: Longest answer of an error that is shown (characters).
+MOST_CHARACTERS = 300
+
+#: How long a connection is kept that nobody uses (seconds). Servers close theirs after five (llama.cpp's, and
+#: uvicorn by default, which vLLM and SGLang use), and a request that is sent meanwhile is lost.
+KEPT_S = 3.0
+
+#: How long after a stream a server may take to close its connection (seconds).
+CLOSING_S = 0.3
+
+#: How long an answer that is no stream may take (seconds).
+LONGEST_S = 30.0
+
+
+@dataclass
+class Stream:
+    """What came of one request: bytes as they came, each with its time; they are read later."""
+
+    sent_ns: int = 0
+    status: int = 0
+    reads: list[tuple[int, bytes]] = field(default_factory=list)
+    broke: str | None = None
+
+    def body(self) -> str:
+        """All of it."""
+        return b"".join(data for _, data in self.reads).decode(errors="replace")
+
+
+class Client:
+    """Asks one server. Its methods block, but for ``stream``, which is for coroutines that ``run`` runs.
+
+    ``keeps`` is whether the server keeps a connection on which it has streamed; see ``learn``.
+    """
+
+    def __init__(self, url: str) -> None:
+        import aiohttp
+
+        self.url = url
+        self._completions = url + COMPLETIONS
+        self.keeps = True
+        self._connected = 0
+        self._loop = asyncio.new_event_loop()
+        self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+        self._session: aiohttp.ClientSession = self.run(self._opened())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run one coroutine to its end."""
+        return self._loop.run_until_complete(work)
+
+    def get(self, path: str, timeout_s: float = LONGEST_S) -> tuple[int, bytes]:
+        """Status and body. Raises ``OSError`` or ``aiohttp.ClientError`` without an answer."""
+        return self.run(self._get(path, timeout_s))
+
+    def open(self, connections: int, path: str) -> None:
+        """Have so many connections open, where they are kept.
+
+        Raises ``BackendError`` when the server does not answer.
+        """
+        # Asked for at once, each needs a connection of its own.
+        asked = [self._get(path, LONGEST_S) for _ in range(connections if self.keeps else 1)]
+        try:
+            self.run(self._all(asked))
+        except self._errors as error:
+            raise BackendError(f"server: GET {path} at {self.url}: no answer ({told(error)})") from None
+
+    def learn(self, body: bytes) -> Stream:
+        """Send one request, and see whether another one would need a new connection.
+
+        llama.cpp's server says that it keeps connections and closes them after each stream. A request that is
+        sent before that is seen would be lost.
+        """
+        first = self.run(self.stream(body))
+        if first.broke is None and first.status == 200:
+            self.run(asyncio.sleep(CLOSING_S))
+            before = self._connected
+            again = self.run(self.stream(body))
+            self.keeps = again.broke is None and self._connected == before
+            # Those that the server closes meanwhile are not seen to be closed while nothing runs.
+            self.run(self._session.close())
+            self._session = self.run(self._opened())
+        return first
+
+    async def stream(self, body: bytes) -> Stream:
+        """Send one request and note when its parts come. What breaks is noted, too."""
+        stream = Stream(sent_ns=time.monotonic_ns())
+        try:
+            async with self._session.post(self._completions, data=body, headers=JSON) as response:
+                stream.status = response.status
+                async for data in response.content.iter_any():
+                    stream.reads.append((time.monotonic_ns(), data))
+        except self._errors as error:
+            stream.broke = told(error)
+        return stream
+
+    def close(self) -> None:
+        """Close the connections and the loop."""
+        self.run(self._session.close())
+        self._loop.close()
+
+    async def _note_connection(self, *_: object) -> None:
+        self._connected += 1
+
+    async def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        connections = aiohttp.TraceConfig()
+        connections.on_connection_create_end.append(self._note_connection)
+
+        # A load may have any number of requests on their way, and take any time.
+        kept: dict[str, Any] = {"keepalive_timeout": KEPT_S} if self.keeps else {"force_close": True}
+        connector = aiohttp.TCPConnector(limit=0, **kept)
+        return aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=[connections]
+        )
+
+    async def _get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        async with self._session.get(self.url + path, timeout=limit) as response:
+            return response.status, await response.read()
+
+    async def _all(self, asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        return list(await asyncio.gather(*asked))
+
+
+def told(error: BaseException) -> str:
+    """An error in a line; some have no text."""
+    return (str(error) or type(error).__name__).splitlines()[0][:MOST_CHARACTERS]

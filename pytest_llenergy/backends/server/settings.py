@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a server is and how it is started, checked before anything is started."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from pytest_llenergy.errors import BackendError
+
+#: Servers that are started here listen where no other host can reach them.
+HOST = "127.0.0.1"
+
+PLACEHOLDERS = ("model", "port", "host", "threads")
+
+#: Options of servers whose value is nobody's business.
+SECRET = re.compile(r"--?[\w-]*(key|token|password|secret)[\w-]*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens. ``host`` is an address of this host, as a number."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The load options of the backend. ``words`` is the command with its placeholders."""
+
+    words: tuple[str, ...]
+    address: Address | None
+    health: str
+    model: str
+    timeout_s: float
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ServerSettings:
+        """Raises ``BackendError`` for a command or a URL that cannot be."""
+        command, url = str(options.get("command") or ""), str(options.get("url") or "")
+        health = str(options.get("health") or "/health")
+        if not health.startswith("/"):
+            raise BackendError(f"server: health is {health!r}, needs a path such as /health")
+        words = _words(command)
+        if words and not url and not any("{port}" in word for word in words):
+            raise BackendError(
+                f"server: the command {command!r} does not say where the port goes; write {{port}} there, or "
+                "give the url as well"
+            )
+        if not words and not url:
+            raise BackendError("server: neither a command nor a url; give with_options(command=...) or url")
+        timeout_s = float(options.get("timeout_s") or 540.0)
+        return cls(
+            words, local_address(url) if url else None, health, str(options.get("model") or ""), timeout_s
+        )
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the command is told the model."""
+        return any("{model}" in word for word in self.words)
+
+    @property
+    def recorded_command(self) -> str:
+        """As it was written, without secrets."""
+        shown: list[str] = []
+        hide = False
+        for word in self.words:
+            name, equals, _ = word.partition("=")
+            if hide:
+                shown.append("***")
+            elif SECRET.fullmatch(name) and equals:
+                shown.append(f"{name}=***")
+            else:
+                shown.append(word)
+            hide = not hide and not equals and bool(SECRET.fullmatch(word))
+        return shlex.join(shown)
+
+    def command(self, **values: str) -> list[str]:
+        """With what the placeholders stand for."""
+        return [
+            re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), word) for word in self.words
+        ]
+
+
+def local_address(url: str) -> Address:
+    """Where a URL points, as a number. Raises ``BackendError`` if that is not this host."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise BackendError(f"server: url {url!r}: {error}") from None
+    if parts.scheme != "http" or not host or parts.path.rstrip("/") not in ("", "/v1"):
+        raise BackendError(f"server: url {url!r}, needs a form such as http://127.0.0.1:8000")
+    try:
+        found = [str(each[4][0]) for each in socket.getaddrinfo(host, port or 80, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        raise BackendError(f"server: url {url!r}: {host} has no address ({error})") from None
+    own = _own_addresses()
+    here = [each for each in found if ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own]
+    if not here:
+        raise BackendError(
+            f"server: url {url!r} is another host ({found[0]}), whose energy cannot be measured here; run "
+            "the tests there"
+        )
+    return Address(here[0], port or 80)
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise BackendError(f"server: the command {command!r} cannot be read: {error}") from None
+    unknown = [
+        name for word in words for name in re.findall(r"\{([a-z_]+)\}", word) if name not in PLACEHOLDERS
+    ]
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        raise BackendError(f"server: the command has the placeholder {{{unknown[0]}}}; known: {known}")
+    return words
+
+
+def _own_addresses() -> set[str]:
+    import psutil
+
+    return {each.address for several in psutil.net_if_addrs().values() for each in several}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done in a rank by hand: loading again and again, and loading what cannot be loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llenergy.backends.base import RankContext, create
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.workers.leftovers import Leftovers
+from pytest_llenergy.workers.memory import memory_bytes
+
+#: Of a model smaller than this more cycles are made: what a process keeps anyway is of its order (bytes).
+SMALL_BYTES = 64 << 20
+CYCLES, CYCLES_OF_SMALL = 2, 9
+
+#: How long processes of an engine may take to be gone after ``close`` has returned (seconds).
+GONE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Memory of the rank (bytes) with the model and after ``close``, by cycle, and what runs on after all."""
+
+    loaded: tuple[int, ...]
+    closed: tuple[int, ...]
+    running: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The exception that loading raised; ``ours`` where it is a ``ModelError`` or a ``BackendError``."""
+
+    kind: str
+    message: str
+    ours: bool
+
+
+def cycles(
+    factory: str,
+    model: Mapping[str, Any],
+    options: Mapping[str, Any],
+    devices: Sequence[str],
+    threads: int,
+    prompt: str,
+) -> Cycles | None:
+    """Load, generate and close, several times; ``None`` where the system does not tell the memory."""
+    context = RankContext(devices=tuple(devices), threads=threads)
+    params = GenerationParams.of({"max_new_tokens": 2, "ignore_eos": True})
+    before = Leftovers()
+    loaded: list[int] = []
+    closed: list[int] = []
+    workers: set[int] = set()
+    wanted = CYCLES
+    while len(closed) < wanted:
+        backend = create(factory)
+        backend.load(ModelSource(**model), options, context)
+        job = backend.prepare([prompt], params)
+        job.result(job.run())
+        backend.synchronize()
+        # Of an engine, whose own children may have others for parents once it has closed.
+        workers |= {worker.pid for worker in getattr(backend, "workers", tuple)()} - {os.getpid()}
+        with_model = _memory_bytes()
+        backend.close()
+        del backend, job
+        without = _memory_bytes()
+        if with_model is None or without is None:
+            return None
+        loaded.append(with_model)
+        closed.append(without)
+        if with_model - without < SMALL_BYTES:
+            wanted = CYCLES_OF_SMALL
+    return Cycles(tuple(loaded), tuple(closed), tuple(_running(before, workers)))
+
+
+def attempts(
+    factory: str,
+    model: Mapping[str, Any],
+    options: Mapping[str, Any],
+    devices: Sequence[str],
+    threads: int,
+    tries: Sequence[Mapping[str, Any]],
+) -> list[Refusal | None]:
+    """Load with each of ``tries`` in place of some arguments: what was raised, ``None`` where nothing was."""
+    return [
+        _attempt(factory, devices, threads, {"model": model, "options": options, **each}) for each in tries
+    ]
+
+
+def _attempt(factory: str, devices: Sequence[str], threads: int, given: Mapping[str, Any]) -> Refusal | None:
+    context = RankContext(devices=tuple(devices), threads=threads)
+    backend = create(factory)
+    try:
+        backend.load(ModelSource(**given["model"]), given["options"], context)
+    except Exception as error:
+        return Refusal(type(error).__name__, str(error), isinstance(error, (ModelError, BackendError)))
+    backend.close()
+    return None
+
+
+def _memory_bytes() -> int | None:
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        # Freed memory that the allocator keeps is no leak (malloc_trim(3), of glibc only).
+        ctypes.CDLL(None).malloc_trim(0)
+    return memory_bytes()
+
+
+def _running(before: Leftovers, workers: Collection[int]) -> list[str]:
+    import psutil
+
+    deadline = time.monotonic() + GONE_S
+    while True:
+        # Settings that loading changes are the engine's own affair; they are those of its rank.
+        running = [left for left in before.found() if left.startswith(("thread ", "process "))]
+        running += [f"process {pid}, which workers() named" for pid in workers if psutil.pid_exists(pid)]
+        if not running or time.monotonic() >= deadline:
+            return running

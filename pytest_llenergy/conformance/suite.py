@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every backend must do, as a class of tests to derive from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import DEGREES
+from pytest_llenergy.backends.demand import Demand, refuse
+from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.conformance import degrees, in_rank, memory, messages, prefill, stamps, tokens
+from pytest_llenergy.conformance.engine import Engine
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import BackendError, PlanError, WorkerError
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.state import State, state_of
+from pytest_llenergy.workers.workload import split
+
+#: Of unequal lengths, with the tokens that models of random weights make of them: one a byte.
+BYTES = {text: len(text) for text in ("abc", "hello world", "x")}
+
+SHORT, LONG = 5, 12
+
+
+def verdict(wrong: str | None) -> None:
+    """Fail with what is wrong, without a traceback through this suite."""
+    if wrong is not None:
+        pytest.fail(wrong, pytrace=False)
+
+
+class BackendConformance:
+    """Derive a class ``TestMine`` from this, with ``spec``, ``model`` and ``reference``.
+
+    ``options`` are load options. ``prompts`` have two or more texts of unequal lengths with their tokens,
+    counted by hand; models of random weights have one token a byte and need none. ``reference`` is a backend
+    that has the same weights, loaded with ``reference_options`` (by default the dtype that this one has
+    loaded), or ``None``.
+
+    Each ``why_`` is the reason for which something is not so, and the reason of the skip. ``bad_options``
+    gives load options values that they refuse, where they would take ``"no such value"``. A class with the
+    mark ``gpus(n)`` runs on GPUs; degrees above one need two.
+    """
+
+    spec: ClassVar[BackendSpec]
+    model: ClassVar[str]
+    reference: ClassVar[str | None] = ""
+    options: ClassVar[Mapping[str, Any]] = {}
+    reference_options: ClassVar[Mapping[str, Any] | None] = None
+    prompts: ClassVar[Mapping[str, int]] = {}
+    bad_options: ClassVar[Mapping[str, Any]] = {}
+    longest_prompt: ClassVar[int] = 4000
+    threads: ClassVar[int] = 1
+    why_no_reference: ClassVar[str] = ""
+    why_batches_differ: ClassVar[str] = ""
+    why_shards_differ: ClassVar[str] = ""
+    why_no_sampling: ClassVar[str] = ""
+    why_no_stop_tokens: ClassVar[str] = ""
+
+    #: Degrees that the row offers, and that are refused on the CPU.
+    degrees_of_gpus: ClassVar[Sequence[str]] = ()
+
+    #: What was found out once for several tests of a class.
+    _found: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._found = {}
+
+    @pytest.fixture
+    def engine(self, request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Engine:
+        """The backend in ranks, on the devices of the test."""
+        for name in ("spec", "model"):
+            if not hasattr(self, name):
+                pytest.fail(f"{type(self).__name__} has no {name}; see docs/extending.md", pytrace=False)
+        return self._engine(self.spec, self.options, state_of(request.config), _llenergy_lease)
+
+    def test_prompts_are_counted_without_padding(self, engine: Engine) -> None:
+        made = engine.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
+        verdict(tokens.prompts_counted(made, self._prompts))
+
+    def test_outputs_are_counted_as_produced(self, engine: Engine) -> None:
+        made = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
+        verdict(tokens.outputs_counted(made, SHORT))
+
+    def test_a_stop_token_ends_its_sequence(self, engine: Engine) -> None:
+        texts = list(self._prompts)
+        if self.why_no_stop_tokens:
+            self._refuses_stop_tokens(engine, texts)
+            pytest.skip(self.why_no_stop_tokens)
+        free = self._batch(engine, texts)
+        stop = tokens.stop_token(free)
+        if stop is None:
+            pytest.fail("no token ends one of these prompts early and others later; give others", False)
+        made = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
+        verdict(tokens.stopped(made, free, stop))
+
+    def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, engine: Engine) -> None:
+        if self.why_batches_differ:
+            pytest.skip(self.why_batches_differ)
+        texts = list(self._prompts)
+        batch = self._batch(engine, texts)
+        verdict(tokens.alike(batch))
+        verdict(tokens.same(batch, self._alone(engine), texts, ("in a batch", "alone")))
+
+    def test_timestamps_are_what_the_row_says(self, engine: Engine) -> None:
+        made = engine.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
+        verdict(stamps.stamped(made, self.spec.capabilities))
+        batch = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
+        verdict(stamps.stamped(batch, self.spec.capabilities))
+
+    def test_prompts_that_were_seen_before_cost_what_new_ones_cost(self, engine: Engine) -> None:
+        found = prefill.compared(engine, self.longest_prompt)
+        if found is None:
+            pytest.skip(
+                f"a prompt of {self.longest_prompt} characters takes hardly longer than a short one here, so "
+                "that a prefix cache would not be seen; raise longest_prompt, or name a larger model"
+            )
+        verdict(found.wrong)
+
+    def test_the_seed_decides_what_is_drawn(self, engine: Engine) -> None:
+        if self.why_no_sampling:
+            pytest.skip(self.why_no_sampling)
+
+        def draw(seed: int) -> list[list[int]]:
+            texts = [next(iter(self._prompts))]
+            made = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True, do_sample=True, seed=seed)
+            return made.token_ids
+
+        first = draw(1)
+        if draw(1) != first:
+            verdict("seed=1 draws other tokens the second time; set the seed anew before each run")
+        if all(draw(seed) == first for seed in (2, 3, 4)):
+            verdict("the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?")
+
+    def test_tokens_are_those_of_the_reference(self, engine: Engine, request: pytest.FixtureRequest) -> None:
+        state = state_of(request.config)
+        if self.reference is None and self.why_no_reference:
+            pytest.skip(self.why_no_reference)
+        if not self.reference or self.reference not in state.backends:
+            verdict(
+                f"reference is {self.reference!r}; name one of {', '.join(state.backends)}, or None with the "
+                "reason in why_no_reference"
+            )
+        spec = state.backends[str(self.reference)]
+        if (missing := spec.missing()) is not None:
+            pytest.skip(f"the reference cannot be had: {missing}")
+        own, (_, info) = self._alone(engine), engine.loaded()
+        options = {"dtype": info.dtype} if self.reference_options is None else self.reference_options
+        others = self._alone(self._engine(spec, options, state, engine.lease))
+        verdict(tokens.alike(own))
+        verdict(tokens.same(own, others, list(self._prompts), (self.spec.name, spec.name)))
+
+    def test_unloading_frees_the_memory(self, engine: Engine) -> None:
+        found = self._loaded_again_and_again(engine)
+        if found is None:
+            pytest.skip("this system does not tell the memory of a process")
+        verdict(memory.freed(found))
+
+    def test_nothing_runs_on_after_close(self, engine: Engine) -> None:
+        found = self._loaded_again_and_again(engine)
+        if found is not None and found.running:
+            verdict(
+                f"after close() there is still {', '.join(found.running)}; end it in close(), and wait for it"
+            )
+
+    def test_a_model_that_is_broken_is_told_in_one_line(self, engine: Engine, tmp_path: Path) -> None:
+        bad = messages.bad_models(tmp_path)
+        read = [model for model in bad if self.spec.refuses(model) is None]
+        for model in bad:
+            refusal = self.spec.refuses(model)
+            if refusal is not None and ("\n" in refusal or not refusal.strip()):
+                verdict(f"spec.refuses({model.label}) says no single line: {refusal!r}")
+        tries = [{"model": asdict(model)} for model in read]
+        refusals = self._attempt(engine, tries) if read else []
+        for model, refused in zip(read, refusals, strict=True):
+            verdict(messages.told(refused, f"the broken model {model.label}", model.label))
+
+    def test_a_bad_option_is_told_in_one_line(self, engine: Engine) -> None:
+        names = self.spec.capabilities.options
+        if not names:
+            pytest.skip("the row names no load option")
+        values = {name: self.bad_options.get(name, messages.NO_VALUE) for name in names}
+        tries = [{"options": {**self.options, name: value}} for name, value in values.items()]
+        for (name, value), refusal in zip(values.items(), self._attempt(engine, tries), strict=True):
+            verdict(messages.told(refusal, f"{name}={value!r}", name))
+
+    @pytest.mark.parametrize("kind", DEGREES)
+    def test_the_degree_asked_is_the_degree_seen_or_refused(self, engine: Engine, kind: str) -> None:
+        asked = Parallel(**{kind: 2})
+        if not getattr(self.spec.capabilities, kind):
+            assert refuse(self.spec, Demand(parallel=asked), {}) is not None
+            with pytest.raises(PlanError, match=f"no {kind} parallelism is offered"):
+                engine.plan(asked)
+            return
+        if engine.devices(2) is None:
+            pytest.skip(f"{kind}=2 needs two GPUs; mark the class gpus(2)")
+        if kind == "placement" and not engine.lease.uuids:
+            pytest.skip("layers are spread over GPUs; mark the class gpus(2)")
+        if kind in self.degrees_of_gpus and not engine.lease.uuids:
+            with pytest.raises(BackendError, match=rf"\b{kind}\b"):
+                engine.loaded(asked)
+            pytest.skip(f"{kind} is offered on GPUs only; mark the class gpus(2)")
+        texts = list(self._prompts)
+        parts = split(texts, 2) if kind == "data" else [texts]
+        single = [ids for part in parts for ids in self._batch(engine, part)]
+        group, _ = engine.loaded(asked)
+        verdict(degrees.processes_seen(engine, group.ranks, asked))
+        made = engine.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
+        verdict(degrees.shared(engine, made, asked))
+        if kind == "data" or not self.why_shards_differ:
+            verdict(tokens.same(made.token_ids, single, texts, (f"{kind}=2", "on one device")))
+        if kind in ("tensor", "pipeline") and self.spec.capabilities.launch == "ranks":
+            verdict(degrees.needs_the_others(engine, asked, texts[0]))
+
+    @property
+    def _prompts(self) -> Mapping[str, int]:
+        if self.prompts:
+            return self.prompts
+        if not self.model.startswith("random:"):
+            verdict(
+                'give prompts = {"text": tokens, ...}: of unequal lengths, with their tokens counted by hand'
+            )
+        return BYTES
+
+    def _refuses_stop_tokens(self, engine: Engine, texts: Sequence[str]) -> None:
+        try:
+            engine.generate(texts, max_new_tokens=2, ignore_eos=True, stop_token_ids=[1])
+        except BackendError:
+            return
+        verdict(
+            "stop_token_ids are taken, and why_no_stop_tokens says that there are none; raise BackendError "
+            "in prepare()"
+        )
+
+    def _batch(self, engine: Engine, texts: Sequence[str]) -> list[list[int]]:
+        """What these prompts give in one batch on one device."""
+        kept: dict[tuple[str, ...], list[list[int]]] = self._found.setdefault(engine.spec.name, {})
+        if tuple(texts) not in kept:
+            kept[tuple(texts)] = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True).token_ids
+        return kept[tuple(texts)]
+
+    def _alone(self, engine: Engine) -> list[list[int]]:
+        """What each prompt gives by itself."""
+        return [self._batch(engine, [text])[0] for text in self._prompts]
+
+    def _attempt(self, engine: Engine, tries: list[dict[str, Any]]) -> list[in_rank.Refusal | None]:
+        """Load with each in turn, which the rank must survive."""
+        try:
+            refusals: list[in_rank.Refusal | None] = engine.call(in_rank.attempts, tries=tries)
+        except WorkerError as error:
+            what = " or ".join(str(value) for each in tries for value in each.values())
+            pytest.fail(
+                f"{str(error).splitlines()[0]} while it was to load {what}; look at it in load() before the "
+                "engine does, and raise ModelError or BackendError",
+                pytrace=False,
+            )
+        return refusals
+
+    def _loaded_again_and_again(self, engine: Engine) -> in_rank.Cycles | None:
+        if "cycles" not in self._found:
+            self._found["cycles"] = engine.call(in_rank.cycles, prompt=next(iter(self._prompts)))
+        found: in_rank.Cycles | None = self._found["cycles"]
+        return found
+
+    def _engine(self, spec: BackendSpec, options: Mapping[str, Any], state: State, lease: Lease) -> Engine:
+        model = resolve(self.model)
+        if (missing := spec.missing()) is not None:
+            pytest.skip(missing)
+        if (refused := spec.refuses(model)) is not None:
+            verdict(f"model = {self.model!r}: {refused}; name another")
+        on_gpus, row = bool(lease.uuids), spec.capabilities
+        if not (row.gpu if on_gpus else row.cpu):
+            where = "GPUs here" if on_gpus else "the CPU here; mark the class gpus(1)"
+            pytest.skip(f"{spec.name} does not run on {where}")
+        threads, timeout_s = state.settings.threads or self.threads, state.settings.timeout
+        return Engine(spec, model, options, lease, state.pool, threads, timeout_s)

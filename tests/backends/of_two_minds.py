@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose ranks hold parts of one model and do not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_llenergy.backends.base import BackendSpec, RankContext
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.generation import Generation, GenerationParams
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+
+
+class Job:
+    """Gives the same tokens for every prompt."""
+
+    def __init__(self, n: int, ids: list[int]) -> None:
+        self._n, self._ids = n, ids
+
+    def run(self) -> None:
+        """Nothing is done."""
+
+    def result(self, _outcome: None) -> Generation:
+        requests = [RequestTimeline(input_tokens=1, output_tokens=len(self._ids)) for _ in range(self._n)]
+        return Generation(texts=["?"] * self._n, token_ids=[self._ids] * self._n, requests=requests)
+
+
+class OfTwoMinds:
+    """The option ``ids`` has the tokens of each rank, joined by commas, those of ranks by semicolons."""
+
+    def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
+        self._ids = [int(token) for token in options["ids"].split(";")[context.rank].split(",")]
+        return BackendInfo(name="of-two-minds", version="1", model=model.label)
+
+    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
+        return Job(len(prompts), self._ids)
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+SPEC = BackendSpec(
+    name="of-two-minds",
+    factory=f"{__name__}:OfTwoMinds",
+    requires=(),
+    install="",
+    capabilities=Capabilities(data=True, tensor=True, options=("ids",)),
+)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that run in ranks: what a rank holds of a model, and what it computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[str, Any]:
+    """Load by the backend and run one forward pass: logits, shapes of the parameters here and in all."""
+    import os
+
+    import torch
+
+    from pytest_llenergy.backends.base import RankContext
+    from pytest_llenergy.backends.model import resolve
+    from pytest_llenergy.backends.transformers.backend import TransformersBackend
+    from pytest_llenergy.model.record import Parallel
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend = TransformersBackend()
+    context = RankContext(rank=rank, local_rank=rank, world_size=world_size, parallel=Parallel(**degrees))
+    info = backend.load(resolve(model), {"dtype": "float32"}, context)
+    loaded = backend._model
+    with torch.inference_mode():
+        logits = loaded(torch.tensor(ids)).logits
+    shapes = {}
+    for name, parameter in loaded.named_parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        shapes[name] = (tuple(local.shape), tuple(parameter.shape))
+    return {
+        "logits": logits.flatten().tolist(),
+        "shapes": shapes,
+        "options": info.options,
+        "wrapped": type(loaded).__name__,
+        "pid": os.getpid(),
+    }
+
+
+def forward_where_torch_was_built_for_gpus(
+    degrees: dict[str, int], model: str, ids: list[list[int]]
+) -> dict[str, Any]:
+    """The same with a torch that says so and sees none, as its usual wheel does in CPU ranks."""
+    import torch
+
+    built_for: Callable[..., Any] = lambda *_: torch.device("cuda")  # noqa: E731 - stands in for a C function
+    torch._C._get_accelerator = built_for
+    return forward(degrees, model, ids)
+
+
+def refusal_by_other_degrees(model: str) -> str:
+    """Load halves in two ranks, and look at them as those of a plan that has each rank alone."""
+    import os
+
+    from pytest_llenergy.backends.base import RankContext
+    from pytest_llenergy.backends.model import resolve
+    from pytest_llenergy.backends.transformers.backend import TransformersBackend
+    from pytest_llenergy.backends.transformers.tensor import seen_shards
+    from pytest_llenergy.errors import BackendError
+    from pytest_llenergy.model.record import Parallel
+
+    rank = int(os.environ["RANK"])
+    backend = TransformersBackend()
+    backend.load(resolve(model), {}, RankContext(rank=rank, world_size=2, parallel=Parallel(tensor=2)))
+    try:
+        return str(seen_shards(backend._model, RankContext(rank=rank, world_size=2)))
+    except BackendError as error:
+        return str(error)
+
+
+def refusal_of_no_shards() -> str:
+    """Look at a layer that is whole, as a rank of a plan with shards does."""
+    import torch
+
+    from pytest_llenergy.backends.base import RankContext
+    from pytest_llenergy.backends.transformers.tensor import seen_shards
+    from pytest_llenergy.errors import BackendError
+    from pytest_llenergy.model.record import Parallel
+
+    context = RankContext(rank=1, world_size=2, parallel=Parallel(tensor=2))
+    try:
+        return str(seen_shards(torch.nn.Linear(3, 3), context))
+    except BackendError as error:
+        return str(error)
+
+
+def refusal_of_layers_off_the_gpus(model: str, device_map: dict[str, str], directory: str) -> str:
+    """Have accelerate put a model on the CPU and on disk, as it does where GPUs are too small."""
+    from transformers import AutoModelForCausalLM
+
+    from pytest_llenergy.backends.convert import local_directory
+    from pytest_llenergy.backends.model import resolve
+    from pytest_llenergy.backends.transformers.placement import seen_placement
+    from pytest_llenergy.errors import BackendError
+
+    path = local_directory(resolve(model))
+    loaded = AutoModelForCausalLM.from_pretrained(path, device_map=device_map, offload_folder=directory)
+    try:
+        return str(seen_placement(loaded, 2))
+    except BackendError as error:
+        return str(error)

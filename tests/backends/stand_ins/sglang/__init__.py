@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``sglang.Engine``, as python/sglang/srt/entrypoints/engine.py and server_args.py have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from typing import Any
+
+from words import continued
+
+__version__ = "0.5.stand-in"
+
+#: python/sglang/srt/sampling/sampling_params.py
+SAMPLING = {
+    *("max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "n", "json_schema"),
+    *("regex", "ebnf", "structural_tag", "ignore_eos", "skip_special_tokens", "logit_bias", "sampling_seed"),
+    *("spaces_between_special_tokens", "no_stop_trim", "custom_params", "stream_interval"),
+}
+
+
+@dataclasses.dataclass
+class ServerArgs:
+    """Those of its many arguments that a caller here could mean."""
+
+    model_path: str
+    tokenizer_path: str | None = None
+    skip_tokenizer_init: bool = False
+    dtype: str = "auto"
+    quantization: str | None = None
+    context_length: int | None = None
+    mem_fraction_static: float | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    random_seed: int | None = None
+    log_level: str = "info"
+    attention_backend: str | None = None
+    sampling_backend: str | None = None
+    chunked_prefill_size: int | None = None
+    disable_radix_cache: bool = False
+    disable_cuda_graph: bool = False
+    enable_deterministic_inference: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
+            raise ValueError(f"unknown dtype {self.dtype}")
+
+
+class Engine:
+    """One scheduler for each shard of each replica, and a detokenizer."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.server_args = args = ServerArgs(**{"log_level": "error", **kwargs})
+        titles = [
+            "sglang::scheduler"
+            + (f"_DP{data}" if args.dp_size > 1 else "")
+            + (f"_PP{pipeline}" if args.pp_size > 1 else "")
+            + (f"_TP{tensor}" if args.tp_size > 1 else "")
+            for data in range(args.dp_size)
+            for pipeline in range(args.pp_size)
+            for tensor in range(args.tp_size)
+        ]
+        self._processes = [
+            subprocess.Popen([title, "300"], executable="/bin/sleep")
+            for title in [*titles, "sglang::detokenizer"]
+        ]
+        self._caches = not args.disable_radix_cache or "STAND_IN_CACHES" in os.environ
+        self._seen: set[tuple[int, ...]] = set()
+
+    def generate(
+        self,
+        prompt: list[str] | str | None = None,
+        sampling_params: list[dict[str, Any]] | dict[str, Any] | None = None,
+        input_ids: list[list[int]] | list[int] | None = None,
+        return_logprob: list[bool] | bool | None = False,
+        stream: bool = False,
+    ) -> list[dict[str, Any]]:
+        assert prompt is None, "with skip_tokenizer_init prompts are token ids"
+        assert not stream
+        assert isinstance(sampling_params, list)
+        outputs = []
+        for ids, params in zip(input_ids or [], sampling_params, strict=True):
+            assert isinstance(ids, list)
+            if unknown := set(params) - SAMPLING:
+                raise TypeError(f"SamplingParams got unexpected arguments {unknown}")
+            ends = {*(params.get("stop_token_ids") or ()), *(() if params.get("ignore_eos") else (2,))}
+            seed = params.get("sampling_seed", 0) if params.get("temperature") else 0
+            made = continued(ids, params["max_new_tokens"], ends, seed)
+            cached = len(ids) - 1 if self._caches and tuple(ids) in self._seen else 0
+            self._seen.add(tuple(ids))
+            reason = {"type": "stop", "matched": made[-1]} if made[-1] in ends else {"type": "length"}
+            meta = {
+                "id": "0",
+                "finish_reason": reason,
+                "prompt_tokens": len(ids),
+                "completion_tokens": len(made),
+                "cached_tokens": cached,
+                "e2e_latency": 0.001,
+            }
+            outputs.append({"output_ids": made, "meta_info": meta})
+        return outputs
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self.server_args), "version": __version__}
+
+    def shutdown(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()

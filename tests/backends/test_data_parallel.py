@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas with shares of the batch: the shares are accelerate's, and so is the world that it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.workers.workload import split
+
+from .ranks import Ranks
+
+PROMPTS = ["abc", "hello world", "x", "to be or not", "one", "seventeen apples", "?"]
+
+
+def ask_accelerate(lengths: list[int]) -> dict[str, Any]:
+    """What ``PartialState`` says of this rank, and its share of so many numbers each."""
+    from accelerate import PartialState
+
+    state = PartialState(cpu=True)
+    shares = []
+    for length in lengths:
+        with state.split_between_processes([str(number) for number in range(length)]) as share:
+            shares.append(list(share))
+    return {
+        "processes": state.num_processes,
+        "index": state.process_index,
+        "local": state.local_process_index,
+        "device": state.device.type,
+        "kind": state.distributed_type.name,
+        "shares": shares,
+    }
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    ranks = Ranks(Parallel(data=2))
+    yield ranks
+    ranks.pool.close()
+
+
+def test_accelerate_sees_the_ranks_that_there_are(pair: Ranks) -> None:
+    found = pair.call(ask_accelerate, [])
+    assert [each["processes"] for each in found] == [2, 2]
+    assert [each["index"] for each in found] == [each["local"] for each in found] == [0, 1]
+    assert {(each["device"], each["kind"]) for each in found} == {("cpu", "MULTI_CPU")}
+
+
+def test_accelerate_shares_out_as_batches_are_split_here(pair: Ranks) -> None:
+    lengths = list(range(2, 10))
+    first, second = pair.call(ask_accelerate, lengths)
+    theirs = [list(shares) for shares in zip(first["shares"], second["shares"], strict=True)]
+    assert theirs == [split([str(number) for number in range(length)], 2) for length in lengths]
+    assert [len(share) for share in theirs[lengths.index(7)]] == [4, 3]
+
+
+def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: Ranks) -> None:
+    together, timeline = pair.generate(PROMPTS)
+    assert [len(rank.requests) for rank in timeline.ranks] == [4, 3]
+    assert [request.input_tokens for request in timeline.requests] == [len(prompt) for prompt in PROMPTS]
+    assert [request.output_tokens for request in timeline.requests] == [12] * 7
+    backwards, _ = pair.generate(PROMPTS[::-1])
+    assert together.token_ids == backwards.token_ids[::-1]
+    assert len({tuple(ids) for ids in together.token_ids}) == 7, "equal outputs would prove nothing"
+
+
+USES_ACCELERATE = """
+import pytest
+
+def share(prompts, **keywords):
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    state = PartialState(**keywords)
+    with state.split_between_processes(prompts) as mine:
+        done = [f"{state.process_index}:{prompt}" for prompt in mine]
+    return state.num_processes, gather_object(done)
+"""
+
+
+def test_a_function_of_a_test_may_use_accelerate(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        USES_ACCELERATE
+        + """
+@pytest.mark.gpus(2, fallback="cpu")
+def test_it(workers):
+    whole = ["0:a", "0:b", "0:c", "0:d", "1:e", "1:f", "1:g"]
+    assert workers.run(share, list("abcdefg"), cpu=True) == [(2, whole), (2, whole)]
+
+def test_alone(workers):
+    assert workers.run(share, ["a"]) == [(1, ["0:a"])]
+"""
+    )
+    quick.runpytest().assert_outcomes(passed=2)
+
+
+def test_work_that_accelerate_has_shared_out_among_no_others_fails(quick: pytest.Pytester) -> None:
+    """Both ranks would do all of it, and the joules of both would be told of one batch."""
+    quick.makepyfile(
+        USES_ACCELERATE
+        + """
+@pytest.mark.gpus(2, fallback="cpu")
+def test_it(energy, workers):
+    energy(workers.call(share, ["a", "b"]))
+"""
+    )
+    result = quick.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*PlanError: rank ? of 2 *: accelerate sees 1 process in a world of 2 ranks, so each has done *"]
+    )

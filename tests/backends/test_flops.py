@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floating-point operations: counted by torch, worked out from a shape, and by hand, which all agree.
+
+The random model has one token a byte and adds none, so the length of an ASCII prompt is its token count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends import openvino
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.decoder import DecoderShape, from_source, of_config, of_sequences, of_source
+from pytest_llenergy.backends.generation import Generation, GenerationParams
+from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.backends.transformers import spec as transformers
+from pytest_llenergy.backends.transformers.flops import job_flops
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import ModelError
+from pytest_llenergy.model.flops import Flops
+from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.pool import Load, RankPool
+from pytest_llenergy.workers.workload import task_workload
+
+TINY = resolve("random:llama-tiny")
+
+# Of random:llama-tiny, whose config.json says: 2 layers of 256, 4 heads of 64, 2 key-value heads, 688 in the
+# feed-forward layer, 259 tokens. A product of m×k and k×n takes 2·m·k·n operations.
+QUERY = 2 * 256 * (4 * 64)
+KEY_AND_VALUE = 2 * (2 * 256 * (2 * 64))
+OUTPUT = 2 * (4 * 64) * 256
+GATE_UP_DOWN = 3 * (2 * 256 * 688)
+A_TOKEN = 2 * (QUERY + KEY_AND_VALUE + OUTPUT + GATE_UP_DOWN)
+VOCABULARY = 2 * 256 * 259
+
+
+def attention(queries: int, keys: int) -> int:
+    """Scores, and their weighted values: 4 heads of 64, in 2 layers."""
+    return 2 * 4 * (2 * queries * 64 * keys + 2 * queries * keys * 64)
+
+
+#: A prompt of 11 and 3 new tokens: a prefill of 11, of which one position asks for a token, then two steps.
+OF_ELEVEN = (
+    (11 * A_TOKEN + VOCABULARY + attention(11, 11))
+    + (A_TOKEN + VOCABULARY + attention(1, 12))
+    + (A_TOKEN + VOCABULARY + attention(1, 13))
+)
+
+
+class Ranks:
+    """A backend in real ranks on the CPU."""
+
+    def __init__(self, spec: BackendSpec, model: ModelSource, options: dict[str, Any], n: int = 1) -> None:
+        self.pool = RankPool(timeout_s=300)
+        plan = plan_processes(spec.capabilities, None, Lease(devices=("cpu",) * n), [0, 1], 1)
+        try:
+            self.group, _ = self.pool.loaded(plan, Load.of(spec, model, options))
+        except BaseException:
+            self.pool.close()
+            raise
+
+    def flops(self, prompts: list[str], **params: Any) -> tuple[Flops, Generation]:
+        """What one round is told to have executed, and what it made before that was asked."""
+        workload = task_workload(self.group, prompts, GenerationParams.of(params), 300)
+        workload.run_round()
+        made = Generation.merge(workload.results())
+        told = workload.flops()
+        assert Generation.merge(workload.results()) == made, "counting must not change what was made"
+        return told, made
+
+
+@pytest.fixture(scope="module")
+def eager() -> Iterator[Ranks]:
+    ranks = Ranks(transformers.SPEC, TINY, {"dtype": "float32", "attn_implementation": "eager"})
+    yield ranks
+    ranks.pool.close()
+
+
+@pytest.fixture(scope="module")
+def sdpa() -> Iterator[Ranks]:
+    ranks = Ranks(transformers.SPEC, TINY, {"dtype": "float32"})
+    yield ranks
+    ranks.pool.close()
+
+
+def shape() -> DecoderShape:
+    return of_config(json.loads((Path(local_directory(TINY)) / "config.json").read_text()))
+
+
+def made(*lengths: tuple[int, int]) -> Generation:
+    requests = [RequestTimeline(input_tokens=prompt, output_tokens=new) for prompt, new in lengths]
+    return Generation(texts=[], token_ids=[], requests=requests)
+
+
+def test_what_torch_counts_with_eager_attention_is_what_is_counted_by_hand(eager: Ranks) -> None:
+    told, _ = eager.flops(["hello world"], max_new_tokens=3, ignore_eos=True)
+    assert told == Flops(count=OF_ELEVEN, source="counted by torch.utils.flop_counter, eager")
+
+
+def test_the_formula_gives_what_is_counted_by_hand() -> None:
+    told = of_sequences(shape(), made((11, 3)), padded=True)
+    assert told.count == OF_ELEVEN
+    assert told.shared
+    assert str(told.source).startswith("analytic: ")
+
+
+def test_sdpa_on_the_cpu_counts_the_attention_that_torch_leaves_out(sdpa: Ranks) -> None:
+    told, _ = sdpa.flops(["hello world"], max_new_tokens=3, ignore_eos=True)
+    assert told.count == OF_ELEVEN
+    source = "counted by torch.utils.flop_counter, sdpa, on CPUs from the shapes of its calls"
+    assert told.source == source
+
+
+def test_padding_is_computed_and_so_it_is_counted(eager: Ranks) -> None:
+    """Three prompts of 3, 11 and 1 tokens cost as much as three of 11."""
+    told, _ = eager.flops(["abc", "hello world", "x"], max_new_tokens=3, ignore_eos=True)
+    assert told.count == 3 * OF_ELEVEN
+    assert of_sequences(shape(), made((3, 3), (11, 3), (1, 3)), padded=True).count == 3 * OF_ELEVEN
+    assert of_sequences(shape(), made((3, 3), (11, 3), (1, 3)), padded=False).count == (
+        shape().flop(3, 3) + OF_ELEVEN + shape().flop(1, 3)
+    )
+
+
+def test_a_sequence_that_ends_early_is_computed_until_the_last_one_ends(eager: Ranks) -> None:
+    prompts = ["abc", "hello world", "x"]
+    _, free = eager.flops(prompts, max_new_tokens=6, ignore_eos=True)
+    stop = free.token_ids[0][1]
+    told, ended = eager.flops(prompts, max_new_tokens=6, ignore_eos=True, stop_token_ids=[stop])
+    lengths = [(each.input_tokens, each.output_tokens) for each in ended.requests]
+    assert min(new for _, new in lengths) < max(new for _, new in lengths)
+    assert told.count == of_sequences(shape(), made(*lengths), padded=True).count
+
+
+def test_the_empty_part_of_a_static_cache_is_computed_and_so_it_is_counted(eager: Ranks) -> None:
+    """It is as long as all but the last token, which nothing looks back at."""
+    told, _ = eager.flops(["hello world"], max_new_tokens=3, ignore_eos=True, cache="static")
+    assert told.count == 13 * A_TOKEN + 3 * VOCABULARY + attention(11, 13) + 2 * attention(1, 13)
+
+
+def test_data_parallel_ranks_are_summed() -> None:
+    ranks = Ranks(transformers.SPEC, TINY, {"dtype": "float32"}, n=2)
+    try:
+        told, _ = ranks.flops(["hello world", "hello there"], max_new_tokens=3, ignore_eos=True)
+    finally:
+        ranks.pool.close()
+    assert told.count == 2 * OF_ELEVEN
+
+
+class Unseen:
+    """What is asked of a model before it is decided how to count; it need not run."""
+
+    def __init__(self, attention: str, **config: Any) -> None:
+        told = json.loads((Path(local_directory(TINY)) / "config.json").read_text())
+        self.config = SimpleNamespace(_attn_implementation=attention, to_dict=lambda: {**told, **config})
+
+    def forward(self) -> None:
+        """Nothing."""
+
+
+def test_attention_that_torch_does_not_see_is_worked_out_and_says_so() -> None:
+    told = job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
+    assert (told.count, told.shared) == (OF_ELEVEN, True)
+    assert str(told.source).endswith("(attention of flash_attention_2 is not seen by a counter)")
+
+
+def test_shards_are_worked_out_once_for_all_ranks() -> None:
+    told = job_flops(Unseen("sdpa"), None, made((11, 3)), tensor=2)
+    assert (told.count, told.shared) == (OF_ELEVEN, True)
+
+
+def test_what_can_neither_be_seen_nor_worked_out_is_no_number() -> None:
+    told = job_flops(Unseen("sdpa", model_type="falcon"), None, made((11, 3)), tensor=2)
+    assert told == Flops.unknown(
+        "torch.utils.flop_counter does not see which part of a sharded product is a rank's own, and "
+        "model_type falcon is no plain dense decoder; those worked out: llama, mistral, qwen2, qwen3"
+    )
+
+
+class TestShapes:
+    def test_a_gguf_file_tells_the_shape_of_the_model(self) -> None:
+        """SmolLM2-135M as its authors describe it."""
+        assert of_source(resolve(None)) == DecoderShape(30, 576, 9, 3, 64, 1536, 49152)
+
+    def test_a_damaged_gguf_file_is_one_clear_line(self, tmp_path: Path) -> None:
+        (tmp_path / "m.gguf").write_bytes(b"GGUF nothing")
+        told = from_source(ModelSource("gguf", str(tmp_path / "m.gguf")), made((1, 1)), padded=False)
+        assert told.count is None
+        assert str(told.reason).startswith("m.gguf: no GGUF metadata to work from (")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"model_type": "gpt2"}, "model_type gpt2 is no plain dense decoder; those worked out: llama, "),
+            ({"num_local_experts": 8}, "model_type llama with num_local_experts is no plain dense decoder; "),
+        ],
+    )
+    def test_what_is_no_plain_dense_decoder_is_refused(self, change: dict[str, Any], message: str) -> None:
+        config = json.loads((Path(local_directory(TINY)) / "config.json").read_text())
+        with pytest.raises(ModelError) as error:
+            of_config({**config, **change})
+        assert str(error.value).startswith(message)
+
+    def test_a_sliding_window_matters_only_to_sequences_that_are_longer(self) -> None:
+        config = json.loads((Path(local_directory(TINY)) / "config.json").read_text())
+        sliding = of_config({**config, "sliding_window": 14})
+        assert of_sequences(sliding, made((11, 3)), padded=True).count == OF_ELEVEN
+        told = of_sequences(sliding, made((12, 3)), padded=True)
+        assert told == Flops.unknown("attention looks back 14 tokens of 15; this is not worked out")
+
+    def test_a_config_that_lacks_a_size_or_cannot_be_read_says_so(self, tmp_path: Path) -> None:
+        source = ModelSource("directory", str(tmp_path))
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+        with pytest.raises(ModelError) as error:
+            of_source(source)
+        assert str(error.value) == (
+            "num_attention_heads is None in what the model tells of itself, and is needed as one number"
+        )
+        (tmp_path / "config.json").write_text("{")
+        with pytest.raises(ModelError, match=r"its config\.json cannot be read \("):
+            of_source(source)
+        with pytest.raises(ModelError, match=r"nothing has no config\.json here to work from"):
+            of_source(ModelSource("directory", str(tmp_path / "nothing")))
+
+
+def test_openvino_counts_each_sequence_by_itself() -> None:
+    ranks = Ranks(openvino.SPEC, resolve(None), {})
+    try:
+        told, generation = ranks.flops(
+            ["Hello", "The capital of France is"], max_new_tokens=4, ignore_eos=True
+        )
+    finally:
+        ranks.pool.close()
+    lengths = [each.input_tokens for each in generation.requests]
+    assert len(set(lengths)) == 2
+    smollm = of_source(resolve(None))
+    assert told.count == sum(smollm.flop(length, 4) for length in lengths)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama.cpp in real ranks, on SmolLM2 and on the random model written as GGUF.
+
+SmolLM2: "hello world" is the two tokens 28120 and 905, "The capital of France is a" six words.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.llama_cpp.backend import Answer, LlamaCppBackend
+from pytest_llenergy.backends.llama_cpp.spec import SPEC
+from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.transformers import spec as transformers
+from pytest_llenergy.errors import BackendError, ModelError
+
+from .test_generation import Engine, counts
+
+pytest.importorskip("xllamacpp", reason=SPEC.install)
+
+PROMPTS = ["hello world", "The capital of France is a"]
+QUESTION = "What is the capital of France? Answer in one word."
+CHAT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+
+#: Threads and megabytes that are in use after the first model was loaded and closed, and after four more.
+MEASURE = """
+import gc, os, psutil
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.llama_cpp.backend import LlamaCppBackend
+from pytest_llenergy.backends.model import resolve
+for number in range(5):
+    backend = LlamaCppBackend()
+    backend.load(resolve(None), {}, RankContext())
+    job = backend.prepare(["abc"], GenerationParams(max_new_tokens=2))
+    job.result(job.run())
+    backend.close()
+    gc.collect()
+    if number in (0, 4):
+        print(len(os.listdir("/proc/self/task")), psutil.Process().memory_info().rss // 2**20)
+"""
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Iterator[Engine]:
+    engine = Engine(SPEC, resolve(None), {})
+    yield engine
+    engine.pool.close()
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LlamaCppBackend]:
+    """In this process."""
+    backend = LlamaCppBackend()
+    backend.load(resolve(None), {}, RankContext())
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model, its weights in 32 bits."""
+    file = tmp_path_factory.mktemp("gguf") / "llama-tiny.F32.gguf"
+    # What it imports must not be in pytest's process.
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=root)
+    return file
+
+
+class TestTokens:
+    def test_lengths_are_those_counted_by_hand(self, smollm: Engine) -> None:
+        generation, _ = smollm.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        assert counts(generation) == [(2, 5), (6, 5)]
+        alone = [smollm.generate([prompt], max_new_tokens=5, ignore_eos=True)[0] for prompt in PROMPTS]
+        assert generation.token_ids == [each.token_ids[0] for each in alone]
+
+    def test_greedy_tokens_are_those_of_transformers(self, tiny_gguf: Path) -> None:
+        prompts = ["abc", "hello world", "x"]
+        made = []
+        for spec, model, options in (
+            (SPEC, str(tiny_gguf), {}),
+            (transformers.SPEC, "random:llama-tiny", {"dtype": "float32"}),
+        ):
+            engine = Engine(spec, resolve(model), options)
+            try:
+                made.append(engine.generate(prompts, max_new_tokens=12, ignore_eos=True)[0])
+            finally:
+                engine.pool.close()
+        assert counts(made[0]) == counts(made[1]) == [(3, 12), (11, 12), (1, 12)]
+        assert made[0].token_ids == made[1].token_ids
+
+    def test_bytes_that_are_no_text_are_counted(self, tiny_gguf: Path) -> None:
+        """A stream of texts would leave such tokens out."""
+        backend = LlamaCppBackend()
+        told = backend.load(resolve(str(tiny_gguf)), {}, RankContext())
+        try:
+            params = GenerationParams.of(
+                {"max_new_tokens": 40, "ignore_eos": True, "do_sample": True, "top_k": 259}
+            )
+            job = backend.prepare(["abc"], params)
+            made = job.result(job.run())
+        finally:
+            backend.close()
+        assert told.dtype == "all f32"
+        assert counts(made) == [(3, 40)]
+        assert len(made.token_ids[0]) == 40
+
+    def test_the_end_of_sequence_is_heeded_or_ignored(self, smollm: Engine) -> None:
+        """The chat model answers in a few tokens and ends; made to go on, it says the same first."""
+        heeded, timeline = smollm.generate([CHAT, PROMPTS[0]], max_new_tokens=20)
+        ignored, _ = smollm.generate([CHAT], max_new_tokens=20, ignore_eos=True)
+        ids = heeded.token_ids[0]
+        assert len(ids) < 20
+        assert ids[-1] == 2
+        assert "Paris" in heeded.texts[0]
+        assert counts(heeded) == [(21, len(ids)), (2, 20)]
+        assert timeline.requests[0].last_token_ns < timeline.requests[1].last_token_ns  # type: ignore[operator]
+        assert counts(ignored) == [(21, 20)]
+        assert ignored.token_ids[0][: len(ids) - 1] == ids[:-1]
+        assert 2 not in ignored.token_ids[0], "it may not be chosen at all"
+
+    def test_sampling_repeats_with_its_seed(self, smollm: Engine) -> None:
+        def sample(seed: int) -> list[list[int]]:
+            return smollm.generate(PROMPTS, max_new_tokens=8, ignore_eos=True, do_sample=True, seed=seed)[
+                0
+            ].token_ids
+
+        assert sample(1) == sample(1)
+        assert sample(1) != sample(2)
+
+    def test_two_ranks_share_the_batch(self, smollm: Engine) -> None:
+        prompts = [*PROMPTS, "x"]
+        pair = Engine(SPEC, resolve(None), {}, n=2)
+        try:
+            both, timeline = pair.generate(prompts, max_new_tokens=4, ignore_eos=True)
+        finally:
+            pair.pool.close()
+        single, _ = smollm.generate(prompts, max_new_tokens=4, ignore_eos=True)
+        assert both.token_ids == single.token_ids
+        assert [len(rank.requests) for rank in timeline.ranks] == [2, 1]
+
+
+class TestTimes:
+    def test_prefill_ends_within_the_round(self, smollm: Engine) -> None:
+        _, timeline = smollm.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        ((_, border_ns),) = timeline.borders_ns
+        assert timeline.start_ns < border_ns < timeline.end_ns
+        for request in timeline.requests:
+            assert request.first_token_ns is not None
+            assert request.last_token_ns is not None
+            assert timeline.start_ns < request.first_token_ns < request.last_token_ns <= timeline.end_ns
+            assert request.token_ns == ()
+
+    def test_durations_that_do_not_fit_are_not_believed(self) -> None:
+        told = [{"timings": {"prompt_ms": 2.0, "predicted_ms": 1.0}}]
+        assert Answer(told, asked_ns=1_000_000, answered_ns=5_000_000).starts_ns() == 2_000_000
+        assert Answer(told, asked_ns=1_000_000, answered_ns=3_500_000).starts_ns() is None
+
+    def test_no_prefix_is_kept_from_round_to_round(self, smollm: Engine) -> None:
+        """With the engine's default a repeated prompt would be nearly free."""
+        prompt = ["one two three four five six seven eight nine ten " * 4]
+        smollm.generate(["another " * 40], max_new_tokens=2, ignore_eos=True)
+        prefills = []
+        for _ in range(3):
+            _, timeline = smollm.generate(prompt, max_new_tokens=2, ignore_eos=True)
+            ((start_ns, border_ns),) = timeline.borders_ns
+            prefills.append(border_ns - start_ns)
+        assert smollm.info.options["prefix_caching"] is False
+        assert min(prefills[1:]) > prefills[0] / 4
+
+
+class TestProcess:
+    def test_what_was_loaded_is_described(self, smollm: Engine) -> None:
+        assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1")
+        told = {"prefix_caching": False, "threads": 1, "device": "CPU"}
+        assert told.items() <= smollm.info.options.items()
+
+    def test_no_port_is_open_and_its_socket_is_ours_alone(self, smollm: Engine) -> None:
+        smollm.generate(PROMPTS, max_new_tokens=1)
+        rank = psutil.Process(smollm.group.ranks[0].pid)
+        assert [each for each in rank.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
+        (path,) = {each.laddr for each in rank.net_connections("unix") if str(each.laddr).endswith("s.sock")}
+        assert Path(str(path)).parent.stat().st_mode & 0o777 == 0o700
+
+    def test_a_batch_of_another_size_gets_the_room_it_needs(self, loaded: LlamaCppBackend) -> None:
+        first = loaded.prepare(PROMPTS[:1], GenerationParams(max_new_tokens=2))
+        again = loaded.prepare(PROMPTS[1:], GenerationParams(max_new_tokens=3))
+        assert again.server is first.server, "the same room"
+        larger = loaded.prepare(PROMPTS, GenerationParams(max_new_tokens=300, ignore_eos=True))
+        assert (larger.server.room.prompts, larger.server.room.tokens) == (2, 512)
+
+    def test_closing_frees_the_model_and_ends_its_threads(self) -> None:
+        said = subprocess.check_output(
+            [sys.executable, "-c", MEASURE], text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        (threads, first), (threads_after, last) = (map(int, line.split()) for line in said.splitlines())
+        assert threads_after == threads
+        # The model takes ninety megabytes and its cache some more.
+        assert last - first < 60
+
+    def test_closing_removes_its_socket(self) -> None:
+        backend = LlamaCppBackend()
+        backend.load(resolve(None), {}, RankContext())
+        server = backend.prepare(PROMPTS, GenerationParams()).server
+        directory = Path(server.directory)
+        assert directory.exists()
+        backend.close()
+        assert not directory.exists()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("prompts", "params", "message"),
+        [
+            (["abc", ""], {}, "a prompt has no tokens"),
+            (["abc"], {"stop_token_ids": [5]}, "stop_token_ids are not offered, since its server stops at"),
+            (["abc"], {"max_new_tokens": 9000}, "are 9001 tokens; the model has room for 8192"),
+            (["abc"], {"seed": 2**32 - 1}, r"seed is 4294967295, needs less than 2\*\*32 - 1"),
+        ],
+    )
+    def test_what_it_cannot_do_right(
+        self, loaded: LlamaCppBackend, prompts: list[str], params: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(BackendError, match=message):
+            loaded.prepare(prompts, GenerationParams.of(params))
+
+    def test_after_a_refusal_it_goes_on(self, loaded: LlamaCppBackend) -> None:
+        with pytest.raises(BackendError):
+            loaded.prepare(["abc"], GenerationParams(max_new_tokens=9000))
+        job = loaded.prepare(PROMPTS, GenerationParams(max_new_tokens=2, ignore_eos=True))
+        assert counts(job.result(job.run())) == [(2, 2), (6, 2)]
+
+    @pytest.mark.parametrize(
+        ("length", "reason"),
+        [(1_000_000, "failed to read key-value pairs"), (50_000_000, "is not within the file bounds")],
+    )
+    def test_a_damaged_file_is_one_line_with_the_engines_reason(
+        self, tmp_path: Path, length: int, reason: str
+    ) -> None:
+        whole = Path(resolve(None).location)
+        with whole.open("rb") as file:
+            (tmp_path / "broken.gguf").write_bytes(file.read(length))
+        with pytest.raises(ModelError, match=r"model broken\.gguf: llama\.cpp cannot load it \(") as caught:
+            Engine(SPEC, resolve(str(tmp_path / "broken.gguf")), {})
+        assert reason in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_an_answer_that_does_not_add_up_is_refused(self, loaded: LlamaCppBackend) -> None:
+        job = loaded.prepare(PROMPTS[:1], GenerationParams(max_new_tokens=2))
+        outcome = job.run()
+        outcome.sequences[0]["timings"]["cache_n"] = 1
+        with pytest.raises(BackendError, match="from a cache 1, truncated False"):
+            job.result(outcome)
+
+    def test_other_models(self) -> None:
+        assert SPEC.refuses(resolve("random:llama-tiny")) == (
+            "llama-cpp reads .gguf files, not random:llama-tiny"
+        )
+        assert SPEC.refuses(resolve(None)) is None

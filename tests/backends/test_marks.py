@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines a test is for: told by its marks, held against capability rows before anything starts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+#: Two engines that nothing is ever loaded with: what is refused is refused before.
+TWO = """
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
+
+def pytest_llenergy_backends(config):
+    one = Capabilities(
+        data=True, tensor=True, options=("dtype",), caches=("dynamic", "static"), timestamps="token",
+        batching=("static", "continuous"))
+    other = Capabilities(
+        timestamps="step", reasons={"options": "it takes the file as it is", "tensor": "it has one device"})
+    return [BackendSpec(name, f"nowhere:{name}", (), "", row)
+            for name, row in (("one", one), ("other", other))]
+"""
+TEST = "import pytest\n{marks}\ndef test_it(backend):\n    print('given', backend.name, backend.options)\n"
+
+
+@pytest.fixture
+def two(quick: pytest.Pytester) -> pytest.Pytester:
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(conftest.read_text() + TWO)
+    return quick
+
+
+def run(two: pytest.Pytester, source: str, *args: str) -> pytest.RunResult:
+    two.makepyfile(source)
+    return two.runpytest("--energy-backend=one,other", "-rsP", *args)
+
+
+def said(result: pytest.RunResult) -> str:
+    return " ".join(result.stdout.str().replace("\nE  ", "").split())
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason"),
+    [
+        (
+            "backend_options(dtype='float32')",
+            "other does not offer the load option dtype (it takes: none; it takes the file as it is); "
+            "backends that do: ",
+        ),
+        (
+            "backend_needs(cache='static')",
+            "other does not offer a static cache (it has: dynamic); backends that do: ",
+        ),
+        (
+            "backend_needs(timestamps='token')",
+            "other does not offer timestamps of each token (it has: step); backends that do: ",
+        ),
+        (
+            "backend_needs(batching='continuous')",
+            "other does not offer continuous batching (it has: static); backends that do: ",
+        ),
+        (
+            "backend_needs(batching='continuous', cache='static')",
+            "other does not offer a static cache (it has: dynamic) and continuous batching (it has: static); "
+            "backends that do: ",
+        ),
+    ],
+)
+def test_an_engine_that_lacks_it_is_skipped_with_the_reason_and_those_that_could(
+    two: pytest.Pytester, mark: str, reason: str
+) -> None:
+    result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
+    result.assert_outcomes(passed=1, skipped=1)
+    assert re.search(re.escape(reason) + r"[\w, -]*\bone\b", said(result))
+    result.stdout.fnmatch_lines(["given one *"])
+
+
+def test_stamps_of_each_token_are_stamps_of_each_step(two: pytest.Pytester) -> None:
+    run(two, TEST.format(marks="@pytest.mark.backend_needs(timestamps='step')")).assert_outcomes(passed=2)
+
+
+def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:
+    result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtype='float32')"))
+    result.stdout.fnmatch_lines(["given one {'dtype': 'float32'}"])
+
+
+@pytest.mark.parametrize(
+    ("marks", "told"),
+    [
+        (
+            "backend_options(dtyp='float32')",
+            "one does not offer the load option dtyp (it takes: dtype); backends that do: none here; "
+            "other does not offer the load option dtyp (",
+        ),
+        ("gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)", "one does not offer pipeline"),
+    ],
+)
+def test_what_no_selected_engine_has_is_a_collection_error(
+    two: pytest.Pytester, marks: str, told: str
+) -> None:
+    result = run(two, TEST.format(marks=f"@pytest.mark.{marks}"))
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert told in said(result)
+
+
+def test_several_devices_without_degrees_are_data_parallel(two: pytest.Pytester) -> None:
+    result = run(two, TEST.format(marks="@pytest.mark.gpus(2, fallback='cpu')"))
+    result.assert_outcomes(passed=1, skipped=1)
+    assert (
+        "other does not offer data parallelism (with 2 devices and no mark parallel(...) a test is data "
+        "parallel); backends that do: transformers, openvino, "
+    ) in said(result)
+
+
+def test_the_rows_reason_is_told_where_a_degree_is_refused(two: pytest.Pytester) -> None:
+    marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(tensor=2)"
+    assert "other does not offer tensor parallelism (it has one device); backends that do: " in said(
+        run(two, TEST.format(marks=marks))
+    )
+
+
+OF_A_PARAMETER = """
+import pytest
+@pytest.mark.parametrize("i", [0, pytest.param(1, marks=pytest.mark.{mark})])
+def test_it(backend, i): pass
+"""
+
+
+def test_the_mark_of_a_parameter_says_the_same(two: pytest.Pytester) -> None:
+    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(cache='static')"))
+    result.assert_outcomes(passed=3, skipped=1)
+    assert "other does not offer a static cache (it has: dynamic); backends that do: " in said(result)
+
+
+def test_what_no_engine_has_is_an_error_of_the_parameters_tests(two: pytest.Pytester) -> None:
+    result = run(two, OF_A_PARAMETER.format(mark="backend_options(dtyp=1)"))
+    result.assert_outcomes(passed=2, errors=2)
+    assert (
+        "PlanError: test_what_no_engine_has_is_an_error_of_the_parameters_tests.py::test_it[one-1]"
+        in said(result)
+    )
+    assert "one does not offer the load option dtyp (it takes: dtype); backends that do: none here" in said(
+        result
+    )
+
+
+def test_a_mark_that_is_added_to_the_item_says_the_same(two: pytest.Pytester) -> None:
+    conftest = two.path / "conftest.py"
+    hook = (
+        "\ndef pytest_collection_modifyitems(items):\n"
+        "    for item in items:\n        item.add_marker(pytest.mark.backend_options(dtype='bfloat16'))\n"
+    )
+    conftest.write_text(conftest.read_text() + hook)
+    result = run(two, TEST.format(marks=""))
+    result.assert_outcomes(passed=1, skipped=1)
+    assert "other does not offer the load option dtype" in said(result)
+    result.stdout.fnmatch_lines(["given one {'dtype': 'bfloat16'}"])
+
+
+def test_a_mark_of_the_function_goes_before_that_of_its_class(two: pytest.Pytester) -> None:
+    result = run(
+        two,
+        "import pytest\n@pytest.mark.backend_needs(cache='static')\nclass TestIt:\n"
+        "    def test_one(self, backend): pass\n"
+        "    @pytest.mark.backend_needs(cache='dynamic')\n    def test_both(self, backend): pass\n",
+    )
+    result.assert_outcomes(passed=3, skipped=1)
+
+
+@pytest.mark.parametrize("mark", ["backend_options(dtype='float32')", "backend_needs(cache='static')"])
+def test_a_mark_without_an_engine_is_refused(two: pytest.Pytester, mark: str) -> None:
+    result = run(two, f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    told = f"@pytest.mark.{mark.split('(')[0]} is for the engine of the fixture backend, and the test does "
+    assert told in said(result)
+
+
+def test_a_mark_that_a_fixture_adds_comes_too_late(two: pytest.Pytester) -> None:
+    result = run(
+        two,
+        "import pytest\n@pytest.fixture\ndef late(request, backend):\n"
+        "    request.node.add_marker(pytest.mark.backend_options(dtype='float32'))\n"
+        "def test_it(late): pass\n",
+    )
+    result.assert_outcomes(errors=2)
+    assert "were changed while the test was set up, after its engine was chosen; add it in" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("backend_options()", 'names no load option; write one, such as dtype="float32", or leave the mark '),
+        ("backend_needs()", 'asks for nothing; name what the test needs, such as timestamps="token"'),
+        ("backend_needs(task='embedd')", "@pytest.mark.backend_needs: task is 'embedd', knows: generate"),
+        ("backend_needs(cache='big')", "cache is 'big', knows: dynamic, static"),
+        ("backend_needs(timestamps='none')", "timestamps is 'none', knows: step, token"),
+        (
+            "backend_needs(dtype='x')",
+            "unexpected keyword argument 'dtype' (it takes: task, cache, batching, ",
+        ),
+    ],
+)
+def test_a_bad_mark_is_a_clean_collection_error(two: pytest.Pytester, mark: str, message: str) -> None:
+    result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert message in said(result)
+
+
+def test_the_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:
+    pytester.runpytest("--markers").stdout.fnmatch_lines(
+        [
+            "@pytest.mark.backend_options(**load_options): load options of the backend fixture*",
+            "@pytest.mark.backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run *",
+        ]
+    )

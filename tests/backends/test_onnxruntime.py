@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime GenAI in real ranks, on a random model that its own builder converts.
+
+The model has one token a byte and adds none, so the length of an ASCII prompt is its token count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.convert_onnx import onnx_directory
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.onnxruntime.backend import OnnxRuntimeBackend
+from pytest_llenergy.backends.onnxruntime.spec import SPEC
+from pytest_llenergy.backends.transformers import spec as transformers
+from pytest_llenergy.errors import BackendError, ModelError
+
+from .test_generation import Engine, counts
+
+pytest.importorskip("onnxruntime_genai", reason=SPEC.install)
+
+PROMPTS = ["abc", "hello world", "x"]
+MODEL = "random:llama-tiny"
+
+#: One thread and no other: neither a pool nor what reports to the engine's makers.
+COUNT_THREADS = """
+import os
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.onnxruntime.backend import OnnxRuntimeBackend
+for threads in (1, 2):
+    backend = OnnxRuntimeBackend()
+    backend.load(resolve("random:llama-tiny"), {}, RankContext(threads=threads))
+    backend.prepare(["abc"], GenerationParams()).run()
+    print(len(os.listdir("/proc/self/task")))
+    backend.close()
+"""
+
+#: Megabytes that are in use after the first model was loaded and closed, and after fifteen more.
+MEASURE_MEMORY = """
+import gc, psutil
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.onnxruntime.backend import OnnxRuntimeBackend
+for number in range(16):
+    backend = OnnxRuntimeBackend()
+    backend.load(resolve("random:llama-tiny"), {}, RankContext())
+    job = backend.prepare(["abc"], GenerationParams(max_new_tokens=2))
+    job.result(job.run())
+    backend.close()
+    del job, backend
+    gc.collect()
+    if number in (0, 15):
+        print(psutil.Process().memory_info().rss // 2**20)
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Engine]:
+    engine = Engine(SPEC, resolve(MODEL), {})
+    yield engine
+    engine.pool.close()
+
+
+@pytest.fixture
+def converted(tiny: Engine, tmp_path: Path) -> Path:
+    """A directory that the engine reads as it is, to be changed."""
+    directory = tmp_path / "converted"
+    shutil.copytree(onnx_directory(resolve(MODEL), "fp32", tiny.info.version), directory)
+    return directory
+
+
+def change(directory: Path, **sections: dict[str, Any]) -> None:
+    file = directory / "genai_config.json"
+    told = json.loads(file.read_text())
+    for section, values in sections.items():
+        told[section].update(values)
+    file.write_text(json.dumps(told))
+
+
+def in_process(model: str, **options: str) -> OnnxRuntimeBackend:
+    backend = OnnxRuntimeBackend()
+    backend.load(resolve(model), options, RankContext())
+    return backend
+
+
+def printed(script: str) -> list[int]:
+    """The numbers that it prints, a line each."""
+    here = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    said = subprocess.check_output([sys.executable, "-c", script], text=True, env=here)
+    return [int(line) for line in said.split()]
+
+
+class TestTokens:
+    def test_lengths_are_those_counted_by_hand(self, tiny: Engine) -> None:
+        generation, _ = tiny.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        assert counts(generation) == [(3, 5), (11, 5), (1, 5)]
+        assert [len(ids) for ids in generation.token_ids] == [5, 5, 5]
+
+    @pytest.mark.parametrize("cache", ["dynamic", "static"])
+    def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, tiny: Engine, cache: str) -> None:
+        batch, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True, cache=cache)
+        alone = [
+            tiny.generate([prompt], max_new_tokens=8, ignore_eos=True, cache=cache)[0] for prompt in PROMPTS
+        ]
+        assert batch.token_ids == [each.token_ids[0] for each in alone]
+        assert len({tuple(ids) for ids in batch.token_ids}) == 3, "equal outputs would prove nothing"
+
+    def test_greedy_tokens_are_those_of_transformers(self, tiny: Engine) -> None:
+        reference = Engine(transformers.SPEC, resolve(MODEL), {"dtype": "float32"})
+        try:
+            expected, _ = reference.generate(PROMPTS, max_new_tokens=16, ignore_eos=True)
+        finally:
+            reference.pool.close()
+        assert tiny.generate(PROMPTS, max_new_tokens=16, ignore_eos=True)[0].token_ids == expected.token_ids
+
+    def test_a_sequence_that_ends_early_counts_what_it_made(self, tiny: Engine) -> None:
+        free, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+        stop = free.token_ids[0][2]
+        expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free.token_ids]
+        generation, timeline = tiny.generate(
+            PROMPTS, max_new_tokens=8, stop_token_ids=[stop], ignore_eos=True
+        )
+        assert generation.token_ids == expected
+        assert len(expected[0]) < 8
+        assert max(len(ids) for ids in expected) == 8
+        assert [out for _, out in counts(generation)] == [len(ids) for ids in expected]
+        early, late = timeline.requests[0], max(timeline.requests, key=lambda r: r.output_tokens)
+        assert early.last_token_ns < late.last_token_ns  # type: ignore[operator]
+
+    def test_a_batch_is_over_when_all_of_it_has_ended(self, tiny: Engine) -> None:
+        free, _ = tiny.generate(PROMPTS[:1], max_new_tokens=8, ignore_eos=True)
+        stop = free.token_ids[0][2]
+        made, timeline = tiny.generate(PROMPTS[:1] * 2, max_new_tokens=3000, stop_token_ids=[stop])
+        length = free.token_ids[0].index(stop) + 1
+        assert [out for _, out in counts(made)] == [length] * 2
+        assert len(timeline.requests[0].token_ns) == length
+
+    def test_sampling_repeats_with_its_seed(self, tiny: Engine) -> None:
+        def sample(seed: int) -> list[list[int]]:
+            return tiny.generate(PROMPTS, max_new_tokens=12, ignore_eos=True, do_sample=True, seed=seed)[
+                0
+            ].token_ids
+
+        assert sample(1) == sample(1)
+        assert sample(1) != sample(2)
+
+    def test_two_ranks_share_the_batch(self, tiny: Engine) -> None:
+        pair = Engine(SPEC, resolve(MODEL), {}, n=2)
+        try:
+            both, timeline = pair.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        finally:
+            pair.pool.close()
+        single, _ = tiny.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        assert both.token_ids == single.token_ids
+        assert [len(rank.requests) for rank in timeline.ranks] == [2, 1]
+
+
+class TestTimes:
+    def test_every_step_has_its_time(self, tiny: Engine) -> None:
+        _, timeline = tiny.generate(PROMPTS, max_new_tokens=6, ignore_eos=True)
+        ((_, border_ns),) = timeline.borders_ns
+        assert timeline.start_ns < border_ns < timeline.end_ns
+        for request in timeline.requests:
+            assert len(request.token_ns) == 6
+            assert list(request.token_ns) == sorted(set(request.token_ns))
+            assert (request.first_token_ns, request.last_token_ns) == (
+                request.token_ns[0],
+                request.token_ns[-1],
+            )
+            assert request.first_token_ns == border_ns
+
+    def test_no_prefix_is_kept_from_round_to_round(self, tiny: Engine) -> None:
+        prompt = ["one two three four five six seven eight nine ten " * 20]
+        tiny.generate(["another " * 100], max_new_tokens=2, ignore_eos=True)
+        prefills = []
+        for _ in range(4):
+            _, timeline = tiny.generate(prompt, max_new_tokens=2, ignore_eos=True)
+            ((start_ns, border_ns),) = timeline.borders_ns
+            prefills.append(border_ns - start_ns)
+        assert min(prefills[1:]) > prefills[0] / 4
+
+
+class TestModels:
+    def test_what_was_loaded_is_described(self, tiny: Engine) -> None:
+        assert (tiny.info.model, tiny.info.dtype) == (MODEL, "float32")
+        told = {"precision": "fp32", "threads": 1, "device": "CPU", "padding_token": 0}
+        assert told.items() <= tiny.info.options.items()
+
+    @pytest.mark.parametrize("precision", ["int8", "int4"])
+    def test_small_weights_are_another_model_and_say_so(self, tiny: Engine, precision: str) -> None:
+        small = Engine(SPEC, resolve(MODEL), {"precision": precision})
+        try:
+            assert (small.info.dtype, small.info.options["precision"]) == (precision, precision)
+            made, _ = small.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+            assert counts(made) == [(3, 5), (11, 5), (1, 5)]
+        finally:
+            small.pool.close()
+        folders = [onnx_directory(resolve(MODEL), each, tiny.info.version) for each in ("fp32", precision)]
+        whole, part = ((each / "model.onnx.data").stat().st_size for each in folders)
+        assert part < whole / 2
+
+    def test_a_converted_directory_is_read_as_it_is_but_for_its_defaults(
+        self, tiny: Engine, converted: Path
+    ) -> None:
+        """The end of sequence is heeded or ignored; sampling and penalties of the directory are not used."""
+        free, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+        end = free.token_ids[0][2]
+        change(
+            converted,
+            model={"eos_token_id": [end]},
+            search={"repetition_penalty": 9.0, "do_sample": True, "temperature": 5.0, "num_beams": 2},
+        )
+        engine = Engine(SPEC, resolve(str(converted)), {})
+        try:
+            assert (engine.info.model, engine.info.dtype) == ("converted", None)
+            ignored, _ = engine.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+            heeded, _ = engine.generate(PROMPTS, max_new_tokens=8)
+        finally:
+            engine.pool.close()
+        assert ignored.token_ids == free.token_ids
+        assert heeded.token_ids[0] == free.token_ids[0][: free.token_ids[0].index(end) + 1]
+
+    def test_a_model_that_pads_with_its_end_is_padded_with_another_token(
+        self, tiny: Engine, converted: Path
+    ) -> None:
+        free, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+        end = free.token_ids[0][2]
+        change(converted, model={"eos_token_id": end, "pad_token_id": end})
+        backend = in_process(str(converted))
+        job = backend.prepare(PROMPTS, GenerationParams(max_new_tokens=8, ignore_eos=True))
+        assert job.search["min_length"] == 11 + 8
+        assert int(job.inputs[2][-1]) == 258
+        assert job.result(job.run()).token_ids == free.token_ids
+
+    def test_a_static_cache_has_its_size_from_the_start_and_a_dynamic_one_grows(self, tiny: Engine) -> None:
+        backend = in_process(MODEL)
+        for cache, sizes in (("dynamic", [5, 6, 7]), ("static", [8, 8, 8])):
+            params = GenerationParams.of({"max_new_tokens": 3, "ignore_eos": True, "cache": cache})
+            job = backend.prepare(["hello"], params)
+            generator = job.generator()
+            generator.append_tokens(job.inputs)
+            seen = []
+            for _ in range(3):
+                generator.generate_next_token()
+                seen.append(generator.get_output("present.0.key").shape[2])
+            assert seen == sizes
+
+    def test_it_has_the_threads_that_it_was_given_and_no_others(self, tiny: Engine) -> None:
+        assert printed(COUNT_THREADS) == [1, 2]
+
+    def test_closing_frees_the_model(self, tiny: Engine) -> None:
+        """Its weights are seven megabytes; fifteen models that stayed would be a hundred."""
+        first, last = printed(MEASURE_MEMORY)
+        assert last - first < 50
+
+
+class TestRefusals:
+    def test_a_precision_that_the_builder_has_not(self) -> None:
+        with pytest.raises(BackendError, match=r"precision 'fp17' is none .* it takes: fp32, int8, int4"):
+            in_process(MODEL, precision="fp17")
+
+    def test_a_precision_for_what_is_converted_already(self, converted: Path) -> None:
+        with pytest.raises(BackendError, match="converted is ONNX already; leave out the load option"):
+            in_process(str(converted), precision="int4")
+
+    def test_a_directory_that_holds_no_model_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "genai_config.json").write_text("{}")
+        with pytest.raises(ModelError, match=f"model {tmp_path.name}: .* cannot load it") as caught:
+            Engine(SPEC, resolve(str(tmp_path)), {})
+        assert "\n" not in str(caught.value)
+
+    def test_a_model_that_the_builder_cannot_convert_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(
+            ModelError, match=f"model {tmp_path.name}: the builder .* cannot make fp32"
+        ) as caught:
+            in_process(str(tmp_path))
+        assert "\n" not in str(caught.value)
+
+    def test_converting_without_torch_says_what_to_install(
+        self, monkeypatch: pytest.MonkeyPatch, converted: Path
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        assert SPEC.refuses(resolve(MODEL)) == (
+            "onnxruntime needs the module torch to convert random:llama-tiny; pip install "
+            "'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds genai_config.json"
+        )
+        assert SPEC.refuses(resolve(str(converted))) is None
+
+    def test_openvino_ir_and_other_directories(self, tmp_path: Path) -> None:
+        (tmp_path / "openvino_model.xml").touch()
+        reason = SPEC.refuses(resolve(str(tmp_path)))
+        assert reason is not None
+        assert "genai_config.json or config.json" in reason
+        assert SPEC.refuses(resolve(MODEL)) is None
+
+    @pytest.mark.parametrize(
+        ("prompts", "params", "message"),
+        [
+            (["abc", ""], {}, "a prompt has no tokens"),
+            (["abc<pad>"], {}, "token 0 fills the rows of a batch here"),
+            (["abc"], {"stop_token_ids": [0]}, "can be neither in a prompt nor a stop token"),
+            (["abc"], {"max_new_tokens": 4096}, "are 4099 tokens; the model has room for 4096"),
+            (["abc"], {"seed": 2**31}, "seed is 2147483648, needs less than 2\\*\\*31"),
+        ],
+    )
+    def test_what_it_cannot_do_right(self, prompts: list[str], params: dict[str, Any], message: str) -> None:
+        backend = in_process(MODEL)
+        with pytest.raises(BackendError, match=message):
+            backend.prepare(prompts, GenerationParams.of(params))
+
+    def test_unequal_prompts_for_a_model_that_is_told_positions(self, converted: Path) -> None:
+        told = json.loads((converted / "genai_config.json").read_text())["model"]["decoder"]
+        told["inputs"]["position_ids"] = "position_ids"
+        change(converted, model={"decoder": told})
+        backend = in_process(str(converted))
+        with pytest.raises(BackendError, match="this model takes position_ids"):
+            backend.prepare(PROMPTS, GenerationParams())

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole layers on several GPUs of one process: what is planned, passed on, recorded and refused.
+
+Several GPUs are needed for the rest: that the layers then generate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.transformers.parallel import load_onto
+from pytest_llenergy.backends.transformers.placement import seen_placement, told_map
+from pytest_llenergy.backends.transformers.spec import SPEC
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.workers.plan import plan_processes
+
+from . import sharded
+from .ranks import Ranks
+
+#: As accelerate makes it for a model with four layers on two GPUs.
+MAP = {
+    "model.embed_tokens": 0,
+    "model.layers.0": 0,
+    "model.layers.1": 0,
+    "model.layers.2": 1,
+    "model.layers.3": 1,
+    "model.norm": 1,
+    "lm_head": 1,
+}
+
+
+@dataclass
+class Parameter:
+    device: str
+
+
+class Placed:
+    """A loaded model, as far as it is looked at."""
+
+    def __init__(self, devices: list[str], device_map: Mapping[str, int]) -> None:
+        self._devices, self.hf_device_map = devices, device_map
+
+    def parameters(self) -> Iterator[Parameter]:
+        return iter([Parameter(device) for device in self._devices])
+
+
+class Loader:
+    """Notes what it is told."""
+
+    def from_pretrained(self, path: str, **keywords: Any) -> Placed:
+        self.told = {"path": path, **keywords}
+        return Placed(["cuda:0", "cuda:1"], MAP)
+
+
+def test_one_process_sees_all_devices_of_its_replica() -> None:
+    lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    plan = plan_processes(SPEC.capabilities, Parallel(data=2, placement=2), lease, [0, 1])
+    assert [rank.devices for rank in plan.ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
+    assert plan.together == 1, "each process has prompts of its own"
+
+
+def test_a_cpu_is_refused(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        "import pytest\n@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(placement=2)\n"
+        "def test_it(energy, backend):\n    energy(backend.generate, ['a'])\n"
+    )
+    result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["PlanError: placement=2 spreads layers over GPUs; there is one CPU, which holds them all"]
+    )
+
+
+def test_layers_are_shared_out_by_transformers_and_the_map_is_recorded() -> None:
+    loader = Loader()
+    context = RankContext(devices=("GPU-a", "GPU-b"), parallel=Parallel(placement=2))
+    _, seen = load_onto(loader, "somewhere", {"dtype": "auto"}, context, "cuda:0")
+    assert loader.told == {"path": "somewhere", "dtype": "auto", "device_map": "balanced"}
+    assert seen == {
+        "device_map": "balanced",
+        "hf_device_map": "model.embed_tokens..model.layers.1: 0; model.layers.2..lm_head: 1",
+    }
+
+
+def test_a_device_that_was_left_out_is_told() -> None:
+    """accelerate leaves out what it has no layer for."""
+    with pytest.raises(BackendError, match=r"placement=4 was asked for.* are on 2 of the devices: .*: 0; "):
+        seen_placement(Placed(["cuda:0", "cuda:1"], MAP), 4)
+
+
+def test_layers_off_the_gpus_are_told(tmp_path: Path) -> None:
+    """A real model that accelerate has put elsewhere."""
+    device_map = {**dict.fromkeys(MAP, "cpu"), "model.rotary_emb": "cpu", "model.layers.1": "disk"}
+    for layer in ("model.layers.2", "model.layers.3"):
+        del device_map[layer]
+    ranks = Ranks(Parallel())
+    try:
+        (refusal,) = ranks.call(
+            sharded.refusal_of_layers_off_the_gpus, "random:llama-tiny", device_map, str(tmp_path)
+        )
+    finally:
+        ranks.pool.close()
+    assert refusal == (
+        "transformers: placement=2 left parameters on cpu, meta (meta is on disk or in the host's memory): "
+        "model.embed_tokens..model.layers.0: cpu; model.layers.1: disk; model.norm..model.rotary_emb: cpu; "
+        "the model needs more or larger GPUs"
+    )
+
+
+def test_a_map_of_everything_is_one_word() -> None:
+    assert told_map({"": "cpu"}) == "all: cpu"

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capability rows as people read them: in the terminal, as data, in the documentation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.facts import facts
+from pytest_llenergy.backends.registry import BUILTIN, known_backends
+from pytest_llenergy.cli import main
+from pytest_llenergy.doctor.engines import EngineRow
+from pytest_llenergy.doctor.text import row_lines
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def engines() -> Any:
+    """The script beside the documentation."""
+    found = spec_from_file_location("engines", DOCS / "engines.py")
+    assert found is not None
+    assert found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_engines_is_what_the_rows_say_now(engines: Any) -> None:
+    told = "the rows have changed: run python docs/engines.py"
+    assert (DOCS / "engines.md").read_text() == engines.page(BUILTIN), told
+
+
+def test_the_page_names_every_field_of_an_engine_once(engines: Any) -> None:
+    row = Capabilities(reasons={"tensor": "one | device"}, sources={"tensor": "https://example.org/a"})
+    page = engines.page([BackendSpec("mine", "m:M", (), "pip install mine", row)])
+    assert "| mine | `pip install mine` |" in page
+    assert "- tensor is `no`: one | device" in page
+    assert "- <https://example.org/a>: tensor" in page
+    assert "not run on hardware" in page
+    told = [name for names in engines.TABLES.values() for name in names]
+    assert sorted(told) == sorted(fact.name for fact in facts(row))
+
+
+def test_what_a_test_can_ask_for_is_a_fact() -> None:
+    hidden = {"replicas", "framework", "process_group", "preload", "exact", "clock", "reasons", "sources"}
+    shown = {fact.name for fact in facts(Capabilities())} - {"managed_by"}
+    assert shown == {field.name for field in fields(Capabilities)} - hidden
+
+
+def test_a_row_is_told_with_its_reasons_and_sources() -> None:
+    row = Capabilities(
+        launch="engine",
+        tensor=True,
+        timestamps="token",
+        exact=True,
+        clock="its own",
+        options=("dtype",),
+        reasons={"gpu": "not yet"},
+        sources={"tensor": "tested"},
+    )
+    lines = list(row_lines(EngineRow("mine", None, "pip install mine", row.managed_by, row)))
+    assert lines[0] == "backend  mine: installed"
+    told = {line.strip().split("  ")[0]: " ".join(line.split()) for line in lines[1:]}
+    assert told["launch"] == "launch engine [not said]"
+    assert told["NVIDIA GPUs"] == "NVIDIA GPUs no: not yet [not said]"
+    assert told["tensor"] == "tensor yes [tested]"
+    assert told["timestamps"] == "timestamps each token, exact; its own [not said]"
+    assert told["run on"] == "run on not run on hardware [not said]"
+
+
+def test_what_is_not_installed_is_told_with_the_pip_line() -> None:
+    spec = BackendSpec("mine", "m:M", ("no_such_module",), "pip install mine", Capabilities())
+    row = EngineRow(spec.name, spec.missing(), spec.install, "plugin", spec.capabilities)
+    first = next(row_lines(row))
+    assert first == "backend  mine: mine is not available: no module no_such_module; pip install mine"
+
+
+def test_the_doctor_shows_the_row_of_every_backend_and_nothing_else() -> None:
+    args = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--backends"]
+    done = subprocess.run(args, capture_output=True, text=True, timeout=120, check=True)
+    heads = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert [head.split(":")[0].split()[1] for head in heads] == list(known_backends())
+    assert all(head.startswith("backend  ") for head in heads)
+
+
+def test_as_data_the_rows_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--backends", "--json"]) == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
+    assert list(told) == list(known_backends())
+    openvino = told["openvino"]
+    assert openvino["install"] == "pip install 'pytest-llenergy[openvino]'"
+    assert openvino["managed_by"] == "plugin"
+    assert openvino["capabilities"]["prefix_cache"] == "switched off"
+    assert openvino["capabilities"]["sources"]["prefix_cache"] == "tested"

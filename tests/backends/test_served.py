@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads of requests whose arrivals, latencies and steady state are counted by hand."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.served import ServedLoad, ServeParams, spans_of, steady_span
+from pytest_llenergy.backends.server.answer import Answer, read_answer
+from pytest_llenergy.backends.server.client import Stream
+from pytest_llenergy.backends.server.dialect import DIALECTS, UNKNOWN
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.measure.percentile import percentile
+from pytest_llenergy.model.timeline import RequestTimeline
+
+MS = 1_000_000
+
+
+def request(sent_ms: int, *token_ms: int) -> RequestTimeline:
+    return RequestTimeline(
+        input_tokens=3,
+        output_tokens=len(token_ms),
+        start_ns=sent_ms * MS,
+        first_token_ns=token_ms[0] * MS,
+        last_token_ns=token_ms[-1] * MS,
+        token_ns=tuple(each * MS for each in token_ms),
+    )
+
+
+class TestArrivals:
+    def test_a_rate_has_the_last_request_when_it_says(self) -> None:
+        offsets_s = ServeParams.of({"request_rate": 4.0, "num_requests": 9}).offsets_s()
+        assert len(offsets_s) == 9
+        assert offsets_s[0] == 0
+        assert offsets_s[-1] == pytest.approx(8 / 4.0)
+        assert all(a < b for a, b in pairwise(offsets_s))
+
+    def test_the_same_seed_gives_the_same_and_another_one_others(self) -> None:
+        def offsets_s(seed: int) -> tuple[float, ...]:
+            return ServeParams.of({"request_rate": 2.0, "seed": seed}).offsets_s()
+
+        assert offsets_s(1) == offsets_s(1)
+        assert offsets_s(1) != offsets_s(2)
+
+    def test_gaps_of_a_poisson_process_scatter_as_much_as_they_last(self) -> None:
+        """Exponential gaps have a standard deviation equal to their mean; even ones have none."""
+        offsets_s = ServeParams.of({"request_rate": 10.0, "num_requests": 4001}).offsets_s()
+        gaps_s = [b - a for a, b in pairwise(offsets_s)]
+        mean_s = sum(gaps_s) / len(gaps_s)
+        spread_s = (sum((gap_s - mean_s) ** 2 for gap_s in gaps_s) / len(gaps_s)) ** 0.5
+        assert mean_s == pytest.approx(0.1)
+        assert spread_s == pytest.approx(0.1, rel=0.05)
+
+    def test_a_trace_is_taken_as_it_is(self) -> None:
+        params = ServeParams.of({"arrivals": "trace", "trace": [0.5, 0.5, 2.0]})
+        assert params.offsets_s() == (0.5, 0.5, 2.0)
+        assert params.requests == 3
+
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({}, "request_rate is None, needs one of request_rate, concurrency and arrivals='trace'"),
+            ({"request_rate": 1.0, "concurrency": 2}, "needs one of request_rate, concurrency"),
+            ({"request_rate": 0.0}, "request_rate is 0.0, needs more than 0"),
+            ({"concurrency": 0}, "concurrency is 0, needs 1 or more"),
+            ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and seconds from the start"),
+            ({"arrivals": "trace", "trace": [2.0, 1.0]}, "trace is (2.0, 1.0), needs"),
+            ({"request_rate": 1.0, "trace": [1.0]}, "trace is (1.0,), needs arrivals='trace'"),
+            (
+                {"arrivals": "trace", "trace": [1.0], "num_requests": 2},
+                "num_requests is 2, needs to be left out",
+            ),
+            ({"rate": 1.0}, "serve: unknown argument rate; known: max_new_tokens"),
+        ],
+    )
+    def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:
+        with pytest.raises(BackendError) as caught:
+            ServeParams.of(params)
+        assert message in str(caught.value)
+
+
+class TestSteadyState:
+    #: Three requests of three tokens each; the second and third overlap.
+    LOAD = (request(0, 100, 200, 300), request(250, 350, 450, 550), request(500, 560, 620, 680))
+
+    def test_an_open_loop_is_steady_from_the_first_that_is_done_to_the_last_that_is_sent(self) -> None:
+        assert steady_span(self.LOAD, None) == (300 * MS, 500 * MS)
+
+    def test_a_closed_loop_is_steady_once_all_places_have_a_token(self) -> None:
+        assert steady_span(self.LOAD, 2) == (350 * MS, 500 * MS)
+
+    def test_tokens_count_where_they_came(self) -> None:
+        """At 300 ms the third token comes with the beginning of the steady state, and belongs to that."""
+        ramp_up, steady, ramp_down = spans_of(self.LOAD, None, -10 * MS, 700 * MS)
+        assert [span.name for span in (ramp_up, steady, ramp_down)] == ["ramp-up", "steady", "ramp-down"]
+        assert (ramp_up.start_ns, ramp_down.end_ns) == (-10 * MS, 700 * MS)
+        assert [span.output_tokens for span in (ramp_up, steady, ramp_down)] == [2, 3, 4]
+
+    def test_too_few_requests_have_no_steady_state(self) -> None:
+        assert steady_span(self.LOAD[:1], None) is None
+        assert steady_span(self.LOAD, 3) is None
+        assert steady_span((), None) is None
+        assert spans_of(self.LOAD, 4, 0, 700 * MS) == []
+
+    def test_tokens_whose_times_are_not_known_are_not_counted(self) -> None:
+        unknown = RequestTimeline(
+            input_tokens=1, output_tokens=4, start_ns=0, first_token_ns=5 * MS, last_token_ns=9 * MS
+        )
+        assert {span.output_tokens for span in spans_of((*self.LOAD, unknown), None, 0, 700 * MS)} == {None}
+
+    def test_a_load_is_that_of_one_rank(self) -> None:
+        load = ServedLoad(texts=[], token_ids=[], requests=[], exact=True)
+        assert ServedLoad.merge([load]) is load
+        with pytest.raises(BackendError, match="served by one rank, not by 2"):
+            ServedLoad.merge([load, load])
+
+
+def test_percentiles_are_those_of_numpy() -> None:
+    np = pytest.importorskip("numpy")
+    values = [5.0, 1.0, 4.0, 2.5, 9.0, 7.0]
+    assert [percentile(values, each) for each in (50, 90, 99)] == pytest.approx(
+        list(np.percentile(values, [50, 90, 99]))
+    )
+    assert percentile([float(each) for each in range(1, 102)], 90) == 91
+    assert percentile([3.0], 99) == 3
+
+
+def event(text: str = "", **more: Any) -> bytes:
+    finish = more.pop("finish", None)
+    choice = {"text": text, "finish_reason": finish, **more.pop("choice", {})}
+    return b"data: " + json.dumps({"choices": [choice], **more}).encode() + b"\n\n"
+
+
+def usage(prompt: int, made: int, **details: Any) -> dict[str, Any]:
+    told = {"prompt_tokens_details": details} if details else {}
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": made, **told}}
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def stream(*parts: tuple[int, bytes], status: int = 200, broke: str | None = None) -> Stream:
+    return Stream(100 * MS, status, [(at_ms * MS, data) for at_ms, data in parts], broke)
+
+
+def answer(*parts: tuple[int, bytes], dialect: str = "") -> Answer:
+    return read_answer(stream(*parts), DIALECTS.get(dialect, UNKNOWN), "request 1 of 1")
+
+
+class TestStreams:
+    def test_chunks_of_one_token_have_its_time(self) -> None:
+        last = event(finish="length", **usage(3, 2, cached_tokens=0))
+        got = answer((120, event("a")), (150, event("b")), (151, last), (151, DONE))
+        assert got.text == "ab"
+        assert got.exact
+        assert got.request == RequestTimeline(
+            input_tokens=3,
+            output_tokens=2,
+            start_ns=100 * MS,
+            first_token_ns=120 * MS,
+            last_token_ns=150 * MS,
+            token_ns=(120 * MS, 150 * MS),
+        )
+        assert got.cached_tokens == 0
+        assert got.token_ids == []
+
+    def test_lines_that_come_in_pieces_have_the_time_of_their_end(self) -> None:
+        first = event("a")
+        got = answer(
+            *((110, first[:9]), (130, first[9:] + b": ping\n\n")),
+            *((140, event(finish="stop", **usage(3, 1))), (141, DONE)),
+        )
+        assert got.request.token_ns == (130 * MS,)
+        assert got.cached_tokens is None
+
+    def test_two_tokens_a_chunk_are_counted_by_what_the_server_says(self) -> None:
+        got = answer(
+            *((120, event("ab", **usage(3, 2))), (160, event("cd", **usage(3, 4)))),
+            *((160, event(finish="length")), (160, DONE)),
+            dialect="vllm",
+        )
+        assert not got.exact
+        assert got.request.token_ns == (120 * MS, 120 * MS, 160 * MS, 160 * MS)
+
+    def test_two_tokens_a_chunk_have_no_times_of_their_own_where_nobody_says(self) -> None:
+        last = event(finish="length", **usage(3, 4))
+        got = answer((120, event("ab")), (160, event("cd")), (161, last), (161, DONE))
+        assert not got.exact
+        assert got.request.output_tokens == 4
+        assert got.request.token_ns == ()
+        assert (got.request.first_token_ns, got.request.last_token_ns) == (120 * MS, 160 * MS)
+
+    def test_the_token_that_ends_a_sequence_has_no_text(self) -> None:
+        got = answer((120, event("a")), (150, event(finish="stop", **usage(3, 2))), (150, DONE))
+        assert got.request.token_ns == (120 * MS, 150 * MS)
+
+    def test_llama_cpp_counts_in_its_timings(self) -> None:
+        first = event("a", timings={"predicted_n": 1})
+        second = event("é", timings={"predicted_n": 3})
+        last = event(finish="length", timings={"predicted_n": 3}, **usage(2, 3))
+        got = answer((120, first), (150, second), (150, last), (150, DONE), dialect="llamacpp")
+        assert got.request.token_ns == (120 * MS, 150 * MS, 150 * MS)
+        assert not got.exact
+
+    def test_token_ids_are_given_where_the_server_gives_all(self) -> None:
+        parts = [
+            (120, event("a", choice={"token_ids": [7]}, **usage(1, 1))),
+            (150, event("b", finish="length", choice={"token_ids": [9]}, **usage(1, 2))),
+            (150, DONE),
+        ]
+        assert answer(*parts, dialect="vllm").token_ids == [7, 9]
+
+    @pytest.mark.parametrize(
+        ("given", "kind", "message"),
+        [
+            (
+                stream((120, event("a")), (130, event(finish="stop")), (130, DONE)),
+                BackendError,
+                "server: request 1 of 1: no usage in the stream, so tokens cannot be counted; the server "
+                "must heed stream_options.include_usage",
+            ),
+            (
+                stream((120, event("a"))),
+                BackendError,
+                "server: request 1 of 1: the stream broke off after 1 chunks (no [DONE])",
+            ),
+            (
+                stream((120, event("a")), broke="Connection lost"),
+                BackendError,
+                "server: request 1 of 1: the stream broke off after 1 chunks (Connection lost)",
+            ),
+            (
+                stream(status=0, broke="refused"),
+                BackendError,
+                "server: request 1 of 1: no answer (refused)",
+            ),
+            (
+                stream((120, b'{"error": {"message": "no such\\nmodel"}}'), status=404),
+                ModelError,
+                "server: request 1 of 1: 404 from /v1/completions: no such model; see --energy-server-model",
+            ),
+            (
+                stream((120, b"<html>bad gateway</html>"), status=502),
+                BackendError,
+                "server: request 1 of 1: 502 from /v1/completions: <html>bad gateway</html>",
+            ),
+            (
+                stream((120, b'data: {"error": {"message": "out of memory"}}\n\n')),
+                BackendError,
+                "server: request 1 of 1: out of memory",
+            ),
+            (
+                stream((120, b"data: {broken\n\n")),
+                BackendError,
+                "server: request 1 of 1: a chunk cannot be read",
+            ),
+        ],
+        ids=["no-usage", "ends-early", "breaks", "refused", "unknown-model", "gateway", "error", "no-json"],
+    )
+    def test_what_is_no_answer_is_one_clear_line(
+        self, given: Stream, kind: type[Exception], message: str
+    ) -> None:
+        with pytest.raises(kind) as caught:
+            read_answer(given, UNKNOWN, "request 1 of 1")
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that behave and servers that do not, each a real process that answers over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.generation import Generation, GenerationParams
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.served import ServedGeneration, ServedLoad, ServeParams
+from pytest_llenergy.backends.server import attached
+from pytest_llenergy.backends.server.backend import ServerBackend
+from pytest_llenergy.backends.server.settings import Address, ServerSettings, free_port, local_address
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.record import BackendInfo
+
+from .servers.start import running, scripted
+
+pytest.importorskip("aiohttp")
+
+Read = Callable[..., dict[str, Any]]
+
+MODEL = ModelSource("hub", "owner/name")
+
+
+@contextmanager
+def loaded(**options: Any) -> Iterator[tuple[ServerBackend, BackendInfo]]:
+    backend = ServerBackend()
+    info = backend.load(MODEL, {"timeout_s": 60, **options}, RankContext())
+    try:
+        yield backend, info
+    finally:
+        backend.close()
+
+
+def generated(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedGeneration:
+    job = backend.prepare(prompts, GenerationParams.of(params))
+    job.ready()
+    return job.result(job.run())
+
+
+def served(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedLoad:
+    job = backend.prepare_serve(prompts, ServeParams.of(params))
+    job.ready()
+    return job.result(job.run())
+
+
+def refusal(kind: type[Exception] = BackendError, **options: Any) -> str:
+    with pytest.raises(kind) as caught, loaded(**options):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestAnswers:
+    def test_tokens_are_those_that_the_server_counts(self) -> None:
+        with loaded(command=scripted()) as (backend, _):
+            made = generated(backend, ["abc", "hello world"], max_new_tokens=4, ignore_eos=True)
+        assert made.texts == ["aaaa", "aaaa"]
+        assert [(each.input_tokens, each.output_tokens) for each in made.requests] == [(3, 4), (11, 4)]
+        assert made.token_ids == [[], []]
+        assert made.flags == []
+
+    def test_what_was_asked_for_is_described(self) -> None:
+        with loaded(command=scripted(first=0) + " --api-key=sesame") as (_, info):
+            assert (info.name, info.version, info.model) == ("server", "unknown", "tiny")
+            assert info.options["attached"] is False
+            assert info.options["prefix_cache"] == "the server's own switch counts"
+            assert str(info.options["command"]).endswith("'{port}' first=0 '--api-key=***'")
+
+    def test_times_begin_when_the_request_is_sent_and_follow_the_server(self) -> None:
+        """The server sleeps at least so long: no time can be shorter."""
+        with loaded(command=scripted(first=0.2, step=0.05, chunk=2, owner="vllm")) as (backend, _):
+            made = served(backend, ["abc"], concurrency=1, num_requests=2, max_new_tokens=6)
+        assert not made.exact
+        for request in made.requests:
+            assert request.start_ns is not None
+            assert request.first_token_ns is not None
+            assert request.first_token_ns - request.start_ns >= 200e6
+            assert request.token_ns[0] == request.token_ns[1]
+            assert len(set(request.token_ns)) == 3
+            assert all(b - a >= 45e6 for a, b in pairwise(sorted(set(request.token_ns))))
+
+    def test_a_closed_loop_has_so_many_on_their_way_and_no_more(self) -> None:
+        with loaded(command=scripted(step=0.02)) as (backend, _):
+            made = served(backend, ["abc"], concurrency=2, num_requests=6, max_new_tokens=3)
+        edges = [(each.start_ns or 0, 1) for each in made.requests]
+        edges += [(each.last_token_ns or 0, -1) for each in made.requests]
+        on_their_way, most = 0, 0
+        for _, change in sorted(edges):
+            on_their_way += change
+            most = max(most, on_their_way)
+        assert most == 2
+        assert [span.name for span in made.spans] == ["ramp-up", "steady", "ramp-down"]
+        assert sum(span.output_tokens or 0 for span in made.spans) == 18
+
+    def test_an_open_loop_sends_when_it_is_time_whatever_the_server_does(self) -> None:
+        """Each request takes a second; the last is sent long before the first is done."""
+        offsets_s = [0.0, 0.1, 0.3]
+        with loaded(command=scripted(first=1.0)) as (backend, _):
+            params = ServeParams.of({"arrivals": "trace", "trace": offsets_s, "max_new_tokens": 1})
+            job = backend.prepare_serve(["a", "bc"], params)
+            outcome = job.run()
+            made = job.result(outcome)
+        sent_s = [((each.start_ns or 0) - outcome.start_ns) / 1e9 for each in made.requests]
+        assert all(sent >= offset for sent, offset in zip(sent_s, offsets_s, strict=True))
+        assert max(each.start_ns or 0 for each in made.requests) < min(
+            each.first_token_ns or 0 for each in made.requests
+        )
+        assert [each.input_tokens for each in made.requests] == [1, 2, 1]
+        assert made.spans == []
+
+    def test_a_request_that_was_late_is_told(self) -> None:
+        with loaded(command=scripted()) as (backend, _):
+            params = ServeParams.of({"request_rate": 10.0, "num_requests": 3, "max_new_tokens": 1})
+            job = backend.prepare_serve(["a"], params)
+            assert job.result(job.run()).texts == ["a"] * 3
+            assert [flag.name for flag in job._late(0.02)] == ["late-request"]
+            assert job._late(0.009) == []
+
+    @pytest.mark.parametrize("fault", ["", "closes"])
+    def test_a_server_that_closes_after_each_stream_loses_no_request(self, fault: str) -> None:
+        """As llama.cpp's does, which says that it keeps connections."""
+        with loaded(command=scripted(fault=fault)) as (backend, info):
+            assert info.options["connections"] == ("one for each request" if fault else "kept")
+            made = served(backend, ["a"], concurrency=1, num_requests=20, max_new_tokens=2)
+        assert made.output_tokens == 40
+
+    def test_connections_are_there_before_they_are_needed(self) -> None:
+        with loaded(command=scripted()) as (backend, _):
+            job = backend.prepare(["a", "b", "c"], GenerationParams.of({"max_new_tokens": 1}))
+            job.ready()
+            pool = job.endpoint.client._session.connector
+            assert pool is not None
+            assert sum(map(len, pool._conns.values())) >= 3
+
+
+class TestPrefixCache:
+    @pytest.mark.parametrize(
+        ("cached", "name", "severity"),
+        [("5", "prefix-cache", "invalid"), ("untold", "prefix-cache-unknown", "warning")],
+    )
+    def test_a_hit_is_no_result_and_silence_is_told(self, cached: str, name: str, severity: str) -> None:
+        with loaded(command=scripted(cached=cached)) as (backend, _):
+            made = generated(backend, ["hello"], max_new_tokens=2)
+        assert [(flag.name, flag.severity) for flag in made.flags] == [(name, severity)]
+
+    def test_hits_that_are_wanted_are_a_part_of_the_load(self) -> None:
+        with loaded(command=scripted(cached=5)) as (backend, _):
+            asked = {"concurrency": 1, "num_requests": 1, "max_new_tokens": 1}
+            assert served(backend, ["hello"], **asked, prefix_cache=True).flags == []
+            assert [flag.name for flag in served(backend, ["hello"], **asked).flags] == ["prefix-cache"]
+
+
+class TestFaults:
+    def test_a_server_that_dies_is_told_with_its_last_line(self, capfd: pytest.CaptureFixture[str]) -> None:
+        said = refusal(command=scripted(fault="dies"))
+        assert said.endswith("ended with status 1 before GET /health gave 200: no memory for the model"), said
+        assert "scripted server" in capfd.readouterr().out
+
+    def test_a_server_that_is_never_ready_is_told_with_what_it_says(self) -> None:
+        assert refusal(command=scripted(fault="sick"), timeout_s=0.5) == (
+            "server: not ready after 0.5 s, GET /health: 503: Loading model; see --energy-server-health and "
+            "--energy-timeout"
+        )
+
+    def test_a_server_that_takes_its_time_is_waited_for(self) -> None:
+        with loaded(command=scripted(wait=0.5)) as (backend, _):
+            assert generated(backend, ["a"], max_new_tokens=1).texts == ["a"]
+
+    def test_a_program_that_is_not_there(self) -> None:
+        assert refusal(command="no-such-server --port {port}") == (
+            "server: no-such-server cannot be started: No such file or directory"
+        )
+
+    def test_a_stream_without_counts_is_refused_before_anything_is_measured(self) -> None:
+        assert "model 'tiny': no usage in the stream" in refusal(command=scripted(fault="no-usage"))
+
+    def test_a_wrong_name_is_told_with_those_that_there_are(self) -> None:
+        assert refusal(ModelError, command=scripted(), model="huge") == (
+            "server: model 'huge': 404 from /v1/completions: The model `huge` does not exist.; see "
+            "--energy-server-model; it serves: tiny"
+        )
+
+    def test_a_stream_that_breaks_off_fails_the_whole_load(self) -> None:
+        with loaded(command=scripted(fault="drops")) as (backend, _):
+            with pytest.raises(BackendError, match=r"request 1 of 2: the stream broke off after 1 chunks \("):
+                generated(backend, ["a", "b"], max_new_tokens=4)
+            with pytest.raises(BackendError, match="the stream broke off"):
+                served(backend, ["a"], concurrency=1, num_requests=3, max_new_tokens=4)
+
+    def test_a_server_that_does_not_heed_ignore_eos_is_found_by_its_counts(self) -> None:
+        with loaded(command=scripted(short=1)) as (backend, _):
+            assert generated(backend, ["a"], max_new_tokens=4).output_tokens == 4
+            with pytest.raises(BackendError) as caught:
+                generated(backend, ["a"], max_new_tokens=4, ignore_eos=True)
+        assert str(caught.value) == (
+            "server: request 1 of 1: 3 tokens where 4 were asked for; it does not heed ignore_eos"
+        )
+
+    def test_a_stream_of_another_form_is_told_in_one_line(self) -> None:
+        said = refusal(command=scripted(fault="odd"))
+        assert said.startswith("server: model 'tiny': its stream is none of the OpenAI API (AttributeError: ")
+
+    def test_counts_that_contradict_each_other_give_no_time_to_a_token(self) -> None:
+        """Each chunk says that there is one token by now; in the end there are four."""
+        with loaded(command=scripted(owner="vllm", fault="miscounts")) as (backend, _):
+            (request,) = generated(backend, ["a"], max_new_tokens=4).requests
+            assert not served(backend, ["a"], concurrency=1, num_requests=2, max_new_tokens=4).exact
+        assert (request.output_tokens, request.token_ns) == (4, ())
+        assert request.first_token_ns is not None
+
+    def test_sampling_that_a_server_cannot_be_told_is_refused(self) -> None:
+        with (
+            loaded(command=scripted()) as (backend, _),
+            pytest.raises(BackendError, match="unknown servers take no top_k, which is 3; use do_sample"),
+        ):
+            generated(backend, ["a"], do_sample=True, top_k=3)
+
+    def test_what_a_server_says_of_a_batch_is_not_lost_with_the_ranks_results(self) -> None:
+        with loaded(command=scripted(cached=5)) as (backend, _):
+            made = generated(backend, ["a"], max_new_tokens=2)
+        merged = Generation.merge([made])
+        assert isinstance(merged, ServedGeneration)
+        assert merged.cached_tokens == 5
+
+    def test_stop_tokens_that_a_server_does_not_know_are_refused(self) -> None:
+        with (
+            loaded(command=scripted()) as (backend, _),
+            pytest.raises(BackendError, match="unknown servers take no stop_token_ids; leave them out"),
+        ):
+            generated(backend, ["a"], stop_token_ids=[3])
+
+    def test_a_server_that_dies_at_work_is_told(self) -> None:
+        with loaded(command=scripted(step=30)) as (backend, _):
+            process = backend._process
+            assert process is not None
+            job = backend.prepare(["a"], GenerationParams.of({"max_new_tokens": 2}))
+            loop = job.endpoint.client._loop
+            loop.call_later(0.3, psutil.Process(process.pid).kill)
+            with pytest.raises(BackendError, match=r"ended with signal SIGKILL: scripted server"):
+                job.run()
+
+    def test_what_listens_must_come_of_the_command(self) -> None:
+        """Somebody else's server would answer, and be measured."""
+        with running(scripted()) as (url, process):
+            port = url.rpartition(":")[2]
+            said = refusal(command="sleep 60", url=url)
+            assert said == f"server: port {port} is taken by process {process.pid}; choose another"
+
+    def test_nothing_is_left_of_a_server_that_leaves_children(self) -> None:
+        script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+        words = scripted().split(" ", 1)
+        with loaded(command=f"{words[0]} -c '{script}' {scripted()}") as (backend, _):
+            process = backend._process
+            assert process is not None
+            pids = process.pids()
+            assert len(pids) == 2
+        living = [process for process in psutil.process_iter(["pid", "status"]) if process.pid in pids]
+        assert [each.pid for each in living if each.info["status"] != psutil.STATUS_ZOMBIE] == []
+
+
+class TestAttached:
+    def test_a_server_that_runs_is_found_by_its_port_and_lives_on(self) -> None:
+        with running(scripted()) as (url, process):
+            with loaded(url=url) as (backend, info):
+                (worker,) = backend.workers()
+                assert (worker.pid, worker.attached) == (process.pid, True)
+                assert info.options["attached"] is True
+                assert info.options["command"] is None
+                assert generated(backend, ["abc"], max_new_tokens=2).output_tokens == 2
+            assert process.poll() is None
+
+    def test_the_whole_family_is_found_from_the_process_that_listens(self) -> None:
+        """A launcher in the same process group belongs to it; the shell that started both does not."""
+        script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+        words = scripted().split(" ", 1)
+        with running(f"{words[0]} -c '{script}' {scripted()}") as (url, process):
+            family = attached.family_at(local_address(url))
+            assert family.root == process.pid
+            assert len(family.pids()) == 2
+
+    def test_one_that_cannot_be_told_is_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attached, "listeners", lambda _address: set())
+        with running(scripted()) as (url, _), loaded(url=url) as (backend, _):
+            assert [worker.pid for worker in backend.workers()] == [0]
+            (flag,) = generated(backend, ["abc"], max_new_tokens=2).flags
+        assert flag.name == "server-unknown"
+        assert "is not told, as of another user's process" in flag.detail
+
+    def test_nobody_there(self) -> None:
+        url = f"http://127.0.0.1:{free_port()}"
+        assert refusal(url=url).startswith(f"server: GET /health at {url}: no answer (")
+
+    def test_what_uses_a_gpu_needs_a_lease_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attached, "GPU_FILES", ("/dev/null",))
+        with running(scripted()) as (url, process):
+            assert refusal(url=url) == (
+                f"server: process {process.pid} at {url} uses a GPU, and this test has leased none; mark it "
+                "@pytest.mark.gpus(1)"
+            )
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({}, "server: neither a command nor a url; give with_options(command=...) or url"),
+            (
+                {"command": "serve --port 80"},
+                "server: the command 'serve --port 80' does not say where the port goes; write {port} there, "
+                "or give the url as well",
+            ),
+            (
+                {"command": "serve {prot}"},
+                "server: the command has the placeholder {prot}; known: {model}, {port}, {host}, {threads}",
+            ),
+            ({"command": "serve 'x"}, 'server: the command "serve \'x" cannot be read: No closing quotation'),
+            (
+                {"command": "serve {port}", "health": "health"},
+                "server: health is 'health', needs a path such as /health",
+            ),
+            (
+                {"url": "http://192.0.2.1:8000"},
+                "server: url 'http://192.0.2.1:8000' is another host (192.0.2.1), whose energy cannot be "
+                "measured here; run the tests there",
+            ),
+            (
+                {"url": "127.0.0.1:8000"},
+                "server: url '127.0.0.1:8000', needs a form such as http://127.0.0.1:8000",
+            ),
+            ({"url": "http://127.0.0.1:x"}, "server: url 'http://127.0.0.1:x': Port could not be cast"),
+        ],
+    )
+    def test_what_cannot_be_is_one_clear_line(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(BackendError) as caught:
+            ServerSettings.of(options)
+        assert str(caught.value).startswith(message)
+
+    def test_own_addresses_are_this_host(self) -> None:
+        assert local_address("http://localhost:8000/v1") == Address(
+            local_address("http://localhost").host, 8000
+        )
+        assert local_address("http://127.0.0.1").port == 80
+        assert local_address("http://[::1]:8000").url == "http://[::1]:8000"
+
+    def test_placeholders_are_filled_and_braces_of_others_kept(self) -> None:
+        settings = ServerSettings.of({"command": "serve {model} --port {port} --json '{\"a\": 1}'"})
+        assert settings.command(model="/a b/m", port="80") == [
+            *("serve", "/a b/m", "--port", "80", "--json", '{"a": 1}')
+        ]
+
+    def test_secrets_are_not_recorded(self) -> None:
+        settings = ServerSettings.of({"command": "serve --api-key abc --hf-token=def {port} --token-limit 5"})
+        assert "abc" not in settings.recorded_command
+        assert "def" not in settings.recorded_command
+
+
+def test_the_client_waits_for_what_it_has_begun() -> None:
+    """A load that fails leaves no task behind that would speak up in the next one."""
+    with loaded(command=scripted(fault="drops")) as (backend, _):
+        with pytest.raises(BackendError):
+            served(backend, ["a"], request_rate=100.0, num_requests=4, max_new_tokens=3)
+        loop = backend._endpoint.client._loop
+        assert asyncio.all_tasks(loop) == set()

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a test file to a record with a server: options, what is left of it, and who belongs to it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_llenergy.backends.base import EngineWorker
+from pytest_llenergy.workers.cpu_time import used_s
+from pytest_llenergy.workers.engine_processes import EngineProcesses
+
+from ..workers.survivors import await_none, marked, survivors
+from .servers.start import orphan, running, scripted
+
+pytest.importorskip("aiohttp")
+
+Read = Callable[..., dict[str, Any]]
+
+SERVES = """
+def test_it(energy, backend):
+    run = energy(backend.serve, ["abc", "hello"], request_rate=20.0, num_requests=6, max_new_tokens=4)
+    assert run.result.output_tokens == 24
+"""
+QUICK = ["--energy-report", "--energy-backend=server"]
+
+
+def test_a_load_is_in_the_record_with_all_that_was_asked(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(SERVES)
+    command = scripted(first=0.05, step=0.01)
+    quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert record["launch"] == "engine"
+    assert record["backend"]["task"] == "serve"
+    asked = record["backend"]["generation"]
+    assert (asked["request_rate"], asked["num_requests"], asked["arrivals"]) == (20.0, 6, "poisson")
+    (rank,) = record["ranks"]
+    assert len(rank["workers"]) == 1
+    assert rank["workers"] != [rank["pid"]]
+    for round_ in record["rounds"]:
+        assert round_["requests"] == 6
+        assert round_["tokens"] == {"input": 24, "output": 24}
+        assert len(round_["served"]["sent_s"]) == 6
+        assert [phase["name"] for phase in round_["phases"]] == ["ramp-up", "steady", "ramp-down"]
+        steady = round_["phases"][1]
+        # The meter of ten watts ticks at every reading.
+        truth_j = 10 * steady["duration_s"]
+        assert steady["energy_j"] == pytest.approx(truth_j, abs=4 * steady["energy_u_j"] + 0.01)
+        assert all(each >= 0.05 for each in round_["served"]["time_to_first_token_s"])
+        assert all(each >= 0.08 for each in round_["served"]["end_to_end_latency_s"])
+    first, second = (round_["served"]["sent_s"] for round_ in record["rounds"])
+    # The same arrivals in each round, each sent when its time had come.
+    gaps_s = [b - a for a, b in zip(first, second, strict=True)]
+    assert gaps_s == pytest.approx([0.0] * 6, abs=0.2)
+    metrics = record["metrics"]
+    per_token = metrics["steady_energy_per_output_token_j"]
+    assert per_token["unit"] == "J/token"
+    assert per_token["value"] > 0
+    assert metrics["time_to_first_token_p99_s"]["value"] >= metrics["time_to_first_token_p50_s"]["value"]
+
+
+def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        import pytest
+        @pytest.mark.parametrize("request_rate", [10.0, 40.0])
+        def test_it(energy, backend, request_rate):
+            energy(backend.serve, ["abc"], request_rate=request_rate, num_requests=5, max_new_tokens=2)
+        """
+    )
+    quick.runpytest(*QUICK, f"--energy-server-command={scripted()}").assert_outcomes(passed=2)
+    slow, fast = read_report()["records"]
+    assert slow["ranks"][0]["workers"] == fast["ranks"][0]["workers"]
+    assert fast["metrics"]["requests_per_s"]["value"] > slow["metrics"]["requests_per_s"]["value"]
+
+
+def test_without_command_and_url_nobody_is_bothered_and_who_asks_is_told(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy, backend): pass\n")
+    quick.runpytest("--energy-model=random:llama-tiny", "-rs").stdout.no_fnmatch_line("*energy-server-*")
+    result = quick.runpytest("--energy-backend=server", "-rs")
+    result.assert_outcomes(skipped=1)
+    told = " ".join(result.stdout.str().split())
+    assert "server is not available: give --energy-server-command='llama-server -m {model}" in told
+    assert "or --energy-server-url=http://127.0.0.1:8000 for one that runs on this host" in told
+
+
+def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:
+    quick.makepyfile(SERVES)
+    result = quick.runpytest("--energy-server-url=http://192.0.2.1:8000")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: server: url 'http://192.0.2.1:8000' is another host*"])
+
+
+def test_other_engines_do_not_serve(quick: pytest.Pytester) -> None:
+    quick.makepyfile(SERVES)
+    result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["BackendError: transformers does not serve; it does: generate, embed"])
+
+
+def test_a_server_that_dies_shows_what_it_wrote(quick: pytest.Pytester) -> None:
+    quick.makepyfile(SERVES)
+    result = quick.runpytest(*QUICK, f"--energy-server-command={scripted(fault='dies')}")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["ServerError: server: *: no memory for the model"])
+    result.stdout.fnmatch_lines(["*: scripted server"])
+
+
+def test_a_prefix_cache_that_was_hit_makes_no_result(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(SERVES)
+    quick.runpytest(*QUICK, f"--energy-server-command={scripted(cached=2)}")
+    (record,) = read_report()["records"]
+    assert record["status"] == "invalid"
+    assert record["metrics"]["energy_j"]["value"] is None
+    assert "prefix cache hit" in json.dumps(record["rounds"][0]["flags"])
+
+
+def test_a_server_that_ran_before_is_named_and_left_running(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    quick.makepyfile(SERVES)
+    with running(scripted()) as (url, process):
+        quick.runpytest(*QUICK, f"--energy-server-url={url}").assert_outcomes(passed=1)
+        assert process.poll() is None
+        (record,) = read_report()["records"]
+        assert record["ranks"][0]["workers"] == [process.pid]
+        assert record["backend"]["options"]["attached"] is True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_pytest_is_ended(quick: pytest.Pytester, number: signal.Signals) -> None:
+    """The server has a session of its own and a child: neither outlives the run."""
+    quick.makepyfile(
+        """
+        import pathlib
+        def test_it(energy, backend):
+            backend.generate(["abc"], max_new_tokens=1)
+            pathlib.Path("loaded").touch()
+            backend.generate(["abc"], max_new_tokens=2)
+        """
+    )
+    script = "import os, subprocess, sys; os.setsid(); subprocess.run(sys.argv[1:])"
+    command = scripted(step=300).split(" ", 1)
+    whole = f"{command[0]} -c '{script}' {' '.join(command)}"
+    with marked() as mark:
+        args = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--energy-backend=server"]
+        with subprocess.Popen(
+            [*args, f"--energy-server-command={whole}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as pytest_:
+            while not Path("loaded").exists():
+                assert pytest_.poll() is None
+                time.sleep(0.05)
+            assert sum("scripted.py" in line for line in survivors(mark).values()) >= 2
+            pytest_.send_signal(number)
+        assert await_none(mark) == {}
+
+
+class TestCpuTime:
+    BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass\n"
+
+    def test_that_of_a_server_which_ran_before_counts(self) -> None:
+        with orphan([sys.executable, "-c", self.BUSY]) as pid:
+            worker = EngineWorker(pid=pid, rank=0, world_size=1, attached=True)
+            use = EngineProcesses([worker])
+            assert use.attached == (pid,)
+            before, theirs_s = use.cpu_times_s(), psutil.Process(pid).cpu_times().user
+            while psutil.Process(pid).cpu_times().user < theirs_s + 0.3:
+                time.sleep(0.05)
+            assert used_s(before, use.cpu_times_s()) >= 0.29
+
+    def test_that_of_children_counts_also_when_they_have_ended(self) -> None:
+        burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+        use = EngineProcesses([EngineWorker(pid=1, rank=0, world_size=1)])
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {burn!r}])\n"
+                "print('done', flush=True)\ntime.sleep(60)",
+            ],
+            stdout=subprocess.PIPE,
+        ) as child:
+            before = use.cpu_times_s()
+            assert child.stdout is not None
+            child.stdout.readline()
+            assert used_s(before, use.cpu_times_s()) >= 0.25
+            child.kill()
+
+    def test_a_rank_without_an_engine_is_alone(self) -> None:
+        assert EngineProcesses().pids() == frozenset()
+        assert EngineProcesses().attached == ()

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The degree that is asked for is the degree that runs: shards are counted, processes told apart by pid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.generation import Generation, GenerationParams
+from pytest_llenergy.backends.transformers import spec as transformers
+from pytest_llenergy.backends.transformers.tensor import check_heads
+from pytest_llenergy.errors import BackendError, WorkerError
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.workers.pool import RankPool
+from pytest_llenergy.workers.workload import task_workload
+
+from . import of_two_minds, sharded
+from .ranks import PROMPTS, TINY, Ranks, start
+
+Read = Callable[..., dict[str, Any]]
+
+IDS = [[20, 30, 40, 50, 60, 70], [25, 24, 23, 22, 21, 20]]
+
+#: Heads, KV heads and the plan of Llama, of what config classes have.
+LLAMA_PLAN = {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.k_proj": "colwise"}
+
+
+class Config:
+    """What is looked at of a configuration."""
+
+    model_type = "stand-in"
+
+    def __init__(self, heads: Any, kv_heads: Any, plan: dict[str, str] | None) -> None:
+        self.num_attention_heads, self.num_key_value_heads = heads, kv_heads
+        self.base_model_tp_plan = plan
+
+    def get_text_config(self, *, decoder: bool) -> Config:
+        assert decoder
+        return self
+
+
+@pytest.fixture
+def pool() -> Iterator[RankPool]:
+    pool = RankPool(timeout_s=300)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Ranks]:
+    ranks = Ranks(Parallel())
+    yield ranks
+    ranks.pool.close()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    ranks = Ranks(Parallel(tensor=2))
+    yield ranks
+    ranks.pool.close()
+
+
+def loaded(ranks: Ranks, function: Callable[..., Any] = sharded.forward) -> list[Any]:
+    """What each rank has of the model that it loads, and its logits."""
+    degrees = {"data": ranks.degrees.data, "tensor": ranks.degrees.tensor}
+    return ranks.call(function, degrees, TINY, IDS)
+
+
+def difference(one: list[float], two: list[float]) -> float:
+    """The largest, relative to the largest of the second."""
+    assert len(one) == len(two) > 0
+    return max(abs(a - b) for a, b in zip(one, two, strict=True)) / max(map(abs, two))
+
+
+class TestTwoRanks:
+    def test_each_holds_half_of_every_matrix(self, pair: Ranks) -> None:
+        """Counted by hand: four heads of 64, two of keys and values, 688 inner features, 259 tokens."""
+        first, second = loaded(pair)
+        for number, found in enumerate((first, second)):
+            layer = {
+                name.removeprefix("model.layers.1."): shapes[0]
+                for name, shapes in found["shapes"].items()
+                if name.startswith("model.layers.1.")
+            }
+            assert layer == {
+                "self_attn.q_proj.weight": (128, 256),
+                "self_attn.k_proj.weight": (64, 256),
+                "self_attn.v_proj.weight": (64, 256),
+                "self_attn.o_proj.weight": (256, 128),
+                "mlp.gate_proj.weight": (344, 256),
+                "mlp.up_proj.weight": (344, 256),
+                "mlp.down_proj.weight": (256, 344),
+                "input_layernorm.weight": (256,),
+                "post_attention_layernorm.weight": (256,),
+            }
+            assert found["shapes"]["lm_head.weight"] == ((130 - number, 256), (259, 256))
+
+    def test_what_a_rank_holds_is_in_the_record(self, single: Ranks, pair: Ranks) -> None:
+        """Of each layer 2 * 256 norms are whole; so are the 256 of the last."""
+        norms, whole = 2 * 2 * 256 + 256, 1_583_872
+        halves = [(whole - norms + extra * 2 * 256) // 2 + norms for extra in (1, -1)]
+        found = [each["options"] for each in loaded(pair)]
+        assert [each["parameters_of_rank"] for each in found] == halves
+        assert {each["parameters"] for each in found} == {whole}
+        assert pair.info.options["parameters_of_rank"] == halves[0]
+        assert "parameters_of_rank" not in single.info.options
+
+    def test_logits_are_those_of_one_process(self, single: Ranks, pair: Ranks) -> None:
+        (alone,) = loaded(single)
+        first, second = loaded(pair)
+        assert difference(first["logits"], alone["logits"]) <= 1e-4
+        assert first["logits"] == second["logits"]
+        assert len({alone["pid"], first["pid"], second["pid"]}) == 3
+        swapped = [*alone["logits"][1:], alone["logits"][0]]
+        assert difference(swapped, alone["logits"]) > 0.1, "equal logits would prove nothing"
+
+    def test_greedy_tokens_are_those_of_one_process(self, single: Ranks, pair: Ranks) -> None:
+        alone, _ = single.generate()
+        together, timeline = pair.generate()
+        assert together.token_ids == alone.token_ids
+        assert len({tuple(ids) for ids in alone.token_ids}) == 3, "equal outputs would prove nothing"
+        assert [rank.repeats_others for rank in timeline.ranks] == [False, True]
+        assert len(timeline.requests) == 3
+
+    def test_a_static_cache_holds_the_heads_of_its_rank(self, single: Ranks, pair: Ranks) -> None:
+        alone, _ = single.generate(cache="static")
+        together, _ = pair.generate(cache="static")
+        assert together.token_ids == alone.token_ids
+
+    def test_sampling_draws_the_same_numbers_in_both(self, pair: Ranks) -> None:
+        """Else one would continue what the other did not write."""
+        drawn = [pair.generate(do_sample=True, seed=seed)[0].token_ids for seed in (1, 1, 2)]
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    def test_sequences_that_end_early_end_in_both(self, single: Ranks, pair: Ranks) -> None:
+        free, _ = single.generate()
+        stop = free.token_ids[0][2]
+        alone, _ = single.generate(stop_token_ids=[stop])
+        together, _ = pair.generate(stop_token_ids=[stop])
+        assert together.token_ids == alone.token_ids
+        assert min(map(len, alone.token_ids)) < 12
+
+
+def test_torch_that_was_built_for_gpus_shards_on_the_cpu_too(single: Ranks) -> None:
+    """transformers takes the accelerator that torch was built for, and would look for a GPU number 1."""
+    (alone,) = loaded(single)
+    ranks = Ranks(Parallel(tensor=2))
+    try:
+        found = loaded(ranks, sharded.forward_where_torch_was_built_for_gpus)
+    finally:
+        ranks.pool.close()
+    assert difference(found[1]["logits"], alone["logits"]) <= 1e-4
+
+
+def test_replicas_are_pairs_of_neighbours_that_share_nothing(single: Ranks) -> None:
+    ranks = Ranks(Parallel(data=2, tensor=2))
+    try:
+        together, timeline = ranks.generate()
+        found = loaded(ranks)
+    finally:
+        ranks.pool.close()
+    alone, _ = single.generate()
+    assert together.token_ids == alone.token_ids
+    assert [rank.repeats_others for rank in timeline.ranks] == [False, True, False, True]
+    assert [len(rank.requests) for rank in timeline.ranks] == [2, 0, 1, 0]
+    assert [each["shapes"]["lm_head.weight"][0][0] for each in found] == [130, 129, 130, 129]
+    assert {each["wrapped"] for each in found} == {"LlamaForCausalLM"}, "replicas need no FSDP"
+    assert len({each["pid"] for each in found}) == 4
+
+
+def test_the_record_tells_what_ran(quick: pytest.Pytester, read_report: Read) -> None:
+    """From marks to energy.json: degree, processes, and tokens that are counted once."""
+    quick.makepyfile(
+        """
+        import json
+        import os
+        import pytest
+
+        def measured(energy, backend, name):
+            run = energy(
+                backend.with_options(dtype="float32").generate, ["abc", "hello"],
+                max_new_tokens=8, ignore_eos=True,
+            )
+            with open(f"{name}.json", "w") as file:
+                json.dump(run.result.token_ids, file)
+
+        @pytest.mark.gpus(2, fallback="cpu")
+        @pytest.mark.parallel(tensor=2)
+        def test_sharded(energy, backend):
+            measured(energy, backend, "sharded")
+
+        def test_whole(energy, backend):
+            measured(energy, backend, "whole")
+        """
+    )
+    result = quick.runpytest(f"--energy-model={TINY}", "--energy-backend=transformers", "--energy-report")
+    result.assert_outcomes(passed=2)
+    records = {record["id"].split("::")[1][:10]: record for record in read_report()["records"]}
+    sharded_one, whole = records["test_shard"], records["test_whole"]
+    assert sharded_one["parallel"]["tensor"] == 2
+    assert whole["parallel"]["tensor"] == 1
+    pids = [rank["pid"] for rank in sharded_one["ranks"]]
+    assert len(set(pids)) == 2
+    assert [len(record["ranks"]) for record in (sharded_one, whole)] == [2, 1]
+    for round_ in (*sharded_one["rounds"], *whole["rounds"]):
+        assert round_["tokens"] == {"input": 8 * round_["iterations"], "output": 16 * round_["iterations"]}
+        assert round_["requests"] == 2 * round_["iterations"]
+    ids = [json.loads((quick.path / f"{name}.json").read_text()) for name in ("sharded", "whole")]
+    assert ids[0] == ids[1]
+    assert sharded_one["backend"]["options"]["parameters_of_rank"] < 1_000_000
+
+
+class TestHeads:
+    """SmolLM2 has nine heads and three of keys and values; the tiny model four and two."""
+
+    def test_a_degree_that_does_not_divide_them_is_refused_before_weights_are_read(
+        self, pool: RankPool
+    ) -> None:
+        with pytest.raises(BackendError) as caught:
+            start(transformers.SPEC, Parallel(tensor=2), pool, "")
+        message = str(caught.value)
+        assert message.endswith(
+            "transformers: SmolLM2-135M-Instruct.Q4_1.gguf has 9 attention heads and 3 KV heads, and "
+            "tensor=2 does not divide both; tensor=3 fits"
+        )
+        assert "\n" not in message
+
+    def test_the_degrees_that_fit_are_named(self) -> None:
+        check_heads(Config(9, 3, LLAMA_PLAN), 3, "m")
+        with pytest.raises(BackendError, match=r"32 attention heads and 8 KV heads, and tensor=16 .* both; "):
+            check_heads(Config(32, 8, LLAMA_PLAN), 16, "m")
+        with pytest.raises(BackendError, match=r"; tensor=2 or tensor=4 or tensor=8 fits$"):
+            check_heads(Config(32, 8, LLAMA_PLAN), 3, "m")
+        with pytest.raises(
+            BackendError, match=r"8 attention heads and 1 KV heads.*; no degree above 1 fits$"
+        ):
+            check_heads(Config(8, 1, LLAMA_PLAN), 2, "m")
+
+    def test_a_model_without_kv_heads_of_its_own_has_as_many_as_heads(self) -> None:
+        with pytest.raises(BackendError, match=r"12 attention heads and 12 KV heads.*tensor=5"):
+            check_heads(Config(12, None, LLAMA_PLAN), 5, "m")
+
+    def test_every_layer_counts_where_they_differ(self) -> None:
+        with pytest.raises(BackendError, match=r"8 attention heads and 2 or 4 KV heads.*; tensor=2 fits"):
+            check_heads(Config(8, [2, 4], LLAMA_PLAN), 4, "m")
+
+    def test_heads_that_stay_whole_may_be_any_number(self) -> None:
+        check_heads(Config(9, 3, {"layers.*.self_attn.qkv_proj": "colwise_gather_output"}), 2, "m")
+
+    def test_a_model_without_a_plan_is_refused(self) -> None:
+        with pytest.raises(BackendError, match=r"no tensor-parallel plan for models of type 'stand-in'"):
+            check_heads(Config(8, 8, None), 2, "m")
+
+
+class TestRanksThatDisagree:
+    @pytest.mark.parametrize(
+        ("ids", "message"),
+        [
+            (
+                "1,2,3;1,2,3;7,8;7,9",
+                r"ranks 2 and 3 .* tokens differ \(request 0 from token 1 on: \[8\] and ",
+            ),
+            (
+                "1,2,3;1,2;7;7",
+                r"ranks 0 and 1 .* counts of tokens differ \(request 0: 1 in, 3 out and 1 in, 2",
+            ),
+        ],
+    )
+    def test_what_they_made_is_no_result(self, pool: RankPool, ids: str, message: str) -> None:
+        with pytest.raises(WorkerError, match=message):
+            self.generate(pool, ids)
+
+    def test_replicas_may_differ(self, pool: RankPool) -> None:
+        assert self.generate(pool, "1,2;1,2;7;7").token_ids == [[1, 2], [1, 2], [7]]
+
+    def generate(self, pool: RankPool, ids: str) -> Generation:
+        group, _ = start(of_two_minds.SPEC, Parallel(data=2, tensor=2), pool, TINY, ids=ids)
+        workload = task_workload(group, PROMPTS, GenerationParams(), 60)
+        workload.run_round()
+        return Generation.merge(workload.results())
+
+
+class TestShards:
+    """What is refused after loading, where transformers has done other than it was told."""
+
+    def test_a_rank_that_holds_everything_is_refused(self, single: Ranks) -> None:
+        assert single.call(sharded.refusal_of_no_shards) == [
+            "transformers: tensor=2 was asked for, and this rank holds all 12 parameters of Linear and no "
+            "shard of any"
+        ]
+
+    def test_shards_that_are_shared_with_other_ranks_are_refused(self, pair: Ranks) -> None:
+        first, second = pair.call(sharded.refusal_by_other_degrees, TINY)
+        told = "transformers: model.embed_tokens.weight is shared by ranks [0, 1], planned were the ranks "
+        assert (first, second) == (f"{told}[0]", f"{told}[1]")
+
+
+def test_shards_and_whole_layers_exclude_each_other() -> None:
+    from pytest_llenergy.backends.transformers.parallel import check_degrees
+
+    with pytest.raises(BackendError, match=r"parallel\(tensor=2, placement=2\) cannot be: a layer is either"):
+        check_degrees("nowhere", Parallel(tensor=2, placement=2), "m")

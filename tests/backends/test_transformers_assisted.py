@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assisted generation: drafted tokens are the model's own, and each is counted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.generation import Generation
+from pytest_llenergy.errors import BackendError, ModelError
+from tests.backends.transformers_ranks import Ranks, loaded
+
+Read = Callable[..., dict[str, Any]]
+
+#: Repeats itself, so that what follows can be looked up in it; the model does too, later.
+PROMPT = ["abc abc abc abc"]
+
+#: Saves a model of the shape that is asked for, whose weights are like nobody else's.
+SAVES_A_MODEL = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.manual_seed(1)
+config = LlamaConfig(vocab_size=int(sys.argv[2]), hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+                     num_attention_heads=1, num_key_value_heads=1, pad_token_id=0)
+LlamaForCausalLM(config).save_pretrained(sys.argv[1])
+"""
+
+
+def save_a_model(directory: Path, vocabulary: int) -> str:
+    subprocess.run([sys.executable, "-c", SAVES_A_MODEL, str(directory), str(vocabulary)], check=True)
+    return str(directory)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Generation]:
+    with loaded() as ranks:
+        yield ranks.generate(PROMPT, max_new_tokens=24)[0]
+
+
+@pytest.fixture(scope="module")
+def same() -> Iterator[Ranks]:
+    """Drafted by the model itself: right whenever it dares to."""
+    with loaded(assistant="random:llama-tiny") as ranks:
+        yield ranks
+
+
+def times(generation: Generation) -> list[int]:
+    """When each token was there."""
+    (request,) = generation.requests
+    return list(request.token_ns)
+
+
+def test_unassisted_each_token_has_a_step_of_its_own(alone: Generation) -> None:
+    assert len(set(times(alone))) == len(times(alone)) == 24
+
+
+def test_tokens_from_an_assistant_are_counted_and_not_its_calls(alone: Generation, same: Ranks) -> None:
+    generation, timeline = same.generate(PROMPT, max_new_tokens=24)
+    assert generation.token_ids == alone.token_ids
+    assert len(times(generation)) == generation.output_tokens == 24
+    assert len(set(times(generation))) < 24, "no step has given several tokens"
+    assert timeline.start_ns < times(generation)[0] <= times(generation)[-1] <= timeline.end_ns
+
+
+def test_an_assistant_that_is_often_wrong_changes_nothing(alone: Generation, tmp_path: Path) -> None:
+    with loaded(assistant=save_a_model(tmp_path / "small", 259)) as ranks:
+        assert ranks.info.options["assistant"] == "small"
+        assert ranks.generate(PROMPT, max_new_tokens=24)[0].token_ids == alone.token_ids
+
+
+def test_tokens_that_are_looked_up_in_the_prompt(alone: Generation) -> None:
+    with loaded(prompt_lookup_num_tokens=4) as ranks:
+        told = ranks.info.options
+        assert (told["prompt_lookup_num_tokens"], told["max_matching_ngram_size"]) == (4, 2)
+        generation, _ = ranks.generate(PROMPT, max_new_tokens=24)
+        ended, _ = ranks.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
+    assert generation.token_ids == alone.token_ids
+    assert len(set(times(generation))) < generation.output_tokens == 24
+    stop = alone.token_ids[0].index(alone.token_ids[0][9])
+    assert ended.token_ids == [alone.token_ids[0][: stop + 1]]
+
+
+def test_an_end_among_drafted_tokens_ends_the_sequence(alone: Generation, same: Ranks) -> None:
+    (ids,) = alone.token_ids
+    stop = ids[9]
+    generation, _ = same.generate(PROMPT, max_new_tokens=24, stop_token_ids=[stop])
+    assert generation.token_ids == [ids[: ids.index(stop) + 1]]
+    assert len(times(generation)) == generation.output_tokens == ids.index(stop) + 1 < 24
+
+
+def test_how_an_assistant_drafts_is_recorded(same: Ranks) -> None:
+    told = {name: same.info.options[name] for name in same.info.options if "assistant" in name}
+    assert told == {
+        "assistant": "random:llama-tiny",
+        "num_assistant_tokens": 20,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.4,
+    }
+
+
+def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    message = (
+        "transformers: assistant other has a vocabulary of 100 tokens and the model one of 259; name a model "
+        "with the same tokenizer"
+    )
+    with pytest.raises(BackendError, match=message), loaded(assistant=save_a_model(tmp_path / "other", 100)):
+        pass
+
+
+def test_an_assistant_that_is_not_there_is_one_line() -> None:
+    message = r"model '\./nowhere': no such file or directory, and not a hub id"
+    with pytest.raises(ModelError, match=message), loaded(assistant="./nowhere"):
+        pass
+
+
+def test_a_batch_is_refused(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        def test_it(backend):
+            backend.with_options(prompt_lookup_num_tokens=3).generate(["a", "b"])
+        """
+    )
+    result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["BackendError: transformers: assisted generation takes one prompt at a time and there are 2; *"]
+    )

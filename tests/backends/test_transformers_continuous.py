@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching of transformers: the tokens of static batches, and a stamp for each of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.transformers.continuous import blocks_for, step_tokens_for
+from pytest_llenergy.errors import BackendError
+from tests.backends.transformers_ranks import PROMPTS, Ranks, loaded
+
+Read = Callable[..., dict[str, Any]]
+
+#: Counts the tokens that go through the model in each of three iterations of a round, with a prompt of 600.
+COUNTS_TOKENS = """
+import json
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.transformers.backend import TransformersBackend
+
+backend = TransformersBackend()
+backend.load(resolve("random:llama-tiny"), {"batching": "continuous"}, RankContext())
+job = backend.prepare(["a" * 600], GenerationParams(max_new_tokens=4, ignore_eos=True))
+seen = 0
+def count(module, inputs):
+    global seen
+    seen += inputs[0].numel()
+backend._model.get_input_embeddings().register_forward_pre_hook(count)
+runs = []
+outcomes = []
+for _ in range(3):
+    seen = 0
+    outcomes.append(job.run())
+    runs.append(seen)
+print(len([job.result(outcome) for outcome in outcomes]))
+print(json.dumps(runs))
+"""
+
+
+@pytest.fixture(scope="module")
+def static() -> Iterator[Ranks]:
+    with loaded() as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def continuous() -> Iterator[Ranks]:
+    with loaded(batching="continuous") as ranks:
+        yield ranks
+
+
+def test_the_tokens_are_those_of_a_static_batch(static: Ranks, continuous: Ranks) -> None:
+    expected, _ = static.generate(PROMPTS)
+    generation, _ = continuous.generate(PROMPTS)
+    assert generation.token_ids == expected.token_ids
+    assert generation.texts == expected.texts
+    assert len({tuple(ids) for ids in generation.token_ids}) == 3, "equal outputs would prove nothing"
+    assert [(each.input_tokens, each.output_tokens) for each in generation.requests] == [
+        (3, 8),
+        (11, 8),
+        (1, 8),
+    ]
+
+
+def test_eager_attention_gives_the_same_tokens(static: Ranks) -> None:
+    expected, _ = static.generate(PROMPTS)
+    with loaded(batching="continuous", attn_implementation="eager") as eager:
+        first, _ = eager.generate(PROMPTS)
+        again, _ = eager.generate(PROMPTS)
+    assert first.token_ids == again.token_ids == expected.token_ids
+
+
+def test_a_request_that_ends_early_counts_what_it_made(static: Ranks, continuous: Ranks) -> None:
+    free, _ = static.generate(PROMPTS)
+    stop = [free.token_ids[0][2]]
+    expected, _ = static.generate(PROMPTS, stop_token_ids=stop)
+    generation, _ = continuous.generate(PROMPTS, stop_token_ids=stop)
+    assert generation.token_ids == expected.token_ids
+    assert len(generation.token_ids[0]) < 8
+    assert max(each.output_tokens for each in generation.requests) == 8
+    early, late = generation.requests[0], max(generation.requests, key=lambda each: each.output_tokens)
+    assert early.token_ns[-1] < late.token_ns[-1]
+
+
+def test_each_token_has_a_stamp_within_its_round(continuous: Ranks) -> None:
+    _, timeline = continuous.generate(PROMPTS)
+    for request in timeline.requests:
+        assert request.start_ns is not None
+        assert timeline.start_ns <= request.start_ns < request.token_ns[0]
+        assert list(request.token_ns) == sorted(request.token_ns)
+        assert request.token_ns[-1] <= timeline.end_ns
+        assert len(request.token_ns) == request.output_tokens
+        assert (request.first_token_ns, request.last_token_ns) == (request.token_ns[0], request.token_ns[-1])
+
+
+def test_the_stamps_are_of_the_clock_of_timelines() -> None:
+    """What transformers stamps with is CLOCK_MONOTONIC here; the two readings below bracket the third."""
+    before, stamp, after = time.monotonic_ns(), time.perf_counter(), time.monotonic_ns()
+    assert before - 1 <= round(stamp * 1e9) <= after + 1
+
+
+def test_all_requests_are_worked_on_at_once(continuous: Ranks) -> None:
+    _, timeline = continuous.generate(PROMPTS)
+    first = max(request.token_ns[0] for request in timeline.requests)
+    assert first < min(request.token_ns[-1] for request in timeline.requests)
+
+
+def test_with_one_block_they_wait_for_each_other(static: Ranks) -> None:
+    expected, _ = static.generate(PROMPTS)
+    with loaded(batching="continuous", num_blocks=1, max_batch_tokens=5) as ranks:
+        assert (ranks.info.options["num_blocks"], ranks.info.options["max_batch_tokens"]) == (1, 5)
+        generation, timeline = ranks.generate(PROMPTS)
+    assert generation.token_ids == expected.token_ids
+    one, two, three = timeline.requests
+    assert one.token_ns[-1] <= two.token_ns[0] < two.token_ns[-1] <= three.token_ns[0]
+
+
+def test_sizes_hold_the_batch_and_no_more() -> None:
+    # 212 + 44 fill one block of 256 tokens, 213 + 44 begin another.
+    assert blocks_for([212], 44) == 1
+    assert blocks_for([212, 213, 1], 44) == 4
+    assert step_tokens_for([3, 11, 1]) == 15
+    assert step_tokens_for([9000]) == 2048
+    assert step_tokens_for([1] * 3000) == 3000
+
+
+def test_a_repeated_prompt_costs_the_same_prefill() -> None:
+    """Two of its blocks are full: shared, as transformers does by itself, they would cost nothing again."""
+    done = subprocess.run([sys.executable, "-c", COUNTS_TOKENS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second, third = json.loads(done.stdout.splitlines()[-1])
+    assert first == second == third
+    assert first >= 603
+
+
+def test_no_thread_is_left_after_a_round(continuous: Ranks) -> None:
+    def threads() -> list[str]:
+        import threading
+
+        return [thread.name for thread in threading.enumerate()]
+
+    continuous.generate(PROMPTS)
+    assert [name for name in continuous.ask(threads) if "generation" in name] == []
+
+
+def test_a_request_that_fits_no_cache_is_refused() -> None:
+    message = "transformers: num_blocks is 1 and the longest request needs 2, of 256 tokens each"
+    with loaded(batching="continuous", num_blocks=1) as ranks, pytest.raises(BackendError, match=message):
+        ranks.generate(["abc"], max_new_tokens=300)
+
+
+def test_the_record_holds_the_engines_options(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(
+        """
+        def test_it(energy, backend):
+            engine = backend.with_options(batching="continuous", dtype="float32")
+            run = energy(engine.generate, ["abc", "hello world"], max_new_tokens=16, ignore_eos=True)
+            assert run.result.output_tokens == 32
+            assert 0 < run.time_to_first_token_s < run.duration_s
+            assert run.inter_token_latency_s > 0
+        """
+    )
+    quick.runpytest(
+        "--energy-report", "--energy-model=random:llama-tiny", "--energy-backend=transformers"
+    ).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    options = record["backend"]["options"]
+    assert {name: options[name] for name in ("batching", "kv_cache", "page_size", "allow_block_sharing")} == {
+        "batching": "continuous",
+        "kv_cache": "paged",
+        "page_size": 256,
+        "allow_block_sharing": False,
+    }
+    assert options["num_blocks"] == "for prompt + max_new_tokens of every request, 256 tokens each"
+    assert all(round_["tokens"] == {"input": 14, "output": 32} for round_ in record["rounds"])

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings: the vectors that the model gives each text alone, counted as input and as nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.embedding import EmbeddingParams
+from pytest_llenergy.backends.transformers.options import LoadOptions
+from pytest_llenergy.errors import BackendError
+from tests.backends.transformers_ranks import Ranks, loaded
+
+Read = Callable[..., dict[str, Any]]
+
+TEXTS = ["abc", "hello world", "x"]
+
+#: One text at a time, without a mask, by plain transformers: nothing is padded.
+BY_HAND = """
+import json
+import sys
+import torch
+from transformers import AutoModel, AutoTokenizer
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.model import resolve
+path = local_directory(resolve("random:bert-tiny"))
+model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+tokenizer = AutoTokenizer.from_pretrained(path)
+told = {"mean": [], "cls": [], "last": []}
+for text in json.loads(sys.argv[1]):
+    with torch.inference_mode():
+        (hidden,) = model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
+    told["mean"].append(hidden.mean(dim=0).tolist())
+    told["cls"].append(hidden[0].tolist())
+    told["last"].append(hidden[-1].tolist())
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def bert() -> Iterator[Ranks]:
+    with loaded("random:bert-tiny") as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> dict[str, list[list[float]]]:
+    done = subprocess.run(
+        [sys.executable, "-c", BY_HAND, json.dumps(TEXTS)], capture_output=True, text=True, check=True
+    )
+    told: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def close(vectors: list[list[float]], others: list[list[float]]) -> bool:
+    return all(one == pytest.approx(other, abs=1e-5) for one, other in zip(vectors, others, strict=True))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_padding_does_not_change_a_vector(
+    bert: Ranks, by_hand: dict[str, list[list[float]]], pooling: str
+) -> None:
+    embedding = bert.embed(TEXTS, pooling=pooling, normalize=False)
+    assert close(embedding.vectors, by_hand[pooling])
+    assert not close(embedding.vectors[:1], embedding.vectors[1:2]), "equal vectors would prove nothing"
+    assert embedding.dimension == 128
+
+
+def test_the_poolings_differ(by_hand: dict[str, list[list[float]]]) -> None:
+    assert not close(by_hand["mean"], by_hand["cls"])
+    assert not close(by_hand["last"], by_hand["cls"])
+
+
+def test_vectors_are_of_length_one_unless_told_otherwise(bert: Ranks) -> None:
+    unit, as_they_are = bert.embed(TEXTS), bert.embed(TEXTS, normalize=False)
+    assert [sum(x * x for x in vector) for vector in unit.vectors] == pytest.approx([1.0] * 3)
+    assert min(sum(x * x for x in vector) for vector in as_they_are.vectors) > 2
+
+
+def test_input_is_counted_and_output_is_none(bert: Ranks) -> None:
+    requests = bert.embed(TEXTS).requests
+    assert [(each.input_tokens, each.output_tokens) for each in requests] == [(3, 0), (11, 0), (1, 0)]
+    assert {(each.first_token_ns, each.last_token_ns, each.token_ns) for each in requests} == {
+        (None, None, ())
+    }
+
+
+def test_two_ranks_share_the_texts(bert: Ranks) -> None:
+    with loaded("random:bert-tiny", n=2) as pair:
+        both = pair.embed(TEXTS)
+    assert close(both.vectors, bert.embed(TEXTS).vectors)
+    assert [each.input_tokens for each in both.requests] == [3, 11, 1]
+
+
+def test_a_model_that_generates_embeds_by_its_body() -> None:
+    with loaded() as llama:
+        batch = llama.embed(TEXTS, pooling="last")
+        alone = [llama.embed([text], pooling="last").vectors[0] for text in TEXTS]
+        # The same ranks still generate.
+        assert llama.generate(["abc"])[0].output_tokens == 8
+    assert close(batch.vectors, alone)
+    assert batch.dimension == 256
+
+
+def test_a_text_that_does_not_fit_is_refused() -> None:
+    message = "transformers: a text has 513 tokens and the model takes 512; shorten the text, nothing is cut"
+    with loaded("random:bert-tiny") as ranks:
+        assert ranks.embed(["a" * 512]).requests[0].input_tokens == 512
+        with pytest.raises(BackendError, match=message):
+            ranks.embed(["a" * 513])
+
+
+def test_a_model_that_only_encodes_generates_nothing() -> None:
+    """With AutoModelForCausalLM it would, by a head of random numbers."""
+    message = "transformers: model random:bert-tiny only encodes and generates nothing; use backend.embed"
+    with loaded("random:bert-tiny") as ranks, pytest.raises(BackendError, match=message):
+        ranks.generate(["abc"])
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"batching": "continuous"}, "batching"),
+        ({"compile": True}, "compile"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+    ],
+)
+def test_options_of_generating_are_refused(given: dict[str, Any], names: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        LoadOptions.of(given, on_cpu=True).check_embedding()
+    assert str(caught.value) == (
+        f"transformers: embed runs one padded batch; {names} is for generate, leave it out"
+    )
+
+
+def test_bad_arguments_are_one_line() -> None:
+    with pytest.raises(BackendError, match="embed: Invalid enum value 'max'"):
+        EmbeddingParams.of({"pooling": "max"})
+    with pytest.raises(
+        BackendError, match="embed: unknown argument max_new_tokens; known: pooling, normalize"
+    ):
+        EmbeddingParams.of({"max_new_tokens": 3})
+
+
+def test_an_engine_that_does_not_embed_says_so(quick: pytest.Pytester) -> None:
+    quick.makepyfile("def test_it(energy, backend): energy(backend.embed, ['abc'])")
+    result = quick.runpytest("--energy-backend=openvino")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["BackendError: openvino does not embed; it does: generate"])
+
+
+def test_the_record_has_joules_a_sequence_and_no_figure_of_tokens(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
+    quick.makepyfile(
+        """
+        import pytest
+
+        def test_it(energy, backend):
+            run = energy(backend.embed, ["abc", "hello world"], pooling="cls")
+            assert run.energy_per_request_j == pytest.approx(run.energy_j / 2)
+            assert (len(run.result.vectors), run.result.dimension) == (2, 128)
+        """
+    )
+    result = quick.runpytest(
+        "--energy-report", "--energy-model=random:bert-tiny", "--energy-backend=transformers"
+    )
+    result.assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    backend, metrics = record["backend"], record["metrics"]
+    assert backend["task"] == "embed"
+    assert backend["generation"] == {"pooling": "cls", "normalize": True}
+    assert metrics["energy_per_request_j"]["value"] > 0
+    for name in ("energy_per_output_token_j", "output_tokens_per_s"):
+        assert metrics[name]["value"] is None
+        assert metrics[name]["reason"] == "the workload makes no output tokens"
+    assert metrics["time_to_first_token_s"]["reason"] == "no token timestamps"
+    assert metrics["prefill_energy_j"]["reason"] == "the workload has no phases"
+    for round_ in record["rounds"]:
+        assert round_["tokens"]["output"] == 0
+        assert round_["tokens"]["input"] % 14 == 0
+        assert round_["phases"] == []

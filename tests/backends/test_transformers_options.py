@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load options of transformers: what cannot be is refused in one line, what executes is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.transformers.options import LoadOptions
+from pytest_llenergy.backends.transformers.spec import SPEC
+from pytest_llenergy.errors import BackendError
+from tests.backends.transformers_ranks import loaded
+
+#: A batch that is prepared twice, two rounds each, without and with ``compile``; then who is still there.
+COMPILES = """
+import json
+import psutil
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.transformers.backend import TransformersBackend
+from pytest_llenergy.backends.transformers.compiled import graphs
+
+def tell(options):
+    backend = TransformersBackend()
+    info = backend.load(resolve("random:llama-tiny"), {"dtype": "float32", **options}, RankContext())
+    told = {"tokens": [], "graphs": [], "options": {}}
+    told["options"] = {name: value for name, value in info.options.items() if "compile" in name}
+    params = GenerationParams(max_new_tokens=6, ignore_eos=True, cache="static")
+    for _ in range(2):
+        job = backend.prepare(["abc", "hello world"], params)
+        prepared = graphs()
+        told["tokens"] += [job.result(job.run()).token_ids for _ in range(2)]
+        told["graphs"].append([prepared, graphs()])
+    backend.close()
+    return told
+
+told = {"eager": tell({}), "compiled": tell({"compile": "default"})}
+told["children"] = [child.name() for child in psutil.Process().children()]
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dtype": "int8"}, "dtype is 'int8', needs one of auto, float32, bfloat16, float16"),
+        (
+            {"attn_implementation": "fast"},
+            "attn_implementation is 'fast', needs one of sdpa, eager, flash_attention_2, flash_attention_3, "
+            "flex_attention",
+        ),
+        (
+            {"compile": "fast"},
+            "compile is 'fast', needs one of default, reduce-overhead, max-autotune, "
+            "max-autotune-no-cudagraphs",
+        ),
+        ({"batching": "paged"}, "batching is 'paged', needs one of static, continuous"),
+        (
+            {"quantization": "int2"},
+            "quantization is 'int2', needs one of int8wo, int8dyn, int8, 8bit, nf4",
+        ),
+        (
+            {"prompt_lookup_num_tokens": 0},
+            "prompt_lookup_num_tokens is 0, needs a whole number of 1 or more",
+        ),
+        ({"batching": "continuous", "num_blocks": True}, "num_blocks is True, needs a whole number of 1 or"),
+        ({"assistant": 1}, "assistant is 1, needs a model's name, as for --energy-model"),
+        (
+            {"attn_implementation": "flash_attention_2"},
+            "flash_attention_2 does not run on a CPU; use sdpa or eager",
+        ),
+        (
+            {"attn_implementation": "flex_attention"},
+            "flex_attention does not run on a CPU; use sdpa or eager",
+        ),
+        (
+            {"compile": True, "batching": "continuous"},
+            "compile and batching='continuous' are not offered together; leave one out",
+        ),
+        (
+            {"assistant": "m", "batching": "continuous"},
+            "assisted generation takes one prompt at a time; leave out batching='continuous'",
+        ),
+        (
+            {"assistant": "m", "compile": True},
+            "assisted generation needs a cache that grows, compile one that does not; leave one out",
+        ),
+        (
+            {"assistant": "m", "prompt_lookup_num_tokens": 3},
+            "assistant and prompt_lookup_num_tokens both draft tokens; leave one out",
+        ),
+        ({"num_blocks": 4}, "num_blocks is an option of batching='continuous'; leave it out"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        LoadOptions.of(given, on_cpu=True)
+    assert str(caught.value).startswith(f"transformers: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_flash_attention_that_is_not_installed_comes_with_the_command() -> None:
+    if importlib.util.find_spec("flash_attn") is not None:
+        pytest.skip("flash_attn is installed")
+    with pytest.raises(BackendError) as caught:
+        LoadOptions.of({"attn_implementation": "flash_attention_2"}, on_cpu=False)
+    assert str(caught.value) == (
+        "transformers: flash_attention_2 needs the module flash_attn, which is not installed; "
+        "pip install flash-attn --no-build-isolation"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "params", "batch", "message"),
+    [
+        ({"compile": True}, {}, 1, "compile needs cache='static', whose shapes stay as they are"),
+        (
+            {"batching": "continuous"},
+            {"cache": "static"},
+            1,
+            "batching='continuous' has a paged cache of its own; leave out cache='static'",
+        ),
+        (
+            {"batching": "continuous"},
+            {"do_sample": True},
+            1,
+            "batching='continuous' draws in the order in which requests are scheduled",
+        ),
+        (
+            {"prompt_lookup_num_tokens": 3},
+            {},
+            2,
+            "assisted generation takes one prompt at a time and there are 2; give one, or leave out "
+            "assistant and prompt_lookup_num_tokens",
+        ),
+        (
+            {"assistant": "m"},
+            {"cache": "static"},
+            1,
+            "assisted generation needs a cache that grows; leave out cache='static'",
+        ),
+    ],
+)
+def test_calls_that_the_options_rule_out_are_refused(
+    given: dict[str, Any], params: dict[str, Any], batch: int, message: str
+) -> None:
+    options = LoadOptions.of(given, on_cpu=True)
+    with pytest.raises(BackendError) as caught:
+        options.check(GenerationParams.of(params), batch)
+    assert str(caught.value).startswith(f"transformers: {message}")
+
+
+def test_without_options_nothing_is_refused() -> None:
+    options = LoadOptions.of({}, on_cpu=True)
+    assert (options.continuous, options.assisted, options.compile) == (False, False, None)
+    options.check(GenerationParams.of({"cache": "static", "do_sample": True}), 8)
+    options.check_embedding()
+
+
+def test_the_row_names_every_option_that_is_read() -> None:
+    assert set(LoadOptions.__dataclass_fields__) <= set(SPEC.capabilities.options)
+
+
+def test_the_dtype_is_that_of_the_weights() -> None:
+    with loaded(dtype="bfloat16") as ranks:
+        assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "bfloat16")
+    with loaded(dtype="auto") as ranks:
+        # As they were saved.
+        assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "auto")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+def test_compiled_steps_give_the_same_tokens_and_are_compiled_before_the_window() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    eager, compiled = told["eager"], told["compiled"]
+    assert compiled["tokens"] == eager["tokens"]
+    assert eager["graphs"] == [[0, 0], [0, 0]]
+    # Each time: after it was prepared, and after two rounds.
+    (first, first_after), (second, second_after) = compiled["graphs"]
+    assert 0 < first == first_after < second == second_after
+    assert compiled["options"] == {"compile": "default", "compiled": "decoding steps"}
+    assert told["children"] == []

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised weights: by packages that are installed, and refused with the command where they are not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import installed
+from pytest_llenergy.backends.transformers.options import LoadOptions
+from pytest_llenergy.backends.transformers.quantize import QUANTISERS, described
+from pytest_llenergy.errors import BackendError
+from tests.backends.transformers_ranks import PROMPTS, loaded
+
+#: Two layers with seven matrices each; the head and the embedding stay as they are.
+MATRICES = 14
+
+
+@pytest.mark.parametrize("name", QUANTISERS)
+def test_each_layer_is_quantised_and_told(name: str) -> None:
+    package = QUANTISERS[name]
+    if not installed(package.module):
+        pytest.skip(f"{package.name} is not installed; {package.install}")
+    dtype = "float16" if name == "8bit" else "bfloat16"
+    with loaded(dtype=dtype, quantization=name) as ranks:
+        generation, _ = ranks.generate(PROMPTS)
+        again, _ = ranks.generate(PROMPTS)
+        options = ranks.info.options
+    assert [len(ids) for ids in generation.token_ids] == [8, 8, 8]
+    assert generation.token_ids == again.token_ids
+    assert ranks.info.dtype == dtype
+    assert (options["quantization"], options["quantized_layers"]) == (name, MATRICES)
+    assert str(options["quantizer"]).startswith(f"{package.name} ")
+
+
+@pytest.mark.parametrize("name", QUANTISERS)
+def test_what_is_not_installed_comes_with_its_command(name: str) -> None:
+    package = QUANTISERS[name]
+    if installed(package.module):
+        pytest.skip(f"{package.name} is installed")
+    with pytest.raises(BackendError) as caught:
+        LoadOptions.of({"quantization": name, "dtype": "float16"}, on_cpu=True)
+    assert str(caught.value) == (
+        f"transformers: quantization {name!r} needs {package.name}, which is not installed; "
+        f"pip install {package.name}"
+    )
+
+
+def test_a_model_of_which_nothing_was_quantised_is_refused() -> None:
+    class Linear:
+        weight = 1.0
+
+    plain: Any = SimpleNamespace(modules=lambda: [Linear()])
+    with pytest.raises(BackendError, match="optimum-quanto has quantised no layer of this model"):
+        described("int8", plain)
+
+
+def test_eight_bits_of_bitsandbytes_are_for_float16() -> None:
+    """It casts to that by itself, and the record would tell another dtype."""
+    if not installed("bitsandbytes"):
+        pytest.skip("bitsandbytes is not installed; pip install bitsandbytes")
+    with pytest.raises(BackendError, match="multiplies in float16 whatever the dtype; give dtype='float16'"):
+        LoadOptions.of({"quantization": "8bit", "dtype": "float32"}, on_cpu=True)

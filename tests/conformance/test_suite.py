@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite itself: the example of the documentation passes, and each wrong backend fails one check."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from .tiny import DERIVED, ENGINE, HOOK, JOBS, SUITE, SUITE_OF_DERIVED
+
+#: One rank does for all that needs one.
+OPTIONS = ("-rsf", "-p", "no:cacheprovider", "--energy-isolation=run")
+DEGREE = "test_the_degree_asked_is_the_degree_seen_or_refused"
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with the example in it."""
+    (pytester.path / "tiny_engine.py").write_text(ENGINE)
+    pytester.makeconftest(HOOK)
+    return pytester
+
+
+def check(
+    project: pytest.Pytester,
+    code: str,
+    row: str = "",
+    spec: str = "",
+    attributes: str = "",
+    only: str = "",
+) -> pytest.RunResult:
+    """Run the suite for what is derived from the example."""
+    derived = DERIVED.format(code=code, row=row, spec=spec)
+    (project.path / "derived.py").write_text(derived)
+    project.makepyfile(SUITE_OF_DERIVED.format(attributes=textwrap.indent(attributes, "    ")))
+    return project.runpytest(*OPTIONS, *(["-k", only] if only else []))
+
+
+def said(result: pytest.RunResult) -> str:
+    return " ".join(result.stdout.str().split())
+
+
+def failed(result: pytest.RunResult) -> list[str]:
+    lines = [line for line in result.stdout.lines if line.startswith("FAILED ")]
+    return [line.split("::")[-1].split(" - ")[0] for line in lines]
+
+
+def test_the_example_of_the_documentation_passes(project: pytest.Pytester) -> None:
+    project.makepyfile(SUITE)
+    result = project.runpytest("-rs", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=14, skipped=2)
+    assert "nobody else has these weights" in said(result)
+    assert "it is greedy" in said(result)
+
+
+def test_the_example_measures(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        "import pytest\n@pytest.mark.backend_options(size_mb=4)\ndef test_it(backend):\n"
+        "    made = backend.generate(['abc'], max_new_tokens=3)\n    assert made.output_tokens == 3\n"
+    )
+    result = project.runpytest("--energy-backend=tiny", "--energy-model=random:llama-tiny")
+    result.assert_outcomes(passed=1)
+
+
+COUNTS_PADDING = (
+    JOBS
+    + """
+class Job(TinyJob):
+    def result(self, outcome):
+        made = super().result(outcome)
+        longest = max(len(prompt) for prompt in self.prompts)
+        padded = [msgspec.structs.replace(each, input_tokens=longest) for each in made.requests]
+        return msgspec.structs.replace(made, requests=padded)
+"""
+)
+ONE_TOKEN_LESS = """
+class Derived(TinyBackend):
+    def prepare(self, prompts, params):
+        fewer = max(params.max_new_tokens - 1, 1)
+        return super().prepare(prompts, msgspec.structs.replace(params, max_new_tokens=fewer))
+"""
+IGNORES_STOP_IDS = """
+class Derived(TinyBackend):
+    def prepare(self, prompts, params):
+        return super().prepare(prompts, msgspec.structs.replace(params, stop_token_ids=()))
+"""
+LEAVES_STOP_TOKEN_OUT = (
+    JOBS
+    + """
+class Job(TinyJob):
+    def complete(self, prompt):
+        ids, stamps_ns = super().complete(prompt)
+        cut = len(ids) - (ids[-1] in self.params.stop_token_ids)
+        return ids[:cut], stamps_ns[:cut]
+"""
+)
+COUNTS_PADDING_OF_OUTPUT = (
+    JOBS
+    + """
+class Job(TinyJob):
+    def result(self, outcome):
+        made = super().result(outcome)
+        longest = max(each.output_tokens for each in made.requests)
+        padded = [msgspec.structs.replace(each, output_tokens=longest) for each in made.requests]
+        return msgspec.structs.replace(made, requests=padded)
+"""
+)
+SEES_PADDING = (
+    JOBS
+    + """
+class Job(TinyJob):
+    def complete(self, prompt):
+        longest = max(map(len, self.prompts))
+        return super().complete([0] * (longest - len(prompt)) + prompt)
+"""
+)
+KEEPS_PREFIX_CACHE = (
+    JOBS
+    + """
+SEEN = {}
+class Job(TinyJob):
+    def prefill(self, prompt):
+        key = bytes(prompt)
+        if key not in SEEN:
+            SEEN[key] = super().prefill(prompt)
+        return SEEN[key]
+"""
+)
+STAMPS = (
+    JOBS
+    + """
+class Job(TinyJob):
+    def complete(self, prompt):
+        ids, stamps_ns = super().complete(prompt)
+        return ids, STAMPS
+"""
+)
+NO_STAMPS = (
+    JOBS
+    + """
+class Job(TinyJob):
+    def result(self, outcome):
+        made = super().result(outcome)
+        bare = [msgspec.structs.replace(each, first_token_ns=None, last_token_ns=None, token_ns=())
+                for each in made.requests]
+        return msgspec.structs.replace(made, requests=bare)
+"""
+)
+LEAKS = """
+KEPT = []
+class Derived(TinyBackend):
+    def close(self):
+        KEPT.append(self.weights)
+        super().close()
+"""
+LEAVES_A_PROCESS = """
+class Derived(TinyBackend):
+    def load(self, model, options, context):
+        info = super().load(model, options, context)
+        self.process = subprocess.Popen(["sleep", "600"])
+        return info
+"""
+LOADS = """
+class Derived(TinyBackend):
+    def load(self, model, options, context):
+        if model.kind != "random":
+            REFUSAL
+        return super().load(model, options, context)
+"""
+ANY_MODEL = "refuses=lambda model: None"
+TAKES_ANY_OPTION = """
+class Derived(TinyBackend):
+    def load(self, model, options, context):
+        known = isinstance(options.get("size_mb", 8), int)
+        return super().load(model, options if known else {}, context)
+"""
+RAISES_ITS_OWN = """
+class Derived(TinyBackend):
+    def load(self, model, options, context):
+        int(options.get("size_mb", 8))
+        return super().load(model, options, context)
+"""
+SAMPLES = """
+class Derived(TinyBackend):
+    def prepare(self, prompts, params):
+        return Job(self.weights, [list(prompt.encode()) for prompt in prompts], params)
+class Job(TinyJob):
+    def run(self):
+        self.numbers = NUMBERS
+        return super().run()
+    def step(self, state, token):
+        return super().step(state, token) ^ (self.numbers.getrandbits(32) if self.params.do_sample else 0)
+"""
+OTHER_WEIGHTS = """
+class Derived(TinyBackend):
+    def load(self, model, options, context):
+        info = super().load(model, options, context)
+        self.weights = random.Random(1).randbytes(len(self.weights))
+        return info
+"""
+AS_IT_IS = "class Derived(TinyBackend): pass"
+STARTS = """
+class Derived(TinyBackend):
+    def load(self, model, options, context):
+        info = super().load(model, options, context)
+        self.n = N_OF_THEM
+        self.world = context.parallel.tensor if self.n > 1 else 1
+        self.started = [subprocess.Popen(["sleep", "600"]) for _ in range(self.n)]
+        return info
+    def workers(self):
+        return [EngineWorker(pid=each.pid, rank=number % self.world, world_size=self.world)
+                for number, each in enumerate(self.started)]
+    def close(self):
+        super().close()
+        CLOSE
+"""
+ENDS = "[(each.kill(), each.wait()) for each in self.started]"
+DEGREES_ASKED = "context.parallel.tensor * context.parallel.data"
+BY_ENGINE = "launch='engine', replicas='engine', tensor=True"
+
+#: Of each wrong backend what it is made of, the check that fails, and a part of what that says.
+WRONG = {
+    "counts-padding": (
+        {"code": COUNTS_PADDING},
+        "test_prompts_are_counted_without_padding",
+        "prompt 'abc' has 3 tokens, and input_tokens is 11, the length of the padded batch",
+    ),
+    "one-token-less": (
+        {"code": ONE_TOKEN_LESS},
+        "test_outputs_are_counted_as_produced",
+        "max_new_tokens=5 with ignore_eos made 4 tokens of prompt 0",
+    ),
+    "ignores-stop-ids": (
+        {"code": IGNORES_STOP_IDS},
+        "test_a_stop_token_ends_its_sequence",
+        "a sequence ends with the stop token, which is the last of its output, also with ignore_eos",
+    ),
+    "leaves-the-stop-token-out": (
+        {"code": LEAVES_STOP_TOKEN_OUT},
+        "test_a_stop_token_ends_its_sequence",
+        "a sequence ends with the stop token",
+    ),
+    "counts-padding-of-outputs": (
+        {"code": COUNTS_PADDING_OF_OUTPUT},
+        "test_a_stop_token_ends_its_sequence",
+        "what follows the end is padding and no output",
+    ),
+    "sees-padding": (
+        {"code": SEES_PADDING},
+        "test_a_padded_batch_gives_what_each_prompt_gives_alone",
+        "prompt 'abc': token 0 differs; in a batch: [",
+    ),
+    "keeps-a-prefix-cache": (
+        {"code": KEEPS_PREFIX_CACHE},
+        "test_prompts_that_were_seen_before_cost_what_new_ones_cost",
+        "prefixes are cached, and all rounds but the first would be nearly free; switch that off in load()",
+    ),
+    "one-stamp-for-all": (
+        {"code": STAMPS.replace("STAMPS", "[time.monotonic_ns()] * len(ids)")},
+        "test_timestamps_are_what_the_row_says",
+        "prompt 0: its first and last token have one stamp, and the row says exact=True",
+    ),
+    "another-clock": (
+        {"code": STAMPS.replace("STAMPS", "[stamp + 10**12 for stamp in stamps_ns]")},
+        "test_timestamps_are_what_the_row_says",
+        "prompt 0: its last stamp is ",
+    ),
+    "stamps-backwards": (
+        {"code": STAMPS.replace("STAMPS", "stamps_ns[::-1]")},
+        "test_timestamps_are_what_the_row_says",
+        "prompt 0: its stamps are not in order",
+    ),
+    "no-stamps": (
+        {"code": NO_STAMPS},
+        "test_timestamps_are_what_the_row_says",
+        "the row says timestamps='token', and first_token_ns or last_token_ns is None; give both",
+    ),
+    "stamps-not-declared": (
+        {"code": AS_IT_IS, "row": "timestamps='none', exact=False"},
+        "test_timestamps_are_what_the_row_says",
+        "the row says timestamps='none', and there are some; declare them",
+    ),
+    "leaks": (
+        {"code": LEAKS},
+        "test_unloading_frees_the_memory",
+        "more stay after each close() (MiB after each: ",
+    ),
+    "leaves-a-process": (
+        {"code": LEAVES_A_PROCESS},
+        "test_nothing_runs_on_after_close",
+        "(sleep 600 )",
+    ),
+    "crashes-on-a-broken-model": (
+        {"code": LOADS.replace("REFUSAL", "os.kill(os.getpid(), signal.SIGSEGV)"), "spec": ANY_MODEL},
+        "test_a_model_that_is_broken_is_told_in_one_line",
+        "was killed by SIGSEGV while it was to load ",
+    ),
+    "shows-the-engines-own-error": (
+        {"code": LOADS.replace("REFUSAL", "raise KeyError('architectures')"), "spec": ANY_MODEL},
+        "test_a_model_that_is_broken_is_told_in_one_line",
+        "the broken model broken-model: load() raised KeyError ('architectures'); raise ModelError or ",
+    ),
+    "shows-pages": (
+        {
+            "code": LOADS.replace("REFUSAL", "raise ModelError(model.label + '\\nand\\nso on')"),
+            "spec": ANY_MODEL,
+        },
+        "test_a_model_that_is_broken_is_told_in_one_line",
+        "the message of ModelError is no single line",
+    ),
+    "does-not-name-the-model": (
+        {"code": LOADS.replace("REFUSAL", "raise ModelError('it cannot be read')"), "spec": ANY_MODEL},
+        "test_a_model_that_is_broken_is_told_in_one_line",
+        "the message does not name 'broken-model': it cannot be read",
+    ),
+    "takes-a-broken-model": (
+        {"code": LOADS.replace("REFUSAL", "model = replace(model, kind='random')"), "spec": ANY_MODEL},
+        "test_a_model_that_is_broken_is_told_in_one_line",
+        "the broken model broken-model was loaded without an error",
+    ),
+    "takes-any-option": (
+        {"code": TAKES_ANY_OPTION},
+        "test_a_bad_option_is_told_in_one_line",
+        "size_mb='no such value' was loaded without an error; raise ModelError or BackendError",
+    ),
+    "raises-the-engines-own-of-an-option": (
+        {"code": RAISES_ITS_OWN},
+        "test_a_bad_option_is_told_in_one_line",
+        "size_mb='no such value': load() raised ValueError (invalid literal for int()",
+    ),
+    "leaves-the-seed-to-chance": (
+        {"code": SAMPLES.replace("NUMBERS", "random.Random()"), "attributes": "why_no_sampling = ''"},
+        "test_the_seed_decides_what_is_drawn",
+        "seed=1 draws other tokens the second time; set the seed anew before each run",
+    ),
+    "ignores-the-seed": (
+        {"code": SAMPLES.replace("NUMBERS", "random.Random(0)"), "attributes": "why_no_sampling = ''"},
+        "test_the_seed_decides_what_is_drawn",
+        "the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?",
+    ),
+    "other-weights": (
+        {"code": OTHER_WEIGHTS, "attributes": "reference = 'tiny'\nreference_options = {}"},
+        "test_tokens_are_those_of_the_reference",
+        "prompt 'abc': token 0 differs; derived: [",
+    ),
+    "names-no-reference": (
+        {"code": AS_IT_IS, "attributes": "reference = ''"},
+        "test_tokens_are_those_of_the_reference",
+        "or None with the reason in why_no_reference",
+    ),
+    "other-weights-in-each-rank": (
+        {"code": OTHER_WEIGHTS.replace("(1)", "(context.rank)"), "row": "data=True"},
+        f"{DEGREE}[data]",
+        "prompt 'x': token 0 differs; data=2: [",
+    ),
+    "says-tensor-and-copies": (
+        {"code": AS_IT_IS, "row": "tensor=True"},
+        f"{DEGREE}[tensor]",
+        "tensor=2: rank 0 generates while the others do nothing, so it holds a whole copy of the model",
+    ),
+    "says-pipeline-and-copies": (
+        {"code": AS_IT_IS, "row": "pipeline=True"},
+        f"{DEGREE}[pipeline]",
+        "pipeline=2: rank 0 generates while the others do nothing, so it holds a whole copy of the model",
+    ),
+    "starts-one-for-two": (
+        {"code": STARTS.replace("N_OF_THEM", "1").replace("CLOSE", ENDS), "row": BY_ENGINE},
+        f"{DEGREE}[tensor]",
+        "planned 2 processes of the engine, tensor 2 by pipeline 1; found 1 processes",
+    ),
+    "leaves-its-workers": (
+        {"code": STARTS.replace("N_OF_THEM", DEGREES_ASKED).replace("CLOSE", "pass"), "row": BY_ENGINE},
+        "test_nothing_runs_on_after_close",
+        "which workers() named",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_backend_fails_the_check_that_is_for_it_and_no_other(
+    project: pytest.Pytester, name: str
+) -> None:
+    made, test, message = WRONG[name]
+    result = check(project, **made)
+    assert failed(result) == [test]
+    assert message in said(result)
+
+
+RIGHT = {
+    "samples": {
+        "code": SAMPLES.replace("NUMBERS", "random.Random(self.params.seed)"),
+        "attributes": "why_no_sampling = ''",
+    },
+    "has-a-reference": {"code": AS_IT_IS, "attributes": "reference = 'tiny'\nreference_options = {}"},
+    "starts-its-own": {
+        "code": STARTS.replace("N_OF_THEM", DEGREES_ASKED).replace("CLOSE", ENDS),
+        "row": f"data=True, {BY_ENGINE}",
+    },
+    "says-why-batches-differ": {"code": SEES_PADDING, "attributes": "why_batches_differ = 'it is a toy'"},
+    "has-an-option-that-takes-everything": {
+        "code": TAKES_ANY_OPTION,
+        "attributes": "bad_options = {'size_mb': 0}",
+    },
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_backend_passes(project: pytest.Pytester, name: str) -> None:
+    result = check(project, **RIGHT[name])
+    assert failed(result) == []
+    assert result.parseoutcomes().get("errors", 0) == 0
+    assert result.parseoutcomes()["passed"] >= 13
+
+
+#: Each rank has one half of the weights, and a state is the sum of what they say.
+SHARDS = """
+class Derived(TinyBackend):
+    def prepare(self, prompts, params):
+        return Job(self.weights, [list(prompt.encode()) for prompt in prompts], params)
+class Job(TinyJob):
+    def step(self, state, token):
+        import torch, torch.distributed as dist
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        rank = dist.get_rank() if ranks > 1 else 0
+        halves = [zlib.crc32(self.weights[token * 4096 + half * 2048:][:2048], state ^ token)
+                  for half in (0, 1) if half % ranks == rank]
+        total = torch.tensor([sum(halves)])
+        if ranks > 1:
+            dist.all_reduce(total)
+        return int(total) % (1 << 32)
+"""
+
+
+def test_ranks_that_need_one_another_are_shards(project: pytest.Pytester) -> None:
+    row = "framework='torch', tensor=True"
+    result = check(project, "import zlib\n" + SHARDS, row=row, only="degree and tensor")
+    result.assert_outcomes(passed=1, deselected=15)
+
+
+def test_a_model_that_the_backend_refuses_is_told(project: pytest.Pytester) -> None:
+    result = check(project, AS_IT_IS, spec="refuses=lambda model: 'it reads nothing'", only="counted")
+    result.assert_outcomes(errors=2, deselected=14)
+    assert "model = 'random:llama-tiny': it reads nothing; name another" in said(result)
+
+
+def test_a_backend_that_is_not_installed_is_skipped_with_the_pip_line(project: pytest.Pytester) -> None:
+    result = check(project, AS_IT_IS, spec="requires=('no_such_module',)")
+    result.assert_outcomes(skipped=16)
+    assert "derived is not available: no module no_such_module; pip install tiny-engine" in said(result)

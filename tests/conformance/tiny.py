@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example of docs/extending.md, and a suite around what is made of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+def blocks(language: str) -> list[str]:
+    """The code of the section about backends."""
+    section = EXTENDING.read_text().split("## A backend of your own")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
+#: The module, the hook and the class of tests, as they stand there.
+ENGINE, HOOK, SUITE = blocks("python")
+
+#: One that is derived from it in ``derived.py``: ``code`` has the class ``Derived``. Data parallelism, which
+#: needs two ranks more, is for those that are about it.
+DERIVED = """
+import os, random, signal, subprocess, sys, threading, time
+from dataclasses import replace
+import msgspec
+import tiny_engine
+from pytest_llenergy.backends.base import EngineWorker
+from pytest_llenergy.errors import BackendError, ModelError
+from tiny_engine import TinyBackend, TinyJob
+
+{code}
+
+ROW = replace(tiny_engine.SPEC.capabilities, **{{'data': False, **dict({row})}})
+SPEC = replace(tiny_engine.SPEC, name="derived", factory="derived:Derived", capabilities=ROW, **dict({spec}))
+"""
+SUITE_OF_DERIVED = """
+from pytest_llenergy.conformance import BackendConformance
+from derived import SPEC
+
+class TestDerived(BackendConformance):
+    spec = SPEC
+    model = "random:llama-tiny"
+    reference = None
+    why_no_reference = "nobody else has these weights"
+    why_no_sampling = "it is greedy"
+{attributes}
+"""
+
+#: A backend that makes jobs of a class of its own.
+JOBS = """
+class Derived(TinyBackend):
+    def prepare(self, prompts, params):
+        return Job(self.weights, [list(prompt.encode()) for prompt in prompts], params)
+"""

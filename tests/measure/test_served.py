@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A served load joined with a trace of known power: joules of its steady state, latencies of all rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from pytest_llenergy.backends.served import spans_of
+from pytest_llenergy.measure.energy import account
+from pytest_llenergy.measure.metrics import FIGURES, summarise
+from pytest_llenergy.model.record import Flag, Round
+from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
+
+from ..meters.waves import MS, S, Sensor, Wave, seen
+from .marks import iteration, measured
+
+START, END = 10 * S, 12 * S
+#: Steady from the end of the first request, 500 ms, to the sending of the last, 1500 ms.
+STEADY = START + 500 * MS, START + 1500 * MS
+WAVE = Wave(((8 * S, 50.0), (START, 100.0), (STEADY[0], 300.0), (STEADY[1], 200.0), (END, 50.0)))
+READS = range(8 * S + 5 * MS, 14 * S, MS)
+LATCH = 20 * MS
+
+
+def request(sent_ms: int, *token_ms: int) -> RequestTimeline:
+    tokens = tuple(START + each * MS for each in token_ms)
+    return RequestTimeline(
+        input_tokens=3,
+        output_tokens=len(tokens),
+        start_ns=START + sent_ms * MS,
+        first_token_ns=tokens[0],
+        last_token_ns=tokens[-1],
+        token_ns=tokens,
+    )
+
+
+#: Eight tokens, of which four come in the steady state.
+REQUESTS = (
+    request(0, 200, 500),
+    request(400, 700, 900),
+    request(800, 1000, 1600),
+    request(1500, 1700, 1900),
+)
+
+
+def served(requests: tuple[RequestTimeline, ...] = REQUESTS, shift_ns: int = 0) -> Iteration:
+    spans = spans_of(requests, None, START, END)
+    return Iteration(start_ns=START + shift_ns, end_ns=END, requests=requests, spans=tuple(spans))
+
+
+def round_of(part: Iteration) -> Round:
+    return account(measured(part), [seen(Sensor(WAVE, LATCH), READS)])
+
+
+def test_phases_are_the_loads_own_and_fill_the_round() -> None:
+    round_ = round_of(served())
+    assert [phase.name for phase in round_.phases] == ["ramp-up", "steady", "ramp-down"]
+    assert [phase.output_tokens for phase in round_.phases] == [1, 4, 3]
+    assert [phase.duration_s for phase in round_.phases] == pytest.approx([0.5, 1.0, 0.5])
+    joules = [phase.energy_j or 0.0 for phase in round_.phases]
+    assert joules == pytest.approx([50, 300, 100], abs=5)
+    assert sum(joules) == pytest.approx(round_.energy_j)
+
+
+def test_joules_of_a_token_in_the_steady_state_are_counted_by_hand() -> None:
+    metrics = summarise([round_of(served())], None)
+    steady, whole = metrics["steady_energy_per_output_token_j"], metrics["energy_per_output_token_j"]
+    assert steady.value == pytest.approx(300 / 4, abs=2)
+    assert whole.value == pytest.approx(450 / 8, abs=1)
+    assert metrics["steady_output_tokens_per_s"].value == pytest.approx(4 / 1.0)
+    assert metrics["requests_per_s"].value == pytest.approx(4 / 2.0)
+
+
+def test_two_iterations_have_the_steady_states_of_both() -> None:
+    """The same load again, two seconds later: eight tokens in two seconds of 300 W."""
+    later = [
+        RequestTimeline(
+            input_tokens=each.input_tokens,
+            output_tokens=each.output_tokens,
+            start_ns=(each.start_ns or 0) + 2 * S,
+            first_token_ns=(each.first_token_ns or 0) + 2 * S,
+            last_token_ns=(each.last_token_ns or 0) + 2 * S,
+            token_ns=tuple(token_ns + 2 * S for token_ns in each.token_ns),
+        )
+        for each in REQUESTS
+    ]
+    again = Iteration(
+        start_ns=END,
+        end_ns=END + 2 * S,
+        requests=tuple(later),
+        spans=tuple(spans_of(later, None, END, END + 2 * S)),
+    )
+    steps = [(time_ns, watts) for time_ns, watts in WAVE.steps if time_ns < END]
+    steps += [(time_ns + 2 * S, watts) for time_ns, watts in WAVE.steps[1:]]
+    series = seen(Sensor(Wave(tuple(steps)), LATCH), range(8 * S + 5 * MS, 16 * S, MS))
+    round_ = account(measured(served(), again), [series])
+    assert round_.phases[1].output_tokens == 8
+    assert round_.phases[1].duration_s == pytest.approx(2.0)
+    assert sum(phase.duration_s for phase in round_.phases) == pytest.approx(round_.duration_s)
+    per_token = summarise([round_], None)["steady_energy_per_output_token_j"]
+    assert per_token.value == pytest.approx(600 / 8, abs=2)
+
+
+def test_latencies_are_those_counted_by_hand() -> None:
+    round_ = round_of(served())
+    assert round_.served is not None
+    assert round_.served.sent_s == [0.0, 0.4, 0.8, 1.5]
+    assert round_.served.time_to_first_token_s == [0.2, 0.3, 0.2, 0.2]
+    assert round_.served.inter_token_latency_s == [0.3, 0.2, 0.6, 0.2]
+    assert round_.served.end_to_end_latency_s == [0.5, 0.5, 0.8, 0.4]
+    metrics = summarise([round_], None)
+    assert metrics["time_to_first_token_s"].value == pytest.approx(0.225)
+    assert metrics["end_to_end_latency_s"].value == pytest.approx(0.55)
+    assert metrics["end_to_end_latency_p50_s"].value == pytest.approx(0.5)
+    assert metrics["inter_token_latency_p90_s"].value == pytest.approx(0.51)
+
+
+def test_percentiles_are_those_of_the_requests_of_all_valid_rounds() -> None:
+    """The median of all nine latencies is 1.0 s; the mean of the medians of the two rounds is not."""
+    slow = (request(0, 500, 1000), *(request(500, 700, 1500) for _ in range(4)))
+    rounds = [round_of(served()), round_of(served(slow))]
+    p50 = summarise(rounds, None)["end_to_end_latency_p50_s"]
+    assert p50.value == pytest.approx(1.0)
+    assert p50.n == 2
+    assert p50.uncertainty is not None
+    assert p50.uncertainty > 0
+    flag = Flag(name="foreign-process", severity="invalid", detail="x")
+    bad = msgspec.structs.replace(rounds[1], flags=[flag])
+    alone = summarise([rounds[0], bad], None)["end_to_end_latency_p50_s"]
+    assert alone.value == pytest.approx(0.5)
+
+
+def test_a_load_without_a_steady_state_says_so_and_has_no_phases() -> None:
+    round_ = round_of(served(REQUESTS[:1]))
+    assert round_.phases == []
+    metric = summarise([round_], None)["steady_energy_per_output_token_j"]
+    assert metric.value is None
+    assert metric.reason is not None
+    assert "no steady state" in metric.reason
+
+
+def test_tokens_that_nobody_told_apart_make_no_figure() -> None:
+    untold = tuple(msgspec.structs.replace(each, token_ns=()) for each in REQUESTS)
+    round_ = round_of(served(untold))
+    assert [phase.output_tokens for phase in round_.phases] == [None, None, None]
+    assert summarise([round_], None)["steady_energy_per_output_token_j"].value is None
+    assert summarise([round_], None)["energy_per_output_token_j"].value is not None
+
+
+def test_other_work_has_no_figures_of_a_load() -> None:
+    metrics = summarise([round_of(iteration(START, END, STEADY[0]))], None)
+    assert [name for name, figure in FIGURES.items() if figure.served and name in metrics] == []
+
+
+def test_what_the_engine_says_is_a_flag_of_the_round() -> None:
+    flag = Flag(name="late-request", severity="warning", detail="a request was sent 90 ms after its time")
+    plain = measured(served())
+    rank = msgspec.structs.replace(plain.timeline.ranks[0], flags=(flag, flag))
+    round_ = account(
+        replace(plain, timeline=RoundTimeline(ranks=(rank,))), [seen(Sensor(WAVE, LATCH), READS)]
+    )
+    assert round_.flags == [flag]
