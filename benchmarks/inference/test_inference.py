@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy of generating text: prefill, decode, batches, and two data-parallel ranks.
+"""Energy of generating text: engines side by side on one model.
 
 Every test runs once for each backend that is available here. ``ignore_eos`` keeps the number of tokens,
 and so the work, the same in every run. GPUs are used where there are any; elsewhere the CPU, which the
@@ -7,6 +7,8 @@ records say.
 """
 
 from __future__ import annotations
+
+from itertools import cycle, islice
 
 import pytest
 
@@ -19,24 +21,18 @@ pytestmark = pytest.mark.gpus(1, fallback="cpu")
 DECODE_TOKENS = 12
 
 
-def test_prefill(energy: Energy, backend: BackendHandle, prompts: Prompts) -> None:
-    """The longest prompt and one token: nearly all of it is prefill."""
-    longest = max(prompts, key=len)
-    run = energy(backend.generate, [longest], max_new_tokens=1, ignore_eos=True)
+@pytest.mark.parametrize("words", [16, 128])
+def test_prefill(energy: Energy, backend: BackendHandle, prompts: Prompts, words: int) -> None:
+    """A prompt of so many words and one token: nearly all of it is prefill."""
+    text = " ".join(islice(cycle(" ".join(prompts).split()), words))
+    run = energy(backend.generate, [text], max_new_tokens=1, ignore_eos=True)
     assert run.result.output_tokens == 1
 
 
-def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts) -> None:
-    """The shortest prompt: nearly all of it is decode."""
-    shortest = min(prompts, key=len)
-    run = energy(backend.generate, [shortest], max_new_tokens=DECODE_TOKENS, ignore_eos=True)
-    assert run.result.output_tokens == DECODE_TOKENS
-
-
-@pytest.mark.parametrize("batch_size", [2, 4])
-def test_batch(energy: Energy, backend: BackendHandle, prompts: Prompts, batch_size: int) -> None:
-    """Prompts of mixed length in one padded batch."""
-    batch = prompts[:batch_size]
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts, batch_size: int) -> None:
+    """Short prompts of two lengths in one batch: most of it is decode."""
+    batch = list(islice(cycle(sorted(prompts, key=len)[:2]), batch_size))
     run = energy(backend.generate, batch, max_new_tokens=DECODE_TOKENS, ignore_eos=True)
     assert run.result.output_tokens == batch_size * DECODE_TOKENS
 
@@ -45,5 +41,6 @@ def test_batch(energy: Energy, backend: BackendHandle, prompts: Prompts, batch_s
 @pytest.mark.parallel(data=2)
 def test_data_parallel(energy: Energy, backend: BackendHandle, prompts: Prompts) -> None:
     """The batch of four again, half of it on each of two ranks."""
-    run = energy(backend.generate, prompts[:4], max_new_tokens=DECODE_TOKENS, ignore_eos=True)
+    batch = 2 * sorted(prompts, key=len)[:2]
+    run = energy(backend.generate, batch, max_new_tokens=DECODE_TOKENS, ignore_eos=True)
     assert run.result.output_tokens == 4 * DECODE_TOKENS

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin's side, as a user would write it. The file's name keeps it out of ``pytest benchmarks``."""
+
+from __future__ import annotations
+
+from speed_setting import NEW_TOKENS, PROMPT
+
+from pytest_llenergy.handles import BackendHandle
+from pytest_llenergy.runs import Energy
+
+
+def test_same_work(energy: Energy, backend: BackendHandle) -> None:
+    """The count of tokens is fixed, so that every round does the same work."""
+    run = energy(backend.generate, [PROMPT], max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    assert run.result.output_tokens == NEW_TOKENS

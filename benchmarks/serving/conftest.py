@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server to measure: llama.cpp's, where the package xllamacpp is installed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.server import spec as server
+
+PROGRAM = Path(__file__).parent / "llama_server.py"
+
+LLAMA_SERVER = replace(
+    server.SPEC,
+    name="llama-server",
+    requires=(*server.SPEC.requires, "xllamacpp"),
+    install="pip install 'pytest-llenergy[server,llama-cpp]'",
+    refuses=lambda model: (
+        None if model.kind == "gguf" else f"llama-server reads .gguf files, not {model.label}"
+    ),
+    preset={"command": f"{shlex.join([sys.executable, str(PROGRAM)])} {{model}} {{port}} {{threads}}"},
+    needs=None,
+)
+
+
+def pytest_llenergy_backends() -> list[BackendSpec]:
+    """One more engine, for the tests of this folder."""
+    return [LLAMA_SERVER]

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energy of serving requests that come at three rates.
+
+Runs for every server that is there: llama.cpp's with the package xllamacpp, and what
+``--energy-server-command`` or ``--energy-server-url`` name.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.handles import BackendHandle
+from pytest_llenergy.model.prompts import Prompts
+from pytest_llenergy.runs import Energy
+
+pytestmark = [pytest.mark.gpus(1, fallback="cpu"), pytest.mark.backend_needs(task="serve")]
+
+REQUESTS, NEW_TOKENS = 8, 16
+
+
+@pytest.mark.parametrize("request_rate", [1.0, 2.0, 4.0])
+def test_request_rate(energy: Energy, backend: BackendHandle, prompts: Prompts, request_rate: float) -> None:
+    """An open loop: the same Poisson arrivals, ever faster."""
+    short = sorted(prompts, key=len)[:4]
+    run = energy(
+        backend.serve,
+        short,
+        request_rate=request_rate,
+        num_requests=REQUESTS,
+        max_new_tokens=NEW_TOKENS,
+        ignore_eos=True,
+    )
+    assert run.result.output_tokens == REQUESTS * NEW_TOKENS
