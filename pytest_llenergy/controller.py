@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.integrations.xdist import Running, is_controller
-from pytest_llenergy.options import Settings, saved_as
+from pytest_llenergy.options.places import saved_as
+from pytest_llenergy.options.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llenergy.gating import Stored

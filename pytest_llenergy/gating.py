@@ -27,7 +27,8 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Primitive, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import storable
-from pytest_llenergy.options import SAVED, SETTINGS, Settings, saved_as
+from pytest_llenergy.options.places import SAVED, saved_as
+from pytest_llenergy.options.settings import SETTINGS, Settings
 from pytest_llenergy.report.file import Place, origin, read_report
 from pytest_llenergy.report.journal import SUFFIX
 from pytest_llenergy.report.provenance import environment

@@ -28,7 +28,7 @@ from pytest_llenergy.diagnosis import diagnosed
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.prompts import prompts_digest
 from pytest_llenergy.model.record import BackendInfo, Parallel
-from pytest_llenergy.options import Settings
+from pytest_llenergy.options.settings import Settings
 from pytest_llenergy.recorder import Draft
 from pytest_llenergy.state import State
 from pytest_llenergy.workers.failure import OutcomeInRank

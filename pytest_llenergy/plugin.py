@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-from pytest_llenergy import hookspecs, marks, options
+from pytest_llenergy import hookspecs, marks
 from pytest_llenergy.controller import Controller
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.fixtures import (
@@ -33,6 +33,9 @@ from pytest_llenergy.fixtures import (
     workers,
 )
 from pytest_llenergy.integrations.xdist import is_worker, useful_workers
+from pytest_llenergy.options.places import check_savable, check_writable, saved_as
+from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, read_settings
+from pytest_llenergy.options.table import add_options
 
 __all__ = [
     "_llenergy_backend",
@@ -50,30 +53,30 @@ __all__ = [
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    options.add_options(parser)
+    add_options(parser)
     pluginmanager.add_hookspecs(hookspecs)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for line in marks.marker_lines():
         config.addinivalue_line("markers", line)
-    settings = options.read_settings(config)
-    config.stash[options.SETTINGS] = settings
-    config.stash[options.ENVIRONMENT] = dict(os.environ)
+    settings = read_settings(config)
+    config.stash[SETTINGS] = settings
+    config.stash[ENVIRONMENT] = dict(os.environ)
     if is_worker(config):
         return
     if settings.report is not None:
-        options.check_writable(settings.report)
+        check_writable(settings.report)
     if settings.html is not None:
         from pytest_llenergy.report.html.svg import check_extra
 
-        options.check_writable(settings.html, "--energy-html")
+        check_writable(settings.html, "--energy-html")
         try:
             check_extra()
         except LLEnergyError as error:
             raise pytest.UsageError(f"--energy-html: {error}") from None
     if settings.save is not None:
-        options.check_savable(options.saved_as(config, settings.save))
+        check_savable(saved_as(config, settings.save))
     if settings.compare is not None or settings.fail_on:
         from pytest_llenergy.gating import check
 
@@ -96,7 +99,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     # xdist asks before anything is configured.
-    return useful_workers(config, options.read_settings(config))
+    return useful_workers(config, read_settings(config))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -28,7 +28,7 @@ from pytest_llenergy.model.record import (
     Status,
 )
 from pytest_llenergy.model.text import storable
-from pytest_llenergy.options import SETTINGS
+from pytest_llenergy.options.settings import SETTINGS
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate

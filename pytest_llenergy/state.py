@@ -22,7 +22,7 @@ from pytest_llenergy.errors import LLEnergyError, UncoordinatedLeaseWarning
 from pytest_llenergy.meters.known import BUILTIN, KnownMeters
 from pytest_llenergy.meters.protocol import MeterSpec
 from pytest_llenergy.meters.select import check_names as check_meters
-from pytest_llenergy.options import ENVIRONMENT, SETTINGS, Settings
+from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, Settings
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.pool import RankPool
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.export.formats import TARGETS
-from pytest_llenergy.options import OPTIONS, Option
+from pytest_llenergy.options.table import OPTIONS, Option
 from pytest_llenergy.report.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent

@@ -38,6 +38,7 @@ class GenerationParams(Params, frozen=True):
         yield "top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"
         yield "top_k", self.top_k >= 1, "1 or more"
         yield "seed", self.seed >= 0, "0 or more"
+        yield "stop_token_ids", min(self.stop_token_ids, default=0) >= 0, "ids of 0 or more"
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

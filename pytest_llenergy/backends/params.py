@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,11 +31,22 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         try:
             params = msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:
-            raise BackendError(f"{cls.task}: {error}") from None
+            raise BackendError(f"{cls.task}: {cls._refusal(values, str(error))}") from None
         for name, ok, needs in params.bounds():
             if not ok:
                 raise BackendError(f"{cls.task}: {name} is {getattr(params, name)}, needs {needs}")
         return params
+
+    @classmethod
+    def _refusal(cls, values: Mapping[str, Any], told: str) -> str:
+        """What msgspec says of a value, such as ``Expected `int`, got `str` - at `$.seed```, in our words."""
+        what, _, place = told.partition(" - at `$.")
+        name = re.split(r"\W", place)[0]
+        needs = re.sub(r"Expected `(.*)`, got .*", r"\1", what)
+        for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
+            if field.name == name and isinstance(field.type, msgspec.inspect.LiteralType):
+                needs = f"one of {', '.join(map(str, field.type.values))}"
+        return f"{name} is {values[name]!r}, needs {needs}"
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         """Of each field that has bounds its name, whether it is within them, and what it needs."""

@@ -102,6 +102,7 @@ def _attempt(factory: str, devices: Sequence[str], threads: int, given: Mapping[
     try:
         backend.load(ModelSource(**given["model"]), given["options"], context)
     except Exception as error:
+        # Which one it is decides whether the backend passes.
         return Refusal(type(error).__name__, str(error), isinstance(error, (ModelError, BackendError)))
     backend.close()
     return None

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from pytest_llenergy.options import Settings
+from pytest_llenergy.options.settings import Settings
 
 #: How xdist is told the number for ``-n auto``.
 SAID = "PYTEST_XDIST_AUTO_NUM_WORKERS"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ SHM = Path("/dev/shm")
 def names() -> frozenset[str]:
     """All that there is now."""
     try:
-        return frozenset(os.listdir(SHM))
+        return frozenset(each.name for each in SHM.iterdir())
     except OSError:
         return frozenset()
 
@@ -37,7 +36,7 @@ def remove(candidates: Collection[str]) -> None:
     """Remove those of these that no process has mapped which can be seen."""
     if not candidates:
         return
-    used = mapped([int(name) for name in os.listdir("/proc") if name.isdigit()])
+    used = mapped([int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()])
     for name in set(candidates) - used:
         with suppress(OSError):
             (SHM / name).unlink()

@@ -40,6 +40,7 @@ class Ranks:
         try:
             self.group, self.info = start(transformers.SPEC, degrees, self.pool, model, dtype="float32")
         except BaseException:
+            # The fixture has nothing yet that it could close.
             self.pool.close()
             raise
 

@@ -184,8 +184,8 @@ class TestGenerateArguments:
             ({"top_p": 1.5}, "top_p is 1.5, needs more than 0 and at most 1"),
             ({"max_tokens": 5}, "generate: unknown argument max_tokens; known: max_new_tokens, do_sample"),
             ({"max_new_tokens": 0}, "max_new_tokens is 0, needs 1 or more"),
-            ({"max_new_tokens": "5"}, "generate: Expected `int`, got `str`"),
-            ({"cache": "paged"}, "Invalid enum value 'paged'"),
+            ({"max_new_tokens": "5"}, "generate: max_new_tokens is '5', needs int"),
+            ({"cache": "paged"}, "generate: cache is 'paged', needs one of dynamic, static"),
         ],
     )
     def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:

@@ -41,6 +41,7 @@ class Engine:
         try:
             self.group, self.info = self.pool.loaded(plan, Load.of(spec, model, options))
         except BaseException:
+            # The fixture has nothing yet that it could close.
             self.pool.close()
             raise
 

@@ -44,6 +44,7 @@ class Engine:
             load = Load.of(spec, resolve("random:llama-tiny"), options)
             self.group, self.info = self.pool.loaded(plan, load)
         except BaseException:
+            # The fixture has nothing yet that it could close.
             self.pool.close()
             raise
 

@@ -16,6 +16,7 @@ from pytest_llenergy.backends.generation import GenerationParams
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.backends.transformers.spec import SPEC
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.record import Parallel
 from tests.backends.transformers_ranks import loaded
 
 #: A batch that is prepared twice, two rounds each, without and with ``compile``; then who is still there.
@@ -105,6 +106,27 @@ def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: s
         LoadOptions.of(given, on_cpu=True)
     assert str(caught.value).startswith(f"transformers: {message}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "placement"])
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"quantization": "int8"}, "quantization"),
+        ({"compile": True}, "compile"),
+        ({"batching": "continuous"}, "batching='continuous'"),
+        ({"assistant": "m"}, "assistant"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+    ],
+)
+def test_options_of_one_device_are_refused_on_several(given: dict[str, Any], named: str, kind: str) -> None:
+    options = LoadOptions(**given)
+    with pytest.raises(BackendError) as caught:
+        options.check_degrees(Parallel(**{kind: 2}))
+    assert str(caught.value) == (
+        f"transformers: {named} and {kind}=2 are not offered together; leave one out"
+    )
+    options.check_degrees(Parallel(data=2))
 
 
 def test_flash_attention_that_is_not_installed_comes_with_the_command() -> None:

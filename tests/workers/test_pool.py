@@ -17,11 +17,7 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import WorkerPlacementError
-from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import Isolation, Load, RankPool
 from pytest_llenergy.workers.workload import call_workload
 
@@ -31,8 +27,6 @@ Read = Callable[..., dict[str, Any]]
 
 #: Importable in the ranks, which have the search path of this process.
 ENGINE = """
-import gc, subprocess
-from pytest_llenergy.backends.base import EngineWorker
 from pytest_llenergy.model.record import BackendInfo
 
 class Loaded:
@@ -46,20 +40,11 @@ class Loaded:
 class Engine:
     def load(self, model, options, context):
         self.loaded = Loaded()
-        self.world = options.get("world", 1)
-        self.started = [subprocess.Popen(["sleep", "60"]) for _ in range(options.get("starts", 0))]
-        self.pids = [each.pid for each in self.started]
-        if options.get("stranger"):
-            self.pids[-1] = 1
-        loaded = f"{model.label} of {Loaded.alive}"
-        return BackendInfo(name="engine", version=str(context.devices), model=loaded)
-    def workers(self):
-        return [EngineWorker(pid=pid, rank=n, world_size=self.world) for n, pid in enumerate(self.pids)]
+        return BackendInfo(name="engine", version="1", model=f"{model.label} of {Loaded.alive}")
     def synchronize(self): pass
     def close(self):
         self.loaded = None
 """
-ENGINE_LAUNCH = Capabilities(launch="engine", replicas="engine", data=True, tensor=True)
 
 
 @pytest.fixture
@@ -245,59 +230,6 @@ class TestCleanliness:
         while psutil.pid_exists(first[1]):
             time.sleep(0.01)
         assert set(pids(pool, n=2)).isdisjoint(first)
-
-
-class TestEngines:
-    """``launch="engine"``: one process for all devices, which starts its own."""
-
-    def test_get_one_process_that_sees_all_devices(self) -> None:
-        lease = Lease(devices=("GPU-b", "GPU-a"))
-        engine = plan_processes(ENGINE_LAUNCH, None, lease, [0, 1, 2, 3])
-        (rank,) = engine.ranks
-        assert (engine.launch, rank.devices, rank.world_size) == ("engine", ("GPU-b", "GPU-a"), 1)
-        assert rank.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
-        assert engine.parallel.data == 2
-
-    def test_have_a_process_for_each_replica_where_they_make_none(self) -> None:
-        row = Capabilities(launch="engine", data=True, tensor=True)
-        lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
-        ranks = plan_processes(row, Parallel(data=2, tensor=2), lease, [0, 1]).ranks
-        assert [rank.devices for rank in ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
-
-    def test_have_all_cores_on_the_cpu(self) -> None:
-        (rank,) = plan_processes(ENGINE_LAUNCH, None, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
-        assert (rank.devices, rank.cpus, rank.threads) == (("cpu",), (0, 1, 2, 3), 4)
-
-    def test_cannot_have_two_mig_instances(self) -> None:
-        from pytest_llenergy.errors import PlanError
-
-        lease = Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",))
-        with pytest.raises(
-            PlanError, match="one process sees one MIG instance and the lease has 2 for an eng"
-        ):
-            plan_processes(ENGINE_LAUNCH, None, lease, [0])
-
-    def test_are_told_their_devices_and_say_what_they_have_started(
-        self, pool: RankPool, spec: BackendSpec
-    ) -> None:
-        group, info = pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, model("m"), {"starts": 2}))
-        assert info.version == "('cpu',)"
-        parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
-        assert (len(group.ranks[0].workers), parents) == (2, {group.ranks[0].pid})
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"starts": 1}, r"planned 2 processes of the engine, tensor 1 by pipeline 1; found 1 processes"),
-            ({"starts": 2, "world": 2}, r"found 2 processes \(pid \d+, \d+\) in a world of \[2\]"),
-            ({"starts": 2, "stranger": True}, r"the engine names processes that are not its own: \[1\]"),
-        ],
-    )
-    def test_that_run_as_others_than_planned_are_refused(
-        self, pool: RankPool, spec: BackendSpec, options: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(WorkerPlacementError, match=message):
-            pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, model("m"), options))
 
 
 HAZARD = """

@@ -6,15 +6,21 @@ Knows nothing of the plugin. Prints the seconds of each generation and the numbe
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import socket
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from speed_setting import NEW_TOKENS, PROMPT, REPEATS, WARM_UP
 
+SERVER = Path(__file__).parents[2] / "serving" / "llama_server.py"
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
@@ -97,11 +103,58 @@ def llama_cpp(model: str) -> Callable[[], int]:
     return lambda: int(server.handle_completions(request)["usage"]["completion_tokens"])
 
 
+def vllm(model: str) -> Callable[[], int]:
+    """``vllm.LLM.generate``, with the prefix cache off and its engine where it is by default."""
+    import vllm
+
+    memory = {"kv_cache_memory_bytes": 1 << 30}
+    loaded = vllm.LLM(model=model, enable_prefix_caching=False, disable_log_stats=True, **memory)
+    params = vllm.SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+
+    return lambda: len(loaded.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].token_ids)
+
+
+def server(model: str) -> Callable[[], int]:
+    """llama.cpp's server, asked for a stream over HTTP, a connection for each request."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(SERVER), model, str(port), str(THREADS)])
+    atexit.register(process.wait)
+    atexit.register(process.terminate)
+    address = f"http://127.0.0.1:{port}"
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):
+                break
+        except OSError:
+            time.sleep(0.1)
+    asked = {
+        **{"model": "default", "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": True},
+        **{"stream_options": {"include_usage": True}, "ignore_eos": True, "cache_prompt": False},
+    }
+    request = urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+
+    def generate() -> int:
+        tokens = 0
+        with urllib.request.urlopen(request) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    tokens = (json.loads(line[6:]).get("usage") or {}).get("completion_tokens", tokens)
+        return tokens
+
+    return generate
+
+
 ENGINES = {
     "transformers": transformers,
     "openvino": openvino,
     "onnxruntime": onnxruntime,
     "llama-cpp": llama_cpp,
+    "server": server,
+    "vllm": vllm,
 }
 
 

@@ -16,7 +16,7 @@ from random import Random
 from statistics import median, stdev
 from typing import Any
 
-from by_hand import ENGINES
+from by_hand import ENGINES, SERVER
 from speed_setting import NEW_TOKENS, REPEATS, WARM_UP
 
 from pytest_llenergy.backends.convert import local_directory
@@ -30,45 +30,60 @@ RESAMPLES = 2000
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engines", nargs="+", choices=tuple(ENGINES), default=list(ENGINES))
+    parser.add_argument(
+        "--engines", nargs="+", choices=tuple(ENGINES), help="all, vllm if its Python is given"
+    )
+    parser.add_argument("--vllm-python", metavar="PYTHON", help="of the environment that has vLLM")
     parser.add_argument("--pairs", type=int, default=8, metavar="N", help="of each engine (8)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of either side (1)")
     parser.add_argument("--json", type=Path, default=Path("engine_speed.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    given.engines = given.engines or [each for each in ENGINES if each != "vllm" or given.vllm_python]
+    if "vllm" in given.engines and not given.vllm_python:
+        parser.error("vllm has an environment of its own; name its Python: --vllm-python=PYTHON")
+    return given
 
 
 def model_of(engine: str) -> str:
     """What the engine reads when the plugin runs it: made on first use, and never timed."""
     default = resolve(None)
-    if engine == "transformers":
+    if engine in ("transformers", "vllm"):
         return local_directory(default)
     if engine == "onnxruntime":
         return str(onnx_directory(default, "fp32", version("onnxruntime-genai")))
     return default.location
 
 
-def run(command: Sequence[str], threads: int) -> str:
+def run(command: Sequence[str], threads: int, python: str = sys.executable) -> str:
     """What a fresh process printed. Ends the comparison if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    done = subprocess.run([python, *command], env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout
 
 
-def by_hand(engine: str, threads: int) -> float:
+def by_hand(engine: str, given: argparse.Namespace) -> float:
     """Tokens per second of the median generation."""
-    said = json.loads(run([str(HERE / "by_hand.py"), engine, model_of(engine)], threads).splitlines()[-1])
+    python = given.vllm_python if engine == "vllm" else sys.executable
+    printed = run([str(HERE / "by_hand.py"), engine, model_of(engine)], given.threads, python)
+    # An engine may have last words of its own.
+    said = json.loads([line for line in printed.splitlines() if line.startswith('{"tokens"')][-1])
     if said["tokens"] != NEW_TOKENS:
         raise SystemExit(f"{engine} by hand gave {said['tokens']} tokens, {NEW_TOKENS} were asked for")
     return float(NEW_TOKENS / median(said["seconds"]))
 
 
-def plugin(engine: str, threads: int, scratch: Path) -> float:
+def plugin(engine: str, given: argparse.Namespace, scratch: Path) -> float:
     """The same, of the rounds in the report."""
-    report = scratch / "energy.json"
+    report, threads = scratch / "energy.json", given.threads
+    of_engine = {
+        "server": [f"--energy-server-command={sys.executable} {SERVER} {{model}} {{port}} {{threads}}"],
+        "vllm": [f"--energy-python=vllm={given.vllm_python}"],
+    }
     options = (
+        *of_engine.get(engine, ()),
         *(f"--energy-backend={engine}", f"--energy-threads={threads}", f"--energy-report={report}"),
         *(f"--energy-rounds={REPEATS}", f"--energy-warmup={WARM_UP}", "--energy-budget=1"),
         *("-q", "-p", "no:cacheprovider", f"--rootdir={scratch}", "-c", os.devnull),
@@ -87,11 +102,11 @@ def pairs_of(engine: str, given: argparse.Namespace, scratch: Path) -> list[tupl
     for number in range(given.pairs):
         # Ours first, theirs first, theirs ... so that a drift does not favour one of them.
         if number % 2 == 0:
-            ours = plugin(engine, given.threads, scratch)
-            theirs = by_hand(engine, given.threads)
+            ours = plugin(engine, given, scratch)
+            theirs = by_hand(engine, given)
         else:
-            theirs = by_hand(engine, given.threads)
-            ours = plugin(engine, given.threads, scratch)
+            theirs = by_hand(engine, given)
+            ours = plugin(engine, given, scratch)
         found.append((ours, theirs))
         print(f"  {engine}: {ours:.1f} in the plugin, {theirs:.1f} by hand, {ours / theirs:.3f}", flush=True)
     return found

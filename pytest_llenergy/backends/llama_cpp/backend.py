@@ -122,6 +122,10 @@ class LlamaCppBackend:
                 "prefix_caching": False,
                 "threads": context.threads,
                 "device": "CPU",
+                # See ``_with_room``: a batch decides, and its tokens are in the record.
+                "n_ctx": f"what the batch needs, in steps of {PADDING} a prompt",
+                "n_batch": f"the prompts of the batch, in steps of {PADDING}",
+                "n_ubatch": f"n_batch, {xllamacpp.CommonParams().n_ubatch} at most",
                 "system": " ".join(str(xllamacpp.get_system_info()).split()),
             },
         )

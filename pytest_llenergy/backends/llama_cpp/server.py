@@ -68,6 +68,7 @@ class Server:
                     "socket; this version of xllamacpp cannot be used"
                 )
         except BaseException:
+            # Nobody else knows of the directory yet, whatever it was that went wrong.
             self.close()
             raise
 

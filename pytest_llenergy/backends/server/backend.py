@@ -17,7 +17,7 @@ from pytest_llenergy.backends.model import ModelSource
 from pytest_llenergy.backends.served import ServeParams
 from pytest_llenergy.backends.server.answer import error_text, read_answer
 from pytest_llenergy.backends.server.attached import Family, family_at, listeners
-from pytest_llenergy.backends.server.client import COMPLETIONS, Client, told
+from pytest_llenergy.backends.server.client import COMPLETIONS, Client, NoAnswerError
 from pytest_llenergy.backends.server.dialect import dialect_of
 from pytest_llenergy.backends.server.jobs import BatchJob, Endpoint, LoadJob
 from pytest_llenergy.backends.server.process import ServerProcess
@@ -52,6 +52,7 @@ class ServerBackend:
         try:
             return self._loaded(model, settings, context)
         except BaseException:
+            # Nobody else knows of the server yet, whatever it was that went wrong.
             self.close()
             raise
 
@@ -147,11 +148,12 @@ class ServerBackend:
                 if status == 200:
                     return
                 last = f"{status}: {error_text(body.decode(errors='replace'))}"
-            except Exception as error:
-                last = f"no answer ({told(error)})"
+            except NoAnswerError as error:
+                last = f"no answer ({error})"
             self._check(f" before GET {settings.health} gave 200")
             if time.monotonic() > deadline:
                 break
+            # Servers do not tell when they are ready.
             time.sleep(LOOK_S)
         if self._process is None:
             raise BackendError(
@@ -190,9 +192,9 @@ class ServerBackend:
         try:
             status, body = client.get(MODELS)
             found = msgspec.json.decode(body) if status == 200 else {}
-        except Exception as error:
+        except (NoAnswerError, msgspec.DecodeError) as error:
             self._check()
-            raise BackendError(f"server: GET {MODELS}: {told(error)}") from None
+            raise BackendError(f"server: GET {MODELS}: {error}") from None
         return found if isinstance(found, dict) else {}
 
     def _probe(self, client: Client, served: Sequence[str]) -> None:
@@ -217,9 +219,10 @@ class ServerBackend:
         path, name = self._dialect.version
         try:
             status, body = client.get(path)
-            return str(msgspec.json.decode(body)[name]) if status == 200 else "unknown"
-        except Exception:
-            return "unknown"
+            found = msgspec.json.decode(body) if status == 200 else {}
+        except (NoAnswerError, msgspec.DecodeError):
+            found = {}
+        return str(found.get(name, "unknown")) if isinstance(found, dict) else "unknown"
 
     def _body(self, prompt: str, params: GenerationParams, *, keeps_prefixes: bool) -> bytes:
         dialect = self._dialect

@@ -34,6 +34,10 @@ CLOSING_S = 0.3
 LONGEST_S = 30.0
 
 
+class NoAnswerError(Exception):
+    """A request that came to nothing; its text says why, in a line."""
+
+
 @dataclass
 class Stream:
     """What came of one request: bytes as they came, each with its time; they are read later."""
@@ -70,8 +74,11 @@ class Client:
         return self._loop.run_until_complete(work)
 
     def get(self, path: str, timeout_s: float = LONGEST_S) -> tuple[int, bytes]:
-        """Status and body. Raises ``OSError`` or ``aiohttp.ClientError`` without an answer."""
-        return self.run(self._get(path, timeout_s))
+        """Status and body. Raises ``NoAnswerError``."""
+        try:
+            return self.run(self._get(path, timeout_s))
+        except self._errors as error:
+            raise NoAnswerError(_told(error)) from None
 
     def open(self, connections: int, path: str) -> None:
         """Have so many connections open, where they are kept.
@@ -83,7 +90,7 @@ class Client:
         try:
             self.run(self._all(asked))
         except self._errors as error:
-            raise BackendError(f"server: GET {path} at {self.url}: no answer ({told(error)})") from None
+            raise BackendError(f"server: GET {path} at {self.url}: no answer ({_told(error)})") from None
 
     def learn(self, body: bytes) -> Stream:
         """Send one request, and see whether another one would need a new connection.
@@ -111,7 +118,7 @@ class Client:
                 async for data in response.content.iter_any():
                     stream.reads.append((time.monotonic_ns(), data))
         except self._errors as error:
-            stream.broke = told(error)
+            stream.broke = _told(error)
         return stream
 
     def close(self) -> None:
@@ -146,6 +153,6 @@ class Client:
         return list(await asyncio.gather(*asked))
 
 
-def told(error: BaseException) -> str:
+def _told(error: BaseException) -> str:
     """An error in a line; some have no text."""
     return (str(error) or type(error).__name__).splitlines()[0][:MOST_CHARACTERS]

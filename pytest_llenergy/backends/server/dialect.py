@@ -59,7 +59,8 @@ DIALECTS = {
         takes_top_k=True,
         version=("/props", "build_info"),
     ),
-    # vllm/entrypoints/openai/protocol.py: CompletionRequest, StreamOptions.
+    # vllm/entrypoints: openai/completion/protocol.py (CompletionRequest), generate/base/protocol.py
+    # (StreamOptions).
     "vllm": Dialect(
         "vLLM",
         always={"return_token_ids": True, **PLAIN},

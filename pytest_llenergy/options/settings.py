@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the options of a run say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from pytest_llenergy.options.table import OPTIONS, Option
+
+if TYPE_CHECKING:
+    # Every run pays for what is imported here.
+    from pytest_llenergy.compare.threshold import Threshold
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options say, checked. Times are seconds; empty tuples and ``None`` mean automatic."""
+
+    report: Path | None
+    html: Path | None
+    rounds: int
+    warmup: int | None
+    gap: float
+    target: float
+    budget: float
+    model: str
+    backend: tuple[str, ...]
+    python: tuple[tuple[str, Path], ...]
+    gpus: str | None
+    meter: tuple[str, ...]
+    require: str | None
+    threads: int | None
+    start_method: Literal["spawn", "forkserver"]
+    isolation: Literal["test", "backend", "run"]
+    rank_logs: Path | None
+    timeout: float
+    lease_timeout: float
+    busy: str
+    busy_timeout: float
+    prompts: Path | None
+    save: str | None
+    compare: str | None
+    fail_on: tuple[Threshold, ...]
+    server_command: str
+    server_url: str
+    server_health: str
+    server_model: str
+    floor: float
+    inconclusive: Literal["warn", "fail", "pass"]
+    flops: bool
+
+    @property
+    def keeps_something(self) -> bool:
+        """Whether the run is there for what it measures."""
+        kept = (self.report, self.html, self.save, self.compare)
+        return any(each is not None for each in kept)
+
+    @property
+    def names_something(self) -> bool:
+        """Whether a model, backend, Python or meter is named, which can be checked before any test runs."""
+        return bool(self.model or self.backend or self.python or self.meter or self.server_url)
+
+
+SETTINGS = pytest.StashKey[Settings]()
+
+#: The environment as the run found it: what a test sets there must not give later ones other devices.
+ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Command line over ini over default. Raises ``pytest.UsageError`` naming where a bad value stands."""
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        given = config.getoption(option.ini, default=None)
+        name = option.flag if given is not None else f"ini key {option.ini}"
+        texts = _texts(option, given, str(config.getini(option.ini)))
+        if given is not None and not all(text.strip() for text in texts):
+            raise pytest.UsageError(f"{name}= has no value; leave the option out, or give it one")
+        parsed = [_parsed(option, name, text) for text in texts]
+        value: Any = tuple(parsed) if option.repeatable else parsed[0]
+        if option.is_path and value is not None:
+            base = config.invocation_params.dir if given is not None else config.rootpath
+            value = tuple((name, base / path) for name, path in value) if option.repeatable else base / value
+        values[option.name] = value
+    return Settings(**values)
+
+
+def _texts(option: Option, given: object, ini: str) -> list[str]:
+    """What is said: one text, or those of an option that may be repeated."""
+    if not option.repeatable:
+        return [ini if given is None else str(given)]
+    if isinstance(given, list):
+        return [str(each) for each in given]
+    return [line.strip() for line in ini.splitlines() if line.strip()]
+
+
+def _parsed(option: Option, name: str, text: str) -> Any:
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"{name}={text}: {error}") from None

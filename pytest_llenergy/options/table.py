@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option, once: the table makes the command line, the ini keys and the frozen settings.
+
+On the command line all defaults are ``None``; the ini key holds the default, so that an ini value is
+never hidden by a default of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.options import values
+from pytest_llenergy.options.places import SAVED
+
+DEFAULT_REPORT, DEFAULT_PAGE = "energy.json", "energy.html"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: ``--energy-NAME`` and ini ``energy_NAME``. ``parse`` raises ``ValueError`` to refuse.
+
+    One that is ``repeatable`` is a tuple of what ``parse`` makes of each; in an ini file one stands on a
+    line. One that ``is_path`` is taken from where pytest was called, in an ini file from the root directory;
+    a repeatable one of that kind has names with paths.
+    """
+
+    name: str
+    metavar: str
+    default: str
+    parse: Callable[[str], Any]
+    help: str
+    bare: str | None = None
+    is_path: bool = False
+    repeatable: bool = False
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return f"--energy-{self.name.replace('_', '-')}"
+
+    @property
+    def ini(self) -> str:
+        """Its name in an ini file."""
+        return f"energy_{self.name}"
+
+
+OPTIONS = (
+    Option(
+        "report",
+        "FILE.json",
+        "",
+        values.optional(values.file("report", "--energy-report", DEFAULT_REPORT)),
+        f"Write the records of this run as JSON.\nWithout a name: {DEFAULT_REPORT}",
+        bare=DEFAULT_REPORT,
+        is_path=True,
+    ),
+    Option(
+        "html",
+        "FILE.html",
+        "",
+        values.optional(values.file("page", "--energy-html", DEFAULT_PAGE)),
+        "Show the records of this run on a page, with figures (needs\n"
+        f"the extra html). Without a name: {DEFAULT_PAGE}",
+        bare=DEFAULT_PAGE,
+        is_path=True,
+    ),
+    Option("rounds", "N", "6", values.count(1), "Least number of measured rounds of each test (default: 6)"),
+    Option("warmup", "N", "auto", values.warmup, "Unmeasured iterations before (default: until settled)"),
+    Option("gap", "SECONDS", "0.25", values.seconds, "Least quiet time around each round (default: 0.25)"),
+    Option("target", "PERCENT", "2%", values.share, "Relative standard uncertainty to reach (default: 2%)"),
+    Option(
+        "budget",
+        "SECONDS",
+        "20",
+        values.seconds,
+        "Measuring time of a test after which no round is added\nto the least number (default: 20)",
+    ),
+    Option(
+        "model",
+        "MODEL",
+        "",
+        str,
+        "Hub id, directory, .gguf file or random:PRESET.\nDefault: SmolLM2-135M-Instruct.",
+    ),
+    Option("backend", "NAME[,NAME]", "", values.names, "Run only these backends (default: all)"),
+    Option(
+        "python",
+        "NAME=PYTHON",
+        "",
+        values.python,
+        "Run the ranks of this backend in the Python of another\nenvironment (repeatable)",
+        is_path=True,
+        repeatable=True,
+    ),
+    Option(
+        "gpus",
+        "GPUS",
+        "",
+        values.optional(str.strip),
+        "GPUs to use in spite of the environment: all, indices in PCI\norder, or UUIDs (boards or MIG)",
+    ),
+    Option("meter", "NAME[,NAME]", "auto", values.meters, "Meters to use (default: auto)"),
+    Option("require", "measured", "", values.optional(values.word("measured")), "Fail instead of estimating"),
+    Option(
+        "threads", "N", "", values.optional(values.count(1)), "CPU threads of each rank (default: its cores)"
+    ),
+    Option(
+        "start_method",
+        "METHOD",
+        "spawn",
+        values.word("spawn", "forkserver"),
+        "Start ranks as fresh interpreters (spawn, the default), or as\n"
+        "forks of one that has imported their libraries (forkserver)",
+    ),
+    Option(
+        "isolation",
+        "WORD",
+        "backend",
+        values.word("test", "backend", "run"),
+        "Ranks are shared by tests of one backend and model (backend,\n"
+        "the default), by all (run), or by none (test)",
+    ),
+    Option(
+        "rank_logs",
+        "DIR",
+        "",
+        values.optional(Path),
+        "Keep what each rank prints in this directory",
+        is_path=True,
+    ),
+    Option("timeout", "SECONDS", "600", values.seconds, "Longest wait for a rank (default: 600)"),
+    Option("lease_timeout", "SECONDS", "1800", values.seconds, "Longest wait for a device (default: 1800)"),
+    Option(
+        "busy",
+        "WORD",
+        "fail",
+        values.word("fail", "skip"),
+        "fail or skip a test whose GPU somebody else uses\n(default: fail)",
+    ),
+    Option(
+        "busy_timeout",
+        "SECONDS",
+        "60",
+        values.seconds,
+        "Longest wait until they have left the GPU (default: 60)",
+    ),
+    Option(
+        "prompts",
+        "FILE",
+        "",
+        values.optional(Path),
+        "Prompts for the prompts fixture, one a line",
+        is_path=True,
+    ),
+    Option(
+        "save",
+        "NAME",
+        "",
+        values.optional(values.saved_name),
+        f"Keep the records of this run as {SAVED}/NAME.json in the root\n"
+        "directory, for --energy-compare=NAME",
+    ),
+    Option(
+        "compare",
+        "BASELINE",
+        "",
+        values.optional(str.strip),
+        "Compare with this report: a file, an address, or a name that was\ngiven to --energy-save",
+    ),
+    Option(
+        "fail_on",
+        "METRIC:EXPR",
+        "",
+        values.fail_on,
+        "Fail tests in which a metric is worse than in the baseline,\n"
+        "such as energy_j:3% or energy_j:3%+2J (repeatable)",
+        repeatable=True,
+    ),
+    Option(
+        "server_command",
+        "COMMAND",
+        "",
+        values.command,
+        "Start this server for the backend server, such as\n"
+        "'llama-server -m {model} --port {port}'; no shell reads it",
+    ),
+    Option(
+        "server_url",
+        "URL",
+        "",
+        str.strip,
+        "Where a server listens that runs on this host already, such as\nhttp://127.0.0.1:8000",
+    ),
+    Option(
+        "server_health",
+        "PATH",
+        "/health",
+        values.path,
+        "What answers 200 when the server is ready (default: /health)",
+    ),
+    Option(
+        "server_model", "NAME", "", str.strip, "The model's name in the server's API (default: its first)"
+    ),
+    Option(
+        "floor",
+        "PERCENT",
+        "1%",
+        values.share,
+        "What two runs of the same code differ by on this machine: nothing that\n"
+        "may be less is a change (default: 1%)",
+    ),
+    Option(
+        "inconclusive",
+        "WORD",
+        "warn",
+        values.word("warn", "fail", "pass"),
+        "What to do where --energy-fail-on can tell neither: warn, fail\nor pass (default: warn)",
+    ),
+    Option(
+        "flops",
+        "WORD",
+        "off",
+        values.switch("--energy-flops"),
+        "Count floating-point operations in a pass of their own after the\nrounds: on or off (default: off)",
+        bare="on",
+    ),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register the table with pytest."""
+    group = parser.getgroup("llenergy", "energy of LLM inference")
+    for option in OPTIONS:
+        bare: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
+        if option.repeatable:
+            bare = {"action": "append"}
+        group.addoption(
+            option.flag,
+            dest=option.ini,
+            default=None,
+            metavar=option.metavar,
+            help=option.help.replace("%", "%%"),
+            **bare,
+        )
+        parser.addini(option.ini, f"Default of {option.flag}", default=option.default)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``launch="engine"``: one process for all devices, which starts its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.errors import PlanError, WorkerPlacementError
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.pool import Load, RankPool
+
+from .groups import plan
+
+#: Importable in the ranks, which have the search path of this process.
+ENGINE = """
+import subprocess
+from pytest_llenergy.backends.base import EngineWorker
+from pytest_llenergy.model.record import BackendInfo
+
+class Engine:
+    def load(self, model, options, context):
+        self.world = options.get("world", 1)
+        self.started = [subprocess.Popen(["sleep", "60"]) for _ in range(options["starts"])]
+        self.pids = [each.pid for each in self.started]
+        if options.get("stranger"):
+            self.pids[-1] = 1
+        return BackendInfo(name="engine", version=str(context.devices), model=model.label)
+    def workers(self):
+        return [EngineWorker(pid=pid, rank=n, world_size=self.world) for n, pid in enumerate(self.pids)]
+    def synchronize(self): pass
+    def close(self): pass
+"""
+ENGINE_LAUNCH = Capabilities(launch="engine", replicas="engine", data=True, tensor=True)
+MODEL = ModelSource(kind="directory", location="/m")
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BackendSpec:
+    (tmp_path / "starting_engine.py").write_text(ENGINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return BackendSpec("engine", "starting_engine:Engine", (), "", ENGINE_LAUNCH)
+
+
+@pytest.fixture
+def pool() -> Iterator[RankPool]:
+    pool = RankPool(60.0)
+    yield pool
+    pool.close()
+
+
+def test_they_get_one_process_that_sees_all_devices() -> None:
+    lease = Lease(devices=("GPU-b", "GPU-a"))
+    engine = plan_processes(ENGINE_LAUNCH, None, lease, [0, 1, 2, 3])
+    (rank,) = engine.ranks
+    assert (engine.launch, rank.devices, rank.world_size) == ("engine", ("GPU-b", "GPU-a"), 1)
+    assert rank.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    assert engine.parallel.data == 2
+
+
+def test_they_have_a_process_for_each_replica_where_they_make_none() -> None:
+    row = Capabilities(launch="engine", data=True, tensor=True)
+    lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    ranks = plan_processes(row, Parallel(data=2, tensor=2), lease, [0, 1]).ranks
+    assert [rank.devices for rank in ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
+
+
+def test_they_have_all_cores_on_the_cpu() -> None:
+    (rank,) = plan_processes(ENGINE_LAUNCH, None, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
+    assert (rank.devices, rank.cpus, rank.threads) == (("cpu",), (0, 1, 2, 3), 4)
+
+
+def test_they_cannot_have_two_mig_instances() -> None:
+    lease = Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",))
+    with pytest.raises(PlanError, match="one process sees one MIG instance and the lease has 2 for an eng"):
+        plan_processes(ENGINE_LAUNCH, None, lease, [0])
+
+
+def test_they_are_told_their_devices_and_say_what_they_have_started(
+    pool: RankPool, spec: BackendSpec
+) -> None:
+    group, info = pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, MODEL, {"starts": 2}))
+    assert info.version == "('cpu',)"
+    parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
+    assert (len(group.ranks[0].workers), parents) == (2, {group.ranks[0].pid})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"starts": 1}, r"planned 2 processes of the engine, tensor 1 by pipeline 1; found 1 processes"),
+        ({"starts": 2, "world": 2}, r"found 2 processes \(pid \d+, \d+\) in a world of \[2\]"),
+        ({"starts": 2, "stranger": True}, r"the engine names processes that are not its own: \[1\]"),
+    ],
+)
+def test_those_that_run_as_others_than_planned_are_refused(
+    pool: RankPool, spec: BackendSpec, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(WorkerPlacementError, match=message):
+        pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, MODEL, options))
