@@ -18,13 +18,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from cost_world import boards
 
 from pytest_llenergy.meters import measure
 
+T = TypeVar("T")
+
 #: How long metering stays on, and off (seconds). Opening and closing belong to neither.
 SPAN_S = 2.0
+
+#: Before this a reader looks closely to learn how counters tick, and no window of the plugin is open yet (s).
+LEARNING_S = 2.5
 
 #: How long one timed piece of the work takes, about (seconds).
 CHUNK_S = 0.05
@@ -34,11 +40,13 @@ WARM_UP_S = 1.0
 #: Threads of the loop in another process: as many as there are cores.
 THREADS = os.cpu_count() or 1
 
-#: Multiplies matrices until its input is closed; prints when chunks began (ns, monotonic).
-MATRICES = f"""
+#: Multiplies matrices until its input is closed; prints when chunks began (ns, monotonic). Is given how long
+#: one takes, about (s).
+MATRICES = """
 import json, select, sys, time
 import numpy
-a = numpy.random.default_rng(0).random((384, 384), dtype=numpy.float32)
+chunk_s = float(sys.argv[1])
+a = numpy.random.default_rng(0).random((192, 192), dtype=numpy.float32)
 def chunk(turns):
     for _ in range(turns):
         a @ a
@@ -47,9 +55,9 @@ def seconds(turns):
     chunk(turns)
     return time.perf_counter() - start
 turns = 1
-while (spent := seconds(turns)) < {CHUNK_S / 2}:
+while (spent := seconds(turns)) < chunk_s / 2:
     turns *= 2
-turns = max(1, round(turns * {CHUNK_S} / spent))
+turns = max(1, round(turns * chunk_s / spent))
 times = [time.monotonic_ns()]
 while not select.select([sys.stdin], [], [], 0)[0]:
     chunk(turns)
@@ -76,6 +84,7 @@ def switch(uuids: list[str], cycles: int) -> list[Span]:
         with ExitStack() as stack:
             if on and uuids:
                 measuring = stack.enter_context(measure(uuids, ("nvml",)))
+                time.sleep(LEARNING_S)
                 stack.enter_context(measuring.window("span"))
             start_ns = time.monotonic_ns()
             time.sleep(SPAN_S)
@@ -84,21 +93,21 @@ def switch(uuids: list[str], cycles: int) -> list[Span]:
 
 
 def arithmetic(turns: int) -> float:
-    """Seconds of so many thousand turns, which hold the interpreter's lock; the reader needs it too."""
+    """Seconds of so many hundred turns, which hold the interpreter's lock; the reader needs it too."""
     total = 0
     start_s = time.perf_counter()
-    for turn in range(turns * 1000):
+    for turn in range(turns * 100):
         total += turn * turn % 7
     return time.perf_counter() - start_s
 
 
-def beside_python(switching: Callable[[], list[Span]]) -> tuple[list[int], list[Span]]:
+def beside_python(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) -> tuple[list[int], list[T]]:
     """When the chunks of a loop in this process began, and the spans."""
     turns = 1
-    while (spent_s := arithmetic(turns)) < CHUNK_S / 2:
+    while (spent_s := arithmetic(turns)) < chunk_s / 2:
         turns *= 2
-    turns = max(1, round(turns * CHUNK_S / spent_s))
-    spans: list[Span] = []
+    turns = max(1, round(turns * chunk_s / spent_s))
+    spans: list[T] = []
     switcher = threading.Thread(target=lambda: spans.extend(switching()))
     switcher.start()
     times = [time.monotonic_ns()]
@@ -108,11 +117,11 @@ def beside_python(switching: Callable[[], list[Span]]) -> tuple[list[int], list[
     return times, spans
 
 
-def beside_matrices(switching: Callable[[], list[Span]]) -> tuple[list[int], list[Span]]:
+def beside_matrices(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) -> tuple[list[int], list[T]]:
     """As above, of matrices in another process, on all cores."""
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     with subprocess.Popen(
-        [sys.executable, "-c", MATRICES],
+        [sys.executable, "-c", MATRICES, str(chunk_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

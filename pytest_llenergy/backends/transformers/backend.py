@@ -34,7 +34,6 @@ class TransformersBackend:
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         import torch
         import transformers
-        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
         transformers.utils.logging.disable_progress_bar()
         self._torch = torch
@@ -42,8 +41,37 @@ class TransformersBackend:
         self._device = "cpu" if context.devices == ("cpu",) else "cuda:0"
         self._engine: ContinuousEngine | None = None
         self._assistant: Any = None
+        self._label = model.label
         chosen = self._options = LoadOptions.of(options, on_cpu=self._device == "cpu")
         chosen.check_degrees(context.parallel)
+        seen = self._read(model, chosen, context)
+        loaded, attention = self._model, str(self._model.config._attn_implementation)
+        if chosen.attn_implementation not in (None, attention):
+            raise BackendError(
+                f"transformers: {chosen.attn_implementation} was asked for and model {model.label} runs with "
+                f"{attention}; ask for that"
+            )
+        self._eos = self._without_defaults() if self._generates else set[int]()
+        return BackendInfo(
+            name="transformers",
+            version=transformers.__version__,
+            model=model.label,
+            model_revision=getattr(loaded.config, "_commit_hash", None),
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            options={
+                **{name: str(value) for name, value in options.items()},
+                "attn_implementation": attention,
+                "torch": str(torch.__version__),
+                "device": self._device,
+                **seen,
+                **self._prepared(chosen),
+            },
+        )
+
+    def _read(self, model: ModelSource, chosen: LoadOptions, context: RankContext) -> dict[str, Primitive]:
+        """Model and tokenizer. Returns what is seen of the devices they are on. Raises ``ModelError``."""
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
         keywords: dict[str, Any] = {"dtype": chosen.dtype}
         if chosen.attn_implementation is not None:
             keywords["attn_implementation"] = chosen.attn_implementation
@@ -62,36 +90,20 @@ class TransformersBackend:
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model: Any = loaded.eval()
-        attention = str(loaded.config._attn_implementation)
-        if chosen.attn_implementation not in (None, attention):
-            raise BackendError(
-                f"transformers: {chosen.attn_implementation} was asked for and model {model.label} runs with "
-                f"{attention}; ask for that"
-            )
-        self._label = model.label
-        self._eos: set[int] = set()
-        if self._generates:
-            eos = loaded.generation_config.eos_token_id
-            eos = self._tokenizer.eos_token_id if eos is None else eos
-            self._eos = {eos} if isinstance(eos, int) else set(eos or ())
-            # generate() fills what a call leaves open from the model's own defaults, the end of sequence and
-            # penalties among them. None of that would be in the record, so the model keeps no defaults.
-            loaded.generation_config = GenerationConfig()
-        return BackendInfo(
-            name="transformers",
-            version=transformers.__version__,
-            model=model.label,
-            model_revision=getattr(loaded.config, "_commit_hash", None),
-            dtype=str(loaded.dtype).removeprefix("torch."),
-            options={
-                **{name: str(value) for name, value in options.items()},
-                "attn_implementation": attention,
-                "torch": str(torch.__version__),
-                "device": self._device,
-                **seen,
-                **self._prepared(chosen),
-            },
-        )
+        return seen
+
+    def _without_defaults(self) -> set[int]:
+        """Take the model's generation config away; returns the ends of sequence that it named.
+
+        ``generate()`` fills what a call leaves open from the model's own defaults, the end of sequence and
+        penalties among them. None of that would be in the record.
+        """
+        from transformers import GenerationConfig
+
+        eos = self._model.generation_config.eos_token_id
+        eos = self._tokenizer.eos_token_id if eos is None else eos
+        self._model.generation_config = GenerationConfig()
+        return {eos} if isinstance(eos, int) else set(eos or ())
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
         """A padded batch; with continuous batching one request a prompt. Compiles what is to be compiled."""

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much work does a loop lose around each wake-up of the background reader?
+
+``PYTHONPATH=. python benchmarks/plugin/cost/cost_wakes.py [--seconds N] [--json FILE] [--markdown FILE]``.
+See the README beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean, stdev
+from typing import Any
+
+from cost_run import Lab
+from cost_speed import LEARNING_S, beside_matrices, beside_python
+from cost_table import OURS
+from cost_world import MS, boards
+
+from pytest_llenergy.meters import measure
+from pytest_llenergy.meters.reader import Reader
+
+#: What a wake-up disturbs before and after it (ns): in one process the reader waits for the interpreter's
+#: lock first, and afterwards caches are filled again. Wake-ups beside another process are closer together.
+DISTURBED_NS = {"python": (10 * MS, 40 * MS), "matrices": (1 * MS, 4 * MS)}
+
+WARM_UP_S = 1.0
+
+#: How long one timed piece of the work takes, about (seconds).
+CHUNK_S = {"python": 0.001, "matrices": 0.0002}
+
+#: Share of the losses at either end that is left out: the machine stood still in the middle of them.
+TRIMMED = 0.1
+
+RESAMPLES = 2000
+#: The loop, the boards that are read, and what each wake-up takes besides (s): a control of known cost.
+CASES = (
+    *((loop, number, 0.0) for loop in ("python", "matrices") for number in (1, 8)),
+    *((loop, 1, 0.001) for loop in ("python", "matrices")),
+)
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """``ratio`` is the speed with metering over that without; losses are of time, at one event (s)."""
+
+    loop: str
+    boards: int
+    besides_s: float
+    seconds: float
+    events: int
+    compared: int
+    loss_s: float
+    sham_s: float
+    ratio: float
+    u_ratio: float
+
+
+class Turns:
+    """When the reader was awake (ns, monotonic); it computes for ``besides_s`` each time."""
+
+    def __init__(self, besides_s: float) -> None:
+        self._besides_s = besides_s
+        self.found: list[Interval] = []
+
+    def __enter__(self) -> Turns:
+        self._turn = turn = Reader.turn
+
+        def noted(reader: Reader) -> int:
+            start_ns = time.monotonic_ns()
+            after = turn(reader)
+            until_s = time.thread_time() + self._besides_s
+            while time.thread_time() < until_s:
+                pass
+            self.found.append((start_ns, time.monotonic_ns()))
+            return after
+
+        Reader.turn = noted  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Reader.turn = self._turn  # type: ignore[method-assign]
+
+
+def metered(uuids: list[str], seconds: float) -> Interval:
+    """Meter for so long, in one window."""
+    time.sleep(WARM_UP_S)
+    with measure(uuids, ("nvml",)) as measuring:
+        time.sleep(LEARNING_S)
+        with measuring.window("span"):
+            start_ns = time.monotonic_ns()
+            time.sleep(seconds)
+            return start_ns, time.monotonic_ns()
+
+
+def events_of(turns: Sequence[Interval], span: Interval, loop: str) -> list[Interval]:
+    """What the wake-ups in a span may disturb; those that overlap are one."""
+    events: list[Interval] = []
+    before_ns, after_ns = DISTURBED_NS[loop]
+    for start_ns, end_ns in turns:
+        first_ns, last_ns = start_ns - before_ns, end_ns + after_ns
+        if first_ns < span[0] or last_ns > span[1]:
+            continue
+        if events and first_ns <= events[-1][1]:
+            events[-1] = (events[-1][0], max(last_ns, events[-1][1]))
+        else:
+            events.append((first_ns, last_ns))
+    return events
+
+
+def free(events: Sequence[Interval], wanted: Interval) -> bool:
+    """Whether no event overlaps."""
+    index = bisect_right(events, wanted)
+    near = events[max(0, index - 1) : index + 1]
+    return all(end_ns <= wanted[0] or start_ns >= wanted[1] for start_ns, end_ns in near)
+
+
+def done(times: Sequence[int], at_ns: float) -> float:
+    """Chunks done by then, with the part of the one that is being done."""
+    index = bisect_right(times, at_ns) - 1
+    return index + (at_ns - times[index]) / (times[index + 1] - times[index])
+
+
+def loss_s(times: Sequence[int], events: Sequence[Interval], event: Interval) -> float | None:
+    """Time lost in an event, by the speed just before and just after; ``None`` where that is disturbed."""
+    start_ns, end_ns = event
+    length_ns = end_ns - start_ns
+    before, after = (start_ns - length_ns, start_ns), (end_ns, end_ns + length_ns)
+    if not (free(events, before) and free(events, after)):
+        return None
+    if before[0] <= times[0] or after[1] >= times[-1]:
+        return None
+    marks = [done(times, at_ns) for at_ns in (before[0], start_ns, end_ns, after[1])]
+    beside = (marks[1] - marks[0] + marks[3] - marks[2]) / 2
+    return (1 - (marks[2] - marks[1]) / beside) * length_ns / 1e9 if beside else None
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Without the smallest and the largest."""
+    left_out = int(len(values) * TRIMMED)
+    return fmean(sorted(values)[left_out : len(values) - left_out])
+
+
+def u_of(values: Sequence[float]) -> float:
+    """The scatter of the trimmed mean when values are drawn again (bootstrap)."""
+    random = Random(0)
+    return stdev(trimmed_mean(random.choices(values, k=len(values))) for _ in range(RESAMPLES))
+
+
+def shams(events: Sequence[Interval], span: Interval, number: int) -> list[Interval]:
+    """Events of the same lengths where the reader slept."""
+    random, found = Random(1), list[Interval]()
+    for _ in range(100 * number):
+        if len(found) == number:
+            break
+        start_ns, end_ns = random.choice(events)
+        at_ns = random.randrange(span[0], span[1] - (end_ns - start_ns))
+        sham = (at_ns, at_ns + end_ns - start_ns)
+        if free(events, sham):
+            found.append(sham)
+    return found
+
+
+def row_of(
+    loop: str, number: int, besides_s: float, times: Sequence[int], turns: Sequence[Interval], span: Interval
+) -> Row:
+    """The loss at an event less that at a sham, times the events in a second."""
+    events = events_of(turns, span, loop)
+    seconds = (span[1] - span[0]) / 1e9
+    losses = [lost for each in events if (lost := loss_s(times, events, each)) is not None]
+    sham = [
+        lost
+        for each in shams(events, span, 4 * len(events))
+        if (lost := loss_s(times, events, each)) is not None
+    ]
+    if min(len(losses), len(sham)) < 20:
+        raise SystemExit(f"{len(losses)} events and {len(sham)} shams can be compared: meter for longer")
+    lost_s, sham_s = trimmed_mean(losses), trimmed_mean(sham)
+    per_s = len(events) / seconds
+    u_s = (u_of(losses) ** 2 + u_of(sham) ** 2) ** 0.5
+    ratio = 1 - (lost_s - sham_s) * per_s
+    return Row(loop, number, besides_s, seconds, len(events), len(losses), lost_s, sham_s, ratio, u_s * per_s)
+
+
+def probe(loop: str, number: int, besides_s: float, seconds: float, directory: Path) -> None:
+    """In a process of its own: the work, metered beside it; prints its row as JSON."""
+    spans: list[Any] = []
+    beside = {"python": beside_python, "matrices": beside_matrices}[loop]
+    with boards(number, directory) as uuids, Turns(besides_s) as turns:
+        times, spans = beside(lambda: [metered(uuids, seconds)], CHUNK_S[loop])
+    print(
+        f"\n{json.dumps(asdict(row_of(loop, number, besides_s, times, turns.found, spans[0])))}", flush=True
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """As in the documentation."""
+    head = (
+        "| loop | boards read | besides at each | wake-ups a second | lost at one "
+        "| speed with metering over without |"
+    )
+    lines = [
+        f"| {each.loop} | {each.boards} | {each.besides_s * 1e3:g} ms | {each.events / each.seconds:.1f} | "
+        f"{(each.loss_s - each.sham_s) * 1e3:.2f} ms | {each.ratio:.4f} ± {each.u_ratio:.4f} |"
+        for each in rows
+    ]
+    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: | ---: |", *lines]) + "\n"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Each case in a fresh process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, metavar="N", help="metered, of each case (120)"
+    )
+    parser.add_argument("--json", type=Path, default=Path("cost_wakes.json"), metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    given = parser.parse_args(argv)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="cost-wakes-") as directory:
+        lab = Lab(Path(sys.executable), Path(directory))
+        # The first construction checks the boards; its outcome is kept for the others.
+        lab.probe("cost_probe.py", "construct", OURS, "8")
+        for case in CASES:
+            rows.append(Row(**lab.probe("cost_wakes.py", "probe", *map(str, case), str(given.seconds))))
+            print(rows[-1], flush=True)
+            given.json.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
+    print(f"\n{table(rows)}")
+    if given.markdown:
+        given.markdown.write_text(table(rows))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["probe"]:
+        loop, number, besides_s, seconds, directory = sys.argv[2:]
+        probe(loop, int(number), float(besides_s), float(seconds), Path(directory))
+    else:
+        main(sys.argv[1:])
