@@ -84,7 +84,7 @@ class Turns:
             self.found.append((start_ns, time.monotonic_ns()))
             return after
 
-        Reader.turn = noted  # type: ignore[method-assign]
+        Reader.turn = noted  # type: ignore[assignment, method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
