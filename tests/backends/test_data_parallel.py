@@ -11,7 +11,7 @@ import pytest
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.workload import split
 
-from .ranks import Ranks
+from .engine import Engine
 
 PROMPTS = ["abc", "hello world", "x", "to be or not", "one", "seventeen apples", "?"]
 
@@ -36,20 +36,19 @@ def ask_accelerate(lengths: list[int]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    ranks = Ranks(Parallel(data=2))
-    yield ranks
-    ranks.pool.close()
+def pair() -> Iterator[Engine]:
+    with Engine(degrees=Parallel(data=2), dtype="float32") as engine:
+        yield engine
 
 
-def test_accelerate_sees_the_ranks_that_there_are(pair: Ranks) -> None:
+def test_accelerate_sees_the_ranks_that_there_are(pair: Engine) -> None:
     found = pair.call(ask_accelerate, [])
     assert [each["processes"] for each in found] == [2, 2]
     assert [each["index"] for each in found] == [each["local"] for each in found] == [0, 1]
     assert {(each["device"], each["kind"]) for each in found} == {("cpu", "MULTI_CPU")}
 
 
-def test_accelerate_shares_out_as_batches_are_split_here(pair: Ranks) -> None:
+def test_accelerate_shares_out_as_batches_are_split_here(pair: Engine) -> None:
     lengths = list(range(2, 10))
     first, second = pair.call(ask_accelerate, lengths)
     theirs = [list(shares) for shares in zip(first["shares"], second["shares"], strict=True)]
@@ -57,12 +56,12 @@ def test_accelerate_shares_out_as_batches_are_split_here(pair: Ranks) -> None:
     assert [len(share) for share in theirs[lengths.index(7)]] == [4, 3]
 
 
-def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: Ranks) -> None:
-    together, timeline = pair.generate(PROMPTS)
+def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: Engine) -> None:
+    together, timeline = pair.generate(PROMPTS, max_new_tokens=12)
     assert [len(rank.requests) for rank in timeline.ranks] == [4, 3]
     assert [request.input_tokens for request in timeline.requests] == [len(prompt) for prompt in PROMPTS]
     assert [request.output_tokens for request in timeline.requests] == [12] * 7
-    backwards, _ = pair.generate(PROMPTS[::-1])
+    backwards, _ = pair.generate(PROMPTS[::-1], max_new_tokens=12)
     assert together.token_ids == backwards.token_ids[::-1]
     assert len({tuple(ids) for ids in together.token_ids}) == 7, "equal outputs would prove nothing"
 

@@ -15,22 +15,17 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends import openvino
-from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.convert import local_directory
 from pytest_llenergy.backends.decoder import DecoderShape, from_source, of_config, of_sequences, of_source
 from pytest_llenergy.backends.generation import Generation, GenerationParams
 from pytest_llenergy.backends.model import ModelSource, resolve
-from pytest_llenergy.backends.transformers import spec as transformers
 from pytest_llenergy.backends.transformers.flops import job_flops
-from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.flops import Flops
+from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import RequestTimeline
-from pytest_llenergy.workers.plan import plan_processes
-from pytest_llenergy.workers.pool import Load, RankPool
-from pytest_llenergy.workers.workload import task_workload
 
-TINY = resolve("random:llama-tiny")
+from .engine import PROMPTS, TINY, Engine, counts
 
 # Of random:llama-tiny, whose config.json says: 2 layers of 256, 4 heads of 64, 2 key-value heads, 688 in the
 # feed-forward layer, 259 tokens. A product of m×k and k×n takes 2·m·k·n operations.
@@ -55,44 +50,35 @@ OF_ELEVEN = (
 )
 
 
-class Ranks:
-    """A backend in real ranks on the CPU."""
-
-    def __init__(self, spec: BackendSpec, model: ModelSource, options: dict[str, Any], n: int = 1) -> None:
-        self.pool = RankPool(timeout_s=300)
-        plan = plan_processes(spec.capabilities, None, Lease(devices=("cpu",) * n), [0, 1], 1)
-        try:
-            self.group, _ = self.pool.loaded(plan, Load.of(spec, model, options))
-        except BaseException:
-            self.pool.close()
-            raise
-
-    def flops(self, prompts: list[str], **params: Any) -> tuple[Flops, Generation]:
-        """What one round is told to have executed, and what it made before that was asked."""
-        workload = task_workload(self.group, prompts, GenerationParams.of(params), 300)
-        workload.run_round()
-        made = Generation.merge(workload.results())
-        told = workload.flops()
-        assert Generation.merge(workload.results()) == made, "counting must not change what was made"
-        return told, made
+def flops(engine: Engine, prompts: list[str], **params: Any) -> tuple[Flops, Generation]:
+    """What one round is told to have executed, and what it made before that was asked."""
+    workload = engine.prepare(prompts, GenerationParams.of({"ignore_eos": True, **params}))
+    workload.run_round()
+    made = Generation.merge(workload.results())
+    told = workload.flops()
+    assert Generation.merge(workload.results()) == made, "counting must not change what was made"
+    return told, made
 
 
 @pytest.fixture(scope="module")
-def eager() -> Iterator[Ranks]:
-    ranks = Ranks(transformers.SPEC, TINY, {"dtype": "float32", "attn_implementation": "eager"})
-    yield ranks
-    ranks.pool.close()
+def eager() -> Iterator[Engine]:
+    with Engine(dtype="float32", attn_implementation="eager") as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
-def sdpa() -> Iterator[Ranks]:
-    ranks = Ranks(transformers.SPEC, TINY, {"dtype": "float32"})
-    yield ranks
-    ranks.pool.close()
+def sdpa() -> Iterator[Engine]:
+    with Engine(dtype="float32") as engine:
+        yield engine
+
+
+def tiny_config() -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((Path(local_directory(resolve(TINY))) / "config.json").read_text())
+    return told
 
 
 def shape() -> DecoderShape:
-    return of_config(json.loads((Path(local_directory(TINY)) / "config.json").read_text()))
+    return of_config(tiny_config())
 
 
 def made(*lengths: tuple[int, int]) -> Generation:
@@ -100,8 +86,8 @@ def made(*lengths: tuple[int, int]) -> Generation:
     return Generation(texts=[], token_ids=[], requests=requests)
 
 
-def test_what_torch_counts_with_eager_attention_is_what_is_counted_by_hand(eager: Ranks) -> None:
-    told, _ = eager.flops(["hello world"], max_new_tokens=3, ignore_eos=True)
+def test_what_torch_counts_with_eager_attention_is_what_is_counted_by_hand(eager: Engine) -> None:
+    told, _ = flops(eager, ["hello world"], max_new_tokens=3)
     assert told == Flops(count=OF_ELEVEN, source="counted by torch.utils.flop_counter, eager")
 
 
@@ -112,16 +98,16 @@ def test_the_formula_gives_what_is_counted_by_hand() -> None:
     assert str(told.source).startswith("analytic: ")
 
 
-def test_sdpa_on_the_cpu_counts_the_attention_that_torch_leaves_out(sdpa: Ranks) -> None:
-    told, _ = sdpa.flops(["hello world"], max_new_tokens=3, ignore_eos=True)
+def test_sdpa_on_the_cpu_counts_the_attention_that_torch_leaves_out(sdpa: Engine) -> None:
+    told, _ = flops(sdpa, ["hello world"], max_new_tokens=3)
     assert told.count == OF_ELEVEN
     source = "counted by torch.utils.flop_counter, sdpa, on CPUs from the shapes of its calls"
     assert told.source == source
 
 
-def test_padding_is_computed_and_so_it_is_counted(eager: Ranks) -> None:
+def test_padding_is_computed_and_so_it_is_counted(eager: Engine) -> None:
     """Three prompts of 3, 11 and 1 tokens cost as much as three of 11."""
-    told, _ = eager.flops(["abc", "hello world", "x"], max_new_tokens=3, ignore_eos=True)
+    told, _ = flops(eager, PROMPTS, max_new_tokens=3)
     assert told.count == 3 * OF_ELEVEN
     assert of_sequences(shape(), made((3, 3), (11, 3), (1, 3)), padded=True).count == 3 * OF_ELEVEN
     assert of_sequences(shape(), made((3, 3), (11, 3), (1, 3)), padded=False).count == (
@@ -129,28 +115,24 @@ def test_padding_is_computed_and_so_it_is_counted(eager: Ranks) -> None:
     )
 
 
-def test_a_sequence_that_ends_early_is_computed_until_the_last_one_ends(eager: Ranks) -> None:
-    prompts = ["abc", "hello world", "x"]
-    _, free = eager.flops(prompts, max_new_tokens=6, ignore_eos=True)
+def test_a_sequence_that_ends_early_is_computed_until_the_last_one_ends(eager: Engine) -> None:
+    _, free = flops(eager, PROMPTS, max_new_tokens=6)
     stop = free.token_ids[0][1]
-    told, ended = eager.flops(prompts, max_new_tokens=6, ignore_eos=True, stop_token_ids=[stop])
-    lengths = [(each.input_tokens, each.output_tokens) for each in ended.requests]
+    told, ended = flops(eager, PROMPTS, max_new_tokens=6, stop_token_ids=[stop])
+    lengths = counts(ended)
     assert min(new for _, new in lengths) < max(new for _, new in lengths)
     assert told.count == of_sequences(shape(), made(*lengths), padded=True).count
 
 
-def test_the_empty_part_of_a_static_cache_is_computed_and_so_it_is_counted(eager: Ranks) -> None:
+def test_the_empty_part_of_a_static_cache_is_computed_and_so_it_is_counted(eager: Engine) -> None:
     """It is as long as all but the last token, which nothing looks back at."""
-    told, _ = eager.flops(["hello world"], max_new_tokens=3, ignore_eos=True, cache="static")
+    told, _ = flops(eager, ["hello world"], max_new_tokens=3, cache="static")
     assert told.count == 13 * A_TOKEN + 3 * VOCABULARY + attention(11, 13) + 2 * attention(1, 13)
 
 
 def test_data_parallel_ranks_are_summed() -> None:
-    ranks = Ranks(transformers.SPEC, TINY, {"dtype": "float32"}, n=2)
-    try:
-        told, _ = ranks.flops(["hello world", "hello there"], max_new_tokens=3, ignore_eos=True)
-    finally:
-        ranks.pool.close()
+    with Engine(degrees=Parallel(data=2), dtype="float32") as pair:
+        told, _ = flops(pair, ["hello world", "hello there"], max_new_tokens=3)
     assert told.count == 2 * OF_ELEVEN
 
 
@@ -158,7 +140,7 @@ class Unseen:
     """What is asked of a model before it is decided how to count; it need not run."""
 
     def __init__(self, attention: str, **config: Any) -> None:
-        told = json.loads((Path(local_directory(TINY)) / "config.json").read_text())
+        told = tiny_config()
         self.config = SimpleNamespace(_attn_implementation=attention, to_dict=lambda: {**told, **config})
 
     def forward(self) -> None:
@@ -203,14 +185,12 @@ class TestShapes:
         ],
     )
     def test_what_is_no_plain_dense_decoder_is_refused(self, change: dict[str, Any], message: str) -> None:
-        config = json.loads((Path(local_directory(TINY)) / "config.json").read_text())
         with pytest.raises(ModelError) as error:
-            of_config({**config, **change})
+            of_config({**tiny_config(), **change})
         assert str(error.value).startswith(message)
 
     def test_a_sliding_window_matters_only_to_sequences_that_are_longer(self) -> None:
-        config = json.loads((Path(local_directory(TINY)) / "config.json").read_text())
-        sliding = of_config({**config, "sliding_window": 14})
+        sliding = of_config({**tiny_config(), "sliding_window": 14})
         assert of_sequences(sliding, made((11, 3)), padded=True).count == OF_ELEVEN
         told = of_sequences(sliding, made((12, 3)), padded=True)
         assert told == Flops.unknown("attention looks back 14 tokens of 15; this is not worked out")
@@ -231,13 +211,8 @@ class TestShapes:
 
 
 def test_openvino_counts_each_sequence_by_itself() -> None:
-    ranks = Ranks(openvino.SPEC, resolve(None), {})
-    try:
-        told, generation = ranks.flops(
-            ["Hello", "The capital of France is"], max_new_tokens=4, ignore_eos=True
-        )
-    finally:
-        ranks.pool.close()
+    with Engine(openvino.SPEC, model=None) as engine:
+        told, generation = flops(engine, ["Hello", "The capital of France is"], max_new_tokens=4)
     lengths = [each.input_tokens for each in generation.requests]
     assert len(set(lengths)) == 2
     smollm = of_source(resolve(None))

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp in real ranks, on SmolLM2 and on the random model written as GGUF.
-
-SmolLM2: "hello world" is the two tokens 28120 and 905, "The capital of France is a" six words.
-"""
+"""llama.cpp in real ranks, on SmolLM2 and on the random model written as GGUF."""
 
 from __future__ import annotations
 
@@ -21,16 +18,12 @@ from pytest_llenergy.backends.generation import GenerationParams
 from pytest_llenergy.backends.llama_cpp.backend import Answer, LlamaCppBackend
 from pytest_llenergy.backends.llama_cpp.spec import SPEC
 from pytest_llenergy.backends.model import resolve
-from pytest_llenergy.backends.transformers import spec as transformers
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.record import Parallel
 
-from .test_generation import Engine, counts
+from .engine import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, Engine, counts
 
 pytest.importorskip("xllamacpp", reason=SPEC.install)
-
-PROMPTS = ["hello world", "The capital of France is a"]
-QUESTION = "What is the capital of France? Answer in one word."
-CHAT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
 
 #: Threads and megabytes that are in use after the first model was loaded and closed, and after four more.
 MEASURE = """
@@ -53,9 +46,8 @@ for number in range(5):
 
 @pytest.fixture(scope="module")
 def smollm() -> Iterator[Engine]:
-    engine = Engine(SPEC, resolve(None), {})
-    yield engine
-    engine.pool.close()
+    with Engine(SPEC, model=None) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +71,18 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestTokens:
     def test_lengths_are_those_counted_by_hand(self, smollm: Engine) -> None:
-        generation, _ = smollm.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        generation, _ = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=5)
         assert counts(generation) == [(2, 5), (6, 5)]
-        alone = [smollm.generate([prompt], max_new_tokens=5, ignore_eos=True)[0] for prompt in PROMPTS]
+        alone = [smollm.generate([prompt], max_new_tokens=5)[0] for prompt in SMOLLM_PROMPTS]
         assert generation.token_ids == [each.token_ids[0] for each in alone]
 
     def test_greedy_tokens_are_those_of_transformers(self, tiny_gguf: Path) -> None:
-        prompts = ["abc", "hello world", "x"]
-        made = []
-        for spec, model, options in (
-            (SPEC, str(tiny_gguf), {}),
-            (transformers.SPEC, "random:llama-tiny", {"dtype": "float32"}),
-        ):
-            engine = Engine(spec, resolve(model), options)
-            try:
-                made.append(engine.generate(prompts, max_new_tokens=12, ignore_eos=True)[0])
-            finally:
-                engine.pool.close()
-        assert counts(made[0]) == counts(made[1]) == [(3, 12), (11, 12), (1, 12)]
-        assert made[0].token_ids == made[1].token_ids
+        with Engine(SPEC, str(tiny_gguf)) as engine:
+            made, _ = engine.generate(PROMPTS, max_new_tokens=12)
+        with Engine(dtype="float32") as reference:
+            expected, _ = reference.generate(PROMPTS, max_new_tokens=12)
+        assert counts(made) == counts(expected) == [(3, 12), (11, 12), (1, 12)]
+        assert made.token_ids == expected.token_ids
 
     def test_bytes_that_are_no_text_are_counted(self, tiny_gguf: Path) -> None:
         """A stream of texts would leave such tokens out."""
@@ -117,8 +102,9 @@ class TestTokens:
 
     def test_the_end_of_sequence_is_heeded_or_ignored(self, smollm: Engine) -> None:
         """The chat model answers in a few tokens and ends; made to go on, it says the same first."""
-        heeded, timeline = smollm.generate([CHAT, PROMPTS[0]], max_new_tokens=20)
-        ignored, _ = smollm.generate([CHAT], max_new_tokens=20, ignore_eos=True)
+        prompts = [SMOLLM_CHAT, SMOLLM_PROMPTS[0]]
+        heeded, timeline = smollm.generate(prompts, max_new_tokens=20, ignore_eos=False)
+        ignored, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=20)
         ids = heeded.token_ids[0]
         assert len(ids) < 20
         assert ids[-1] == 2
@@ -130,29 +116,23 @@ class TestTokens:
         assert 2 not in ignored.token_ids[0], "it may not be chosen at all"
 
     def test_sampling_repeats_with_its_seed(self, smollm: Engine) -> None:
-        def sample(seed: int) -> list[list[int]]:
-            return smollm.generate(PROMPTS, max_new_tokens=8, ignore_eos=True, do_sample=True, seed=seed)[
-                0
-            ].token_ids
-
-        assert sample(1) == sample(1)
-        assert sample(1) != sample(2)
+        once, again, other = (
+            smollm.generate(SMOLLM_PROMPTS, do_sample=True, seed=seed)[0].token_ids for seed in (1, 1, 2)
+        )
+        assert once == again != other
 
     def test_two_ranks_share_the_batch(self, smollm: Engine) -> None:
-        prompts = [*PROMPTS, "x"]
-        pair = Engine(SPEC, resolve(None), {}, n=2)
-        try:
-            both, timeline = pair.generate(prompts, max_new_tokens=4, ignore_eos=True)
-        finally:
-            pair.pool.close()
-        single, _ = smollm.generate(prompts, max_new_tokens=4, ignore_eos=True)
+        prompts = [*SMOLLM_PROMPTS, "x"]
+        with Engine(SPEC, model=None, degrees=Parallel(data=2)) as pair:
+            both, timeline = pair.generate(prompts, max_new_tokens=4)
+        single, _ = smollm.generate(prompts, max_new_tokens=4)
         assert both.token_ids == single.token_ids
         assert [len(rank.requests) for rank in timeline.ranks] == [2, 1]
 
 
 class TestTimes:
     def test_prefill_ends_within_the_round(self, smollm: Engine) -> None:
-        _, timeline = smollm.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        _, timeline = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=5)
         ((_, border_ns),) = timeline.borders_ns
         assert timeline.start_ns < border_ns < timeline.end_ns
         for request in timeline.requests:
@@ -169,10 +149,10 @@ class TestTimes:
     def test_no_prefix_is_kept_from_round_to_round(self, smollm: Engine) -> None:
         """With the engine's default a repeated prompt would be nearly free."""
         prompt = ["one two three four five six seven eight nine ten " * 4]
-        smollm.generate(["another " * 40], max_new_tokens=2, ignore_eos=True)
+        smollm.generate(["another " * 40], max_new_tokens=2)
         prefills = []
         for _ in range(3):
-            _, timeline = smollm.generate(prompt, max_new_tokens=2, ignore_eos=True)
+            _, timeline = smollm.generate(prompt, max_new_tokens=2)
             ((start_ns, border_ns),) = timeline.borders_ns
             prefills.append(border_ns - start_ns)
         assert smollm.info.options["prefix_caching"] is False
@@ -186,17 +166,17 @@ class TestProcess:
         assert told.items() <= smollm.info.options.items()
 
     def test_no_port_is_open_and_its_socket_is_ours_alone(self, smollm: Engine) -> None:
-        smollm.generate(PROMPTS, max_new_tokens=1)
+        smollm.generate(SMOLLM_PROMPTS, max_new_tokens=1)
         rank = psutil.Process(smollm.group.ranks[0].pid)
         assert [each for each in rank.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
         (path,) = {each.laddr for each in rank.net_connections("unix") if str(each.laddr).endswith("s.sock")}
         assert Path(str(path)).parent.stat().st_mode & 0o777 == 0o700
 
     def test_a_batch_of_another_size_gets_the_room_it_needs(self, loaded: LlamaCppBackend) -> None:
-        first = loaded.prepare(PROMPTS[:1], GenerationParams(max_new_tokens=2))
-        again = loaded.prepare(PROMPTS[1:], GenerationParams(max_new_tokens=3))
+        first = loaded.prepare(SMOLLM_PROMPTS[:1], GenerationParams(max_new_tokens=2))
+        again = loaded.prepare(SMOLLM_PROMPTS[1:], GenerationParams(max_new_tokens=3))
         assert again.server is first.server, "the same room"
-        larger = loaded.prepare(PROMPTS, GenerationParams(max_new_tokens=300, ignore_eos=True))
+        larger = loaded.prepare(SMOLLM_PROMPTS, GenerationParams(max_new_tokens=300, ignore_eos=True))
         assert (larger.server.room.prompts, larger.server.room.tokens) == (2, 512)
 
     def test_closing_frees_the_model_and_ends_its_threads(self) -> None:
@@ -211,7 +191,7 @@ class TestProcess:
     def test_closing_removes_its_socket(self) -> None:
         backend = LlamaCppBackend()
         backend.load(resolve(None), {}, RankContext())
-        server = backend.prepare(PROMPTS, GenerationParams()).server
+        server = backend.prepare(SMOLLM_PROMPTS, GenerationParams()).server
         directory = Path(server.directory)
         assert directory.exists()
         backend.close()
@@ -237,7 +217,7 @@ class TestRefusals:
     def test_after_a_refusal_it_goes_on(self, loaded: LlamaCppBackend) -> None:
         with pytest.raises(BackendError):
             loaded.prepare(["abc"], GenerationParams(max_new_tokens=9000))
-        job = loaded.prepare(PROMPTS, GenerationParams(max_new_tokens=2, ignore_eos=True))
+        job = loaded.prepare(SMOLLM_PROMPTS, GenerationParams(max_new_tokens=2, ignore_eos=True))
         assert counts(job.result(job.run())) == [(2, 2), (6, 2)]
 
     @pytest.mark.parametrize(
@@ -251,12 +231,12 @@ class TestRefusals:
         with whole.open("rb") as file:
             (tmp_path / "broken.gguf").write_bytes(file.read(length))
         with pytest.raises(ModelError, match=r"model broken\.gguf: llama\.cpp cannot load it \(") as caught:
-            Engine(SPEC, resolve(str(tmp_path / "broken.gguf")), {})
+            Engine(SPEC, str(tmp_path / "broken.gguf"))
         assert reason in str(caught.value)
         assert "\n" not in str(caught.value)
 
     def test_an_answer_that_does_not_add_up_is_refused(self, loaded: LlamaCppBackend) -> None:
-        job = loaded.prepare(PROMPTS[:1], GenerationParams(max_new_tokens=2))
+        job = loaded.prepare(SMOLLM_PROMPTS[:1], GenerationParams(max_new_tokens=2))
         outcome = job.run()
         outcome.sequences[0]["timings"]["cache_n"] = 1
         with pytest.raises(BackendError, match="from a cache 1, truncated False"):

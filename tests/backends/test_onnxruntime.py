@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX Runtime GenAI in real ranks, on a random model that its own builder converts.
 
-The model has one token a byte and adds none, so the length of an ASCII prompt is its token count.
+What is asked of every backend is in tests/conformance/test_builtin.py, with lengths that are counted by hand.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from pytest_llenergy.backends.generation import GenerationParams
 from pytest_llenergy.backends.model import resolve
 from pytest_llenergy.backends.onnxruntime.backend import OnnxRuntimeBackend
 from pytest_llenergy.backends.onnxruntime.spec import SPEC
-from pytest_llenergy.backends.transformers import spec as transformers
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.record import Parallel
 
-from .test_generation import Engine, counts
+from .engine import PROMPTS, TINY, Engine, counts
 
 pytest.importorskip("onnxruntime_genai", reason=SPEC.install)
-
-PROMPTS = ["abc", "hello world", "x"]
-MODEL = "random:llama-tiny"
 
 #: One thread and no other: neither a pool nor what reports to the engine's makers.
 COUNT_THREADS = """
@@ -70,16 +67,15 @@ for number in range(16):
 
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[Engine]:
-    engine = Engine(SPEC, resolve(MODEL), {})
-    yield engine
-    engine.pool.close()
+    with Engine(SPEC) as engine:
+        yield engine
 
 
 @pytest.fixture
 def converted(tiny: Engine, tmp_path: Path) -> Path:
     """A directory that the engine reads as it is, to be changed."""
     directory = tmp_path / "converted"
-    shutil.copytree(onnx_directory(resolve(MODEL), "fp32", tiny.info.version), directory)
+    shutil.copytree(onnx_directory(resolve(TINY), "fp32", tiny.info.version), directory)
     return directory
 
 
@@ -105,35 +101,24 @@ def printed(script: str) -> list[int]:
 
 
 class TestTokens:
-    def test_lengths_are_those_counted_by_hand(self, tiny: Engine) -> None:
-        generation, _ = tiny.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
-        assert counts(generation) == [(3, 5), (11, 5), (1, 5)]
-        assert [len(ids) for ids in generation.token_ids] == [5, 5, 5]
-
-    @pytest.mark.parametrize("cache", ["dynamic", "static"])
-    def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, tiny: Engine, cache: str) -> None:
-        batch, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True, cache=cache)
-        alone = [
-            tiny.generate([prompt], max_new_tokens=8, ignore_eos=True, cache=cache)[0] for prompt in PROMPTS
-        ]
+    def test_a_padded_batch_gives_what_each_prompt_gives_alone_with_a_static_cache(
+        self, tiny: Engine
+    ) -> None:
+        batch, _ = tiny.generate(PROMPTS, cache="static")
+        alone = [tiny.generate([prompt], cache="static")[0] for prompt in PROMPTS]
         assert batch.token_ids == [each.token_ids[0] for each in alone]
         assert len({tuple(ids) for ids in batch.token_ids}) == 3, "equal outputs would prove nothing"
 
     def test_greedy_tokens_are_those_of_transformers(self, tiny: Engine) -> None:
-        reference = Engine(transformers.SPEC, resolve(MODEL), {"dtype": "float32"})
-        try:
-            expected, _ = reference.generate(PROMPTS, max_new_tokens=16, ignore_eos=True)
-        finally:
-            reference.pool.close()
-        assert tiny.generate(PROMPTS, max_new_tokens=16, ignore_eos=True)[0].token_ids == expected.token_ids
+        with Engine(dtype="float32") as reference:
+            expected, _ = reference.generate(PROMPTS, max_new_tokens=16)
+        assert tiny.generate(PROMPTS, max_new_tokens=16)[0].token_ids == expected.token_ids
 
     def test_a_sequence_that_ends_early_counts_what_it_made(self, tiny: Engine) -> None:
-        free, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+        free, _ = tiny.generate(PROMPTS)
         stop = free.token_ids[0][2]
         expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free.token_ids]
-        generation, timeline = tiny.generate(
-            PROMPTS, max_new_tokens=8, stop_token_ids=[stop], ignore_eos=True
-        )
+        generation, timeline = tiny.generate(PROMPTS, stop_token_ids=[stop])
         assert generation.token_ids == expected
         assert len(expected[0]) < 8
         assert max(len(ids) for ids in expected) == 8
@@ -142,36 +127,33 @@ class TestTokens:
         assert early.last_token_ns < late.last_token_ns  # type: ignore[operator]
 
     def test_a_batch_is_over_when_all_of_it_has_ended(self, tiny: Engine) -> None:
-        free, _ = tiny.generate(PROMPTS[:1], max_new_tokens=8, ignore_eos=True)
+        free, _ = tiny.generate(PROMPTS[:1])
         stop = free.token_ids[0][2]
-        made, timeline = tiny.generate(PROMPTS[:1] * 2, max_new_tokens=3000, stop_token_ids=[stop])
+        made, timeline = tiny.generate(
+            PROMPTS[:1] * 2, max_new_tokens=3000, ignore_eos=False, stop_token_ids=[stop]
+        )
         length = free.token_ids[0].index(stop) + 1
         assert [out for _, out in counts(made)] == [length] * 2
         assert len(timeline.requests[0].token_ns) == length
 
     def test_sampling_repeats_with_its_seed(self, tiny: Engine) -> None:
-        def sample(seed: int) -> list[list[int]]:
-            return tiny.generate(PROMPTS, max_new_tokens=12, ignore_eos=True, do_sample=True, seed=seed)[
-                0
-            ].token_ids
-
-        assert sample(1) == sample(1)
-        assert sample(1) != sample(2)
+        once, again, other = (
+            tiny.generate(PROMPTS, max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
+            for seed in (1, 1, 2)
+        )
+        assert once == again != other
 
     def test_two_ranks_share_the_batch(self, tiny: Engine) -> None:
-        pair = Engine(SPEC, resolve(MODEL), {}, n=2)
-        try:
-            both, timeline = pair.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
-        finally:
-            pair.pool.close()
-        single, _ = tiny.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
+        with Engine(SPEC, degrees=Parallel(data=2)) as pair:
+            both, timeline = pair.generate(PROMPTS)
+        single, _ = tiny.generate(PROMPTS)
         assert both.token_ids == single.token_ids
         assert [len(rank.requests) for rank in timeline.ranks] == [2, 1]
 
 
 class TestTimes:
     def test_every_step_has_its_time(self, tiny: Engine) -> None:
-        _, timeline = tiny.generate(PROMPTS, max_new_tokens=6, ignore_eos=True)
+        _, timeline = tiny.generate(PROMPTS, max_new_tokens=6)
         ((_, border_ns),) = timeline.borders_ns
         assert timeline.start_ns < border_ns < timeline.end_ns
         for request in timeline.requests:
@@ -183,33 +165,20 @@ class TestTimes:
             )
             assert request.first_token_ns == border_ns
 
-    def test_no_prefix_is_kept_from_round_to_round(self, tiny: Engine) -> None:
-        prompt = ["one two three four five six seven eight nine ten " * 20]
-        tiny.generate(["another " * 100], max_new_tokens=2, ignore_eos=True)
-        prefills = []
-        for _ in range(4):
-            _, timeline = tiny.generate(prompt, max_new_tokens=2, ignore_eos=True)
-            ((start_ns, border_ns),) = timeline.borders_ns
-            prefills.append(border_ns - start_ns)
-        assert min(prefills[1:]) > prefills[0] / 4
-
 
 class TestModels:
     def test_what_was_loaded_is_described(self, tiny: Engine) -> None:
-        assert (tiny.info.model, tiny.info.dtype) == (MODEL, "float32")
+        assert (tiny.info.model, tiny.info.dtype) == (TINY, "float32")
         told = {"precision": "fp32", "threads": 1, "device": "CPU", "padding_token": 0}
         assert told.items() <= tiny.info.options.items()
 
     @pytest.mark.parametrize("precision", ["int8", "int4"])
     def test_small_weights_are_another_model_and_say_so(self, tiny: Engine, precision: str) -> None:
-        small = Engine(SPEC, resolve(MODEL), {"precision": precision})
-        try:
+        with Engine(SPEC, precision=precision) as small:
             assert (small.info.dtype, small.info.options["precision"]) == (precision, precision)
-            made, _ = small.generate(PROMPTS, max_new_tokens=5, ignore_eos=True)
-            assert counts(made) == [(3, 5), (11, 5), (1, 5)]
-        finally:
-            small.pool.close()
-        folders = [onnx_directory(resolve(MODEL), each, tiny.info.version) for each in ("fp32", precision)]
+            made, _ = small.generate(PROMPTS, max_new_tokens=5)
+        assert counts(made) == [(3, 5), (11, 5), (1, 5)]
+        folders = [onnx_directory(resolve(TINY), each, tiny.info.version) for each in ("fp32", precision)]
         whole, part = ((each / "model.onnx.data").stat().st_size for each in folders)
         assert part < whole / 2
 
@@ -217,27 +186,24 @@ class TestModels:
         self, tiny: Engine, converted: Path
     ) -> None:
         """The end of sequence is heeded or ignored; sampling and penalties of the directory are not used."""
-        free, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+        free, _ = tiny.generate(PROMPTS)
         end = free.token_ids[0][2]
         change(
             converted,
             model={"eos_token_id": [end]},
             search={"repetition_penalty": 9.0, "do_sample": True, "temperature": 5.0, "num_beams": 2},
         )
-        engine = Engine(SPEC, resolve(str(converted)), {})
-        try:
+        with Engine(SPEC, str(converted)) as engine:
             assert (engine.info.model, engine.info.dtype) == ("converted", None)
-            ignored, _ = engine.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
-            heeded, _ = engine.generate(PROMPTS, max_new_tokens=8)
-        finally:
-            engine.pool.close()
+            ignored, _ = engine.generate(PROMPTS)
+            heeded, _ = engine.generate(PROMPTS, ignore_eos=False)
         assert ignored.token_ids == free.token_ids
         assert heeded.token_ids[0] == free.token_ids[0][: free.token_ids[0].index(end) + 1]
 
     def test_a_model_that_pads_with_its_end_is_padded_with_another_token(
         self, tiny: Engine, converted: Path
     ) -> None:
-        free, _ = tiny.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+        free, _ = tiny.generate(PROMPTS)
         end = free.token_ids[0][2]
         change(converted, model={"eos_token_id": end, "pad_token_id": end})
         backend = in_process(str(converted))
@@ -247,7 +213,7 @@ class TestModels:
         assert job.result(job.run()).token_ids == free.token_ids
 
     def test_a_static_cache_has_its_size_from_the_start_and_a_dynamic_one_grows(self, tiny: Engine) -> None:
-        backend = in_process(MODEL)
+        backend = in_process(TINY)
         for cache, sizes in (("dynamic", [5, 6, 7]), ("static", [8, 8, 8])):
             params = GenerationParams.of({"max_new_tokens": 3, "ignore_eos": True, "cache": cache})
             job = backend.prepare(["hello"], params)
@@ -271,7 +237,7 @@ class TestModels:
 class TestRefusals:
     def test_a_precision_that_the_builder_has_not(self) -> None:
         with pytest.raises(BackendError, match=r"precision 'fp17' is none .* it takes: fp32, int8, int4"):
-            in_process(MODEL, precision="fp17")
+            in_process(TINY, precision="fp17")
 
     def test_a_precision_for_what_is_converted_already(self, converted: Path) -> None:
         with pytest.raises(BackendError, match="converted is ONNX already; leave out the load option"):
@@ -280,7 +246,7 @@ class TestRefusals:
     def test_a_directory_that_holds_no_model_is_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "genai_config.json").write_text("{}")
         with pytest.raises(ModelError, match=f"model {tmp_path.name}: .* cannot load it") as caught:
-            Engine(SPEC, resolve(str(tmp_path)), {})
+            Engine(SPEC, str(tmp_path))
         assert "\n" not in str(caught.value)
 
     def test_a_model_that_the_builder_cannot_convert_is_one_line(self, tmp_path: Path) -> None:
@@ -295,7 +261,7 @@ class TestRefusals:
         self, monkeypatch: pytest.MonkeyPatch, converted: Path
     ) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
-        assert SPEC.refuses(resolve(MODEL)) == (
+        assert SPEC.refuses(resolve(TINY)) == (
             "onnxruntime needs the module torch to convert random:llama-tiny; pip install "
             "'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds genai_config.json"
         )
@@ -306,7 +272,7 @@ class TestRefusals:
         reason = SPEC.refuses(resolve(str(tmp_path)))
         assert reason is not None
         assert "genai_config.json or config.json" in reason
-        assert SPEC.refuses(resolve(MODEL)) is None
+        assert SPEC.refuses(resolve(TINY)) is None
 
     @pytest.mark.parametrize(
         ("prompts", "params", "message"),
@@ -319,7 +285,7 @@ class TestRefusals:
         ],
     )
     def test_what_it_cannot_do_right(self, prompts: list[str], params: dict[str, Any], message: str) -> None:
-        backend = in_process(MODEL)
+        backend = in_process(TINY)
         with pytest.raises(BackendError, match=message):
             backend.prepare(prompts, GenerationParams.of(params))
 

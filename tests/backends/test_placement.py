@@ -23,7 +23,7 @@ from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.plan import plan_processes
 
 from . import sharded
-from .ranks import Ranks
+from .engine import TINY, Engine
 
 #: As accelerate makes it for a model with four layers on two GPUs.
 MAP = {
@@ -101,13 +101,8 @@ def test_layers_off_the_gpus_are_told(tmp_path: Path) -> None:
     device_map = {**dict.fromkeys(MAP, "cpu"), "model.rotary_emb": "cpu", "model.layers.1": "disk"}
     for layer in ("model.layers.2", "model.layers.3"):
         del device_map[layer]
-    ranks = Ranks(Parallel())
-    try:
-        (refusal,) = ranks.call(
-            sharded.refusal_of_layers_off_the_gpus, "random:llama-tiny", device_map, str(tmp_path)
-        )
-    finally:
-        ranks.pool.close()
+    with Engine() as engine:
+        (refusal,) = engine.call(sharded.refusal_of_layers_off_the_gpus, TINY, device_map, str(tmp_path))
     assert refusal == (
         "transformers: placement=2 left parameters on cpu, meta (meta is on disk or in the host's memory): "
         "model.embed_tokens..model.layers.0: cpu; model.layers.1: disk; model.norm..model.rotary_emb: cpu; "

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.transformers import spec as transformers
+from pytest_llenergy.backends.generation import Generation
 from pytest_llenergy.backends.transformers.tensor import check_heads
 from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.workers.pool import RankPool
-from pytest_llenergy.workers.workload import task_workload
 
 from . import of_two_minds, sharded
-from .ranks import PROMPTS, TINY, Ranks, start
+from .engine import PROMPTS, TINY, Engine
 
 Read = Callable[..., dict[str, Any]]
 
@@ -42,31 +39,22 @@ class Config:
         return self
 
 
-@pytest.fixture
-def pool() -> Iterator[RankPool]:
-    pool = RankPool(timeout_s=300)
-    yield pool
-    pool.close()
+@pytest.fixture(scope="module")
+def single() -> Iterator[Engine]:
+    with Engine(dtype="float32") as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
-def single() -> Iterator[Ranks]:
-    ranks = Ranks(Parallel())
-    yield ranks
-    ranks.pool.close()
+def pair() -> Iterator[Engine]:
+    with Engine(degrees=Parallel(tensor=2), dtype="float32") as engine:
+        yield engine
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    ranks = Ranks(Parallel(tensor=2))
-    yield ranks
-    ranks.pool.close()
-
-
-def loaded(ranks: Ranks, function: Callable[..., Any] = sharded.forward) -> list[Any]:
+def loaded(engine: Engine, function: Callable[..., Any] = sharded.forward) -> list[Any]:
     """What each rank has of the model that it loads, and its logits."""
-    degrees = {"data": ranks.degrees.data, "tensor": ranks.degrees.tensor}
-    return ranks.call(function, degrees, TINY, IDS)
+    degrees = {"data": engine.degrees.data, "tensor": engine.degrees.tensor}
+    return engine.call(function, degrees, TINY, IDS)
 
 
 def difference(one: list[float], two: list[float]) -> float:
@@ -76,7 +64,7 @@ def difference(one: list[float], two: list[float]) -> float:
 
 
 class TestTwoRanks:
-    def test_each_holds_half_of_every_matrix(self, pair: Ranks) -> None:
+    def test_each_holds_half_of_every_matrix(self, pair: Engine) -> None:
         """Counted by hand: four heads of 64, two of keys and values, 688 inner features, 259 tokens."""
         first, second = loaded(pair)
         for number, found in enumerate((first, second)):
@@ -98,7 +86,7 @@ class TestTwoRanks:
             }
             assert found["shapes"]["lm_head.weight"] == ((130 - number, 256), (259, 256))
 
-    def test_what_a_rank_holds_is_in_the_record(self, single: Ranks, pair: Ranks) -> None:
+    def test_what_a_rank_holds_is_in_the_record(self, single: Engine, pair: Engine) -> None:
         """Of each layer 2 * 256 norms are whole; so are the 256 of the last."""
         norms, whole = 2 * 2 * 256 + 256, 1_583_872
         halves = [(whole - norms + extra * 2 * 256) // 2 + norms for extra in (1, -1)]
@@ -108,7 +96,7 @@ class TestTwoRanks:
         assert pair.info.options["parameters_of_rank"] == halves[0]
         assert "parameters_of_rank" not in single.info.options
 
-    def test_logits_are_those_of_one_process(self, single: Ranks, pair: Ranks) -> None:
+    def test_logits_are_those_of_one_process(self, single: Engine, pair: Engine) -> None:
         (alone,) = loaded(single)
         first, second = loaded(pair)
         assert difference(first["logits"], alone["logits"]) <= 1e-4
@@ -117,52 +105,49 @@ class TestTwoRanks:
         swapped = [*alone["logits"][1:], alone["logits"][0]]
         assert difference(swapped, alone["logits"]) > 0.1, "equal logits would prove nothing"
 
-    def test_greedy_tokens_are_those_of_one_process(self, single: Ranks, pair: Ranks) -> None:
-        alone, _ = single.generate()
-        together, timeline = pair.generate()
+    def test_greedy_tokens_are_those_of_one_process(self, single: Engine, pair: Engine) -> None:
+        alone, _ = single.generate(PROMPTS, max_new_tokens=12)
+        together, timeline = pair.generate(PROMPTS, max_new_tokens=12)
         assert together.token_ids == alone.token_ids
         assert len({tuple(ids) for ids in alone.token_ids}) == 3, "equal outputs would prove nothing"
         assert [rank.repeats_others for rank in timeline.ranks] == [False, True]
         assert len(timeline.requests) == 3
 
-    def test_a_static_cache_holds_the_heads_of_its_rank(self, single: Ranks, pair: Ranks) -> None:
-        alone, _ = single.generate(cache="static")
-        together, _ = pair.generate(cache="static")
+    def test_a_static_cache_holds_the_heads_of_its_rank(self, single: Engine, pair: Engine) -> None:
+        alone, _ = single.generate(PROMPTS, max_new_tokens=12, cache="static")
+        together, _ = pair.generate(PROMPTS, max_new_tokens=12, cache="static")
         assert together.token_ids == alone.token_ids
 
-    def test_sampling_draws_the_same_numbers_in_both(self, pair: Ranks) -> None:
+    def test_sampling_draws_the_same_numbers_in_both(self, pair: Engine) -> None:
         """Else one would continue what the other did not write."""
-        drawn = [pair.generate(do_sample=True, seed=seed)[0].token_ids for seed in (1, 1, 2)]
-        assert drawn[0] == drawn[1] != drawn[2]
+        once, again, other = (
+            pair.generate(PROMPTS, max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
+            for seed in (1, 1, 2)
+        )
+        assert once == again != other
 
-    def test_sequences_that_end_early_end_in_both(self, single: Ranks, pair: Ranks) -> None:
-        free, _ = single.generate()
+    def test_sequences_that_end_early_end_in_both(self, single: Engine, pair: Engine) -> None:
+        free, _ = single.generate(PROMPTS, max_new_tokens=12)
         stop = free.token_ids[0][2]
-        alone, _ = single.generate(stop_token_ids=[stop])
-        together, _ = pair.generate(stop_token_ids=[stop])
+        alone, _ = single.generate(PROMPTS, max_new_tokens=12, stop_token_ids=[stop])
+        together, _ = pair.generate(PROMPTS, max_new_tokens=12, stop_token_ids=[stop])
         assert together.token_ids == alone.token_ids
         assert min(map(len, alone.token_ids)) < 12
 
 
-def test_torch_that_was_built_for_gpus_shards_on_the_cpu_too(single: Ranks) -> None:
+def test_torch_that_was_built_for_gpus_shards_on_the_cpu_too(single: Engine) -> None:
     """transformers takes the accelerator that torch was built for, and would look for a GPU number 1."""
     (alone,) = loaded(single)
-    ranks = Ranks(Parallel(tensor=2))
-    try:
-        found = loaded(ranks, sharded.forward_where_torch_was_built_for_gpus)
-    finally:
-        ranks.pool.close()
+    with Engine(degrees=Parallel(tensor=2), dtype="float32") as engine:
+        found = loaded(engine, sharded.forward_where_torch_was_built_for_gpus)
     assert difference(found[1]["logits"], alone["logits"]) <= 1e-4
 
 
-def test_replicas_are_pairs_of_neighbours_that_share_nothing(single: Ranks) -> None:
-    ranks = Ranks(Parallel(data=2, tensor=2))
-    try:
-        together, timeline = ranks.generate()
-        found = loaded(ranks)
-    finally:
-        ranks.pool.close()
-    alone, _ = single.generate()
+def test_replicas_are_pairs_of_neighbours_that_share_nothing(single: Engine) -> None:
+    with Engine(degrees=Parallel(data=2, tensor=2), dtype="float32") as engine:
+        together, timeline = engine.generate(PROMPTS, max_new_tokens=12)
+        found = loaded(engine)
+    alone, _ = single.generate(PROMPTS, max_new_tokens=12)
     assert together.token_ids == alone.token_ids
     assert [rank.repeats_others for rank in timeline.ranks] == [False, True, False, True]
     assert [len(rank.requests) for rank in timeline.ranks] == [2, 0, 1, 0]
@@ -216,11 +201,9 @@ def test_the_record_tells_what_ran(quick: pytest.Pytester, read_report: Read) ->
 class TestHeads:
     """SmolLM2 has nine heads and three of keys and values; the tiny model four and two."""
 
-    def test_a_degree_that_does_not_divide_them_is_refused_before_weights_are_read(
-        self, pool: RankPool
-    ) -> None:
+    def test_a_degree_that_does_not_divide_them_is_refused_before_weights_are_read(self) -> None:
         with pytest.raises(BackendError) as caught:
-            start(transformers.SPEC, Parallel(tensor=2), pool, "")
+            Engine(model=None, degrees=Parallel(tensor=2))
         message = str(caught.value)
         assert message.endswith(
             "transformers: SmolLM2-135M-Instruct.Q4_1.gguf has 9 attention heads and 3 KV heads, and "
@@ -269,30 +252,28 @@ class TestRanksThatDisagree:
             ),
         ],
     )
-    def test_what_they_made_is_no_result(self, pool: RankPool, ids: str, message: str) -> None:
+    def test_what_they_made_is_no_result(self, ids: str, message: str) -> None:
         with pytest.raises(WorkerError, match=message):
-            self.generate(pool, ids)
+            self.generate(ids)
 
-    def test_replicas_may_differ(self, pool: RankPool) -> None:
-        assert self.generate(pool, "1,2;1,2;7;7").token_ids == [[1, 2], [1, 2], [7]]
+    def test_replicas_may_differ(self) -> None:
+        assert self.generate("1,2;1,2;7;7").token_ids == [[1, 2], [1, 2], [7]]
 
-    def generate(self, pool: RankPool, ids: str) -> Generation:
-        group, _ = start(of_two_minds.SPEC, Parallel(data=2, tensor=2), pool, TINY, ids=ids)
-        workload = task_workload(group, PROMPTS, GenerationParams(), 60)
-        workload.run_round()
-        return Generation.merge(workload.results())
+    def generate(self, ids: str) -> Generation:
+        with Engine(of_two_minds.SPEC, degrees=Parallel(data=2, tensor=2), ids=ids) as engine:
+            return engine.generate(PROMPTS)[0]
 
 
 class TestShards:
     """What is refused after loading, where transformers has done other than it was told."""
 
-    def test_a_rank_that_holds_everything_is_refused(self, single: Ranks) -> None:
+    def test_a_rank_that_holds_everything_is_refused(self, single: Engine) -> None:
         assert single.call(sharded.refusal_of_no_shards) == [
             "transformers: tensor=2 was asked for, and this rank holds all 12 parameters of Linear and no "
             "shard of any"
         ]
 
-    def test_shards_that_are_shared_with_other_ranks_are_refused(self, pair: Ranks) -> None:
+    def test_shards_that_are_shared_with_other_ranks_are_refused(self, pair: Engine) -> None:
         first, second = pair.call(sharded.refusal_by_other_degrees, TINY)
         told = "transformers: model.embed_tokens.weight is shared by ranks [0, 1], planned were the ranks "
         assert (first, second) == (f"{told}[0]", f"{told}[1]")

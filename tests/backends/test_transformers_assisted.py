@@ -13,7 +13,8 @@ import pytest
 
 from pytest_llenergy.backends.generation import Generation
 from pytest_llenergy.errors import BackendError, ModelError
-from tests.backends.transformers_ranks import Ranks, loaded
+
+from .engine import TINY, Engine
 
 Read = Callable[..., dict[str, Any]]
 
@@ -39,15 +40,15 @@ def save_a_model(directory: Path, vocabulary: int) -> str:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Generation]:
-    with loaded() as ranks:
-        yield ranks.generate(PROMPT, max_new_tokens=24)[0]
+    with Engine(dtype="float32") as engine:
+        yield engine.generate(PROMPT, max_new_tokens=24)[0]
 
 
 @pytest.fixture(scope="module")
-def same() -> Iterator[Ranks]:
+def same() -> Iterator[Engine]:
     """Drafted by the model itself: right whenever it dares to."""
-    with loaded(assistant="random:llama-tiny") as ranks:
-        yield ranks
+    with Engine(assistant=TINY, dtype="float32") as engine:
+        yield engine
 
 
 def times(generation: Generation) -> list[int]:
@@ -60,7 +61,7 @@ def test_unassisted_each_token_has_a_step_of_its_own(alone: Generation) -> None:
     assert len(set(times(alone))) == len(times(alone)) == 24
 
 
-def test_tokens_from_an_assistant_are_counted_and_not_its_calls(alone: Generation, same: Ranks) -> None:
+def test_tokens_from_an_assistant_are_counted_and_not_its_calls(alone: Generation, same: Engine) -> None:
     generation, timeline = same.generate(PROMPT, max_new_tokens=24)
     assert generation.token_ids == alone.token_ids
     assert len(times(generation)) == generation.output_tokens == 24
@@ -69,24 +70,24 @@ def test_tokens_from_an_assistant_are_counted_and_not_its_calls(alone: Generatio
 
 
 def test_an_assistant_that_is_often_wrong_changes_nothing(alone: Generation, tmp_path: Path) -> None:
-    with loaded(assistant=save_a_model(tmp_path / "small", 259)) as ranks:
-        assert ranks.info.options["assistant"] == "small"
-        assert ranks.generate(PROMPT, max_new_tokens=24)[0].token_ids == alone.token_ids
+    with Engine(assistant=save_a_model(tmp_path / "small", 259), dtype="float32") as engine:
+        assert engine.info.options["assistant"] == "small"
+        assert engine.generate(PROMPT, max_new_tokens=24)[0].token_ids == alone.token_ids
 
 
 def test_tokens_that_are_looked_up_in_the_prompt(alone: Generation) -> None:
-    with loaded(prompt_lookup_num_tokens=4) as ranks:
-        told = ranks.info.options
+    with Engine(prompt_lookup_num_tokens=4, dtype="float32") as engine:
+        told = engine.info.options
         assert (told["prompt_lookup_num_tokens"], told["max_matching_ngram_size"]) == (4, 2)
-        generation, _ = ranks.generate(PROMPT, max_new_tokens=24)
-        ended, _ = ranks.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
+        generation, _ = engine.generate(PROMPT, max_new_tokens=24)
+        ended, _ = engine.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
     assert generation.token_ids == alone.token_ids
     assert len(set(times(generation))) < generation.output_tokens == 24
     stop = alone.token_ids[0].index(alone.token_ids[0][9])
     assert ended.token_ids == [alone.token_ids[0][: stop + 1]]
 
 
-def test_an_end_among_drafted_tokens_ends_the_sequence(alone: Generation, same: Ranks) -> None:
+def test_an_end_among_drafted_tokens_ends_the_sequence(alone: Generation, same: Engine) -> None:
     (ids,) = alone.token_ids
     stop = ids[9]
     generation, _ = same.generate(PROMPT, max_new_tokens=24, stop_token_ids=[stop])
@@ -94,7 +95,7 @@ def test_an_end_among_drafted_tokens_ends_the_sequence(alone: Generation, same: 
     assert len(times(generation)) == generation.output_tokens == ids.index(stop) + 1 < 24
 
 
-def test_how_an_assistant_drafts_is_recorded(same: Ranks) -> None:
+def test_how_an_assistant_drafts_is_recorded(same: Engine) -> None:
     told = {name: same.info.options[name] for name in same.info.options if "assistant" in name}
     assert told == {
         "assistant": "random:llama-tiny",
@@ -109,14 +110,15 @@ def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None
         "transformers: assistant other has a vocabulary of 100 tokens and the model one of 259; name a model "
         "with the same tokenizer"
     )
-    with pytest.raises(BackendError, match=message), loaded(assistant=save_a_model(tmp_path / "other", 100)):
-        pass
+    other = save_a_model(tmp_path / "other", 100)
+    with pytest.raises(BackendError, match=message):
+        Engine(assistant=other, dtype="float32")
 
 
 def test_an_assistant_that_is_not_there_is_one_line() -> None:
     message = r"model '\./nowhere': no such file or directory, and not a hub id"
-    with pytest.raises(ModelError, match=message), loaded(assistant="./nowhere"):
-        pass
+    with pytest.raises(ModelError, match=message):
+        Engine(assistant="./nowhere", dtype="float32")
 
 
 def test_a_batch_is_refused(quick: pytest.Pytester) -> None:

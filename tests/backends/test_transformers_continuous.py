@@ -14,7 +14,8 @@ import pytest
 
 from pytest_llenergy.backends.transformers.continuous import blocks_for, step_tokens_for
 from pytest_llenergy.errors import BackendError
-from tests.backends.transformers_ranks import PROMPTS, Ranks, loaded
+
+from .engine import PROMPTS, Engine, counts
 
 Read = Callable[..., dict[str, Any]]
 
@@ -46,39 +47,35 @@ print(json.dumps(runs))
 
 
 @pytest.fixture(scope="module")
-def static() -> Iterator[Ranks]:
-    with loaded() as ranks:
-        yield ranks
+def static() -> Iterator[Engine]:
+    with Engine(dtype="float32") as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
-def continuous() -> Iterator[Ranks]:
-    with loaded(batching="continuous") as ranks:
-        yield ranks
+def continuous() -> Iterator[Engine]:
+    with Engine(batching="continuous", dtype="float32") as engine:
+        yield engine
 
 
-def test_the_tokens_are_those_of_a_static_batch(static: Ranks, continuous: Ranks) -> None:
+def test_the_tokens_are_those_of_a_static_batch(static: Engine, continuous: Engine) -> None:
     expected, _ = static.generate(PROMPTS)
     generation, _ = continuous.generate(PROMPTS)
     assert generation.token_ids == expected.token_ids
     assert generation.texts == expected.texts
     assert len({tuple(ids) for ids in generation.token_ids}) == 3, "equal outputs would prove nothing"
-    assert [(each.input_tokens, each.output_tokens) for each in generation.requests] == [
-        (3, 8),
-        (11, 8),
-        (1, 8),
-    ]
+    assert counts(generation) == [(3, 8), (11, 8), (1, 8)]
 
 
-def test_eager_attention_gives_the_same_tokens(static: Ranks) -> None:
+def test_eager_attention_gives_the_same_tokens(static: Engine) -> None:
     expected, _ = static.generate(PROMPTS)
-    with loaded(batching="continuous", attn_implementation="eager") as eager:
+    with Engine(batching="continuous", attn_implementation="eager", dtype="float32") as eager:
         first, _ = eager.generate(PROMPTS)
         again, _ = eager.generate(PROMPTS)
     assert first.token_ids == again.token_ids == expected.token_ids
 
 
-def test_a_request_that_ends_early_counts_what_it_made(static: Ranks, continuous: Ranks) -> None:
+def test_a_request_that_ends_early_counts_what_it_made(static: Engine, continuous: Engine) -> None:
     free, _ = static.generate(PROMPTS)
     stop = [free.token_ids[0][2]]
     expected, _ = static.generate(PROMPTS, stop_token_ids=stop)
@@ -90,7 +87,7 @@ def test_a_request_that_ends_early_counts_what_it_made(static: Ranks, continuous
     assert early.token_ns[-1] < late.token_ns[-1]
 
 
-def test_each_token_has_a_stamp_within_its_round(continuous: Ranks) -> None:
+def test_each_token_has_a_stamp_within_its_round(continuous: Engine) -> None:
     _, timeline = continuous.generate(PROMPTS)
     for request in timeline.requests:
         assert request.start_ns is not None
@@ -107,17 +104,17 @@ def test_the_stamps_are_of_the_clock_of_timelines() -> None:
     assert before - 1 <= round(stamp * 1e9) <= after + 1
 
 
-def test_all_requests_are_worked_on_at_once(continuous: Ranks) -> None:
+def test_all_requests_are_worked_on_at_once(continuous: Engine) -> None:
     _, timeline = continuous.generate(PROMPTS)
     first = max(request.token_ns[0] for request in timeline.requests)
     assert first < min(request.token_ns[-1] for request in timeline.requests)
 
 
-def test_with_one_block_they_wait_for_each_other(static: Ranks) -> None:
+def test_with_one_block_they_wait_for_each_other(static: Engine) -> None:
     expected, _ = static.generate(PROMPTS)
-    with loaded(batching="continuous", num_blocks=1, max_batch_tokens=5) as ranks:
-        assert (ranks.info.options["num_blocks"], ranks.info.options["max_batch_tokens"]) == (1, 5)
-        generation, timeline = ranks.generate(PROMPTS)
+    with Engine(batching="continuous", num_blocks=1, max_batch_tokens=5, dtype="float32") as engine:
+        assert (engine.info.options["num_blocks"], engine.info.options["max_batch_tokens"]) == (1, 5)
+        generation, timeline = engine.generate(PROMPTS)
     assert generation.token_ids == expected.token_ids
     one, two, three = timeline.requests
     assert one.token_ns[-1] <= two.token_ns[0] < two.token_ns[-1] <= three.token_ns[0]
@@ -141,20 +138,24 @@ def test_a_repeated_prompt_costs_the_same_prefill() -> None:
     assert first >= 603
 
 
-def test_no_thread_is_left_after_a_round(continuous: Ranks) -> None:
+def test_no_thread_is_left_after_a_round(continuous: Engine) -> None:
     def threads() -> list[str]:
         import threading
 
         return [thread.name for thread in threading.enumerate()]
 
     continuous.generate(PROMPTS)
-    assert [name for name in continuous.ask(threads) if "generation" in name] == []
+    (names,) = continuous.call(threads)
+    assert [name for name in names if "generation" in name] == []
 
 
 def test_a_request_that_fits_no_cache_is_refused() -> None:
     message = "transformers: num_blocks is 1 and the longest request needs 2, of 256 tokens each"
-    with loaded(batching="continuous", num_blocks=1) as ranks, pytest.raises(BackendError, match=message):
-        ranks.generate(["abc"], max_new_tokens=300)
+    with (
+        Engine(batching="continuous", num_blocks=1, dtype="float32") as engine,
+        pytest.raises(BackendError, match=message),
+    ):
+        engine.generate(["abc"], max_new_tokens=300)
 
 
 def test_the_record_holds_the_engines_options(quick: pytest.Pytester, read_report: Read) -> None:

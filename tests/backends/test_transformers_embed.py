@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.embedding import EmbeddingParams
+from pytest_llenergy.backends.embedding import Embedding, EmbeddingParams
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
-from tests.backends.transformers_ranks import Ranks, loaded
+from pytest_llenergy.model.record import Parallel
+
+from .engine import Engine, counts
 
 Read = Callable[..., dict[str, Any]]
 
+BERT = "random:bert-tiny"
 TEXTS = ["abc", "hello world", "x"]
 
 #: One text at a time, without a mask, by plain transformers: nothing is padded.
@@ -43,9 +46,16 @@ print(json.dumps(told))
 
 
 @pytest.fixture(scope="module")
-def bert() -> Iterator[Ranks]:
-    with loaded("random:bert-tiny") as ranks:
-        yield ranks
+def bert() -> Iterator[Engine]:
+    with Engine(model=BERT, dtype="float32") as engine:
+        yield engine
+
+
+def embed(engine: Engine, texts: list[str], **params: Any) -> Embedding:
+    """A vector of each text."""
+    workload = engine.prepare(texts, EmbeddingParams.of(params))
+    workload.run_round()
+    return Embedding.merge(workload.results())
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +73,9 @@ def close(vectors: list[list[float]], others: list[list[float]]) -> bool:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_padding_does_not_change_a_vector(
-    bert: Ranks, by_hand: dict[str, list[list[float]]], pooling: str
+    bert: Engine, by_hand: dict[str, list[list[float]]], pooling: str
 ) -> None:
-    embedding = bert.embed(TEXTS, pooling=pooling, normalize=False)
+    embedding = embed(bert, TEXTS, pooling=pooling, normalize=False)
     assert close(embedding.vectors, by_hand[pooling])
     assert not close(embedding.vectors[:1], embedding.vectors[1:2]), "equal vectors would prove nothing"
     assert embedding.dimension == 128
@@ -76,31 +86,31 @@ def test_the_poolings_differ(by_hand: dict[str, list[list[float]]]) -> None:
     assert not close(by_hand["last"], by_hand["cls"])
 
 
-def test_vectors_are_of_length_one_unless_told_otherwise(bert: Ranks) -> None:
-    unit, as_they_are = bert.embed(TEXTS), bert.embed(TEXTS, normalize=False)
+def test_vectors_are_of_length_one_unless_told_otherwise(bert: Engine) -> None:
+    unit, as_they_are = embed(bert, TEXTS), embed(bert, TEXTS, normalize=False)
     assert [sum(x * x for x in vector) for vector in unit.vectors] == pytest.approx([1.0] * 3)
     assert min(sum(x * x for x in vector) for vector in as_they_are.vectors) > 2
 
 
-def test_input_is_counted_and_output_is_none(bert: Ranks) -> None:
-    requests = bert.embed(TEXTS).requests
-    assert [(each.input_tokens, each.output_tokens) for each in requests] == [(3, 0), (11, 0), (1, 0)]
-    assert {(each.first_token_ns, each.last_token_ns, each.token_ns) for each in requests} == {
+def test_input_is_counted_and_output_is_none(bert: Engine) -> None:
+    embedding = embed(bert, TEXTS)
+    assert counts(embedding) == [(3, 0), (11, 0), (1, 0)]
+    assert {(each.first_token_ns, each.last_token_ns, each.token_ns) for each in embedding.requests} == {
         (None, None, ())
     }
 
 
-def test_two_ranks_share_the_texts(bert: Ranks) -> None:
-    with loaded("random:bert-tiny", n=2) as pair:
-        both = pair.embed(TEXTS)
-    assert close(both.vectors, bert.embed(TEXTS).vectors)
+def test_two_ranks_share_the_texts(bert: Engine) -> None:
+    with Engine(model=BERT, degrees=Parallel(data=2), dtype="float32") as pair:
+        both = embed(pair, TEXTS)
+    assert close(both.vectors, embed(bert, TEXTS).vectors)
     assert [each.input_tokens for each in both.requests] == [3, 11, 1]
 
 
 def test_a_model_that_generates_embeds_by_its_body() -> None:
-    with loaded() as llama:
-        batch = llama.embed(TEXTS, pooling="last")
-        alone = [llama.embed([text], pooling="last").vectors[0] for text in TEXTS]
+    with Engine(dtype="float32") as llama:
+        batch = embed(llama, TEXTS, pooling="last")
+        alone = [embed(llama, [text], pooling="last").vectors[0] for text in TEXTS]
         # The same ranks still generate.
         assert llama.generate(["abc"])[0].output_tokens == 8
     assert close(batch.vectors, alone)
@@ -109,17 +119,17 @@ def test_a_model_that_generates_embeds_by_its_body() -> None:
 
 def test_a_text_that_does_not_fit_is_refused() -> None:
     message = "transformers: a text has 513 tokens and the model takes 512; shorten the text, nothing is cut"
-    with loaded("random:bert-tiny") as ranks:
-        assert ranks.embed(["a" * 512]).requests[0].input_tokens == 512
+    with Engine(model=BERT, dtype="float32") as engine:
+        assert embed(engine, ["a" * 512]).requests[0].input_tokens == 512
         with pytest.raises(BackendError, match=message):
-            ranks.embed(["a" * 513])
+            embed(engine, ["a" * 513])
 
 
 def test_a_model_that_only_encodes_generates_nothing() -> None:
     """With AutoModelForCausalLM it would, by a head of random numbers."""
     message = "transformers: model random:bert-tiny only encodes and generates nothing; use backend.embed"
-    with loaded("random:bert-tiny") as ranks, pytest.raises(BackendError, match=message):
-        ranks.generate(["abc"])
+    with Engine(model=BERT, dtype="float32") as engine, pytest.raises(BackendError, match=message):
+        engine.generate(["abc"])
 
 
 @pytest.mark.parametrize(

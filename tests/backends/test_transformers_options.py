@@ -17,7 +17,8 @@ from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.backends.transformers.spec import SPEC
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
-from tests.backends.transformers_ranks import loaded
+
+from .engine import Engine
 
 #: A batch that is prepared twice, two rounds each, without and with ``compile``; then who is still there.
 COMPILES = """
@@ -192,11 +193,11 @@ def test_the_row_names_every_option_that_is_read() -> None:
 
 
 def test_the_dtype_is_that_of_the_weights() -> None:
-    with loaded(dtype="bfloat16") as ranks:
-        assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "bfloat16")
-    with loaded(dtype="auto") as ranks:
+    with Engine(dtype="bfloat16") as engine:
+        assert (engine.info.dtype, engine.info.options["dtype"]) == ("bfloat16", "bfloat16")
+    with Engine(dtype="auto") as engine:
         # As they were saved.
-        assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "auto")
+        assert (engine.info.dtype, engine.info.options["dtype"]) == ("bfloat16", "auto")
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on the CPU")

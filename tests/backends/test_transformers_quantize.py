@@ -12,7 +12,8 @@ from pytest_llenergy.backends.base import installed
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.backends.transformers.quantize import QUANTISERS, described
 from pytest_llenergy.errors import BackendError
-from tests.backends.transformers_ranks import PROMPTS, loaded
+
+from .engine import PROMPTS, Engine
 
 #: Two layers with seven matrices each; the head and the embedding stay as they are.
 MATRICES = 14
@@ -24,13 +25,13 @@ def test_each_layer_is_quantised_and_told(name: str) -> None:
     if not installed(package.module):
         pytest.skip(f"{package.name} is not installed; {package.install}")
     dtype = "float16" if name == "8bit" else "bfloat16"
-    with loaded(dtype=dtype, quantization=name) as ranks:
-        generation, _ = ranks.generate(PROMPTS)
-        again, _ = ranks.generate(PROMPTS)
-        options = ranks.info.options
+    with Engine(dtype=dtype, quantization=name) as engine:
+        generation, _ = engine.generate(PROMPTS)
+        again, _ = engine.generate(PROMPTS)
+        options = engine.info.options
     assert [len(ids) for ids in generation.token_ids] == [8, 8, 8]
     assert generation.token_ids == again.token_ids
-    assert ranks.info.dtype == dtype
+    assert engine.info.dtype == dtype
     assert (options["quantization"], options["quantized_layers"]) == (name, MATRICES)
     assert str(options["quantizer"]).startswith(f"{package.name} ")
 

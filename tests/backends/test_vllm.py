@@ -16,99 +16,46 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import resolve
-from pytest_llenergy.backends.transformers import spec as transformers
 from pytest_llenergy.backends.vllm import spec as vllm
 from pytest_llenergy.backends.vllm.generate import VllmJob
-from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.timeline import RoundTimeline
-from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.plan import plan_processes
-from pytest_llenergy.workers.pool import Load, RankPool
-from pytest_llenergy.workers.workload import RankWorkload, task_workload
+
+from .engine import PROMPTS, TINY, Engine, counts
 
 SPEC = dataclasses.replace(vllm.SPEC, python=os.environ.get("LLENERGY_TEST_VLLM_PYTHON") or None)
 MISSING = SPEC.missing()
 
 needs_vllm = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}; or set LLENERGY_TEST_VLLM_PYTHON")
 
-PROMPTS = ["abc", "hello world", "x"]
 #: Compiling takes minutes here, and a float of 32 bits is the same in every engine.
-TINY: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
-
-
-class Engine:
-    """A backend in real ranks on two cores."""
-
-    def __init__(
-        self,
-        spec: BackendSpec = SPEC,
-        parallel: Parallel | None = None,
-        model: str | None = "random:llama-tiny",
-        **options: Any,
-    ) -> None:
-        degrees = parallel or Parallel()
-        n = degrees.data * degrees.tensor * degrees.pipeline
-        cpus = sorted(os.sched_getaffinity(0))[: max(2, n)]
-        self.plan = plan_processes(
-            spec.capabilities, degrees, Lease(devices=("cpu",) * n), cpus, n, spec.python
-        )
-        self.pool = RankPool(timeout_s=300, isolation="run")
-        try:
-            load = Load.of(spec, resolve(model), options)
-            self.group, self.info = self.pool.loaded(self.plan, load)
-        except BaseException:
-            self.pool.close()
-            raise
-
-    def another(self, **options: Any) -> RankGroup:
-        """The same ranks with other options."""
-        load = Load.of(SPEC, resolve("random:llama-tiny"), {**TINY, **options})
-        group, self.info = self.pool.loaded(self.plan, load)
-        return group
-
-    def prepared(self, prompts: list[str], **params: Any) -> RankWorkload:
-        return task_workload(self.group, prompts, GenerationParams.of(params), 300)
-
-    def generate(self, prompts: list[str], **params: Any) -> tuple[Generation, RoundTimeline]:
-        workload = self.prepared(prompts, **params)
-        timeline = workload.run_round()
-        return Generation.merge(workload.results()), timeline
+EAGER: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 
 
 def refusal(expected: type[LLEnergyError], **asked: Any) -> str:
     """What is said where no engine can be had."""
     with pytest.raises(expected) as told:
-        Engine(**asked)
+        Engine(SPEC, **asked)
     return str(told.value.args[0])
-
-
-def counts(generation: Generation) -> list[tuple[int, int]]:
-    return [(request.input_tokens, request.output_tokens) for request in generation.requests]
 
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Engine]:
-    engine = Engine(**TINY)
-    yield engine
-    engine.pool.close()
+    with Engine(SPEC, **EAGER) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
 def free(alone: Engine) -> Generation:
     """Of all prompts, eight tokens each."""
-    return alone.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)[0]
+    return alone.generate(PROMPTS)[0]
 
 
 @pytest.fixture(scope="module")
 def sharded() -> Iterator[Engine]:
-    engine = Engine(parallel=Parallel(tensor=2), **TINY)
-    yield engine
-    engine.pool.close()
+    with Engine(SPEC, degrees=Parallel(tensor=2), **EAGER) as engine:
+        yield engine
 
 
 @needs_vllm
@@ -119,17 +66,14 @@ class TestOneProcess:
         assert len({tuple(ids) for ids in free.token_ids}) == 3
 
     def test_tokens_are_those_of_transformers(self, free: Generation) -> None:
-        reference = Engine(transformers.SPEC, dtype="float32")
-        try:
-            expected, _ = reference.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
-        finally:
-            reference.pool.close()
+        with Engine(dtype="float32") as reference:
+            expected, _ = reference.generate(PROMPTS)
         assert free.token_ids == expected.token_ids
         assert free.texts == expected.texts
 
     def test_a_sequence_that_ends_early_counts_what_it_made(self, alone: Engine, free: Generation) -> None:
         stop = free.token_ids[0][2]
-        stopped, timeline = alone.generate(PROMPTS, max_new_tokens=8, ignore_eos=True, stop_token_ids=[stop])
+        stopped, timeline = alone.generate(PROMPTS, stop_token_ids=[stop])
         expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free.token_ids]
         assert stopped.token_ids == expected
         assert [made for _, made in counts(stopped)] == [len(ids) for ids in expected]
@@ -137,7 +81,7 @@ class TestOneProcess:
         assert (early.last_token_ns or 0) < (late.last_token_ns or 0)
 
     def test_each_token_has_its_stamp_within_the_round(self, alone: Engine) -> None:
-        _, timeline = alone.generate(PROMPTS, max_new_tokens=6, ignore_eos=True)
+        _, timeline = alone.generate(PROMPTS, max_new_tokens=6)
         ((start_ns, border_ns),) = timeline.borders_ns
         for request in timeline.requests:
             stamps = request.token_ns
@@ -151,27 +95,25 @@ class TestOneProcess:
         self, alone: Engine
     ) -> None:
         once, again, other = (
-            alone.generate(["abc", "abc"], do_sample=True, seed=seed, max_new_tokens=8, ignore_eos=True)[0]
-            for seed in (1, 1, 7)
+            alone.generate(["abc", "abc"], do_sample=True, seed=seed)[0] for seed in (1, 1, 7)
         )
         assert once.token_ids == again.token_ids != other.token_ids
         assert once.token_ids[0] != once.token_ids[1]
 
     def test_a_prompt_that_was_seen_before_is_read_again(self, alone: Engine) -> None:
         """Longer than a block of the cache (128 tokens), which is what could be reused."""
-        workload = alone.prepared(["y" * 300], max_new_tokens=2, ignore_eos=True)
+        workload = alone.prepare(["y" * 300], GenerationParams(max_new_tokens=2, ignore_eos=True))
         for _ in range(2):
             (request,) = workload.run_round().requests
             assert request.input_tokens == 300
         assert alone.info.options["prefix_caching"] is False
 
     def test_what_would_not_fit_is_refused_before_it_is_cut(self, alone: Engine) -> None:
-        engine = Engine(**{**TINY, "max_model_len": 16})
-        try:
-            with pytest.raises(BackendError) as told:
-                engine.generate(["a" * 10], max_new_tokens=7)
-        finally:
-            engine.pool.close()
+        with (
+            Engine(SPEC, **{**EAGER, "max_model_len": 16}) as engine,
+            pytest.raises(BackendError) as told,
+        ):
+            engine.generate(["a" * 10], max_new_tokens=7)
         assert told.value.args[0] == (
             "vllm: a prompt of 10 tokens and max_new_tokens=7 exceed max_model_len=16; ask for fewer, or "
             "load with a larger max_model_len"
@@ -185,7 +127,7 @@ class TestOneProcess:
 
     def test_what_it_runs_with_is_recorded(self, alone: Engine) -> None:
         info, options = alone.info, alone.info.options
-        assert (info.name, info.model, info.dtype) == ("vllm", "random:llama-tiny", "float32")
+        assert (info.name, info.model, info.dtype) == ("vllm", TINY, "float32")
         assert options["enforce_eager"] is True
         assert options["max_model_len"] == 512
         assert options["kv_cache_memory_bytes"] == 1 << 30
@@ -195,7 +137,7 @@ class TestOneProcess:
 @needs_vllm
 class TestShards:
     def test_make_the_tokens_of_one_process(self, sharded: Engine, free: Generation) -> None:
-        generation, timeline = sharded.generate(PROMPTS, max_new_tokens=8, ignore_eos=True)
+        generation, timeline = sharded.generate(PROMPTS)
         assert generation.token_ids == free.token_ids
         assert len(timeline.ranks) == 1
 
@@ -209,19 +151,17 @@ class TestShards:
         assert cores[0] != cores[1]
 
     def test_have_their_memory_counted(self, sharded: Engine) -> None:
-        workload = sharded.prepared(PROMPTS, max_new_tokens=2, ignore_eos=True)
+        workload = sharded.prepare(PROMPTS, GenerationParams(max_new_tokens=2, ignore_eos=True))
         workload.run_round()
         (rank,) = sharded.group.ranks
         theirs = sum(psutil.Process(pid).memory_info().rss for pid in rank.workers)
         assert (workload.peak_memory_bytes or 0) > theirs
 
     def test_end_when_the_model_makes_room_for_another(self) -> None:
-        engine = Engine(parallel=Parallel(tensor=2), **TINY)
-        try:
+        with Engine(SPEC, degrees=Parallel(tensor=2), **EAGER) as engine:
             (before,) = engine.group.ranks
-            (after,) = engine.another(max_model_len=256).ranks
-        finally:
-            engine.pool.close()
+            engine.load(**{**EAGER, "max_model_len": 256})
+            (after,) = engine.group.ranks
         assert after.pid == before.pid
         assert len({*before.workers, *after.workers}) == 4
         assert not any(psutil.pid_exists(pid) for pid in (before.pid, *before.workers, *after.workers))
@@ -230,35 +170,27 @@ class TestShards:
 @needs_vllm
 def test_a_model_that_makes_room_for_another_frees_its_memory() -> None:
     """The cache alone is a gibibyte, all of it touched."""
-    engine = Engine(**TINY)
-    try:
+    with Engine(SPEC, **EAGER) as engine:
         ((first, _),) = engine.group.ask_all("rest", None, 60)
-        ((second, _),) = engine.another(max_model_len=256).ask_all("rest", None, 60)
-    finally:
-        engine.pool.close()
+        engine.load(**{**EAGER, "max_model_len": 256})
+        ((second, _),) = engine.group.ask_all("rest", None, 60)
     assert first > 1 << 30
     assert second - first < 256 << 20
 
 
 @needs_vllm
 def test_replicas_are_engines_in_ranks_of_their_own() -> None:
-    engine = Engine(parallel=Parallel(data=2), **TINY)
-    try:
-        generation, _ = engine.generate(PROMPTS, max_new_tokens=3, ignore_eos=True)
-        assert counts(generation) == [(3, 3), (11, 3), (1, 3)]
-        assert [rank.workers for rank in engine.group.ranks] == [[rank.pid] for rank in engine.group.ranks]
-        assert len({rank.pid for rank in engine.group.ranks}) == 2
-    finally:
-        engine.pool.close()
+    with Engine(SPEC, degrees=Parallel(data=2), **EAGER) as engine:
+        generation, _ = engine.generate(PROMPTS, max_new_tokens=3)
+    assert counts(generation) == [(3, 3), (11, 3), (1, 3)]
+    assert [rank.workers for rank in engine.group.ranks] == [[rank.pid] for rank in engine.group.ranks]
+    assert len({rank.pid for rank in engine.group.ranks}) == 2
 
 
 @needs_vllm
 def test_the_real_model_is_read_from_its_gguf_file() -> None:
-    engine = Engine(model=None, enforce_eager=True, max_model_len=256)
-    try:
-        generation, _ = engine.generate(["The capital of France is"], max_new_tokens=8)
-    finally:
-        engine.pool.close()
+    with Engine(SPEC, model=None, enforce_eager=True, max_model_len=256) as engine:
+        generation, _ = engine.generate(["The capital of France is"], ignore_eos=False)
     assert "Paris" in generation.texts[0]
     assert (engine.info.model, engine.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "bfloat16")
 
@@ -266,13 +198,13 @@ def test_the_real_model_is_read_from_its_gguf_file() -> None:
 @needs_vllm
 class TestRefusals:
     def test_heads_that_cannot_be_shared_out(self) -> None:
-        assert refusal(BackendError, model=None, parallel=Parallel(tensor=2)) == (
+        assert refusal(BackendError, model=None, degrees=Parallel(tensor=2)) == (
             "vllm: tensor=2 does not divide the 9 attention heads of SmolLM2-135M-Instruct.Q4_1.gguf; use a "
             "degree that does, or data"
         )
 
     def test_a_pipeline_on_the_cpu(self) -> None:
-        assert refusal(BackendError, parallel=Parallel(pipeline=2)) == (
+        assert refusal(BackendError, degrees=Parallel(pipeline=2)) == (
             "vllm: pipeline=2 on the CPU: vLLM's CPU workers cannot pass a pipeline on; use tensor"
         )
 
@@ -282,7 +214,7 @@ class TestRefusals:
         )
 
     def test_a_quantisation_that_does_not_exist(self) -> None:
-        said = refusal(BackendError, quantization="none-such", **TINY)
+        said = refusal(BackendError, quantization="none-such", **EAGER)
         assert said.startswith("vllm refuses to load random:llama-tiny with ")
         assert "none-such" in said
 
