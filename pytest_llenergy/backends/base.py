@@ -27,6 +27,8 @@ class RankContext:
 
     With ``launch="engine"`` these are all devices of the test, or of one replica of it, and ``parallel`` is
     what to make of them. ``cpus`` are the logical CPUs that the process is pinned to; empty means not pinned.
+    ``scratch`` is a directory for files that are to go with the ranks, however these end; ``None`` outside of
+    ranks.
     """
 
     rank: int = 0
@@ -36,6 +38,7 @@ class RankContext:
     threads: int = 1
     cpus: tuple[int, ...] = ()
     parallel: Parallel = field(default_factory=Parallel)
+    scratch: str | None = None
 
 
 class Job(Protocol):

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,13 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 PROC = Path("/proc")
+
+#: Parts of command lines of what removes shared memory and semaphores with a name, once everybody who made
+#: any has gone (multiprocessing/resource_tracker.py; torch's torch_shm_manager), and then ends.
+CLEANERS = (b"multiprocessing.resource_tracker", b"loky.backend.resource_tracker", b"torch_shm_manager")
+
+#: How long that may take (seconds), and how often it is looked at.
+CLEANING_S, LOOK_S = 1.0, 0.01
 
 
 def adopt_orphans() -> None:
@@ -68,14 +76,33 @@ def marked(name: str, value: str) -> set[int]:
 
 
 def end(roots: Collection[int]) -> None:
-    """Kill these and all below them, stopped first: none can start another one meanwhile."""
+    """Kill these and all below them, stopped first: none can start another one meanwhile.
+
+    Those that clean up after the others are killed last, if they have not ended by then.
+    """
     stopped: set[int] = set()
-    while fresh := descendants(roots) - stopped:
-        for pid in fresh:
+    cleaners: set[int] = set()
+    while fresh := descendants(roots) - stopped - cleaners:
+        cleaners |= {pid for pid in fresh if _cleans(pid)}
+        for pid in fresh - cleaners:
             _send(pid, signal.SIGSTOP)
-        stopped |= fresh
+            stopped.add(pid)
     for pid in stopped:
         _send(pid, signal.SIGKILL)
+    deadline = time.monotonic() + CLEANING_S
+    while cleaners and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        cleaners &= {pid for found in children().values() for pid in found}
+    for pid in cleaners:
+        _send(pid, signal.SIGKILL)
+
+
+def _cleans(pid: int) -> bool:
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(cleaner in command for cleaner in CLEANERS)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

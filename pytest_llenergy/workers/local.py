@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -51,9 +50,6 @@ HALF_MESSAGE_S = 10
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
-#: In the environment of a supervisor and of all that comes of it.
-MARKER = "LLENERGY_SUPERVISOR"
-
 #: Not run as a module, which would take a search path of its own; nothing of pytest's process is in it.
 PROGRAM = """
 import sys
@@ -75,7 +71,6 @@ class Supervised:
         self._turn = threading.Lock()
         self.preloads = bool(preload)
         self._booted = self._broken = self._silent = False
-        self.mark = uuid.uuid4().hex
         self.directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
         self._log = self.directory / "supervisor.log"
         self._socket, theirs = socket.socketpair()
@@ -91,7 +86,7 @@ class Supervised:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**environment, MARKER: self.mark},
+                    env={**environment, wire.SUPERVISOR: str(self.directory)},
                     start_new_session=True,
                 )
         except BaseException as error:
@@ -141,7 +136,7 @@ class Supervised:
             self._popen.wait()
         if self._popen.returncode != 0:
             # What has lost both the supervisor and its guard.
-            family.end(family.marked(MARKER, self.mark))
+            family.end(family.marked(wire.SUPERVISOR, str(self.directory)))
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ask(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
@@ -280,7 +275,7 @@ class LocalHost:
             here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 given = [theirs.fileno(), file.fileno(), here, *descriptors]
-                marked = {**environment, MARKER: supervised.mark}
+                marked = {**environment, wire.SUPERVISOR: str(supervised.directory)}
                 pid = supervised.ask("start", given, group=group, environment=marked, python=python)
             except BaseException:
                 ours.close()

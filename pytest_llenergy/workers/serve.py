@@ -24,6 +24,7 @@ from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.flops import OF_A_FUNCTION, Flops
 from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import Iteration, RankTimeline
+from pytest_llenergy.workers import wire
 from pytest_llenergy.workers.accelerated import check_accelerate
 from pytest_llenergy.workers.byvalue import packed, received
 from pytest_llenergy.workers.channel import Channel
@@ -129,6 +130,7 @@ class Server:
             threads=self._boot["threads"],
             cpus=tuple(self._boot["cpus"]),
             parallel=msgspec.convert(self._boot["parallel"], Parallel),
+            scratch=os.environ.get(wire.SUPERVISOR),
         )
         self._unload()
         backend = create(payload["factory"])

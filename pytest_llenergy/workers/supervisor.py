@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pytest_llenergy.workers import family, guard, preload, rank, shared_memory, wire
+from pytest_llenergy.workers import family, guard, preload, rank, wire
 
 #: How often a family that is being ended is looked at (seconds), and how long the answer waits for it:
 #: a process that is stuck in a driver ends when the driver lets it.
@@ -34,17 +34,11 @@ SECOND_LOOK_S = 0.2
 
 @dataclass
 class Group:
-    """Ranks that end together, and the descriptors that keep their devices meanwhile.
-
-    ``memory_before`` are the names of shared memory that were there before them, ``memory`` those that they
-    had when they were ended, ``None`` before.
-    """
+    """Ranks that end together, and the descriptors that keep their devices meanwhile."""
 
     living: set[int] = field(default_factory=set)
     lease: list[int] = field(default_factory=list)
     ending: bool = False
-    memory_before: frozenset[str] = field(default_factory=shared_memory.names)
-    memory: set[str] | None = None
 
     def free(self) -> None:
         """Give back the devices."""
@@ -230,15 +224,11 @@ class Supervisor:
     def _forget_if_gone(self, name: str) -> bool:
         """Kill what is left of a group; once nothing is, its devices are free."""
         group = self._groups[name]
-        if group.memory is None:
-            # Whoever is killed does not remove what it has made.
-            group.memory = shared_memory.mapped(family.descendants(group.living | self._strays()))
         family.end(group.living)
         self._reap()
         self._end_strays()
         if group.living or self._strays():
             return False
-        shared_memory.remove(group.memory - group.memory_before)
         group.free()
         del self._groups[name]
         return True

@@ -16,6 +16,9 @@ LENGTH = struct.Struct("!Q")
 #: As many as the kernel passes at once (SCM_MAX_FD, include/net/scm.h).
 MOST_DESCRIPTORS = 253
 
+#: In the environment of a supervisor and all that comes of it: its directory, which goes when it ends.
+SUPERVISOR = "LLENERGY_SUPERVISOR"
+
 #: Nothing that is received may slip into a process that somebody starts meanwhile.
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 

@@ -188,6 +188,15 @@ class TestProcess:
         # The model takes ninety megabytes and its cache some more.
         assert last - first < 60
 
+    def test_its_socket_is_where_it_goes_with_the_rank(self, tmp_path: Path) -> None:
+        backend = LlamaCppBackend()
+        backend.load(resolve(None), {}, RankContext(scratch=str(tmp_path)))
+        try:
+            assert len(list(tmp_path.glob("*/s.sock"))) == 1
+        finally:
+            backend.close()
+        assert not list(tmp_path.iterdir())
+
     def test_closing_removes_its_socket(self) -> None:
         backend = LlamaCppBackend()
         backend.load(resolve(None), {}, RankContext())

@@ -1,97 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory with a name goes with the ranks that have made it, and that of others stays."""
+"""What multiprocessing has made with a name goes with the ranks that made it; files of others stay."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from multiprocessing import shared_memory
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.shared_memory import SHM, mapped, names
 
 from .groups import PLAIN, run, start
+
+SHM = Path("/dev/shm")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the directory is Linux's")
 
 
-def leave_memory() -> tuple[str, str]:
-    """Made here and by a child, which nothing that cleans up knows of."""
+@pytest.fixture
+def own_host() -> Iterator[LocalHost]:
+    host = LocalHost()
+    yield host
+    host.close()
+
+
+def make_memory_and_semaphore() -> set[str]:
+    """Kept open; what of it has a name."""
+    import multiprocessing
+    import sys
+    from multiprocessing import shared_memory
+    from pathlib import Path
+
+    before = set(Path("/dev/shm").iterdir())
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    # One of a child that is started anew keeps its name, one for forks does not.
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    sys.modules["kept_for_the_test"] = (memory, semaphore)  # type: ignore[assignment]
+    new = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
+    return {name for name in new if name.startswith((memory.name, "sem.mp-"))}
+
+
+def test_what_ranks_have_made_goes_with_them(own_host: LocalHost) -> None:
+    ranks = start(own_host, 1, PLAIN)
+    (made,) = run(ranks, make_memory_and_semaphore)
+    assert {name.startswith("sem.mp-") for name in made} == {True, False}
+    assert all((SHM / name).exists() for name in made)
+    ranks.kill()
+    assert not [name for name in made if (SHM / name).exists()]
+
+
+def map_files(paths: list[str]) -> None:
+    """Kept mapped, and nowhere else."""
     import mmap
     import os
+    import sys
+
+    kept = [mmap.mmap(os.open(path, os.O_RDWR), 4096) for path in paths]
+    sys.modules["kept_for_the_test"] = kept  # type: ignore[assignment]
+
+
+def test_files_that_ranks_have_only_used_stay(own_host: LocalHost, tmp_path: Path) -> None:
+    """Weights are kept there, too: only who made a name may remove it."""
+    ranks = start(own_host, 1, PLAIN)
+    directory = SHM / f"llenergy-test-{tmp_path.name}"
+    directory.mkdir()
+    files = [directory / "model.safetensors", SHM / f"{directory.name}.gguf"]
+    try:
+        for file in files:
+            file.write_bytes(bytes(4096))
+        run(ranks, map_files, [str(file) for file in files])
+        ranks.kill()
+        assert all(file.stat().st_size == 4096 for file in files)
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def start_cleaner() -> int:
+    """A process by the name of one that cleans up, which never ends."""
     import subprocess
     import sys
 
-    code = (
-        "import mmap, os, sys, time\n"
-        "file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)\n"
-        "os.ftruncate(file, 4096)\n"
-        "kept = mmap.mmap(file, 4096)\n"
-        "print('there', flush=True)\n"
-        "time.sleep(300)\n"
-    )
-    own, other = (f"llenergy-test-{os.getpid()}-{number}" for number in (0, 1))
-    child = subprocess.Popen([sys.executable, "-c", code, f"/dev/shm/{other}"], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    file = os.open(f"/dev/shm/{own}", os.O_CREAT | os.O_RDWR)
-    os.ftruncate(file, 4096)
-    sys.modules["kept_for_the_test"] = mmap.mmap(file, 4096)  # type: ignore[assignment]
-    return own, other
+    code = "import time; time.sleep(300)"
+    return subprocess.Popen([sys.executable, "-c", code, "multiprocessing.resource_tracker"]).pid
 
 
-@pytest.fixture
-def others() -> Iterator[shared_memory.SharedMemory]:
-    """Memory of this process, which the ranks have nothing to do with."""
-    memory = shared_memory.SharedMemory(create=True, size=4096)
-    yield memory
-    memory.close()
-    memory.unlink()
-
-
-def test_what_ranks_have_made_goes_with_them_and_nothing_else(others: shared_memory.SharedMemory) -> None:
-    host = LocalHost()
-    left: tuple[str, ...] = ()
-    try:
-        ranks = start(host, 1, PLAIN)
-        (left,) = run(ranks, leave_memory)
-        assert names() >= {*left, others.name}
-        ranks.kill()
-        assert names().isdisjoint(left)
-        assert others.name in names()
-    finally:
-        host.close()
-        for name in left:
-            with suppress(FileNotFoundError):
-                (SHM / name).unlink()
-
-
-def read(path: str) -> bytes:
-    import mmap
-    import os
-    import sys
-
-    file = os.open(path, os.O_RDWR)
-    memory = mmap.mmap(file, 4096)
-    sys.modules["kept_for_the_test"] = memory  # type: ignore[assignment]
-    return memory[:5]
-
-
-def test_what_was_there_before_stays_although_ranks_have_used_it(tmp_path: Path) -> None:
-    """Nobody but the rank has it mapped: only that it is older tells."""
-    path = SHM / f"llenergy-test-{tmp_path.name}"
-    path.write_bytes(b"older" + bytes(4091))
-    host = LocalHost()
-    try:
-        ranks = start(host, 1, PLAIN)
-        assert run(ranks, read, str(path)) == [b"older"]
-        assert path.name in mapped([ranks.ranks[0].pid])
-        ranks.kill()
-        assert path.read_bytes()[:5] == b"older"
-    finally:
-        host.close()
-        path.unlink()
+def test_what_does_not_end_by_itself_is_killed(own_host: LocalHost) -> None:
+    ranks = start(own_host, 1, PLAIN)
+    (pid,) = run(ranks, start_cleaner)
+    assert psutil.pid_exists(pid)
+    ranks.kill()
+    assert not psutil.pid_exists(pid)

@@ -110,7 +110,8 @@ class LlamaCppBackend:
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         import xllamacpp
 
-        self._file, self._label, self._threads = model.location, model.label, context.threads
+        self._file, self._label = model.location, model.label
+        self._threads, self._scratch = context.threads, context.scratch
         self._server: Server | None = None
         told = self._any_server().ask("GET", "/props")
         return BackendInfo(
@@ -191,7 +192,7 @@ class LlamaCppBackend:
         return self._server
 
     def _serve(self, room: Room) -> Server:
-        return Server(self._file, self._label, room, self._threads)
+        return Server(self._file, self._label, room, self._threads, self._scratch)
 
     def synchronize(self) -> None:
         """The answer comes when the CPU has finished."""

@@ -39,14 +39,14 @@ class Room:
 
 
 class Server:
-    """A loaded model. Raises ``ModelError`` when the engine cannot load it."""
+    """A loaded model; its socket is in ``scratch``. Raises ``ModelError`` when the engine cannot load it."""
 
-    def __init__(self, file: str, label: str, room: Room, threads: int) -> None:
+    def __init__(self, file: str, label: str, room: Room, threads: int, scratch: str | None) -> None:
         import xllamacpp
 
         self.room = room
         # Of this user alone, so no port is open and nobody else can ask.
-        self.directory = tempfile.mkdtemp(prefix="llenergy-llama-")
+        self.directory = tempfile.mkdtemp(prefix="llenergy-llama-", dir=scratch)
         self._path = str(Path(self.directory) / "s.sock")
         try:
             if len(os.fsencode(self._path)) > LONGEST_PATH:
