@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixtures. Their first line is what ``pytest --fixtures`` shows."""
+"""The fixtures, each with a first line that ``pytest --fixtures`` shows."""
 
 from __future__ import annotations
 

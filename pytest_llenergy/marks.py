@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks. Each is a function: its signature is what ``--markers`` shows and what is checked."""
+"""The marks, each a function: its signature is what ``--markers`` shows and what is checked."""
 
 from __future__ import annotations
 

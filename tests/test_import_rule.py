@@ -83,6 +83,8 @@ def room_of(path: Path) -> str:
 
 def imports(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
+        # Names that do not say where they begin would be held to nothing here.
+        assert not (isinstance(node, ast.ImportFrom) and node.level), "a relative import"
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

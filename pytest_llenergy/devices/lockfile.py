@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file for each device. Who has the kernel's ``flock`` on it has the device; nothing else decides.
+"""One file for each device: who has the kernel's ``flock`` on it has the device, and nothing else decides.
 
 Files are made once and never removed, hold nothing, and are opened for reading only: anybody may lock them,
 whoever made them.

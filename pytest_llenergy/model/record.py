@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured test. JSON primitives only; units are in the names; missing is ``None`` plus a reason."""
+"""One measured test: JSON primitives only, units in the names; missing is ``None`` plus a reason."""
 
 from __future__ import annotations
 
