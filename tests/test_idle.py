@@ -10,6 +10,9 @@ import pytest
 
 HEAVY = ["torch", "numpy", "transformers", "pynvml", "psutil", "msgspec", "rich", "cloudpickle", "filelock"]
 
+#: Other plugins that may be installed beside this one start what they like.
+BLOCKED = [part for name in ("xdist", "anyio", "benchmark", "timeout") for part in ("-p", f"no:{name}")]
+
 SPY = f"""
 import subprocess, sys
 
@@ -25,6 +28,50 @@ def pytest_unconfigure(config):
     print("HEAVY", loaded, "STARTED", started)
 """
 
+#: What a run does to the world, from before the plugin is imported: processes, connections, files written.
+WATCH = """
+import os, re, sys
+
+EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system", "pty.spawn",
+          "socket.connect", "socket.bind", "os.mkdir", "os.rename", "os.remove", "os.link", "os.symlink"}
+did = []
+
+def watch(event, args):
+    if event in EVENTS or event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        # Names that are drawn by lot differ from run to run.
+        did.append((event, re.sub("/[a-z0-9_]{8}$", "/*", str(args[0]))))
+
+sys.addaudithook(watch)
+
+def pytest_unconfigure(config):
+    found = sorted(did)
+    print("DID", len(found), found)
+"""
+
+
+@pytest.mark.parametrize("args", [[], ["--co"]], ids=str)
+def test_an_idle_run_does_what_it_does_without_the_plugin(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: list[str]
+) -> None:
+    pytester.makepyfile(
+        watch=WATCH, test_it="import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_it(n): pass"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+    def did(*more: str) -> list[str]:
+        result = pytester.runpytest_subprocess(
+            *args, "-p", "watch", "-p", "no:cacheprovider", *BLOCKED, *more
+        )
+        assert result.ret == 0
+        return [line for line in result.outlines if line.startswith("DID ")]
+
+    idle = did()
+    # Of pytest itself there is something to see: the files in which it keeps what tests print.
+    assert len(idle) == 1
+    assert not idle[0].startswith("DID 0")
+    assert idle == did("-p", "no:llenergy")
+
 
 @pytest.mark.parametrize("args", [[], ["--co"], ["--fixtures"], ["--markers"], ["--help"]], ids=str)
 def test_nothing_is_imported_made_or_started(pytester: pytest.Pytester, args: list[str]) -> None:
@@ -34,9 +81,7 @@ def test_nothing_is_imported_made_or_started(pytester: pytest.Pytester, args: li
     for file in ("conftest.py", *(path.name for path in pytester.path.glob("test_*.py"))):
         (pytester.path / file).rename(folder / file)
     before = {path.name for path in folder.iterdir()}
-    # Other plugins that may be installed beside this one start what they like.
-    blocked = [part for name in ("xdist", "anyio", "benchmark", "timeout") for part in ("-p", f"no:{name}")]
-    result = pytester.runpytest_subprocess(str(folder), *args, *blocked, "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(str(folder), *args, *BLOCKED, "-p", "no:cacheprovider")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["HEAVY [[]] STARTED [[]]"])
     after = {path.name for path in folder.iterdir()} - {"__pycache__"}

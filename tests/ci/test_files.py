@@ -78,6 +78,21 @@ def test_what_runs_a_pull_request_may_only_read() -> None:
         assert workflow["permissions"] == {"contents": "read"}
 
 
+def test_only_what_runs_no_code_of_ours_may_publish() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    jobs = workflow["jobs"]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert {name: job["permissions"] for name, job in jobs.items() if "permissions" in job} == {
+        "publish": {"id-token": "write"},
+        "announce": {"contents": "write"},
+    }
+    assert jobs["publish"]["environment"] == "pypi"
+    assert commands(jobs["publish"]) == []
+    assert [command.split()[:3] for command in commands(jobs["announce"])] == [["gh", "release", "create"]]
+    used = [step.get("uses", "") for name in ("publish", "announce") for step in jobs[name]["steps"]]
+    assert not any(use.startswith("actions/checkout") for use in used)
+
+
 def test_what_may_write_runs_nothing_of_the_pull_request() -> None:
     text = (ROOT / ".github/workflows/energy-comment.yml").read_text()
     (job,) = yaml.safe_load(text)["jobs"].values()

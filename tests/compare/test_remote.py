@@ -13,7 +13,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from pytest_llenergy.cli import main
@@ -24,6 +23,8 @@ from pytest_llenergy.report.file import place_of, read_report
 from pytest_llenergy.report.remote import is_address, shown, without_secrets
 
 from .runs import record_of, report_of, scaled
+
+fsspec = pytest.importorskip("fsspec")
 
 
 class Quiet(SimpleHTTPRequestHandler):
