@@ -38,8 +38,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.failed: dict[str, None] = {}
-        self.measured = False
-        self.cut = False
+        self.measured: bool = False
+        self.cut: bool = False
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:

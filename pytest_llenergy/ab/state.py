@@ -82,8 +82,8 @@ class State:
         from filelock import FileLock, Timeout
 
         self.asked = asked
-        self.directory = root / ".llenergy" / KEPT / asked.key
-        self.checkouts = checkouts_of(root, asked.key)
+        self.directory: Path = root / ".llenergy" / KEPT / asked.key
+        self.checkouts: Path = checkouts_of(root, asked.key)
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory.parent / ".gitignore").write_text("*\n")
         self._lock = FileLock(self.directory / "lock")

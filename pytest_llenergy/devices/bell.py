@@ -33,7 +33,7 @@ class Bell:
     def __init__(self, directory: Directory, own: str) -> None:
         self._own = own
         self._descriptor = _watch(directory)
-        self.longest_s = WITHOUT_S if self._descriptor is None else WITH_EVENTS_S
+        self.longest_s: float = WITHOUT_S if self._descriptor is None else WITH_EVENTS_S
 
     def wait(self, seconds: float) -> bool:
         """Sleep so long, or until it rings. Returns whether it did."""

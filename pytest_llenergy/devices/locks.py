@@ -68,7 +68,7 @@ class Held:
         self._pid = os.getpid()
         self._lent = False
         self.chosen = chosen
-        self.idle = False
+        self.idle: bool = False
         _held.append(self)
 
     @property
@@ -152,9 +152,9 @@ class Borrowed:
 
     def __init__(self, owners: Sequence[Held], claims: tuple[Claim, ...], chosen: tuple[int, ...]) -> None:
         self._owners = tuple(owners)
-        self.claims = claims
+        self.claims: tuple[Claim, ...] = claims
         self.chosen = chosen
-        self.directory = self._owners[0].directory
+        self.directory: Directory = self._owners[0].directory
 
     def lend(self) -> tuple[int, ...]:
         """The owners' descriptors."""

@@ -87,11 +87,11 @@ class Ticket:
     """Our own. Raises ``OSError`` when it cannot be written."""
 
     def __init__(self, directory: Directory, request: Request, test: str) -> None:
-        self.order = f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
+        self.order: str = f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
         self._directory = directory
         self._state: State = "new"
         self._content = Content(os.getpid(), pid_namespace(), test, time.time(), request)
-        self.descriptor = self._make()
+        self.descriptor: int = self._make()
 
     @property
     def name(self) -> str:

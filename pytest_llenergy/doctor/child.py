@@ -43,10 +43,11 @@ class Child:
 
     def __init__(self, plan: RankPlan, steps: Sequence[str], directory: Path, rendezvous: str = "") -> None:
         self.plan = plan
-        self.died = False
+        self.died: bool = False
         self._log = directory / f"{steps[0]}-{plan.rank}.log"
         self._buffer = b""
         self._versions: dict[str, str] = {}
+        self.fileno: int
         self.fileno, theirs = os.pipe()
         request = {
             "device": None if plan.device == "cpu" else plan.device,

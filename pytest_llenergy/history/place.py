@@ -44,7 +44,7 @@ class Directory:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.name = str(root)
+        self.name: str = str(root)
 
     def folders(self) -> list[str]:
         """As ``Place``."""
@@ -92,7 +92,7 @@ class Remote:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self.name = shown(address)
+        self.name: str = shown(address)
         # Some protocols connect at once.
         self._system, root = in_time(address, lambda: file_system(address))
         self._root = root.rstrip("/")

@@ -73,14 +73,14 @@ class AmdMeter:
     """One board."""
 
     name = "amd"
-    poll_period_s = 0.01
+    poll_period_s: float = 0.01
 
     def __init__(self, library: Library, uuid: str, handle: Any, flags: tuple[Flag, ...] = ()) -> None:
         """Raises ``MeterError`` when the board has no counter."""
         self._library = library
         self._handle = handle
         accuracy = unknown("AMD SMI")
-        self.domains = (
+        self.domains: tuple[Domain] = (
             Domain(
                 name=f"gpu:{uuid}",
                 kind="measured",

@@ -50,7 +50,7 @@ class CodeCarbonMeter:
         self._sampled_s = time.monotonic()
         self._energy_j = 0.0
         accuracy = unknown("CodeCarbon")
-        self.domains = (
+        self.domains: tuple[Domain] = (
             Domain(
                 name="cpu:codecarbon",
                 kind="estimated",

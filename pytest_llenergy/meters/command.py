@@ -45,7 +45,7 @@ class CommandMeter:
     """Runs the program from opening to closing. A thread takes its lines as they come."""
 
     name = "command"
-    poll_period_s = 0.01
+    poll_period_s: float = 0.01
 
     def __init__(self, command: str, accuracy: Accuracy, first_line_s: float = FIRST_LINE_S) -> None:
         """Starts the program and waits for its first line. Raises ``MeterError``."""
@@ -79,7 +79,7 @@ class CommandMeter:
         self._thread = threading.Thread(target=self._take_lines, name="llenergy-command", daemon=True)
         self._thread.start()
         self._wait_for_first_line(first_line_s)
-        self.domains = (
+        self.domains: tuple[Domain] = (
             Domain(
                 name=f"external:{self._program}",
                 kind="measured",

@@ -37,13 +37,13 @@ class EstimateMeter:
     """The whole host's processors as one domain, from its CPU time."""
 
     name = "estimate"
-    poll_period_s = 0.05
+    poll_period_s: float = 0.05
 
     def __init__(self) -> None:
         import psutil
 
         self._cpus = psutil.cpu_count(logical=True) or 1
-        self.domains = (
+        self.domains: tuple[Domain] = (
             Domain(
                 name="cpu:host",
                 kind="estimated",

@@ -37,11 +37,11 @@ class Follower:
     def __init__(self, meter: Meter, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.meter = meter
         self._clock = clock
-        self.series = [Series(meter.name, domain) for domain in meter.domains]
-        self.pace = Pace(self.series, meter.poll_period_s)
-        self.due_ns = 0
+        self.series: list[Series] = [Series(meter.name, domain) for domain in meter.domains]
+        self.pace: Pace = Pace(self.series, meter.poll_period_s)
+        self.due_ns: int = 0
         self.asked_ns: int | None = None
-        self.always_fresh = all(each.domain.max_age_s is not None for each in self.series)
+        self.always_fresh: bool = all(each.domain.max_age_s is not None for each in self.series)
         self._put_off = False
         self.noted: list[tuple[int, Answer]] = []
 

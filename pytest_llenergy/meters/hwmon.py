@@ -51,7 +51,7 @@ class HwmonMeter:
     """One sensor, its file kept open."""
 
     name = "hwmon"
-    poll_period_s = 0.01
+    poll_period_s: float = 0.01
 
     def __init__(self, sensor: Sensor, accuracy: Accuracy) -> None:
         """Raises ``MeterError`` when the sensor cannot be read."""
@@ -67,7 +67,7 @@ class HwmonMeter:
             self.close()
             raise
         self._power = refresh.integral()
-        self.domains = (
+        self.domains: tuple[Domain] = (
             Domain(
                 name=f"hwmon:{sensor.chip}/{sensor.label}",
                 kind="measured",

@@ -35,12 +35,12 @@ class Measuring:
     """
 
     def __init__(self, selection: Selection) -> None:
-        self.reasons = selection.reasons
+        self.reasons: tuple[str, ...] = selection.reasons
         self.windows: list[Window] = []
         self._sampler = Sampler(selection.meters)
         self._open: dict[str, Window] = {}
         # It is open between the windows too, where the ticks beside them matter.
-        self.total = Window("total", self._sampler, self.reasons, at_work=False)
+        self.total: Window = Window("total", self._sampler, self.reasons, at_work=False)
 
     @property
     def series(self) -> list[Series]:

@@ -61,7 +61,7 @@ class NvmlMeter:
             domain = _power_domain(sources, quantity, result, refresh)
             self._integral = refresh.integral()
         self.domains: Sequence[Domain] = (domain,)
-        self.poll_period_s = _poll_period_s(domain)
+        self.poll_period_s: float = _poll_period_s(domain)
         self._value = session.reader(self._handle, quantity)
 
     def read(self) -> list[float | str]:

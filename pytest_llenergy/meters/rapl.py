@@ -78,7 +78,7 @@ class RaplMeter:
     """Packages and their memory. Cores and graphics lie inside the package, psys around everything."""
 
     name = "rapl"
-    poll_period_s = 0.01
+    poll_period_s: float = 0.01
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class RaplMeter:
             _close(counters)
             raise
         notes = [*flags, *self._leave_out([each for each in stood if not _is_package(each)])]
-        self.domains = tuple(
+        self.domains: tuple[Domain, ...] = tuple(
             _domain(each.counter.domain, source, tuple(notes) if index == 0 else ())
             for index, each in enumerate(self._watched)
         )

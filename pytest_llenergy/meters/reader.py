@@ -40,15 +40,15 @@ class Reader:
         used: Callable[[], int] = time.process_time_ns,
     ) -> None:
         self._clock, self._spent, self._used = clock, spent, used
-        self.followers = [Follower(meter, clock) for meter in meters]
+        self.followers: list[Follower] = [Follower(meter, clock) for meter in meters]
         # Power readings are joined as they come: what is read late is taken for power at another time.
-        self.thrift = Thrift(
+        self.thrift: Thrift = Thrift(
             always_closely=any(domain.integrated for meter in meters for domain in meter.domains)
         )
         self._noting = False
         self._put_off_to_ns = 0
         #: Whether ticks are left unseen on purpose at present.
-        self.asleep = False
+        self.asleep: bool = False
         self._edges = 0
         self._edge_ns = 0
 
@@ -56,7 +56,7 @@ class Reader:
         """Read each meter for the first time."""
         for each in self.followers:
             each.read()
-        self.start_ns = self._clock()
+        self.start_ns: int = self._clock()
 
     def wake(self) -> None:
         """The first wake-up of the thread that calls ``turn`` from now on."""

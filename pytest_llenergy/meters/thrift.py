@@ -53,7 +53,7 @@ class Thrift:
         self._at_work = 0
         self._beside_wakes = 0
         #: How often work has begun or ended.
-        self.edges = 0
+        self.edges: int = 0
         self._credit_ns = 0.0
         self._credit_at_work_ns: float = CREDIT_AT_WORK_NS
 

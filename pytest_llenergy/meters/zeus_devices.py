@@ -61,7 +61,7 @@ class ZeusSocMeter:
     """All parts of the one chip."""
 
     name = "zeus"
-    poll_period_s = 0.05
+    poll_period_s: float = 0.05
 
     def __init__(self, soc: Any) -> None:
         """Raises ``MeterError`` when the chip tells no energy."""
@@ -71,7 +71,7 @@ class ZeusSocMeter:
         jetson = self._parts[0] not in APPLE
         accuracy = unknown("the chip")
         kind: Kind = "measured" if jetson else "estimated"
-        self.domains = tuple(
+        self.domains: tuple[Domain, ...] = tuple(
             Domain(
                 name=part.name,
                 kind=kind,

@@ -45,7 +45,7 @@ class Collector:
         self._argv: list[str] = storable(without_secrets(argv))
         self._started = started
         self._apart = apart
-        self.run_id = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self.run_id: str = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._records: dict[tuple[str, int], Record] = {}
         self._journal: Journal | None = None
         self._header: Report | None = None

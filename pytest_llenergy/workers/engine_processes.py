@@ -20,9 +20,13 @@ class EngineProcesses:
 
     def __init__(self, workers: Sequence[EngineWorker] = (), *, on_gpu: bool = False) -> None:
         self._there = bool(workers)
-        self.attached = tuple(worker.pid for worker in workers if worker.attached and worker.pid)
+        self.attached: tuple[int, ...] = tuple(
+            worker.pid for worker in workers if worker.attached and worker.pid
+        )
         elsewhere = any(worker.pid != os.getpid() for worker in workers)
-        self.tells_memory = not any(worker.attached for worker in workers) and not (on_gpu and elsewhere)
+        self.tells_memory: bool = not any(worker.attached for worker in workers) and not (
+            on_gpu and elsewhere
+        )
 
     def pids(self) -> frozenset[int]:
         """Those that are there now."""

@@ -19,6 +19,7 @@ import msgspec
 
 from pytest_llenergy.backends.interpreter import entered
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
+from pytest_llenergy.model.record import RankInfo
 from pytest_llenergy.workers import failure, stacks
 from pytest_llenergy.workers.channel import Channel
 from pytest_llenergy.workers.host import Host, Started, StartMethod
@@ -109,7 +110,7 @@ class RankGroup:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
-        self.alive = True
+        self.alive: bool = True
         self._owner = os.getpid()
         self._asked = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
@@ -122,11 +123,11 @@ class RankGroup:
             except OSError as error:
                 raise WorkerError(f"the ranks cannot be started: {error}") from error
             seen = self._first_words()
-            self.ranks = check_placement(plan, seen)
+            self.ranks: tuple[RankInfo, ...] = check_placement(plan, seen)
         except BaseException:
             self.kill()
             raise
-        self.start_s = time.monotonic() - start
+        self.start_s: float = time.monotonic() - start
 
     @property
     def start_method(self) -> StartMethod:

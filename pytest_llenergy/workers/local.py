@@ -69,9 +69,9 @@ class Supervised:
         self._owner = os.getpid()
         # A thread may end ranks that another one waits for.
         self._turn = threading.Lock()
-        self.preloads = bool(preload)
+        self.preloads: bool = bool(preload)
         self._booted = self._broken = self._silent = False
-        self.directory = Path(tempfile.mkdtemp(prefix="llenergy-"))
+        self.directory: Path = Path(tempfile.mkdtemp(prefix="llenergy-"))
         self._log = self.directory / "supervisor.log"
         self._socket, theirs = socket.socketpair()
         # Private, so without types, and what multiprocessing hands its own spawned children.
@@ -103,7 +103,7 @@ class Supervised:
                 "flags": flags,
             }
             # Its guard's, until it has said its own.
-            self.pid = self._popen.pid
+            self.pid: int = self._popen.pid
             self.pid = int(self._ask(BOOT_TIMEOUT_S, (), boot))
         except BaseException as error:
             # Ctrl-C too: it would go on importing with nobody to ask it for ranks.

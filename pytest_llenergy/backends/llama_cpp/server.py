@@ -46,7 +46,7 @@ class Server:
 
         self.room = room
         # Of this user alone, so no port is open and nobody else can ask.
-        self.directory = tempfile.mkdtemp(prefix="llenergy-llama-", dir=scratch)
+        self.directory: str = tempfile.mkdtemp(prefix="llenergy-llama-", dir=scratch)
         self._path = str(Path(self.directory) / "s.sock")
         try:
             if len(os.fsencode(self._path)) > LONGEST_PATH:

@@ -63,7 +63,7 @@ class Client:
 
         self.url = url
         self._completions = url + COMPLETIONS
-        self.keeps = True
+        self.keeps: bool = True
         self._connected = 0
         self._loop = asyncio.new_event_loop()
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)

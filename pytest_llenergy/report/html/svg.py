@@ -46,7 +46,7 @@ WIDTH = 340
 #: From the edges of a figure to its axes (CSS pixels).
 ABOVE, BELOW = 20, 32
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
     # Of names and units, none is a formula.
     "text.parse_math": False,
