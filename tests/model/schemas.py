@@ -8,7 +8,10 @@ from typing import Any
 
 
 def in_order(schema: Any) -> Any:
-    """The schema with alternatives in one order: it means nothing, and versions of msgspec differ in it."""
+    """The schema without what means nothing and differs from version to version.
+
+    msgspec has alternatives in one order or another, and Python 3.13 takes the indentation from docstrings.
+    """
     if isinstance(schema, list):
         return [in_order(each) for each in schema]
     if not isinstance(schema, dict):
@@ -16,4 +19,6 @@ def in_order(schema: Any) -> Any:
     ordered = {name: in_order(each) for name, each in schema.items()}
     if "anyOf" in ordered:
         ordered["anyOf"] = sorted(ordered["anyOf"], key=json.dumps)
+    if isinstance(ordered.get("description"), str):
+        ordered["description"] = " ".join(ordered["description"].split())
     return ordered
