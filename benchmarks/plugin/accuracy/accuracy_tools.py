@@ -123,10 +123,11 @@ class PowerPolling:
 
     name = "power every 100 ms"
 
-    def __init__(self) -> None:
+    def __init__(self, uuid: str | None = None) -> None:
         self._nvml: Any = import_module("pynvml")
         self._nvml.nvmlInit()
-        self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
+        by_index, by_uuid = self._nvml.nvmlDeviceGetHandleByIndex, self._nvml.nvmlDeviceGetHandleByUUID
+        self._handle = by_index(0) if uuid is None else by_uuid(uuid)
         self._samples: list[tuple[float, float]] = []
         self._start_s = self._end_s = 0.0
         self._stop = threading.Event()

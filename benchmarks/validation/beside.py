@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Part 3, beside other tools: the same work at the same time, read by Zeus, by polling and by the plugin.
+
+Where Zeus cannot be imported its published method is used: the driver's counter at both ends of the window.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from random import Random
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.meters.sources import COUNTERS
+
+from .machine import ROOT
+from .part import Notebook, main
+from .results import Line
+from .stability import step_s, window
+from .work import Steps, board, steps
+
+if TYPE_CHECKING:
+    from accuracy_tools import Answer, Tool
+
+BUDGET_S = 44.0
+
+#: Seconds of work, and how often each.
+WINDOWS_S, REPEATS = (0.05, 0.1, 0.25, 1.0), 7
+DRY_WINDOWS_S, DRY_REPEATS = (0.05, 0.25), 4
+
+#: Rounds of the plugin that the tools are held against, and seconds of work of each.
+REFERENCE_ROUNDS, REFERENCE_S = 3, 2.0
+DRY_REFERENCE_S = 0.5
+
+#: Rest between windows, and what is added to it at random (seconds).
+REST_S, RANDOM_REST_S = 0.4, 0.1
+
+
+def body(notebook: Notebook) -> None:
+    """Windows one inside the other around the same work, and rounds of the plugin to hold them against."""
+    with board(notebook) as uuid:
+        work = steps(notebook)
+        each_s = step_s(work)
+        notebook.find(f"work: {work.what}, {each_s * 1e3:.2f} ms each")
+        reference = window(work, DRY_REFERENCE_S if notebook.dry else REFERENCE_S, REFERENCE_ROUNDS, each_s)
+        if isinstance(reference, str):
+            notebook.check("the plugin's rounds have a value", False, reference)
+            return
+        step_j = reference.mean_j * work.tokens_per_step
+        notebook.find(
+            f"by rounds of {reference.seconds:.1f} s a step takes {step_j:.4g} J "
+            f"± {reference.u_j / reference.mean_j:.2%}"
+        )
+        tools = _tools(notebook, uuid)
+        readings = _windows(notebook, work, each_s, tools)
+    _tell(notebook, readings, step_j)
+
+
+class CounterAtBothEnds:
+    """What ``ZeusMonitor`` does on a board with an energy counter, without Zeus."""
+
+    name = "Zeus' method: the counter at both ends"
+
+    def __init__(self, uuid: str) -> None:
+        self._session = Session()
+        handle = self._session.board(uuid).handle
+        known = [one for one in COUNTERS if not isinstance(self._session.read(handle, (one,))[0], str)]
+        if not known:
+            raise RuntimeError("the board has no energy counter")
+        self._read: Any = self._session.reader(handle, known[0])
+        self._energy_j = 0.0
+
+    def begin(self) -> None:
+        """Read it."""
+        self._start_j = self._read()
+
+    def end(self) -> None:
+        """Read it again."""
+        self._energy_j = self._read() - self._start_j
+
+    def answer(self) -> Answer:
+        """The difference."""
+        from accuracy_tools import Answer
+
+        return Answer(self._energy_j)
+
+    def close(self) -> None:
+        """Give NVML back."""
+        self._session.close()
+
+
+def _tools(notebook: Notebook, uuid: str) -> list[Tool]:
+    """The outermost window first; what cannot be had is said."""
+    folder = str(ROOT / "benchmarks" / "plugin" / "accuracy")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    from accuracy_tools import CodeCarbon, OurWindow, PowerPolling, Zeus
+
+    made: list[Tool] = []
+    for name, make in (
+        ("CodeCarbon", CodeCarbon),
+        ("Zeus", lambda: Zeus(approximate=False)),
+        ("the counter at both ends", lambda: CounterAtBothEnds(uuid)),
+        ("power every 100 ms", lambda: PowerPolling(uuid)),
+    ):
+        try:
+            made.append(make())
+        except ImportError as error:
+            notebook.find(f"{name}: its package is not here ({error})")
+        except Exception as error:
+            notebook.find(f"{name}: {type(error).__name__}: {error}")
+    return [*made, OurWindow(uuid)]
+
+
+Readings = dict[float, dict[str, list[tuple[int, float | None]]]]
+
+
+def _windows(notebook: Notebook, work: Steps, each_s: float, tools: list[Tool]) -> Readings:
+    """By window and tool: steps of the work and the joules that the tool says."""
+    random = Random(1)
+    lengths_s = DRY_WINDOWS_S if notebook.dry else WINDOWS_S
+    found: Readings = {seconds: {tool.name: [] for tool in tools} for seconds in lengths_s}
+    time.sleep(1.0)
+    for _ in range(DRY_REPEATS if notebook.dry else REPEATS):
+        if notebook.left_s < 3.0 + sum(lengths_s) + len(lengths_s) * (REST_S + RANDOM_REST_S):
+            notebook.find("out of time: fewer windows than planned")
+            break
+        for seconds in random.sample(lengths_s, len(lengths_s)):
+            count = max(1, round(seconds / each_s))
+            time.sleep(random.random() * RANDOM_REST_S)
+            for tool in tools:
+                tool.begin()
+            work.run(count)
+            for tool in reversed(tools):
+                tool.end()
+            # Idle power of its own, so that no window is seen in the reading of the next.
+            time.sleep(REST_S)
+            for tool in tools:
+                found[seconds][tool.name].append((count, tool.answer().energy_j))
+    for tool in tools:
+        tool.close()
+    return found
+
+
+def _tell(notebook: Notebook, readings: Readings, step_j: float) -> None:
+    rows: list[list[str | float | int | None]] = []
+    means: dict[str, list[tuple[float, float]]] = {}
+    for seconds, by_tool in readings.items():
+        for name, each in by_tool.items():
+            errors = [energy_j / (count * step_j) - 1 for count, energy_j in each if energy_j is not None]
+            zeros = sum(energy_j == 0 for _, energy_j in each)
+            if not errors:
+                rows.append([seconds, name, len(each), None, None, None, zeros, len(each)])
+                continue
+            absolute = fmean(map(abs, errors))
+            means.setdefault(name, []).append((seconds, 100 * absolute))
+            worst = max(map(abs, errors))
+            bias = math.fsum(errors) / len(errors)
+            rows.append(
+                [
+                    seconds,
+                    name,
+                    len(each),
+                    100 * bias,
+                    100 * absolute,
+                    100 * worst,
+                    zeros,
+                    len(each) - len(errors),
+                ]
+            )
+    notebook.table(
+        "Beside other tools: off the plugin's long rounds",
+        ["window s", "tool", "windows", "mean %", "mean of sizes %", "largest %", "zeros", "no result"],
+        rows,
+        "No tool knows the truth here. The reference are rounds of the plugin on the same work, seconds "
+        "long, in which methods agree best. What opening the inner windows takes is inside the outer ones.",
+    )
+    notebook.data["errors_percent"] = {
+        name: [list(point) for point in points] for name, points in means.items()
+    }
+    notebook.figure(
+        "Off the long rounds, mean of sizes",
+        "window (s)",
+        "%",
+        [Line(label=name, x=[a for a, _ in each], y=[b for _, b in each]) for name, each in means.items()],
+        log_x=True,
+    )
+    ours = dict(means.get("pytest-llenergy, window", []))
+    others = [dict(points) for name, points in means.items() if not name.startswith("pytest-llenergy")]
+    for seconds in ours:
+        best = min((points[seconds] for points in others if seconds in points), default=None)
+        if best is not None:
+            detail = f"{ours[seconds]:.2f} % against {best:.2f} %"
+            notebook.check(f"windows of {seconds:g} s: no tool is nearer", ours[seconds] <= best, detail)
+
+
+if __name__ == "__main__":
+    sys.exit(main("beside", body, BUDGET_S))

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend transformers, whose weights are drawn on the device instead of read from files.
+
+Seven billion parameters are 14 GB; drawing them takes a second, writing and reading them most of a
+validation. All else is the backend's own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.backends.transformers.backend import TransformersBackend
+from pytest_llenergy.model.record import BackendInfo
+
+#: Hidden size, size within the feed-forward part, layers, heads, heads of keys and values.
+SIZES = {
+    "tiny": (64, 128, 2, 4, 2),
+    "0.1b": (768, 2048, 12, 12, 12),
+    "1b": (2048, 8192, 16, 32, 8),
+    "7b": (4096, 11008, 32, 32, 32),
+}
+
+#: Entries of the vocabulary; the tokenizer uses the first few, one a byte.
+VOCABULARY = 32000
+
+
+def write_model(size: str, directory: Path) -> None:
+    """A configuration and a tokenizer, no weights."""
+    from transformers import LlamaConfig
+
+    hidden, inner, layers, heads, kv_heads = SIZES[size]
+    shutil.copytree(
+        local_directory(resolve("random:llama-tiny")),
+        directory,
+        ignore=shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json"),
+    )
+    LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=4096,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(directory)
+
+
+class DrawnBackend(TransformersBackend):
+    """Loads by drawing; ``options`` of the record say so."""
+
+    def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
+        with _drawing("cpu" if context.devices == ("cpu",) else "cuda:0"):
+            info = super().load(model, options, context)
+        parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        told = {**info.options, "weights": "drawn at random", "parameters": parameters}
+        return BackendInfo(
+            name=info.name,
+            version=info.version,
+            model=info.model,
+            model_revision=info.model_revision,
+            dtype=info.dtype,
+            options=told,
+        )
+
+
+@contextmanager
+def _drawing(device: str) -> Iterator[None]:
+    """Meanwhile models are not read."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def draw(path: str, **keywords: Any) -> Any:
+        dtype = getattr(torch, keywords.pop("dtype"))
+        torch.manual_seed(0)
+        with torch.device(device):
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype, **keywords)
+
+    with patch.object(AutoModelForCausalLM, "from_pretrained", draw):
+        yield

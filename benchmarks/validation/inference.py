@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Part 6, inference: transformers on 0.1, 1 and 7 billion drawn parameters, and what metering costs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+
+from pytest_llenergy.model.record import Metric, Record
+
+from . import metering, stand_in
+from .drawn import SIZES, write_model
+from .part import Notebook, main, need_board, need_cuda, scratch
+from .results import Line
+from .session import noting, pytest_command, report_of, run
+from .suite_plugin import MODELS_VARIABLE, UNTIL_VARIABLE
+
+BUDGET_S = 86.0
+
+#: Pairs of spans, metered and not.
+PAIRS = 4
+
+#: What metering may leave of the throughput.
+LEAST_RATIO = 0.99
+
+#: Metrics of the table, with their unit there and its factor.
+SHOWN = (
+    ("energy_per_output_token_j", "J/token", 1.0),
+    ("prefill_energy_j", "prefill J", 1.0),
+    ("decode_energy_j", "decode J", 1.0),
+    ("mean_power_w", "W", 1.0),
+    ("output_tokens_per_s", "token/s", 1.0),
+    ("time_to_first_token_s", "TTFT ms", 1e3),
+    ("inter_token_latency_s", "ITL ms", 1e3),
+)
+
+
+def body(notebook: Notebook) -> None:
+    """What metering costs, then as many models, modes and batches as there is time for."""
+    with ExitStack() as stack:
+        directory = stack.enter_context(scratch("inference"))
+        if notebook.dry:
+            with stand_in.board(directory / "board") as uuid:
+                _metering(notebook, "cpu", uuid, 2)
+        else:
+            need_cuda()
+            _metering(notebook, "cuda:0", need_board(), PAIRS)
+        models = directory / "models"
+        for size in ("tiny",) if notebook.dry else [name for name in SIZES if name != "tiny"]:
+            write_model(size, models / size)
+        report = notebook.file("energy.json")
+        more = {
+            **noting(notebook.file("notes.jsonl")),
+            MODELS_VARIABLE: str(models),
+            UNTIL_VARIABLE: str(time.monotonic() + notebook.left_s - 5.0),
+        }
+        options = ["--energy-backend=transformers", "--energy-isolation=run", f"--energy-report={report}"]
+        options += ["--energy-rounds=3", "--energy-budget=2", "--energy-warmup=1", "--energy-busy-timeout=5"]
+        done = run(notebook, "pytest", pytest_command("suite_inference", *options), notebook.left_s - 4, more)
+        made = report_of(report)
+    if made is None:
+        notebook.check("pytest has written a report", False, done.last)
+        return
+    _tell(notebook, list(made.records))
+    _traces(notebook, list(made.records))
+
+
+def _metering(notebook: Notebook, device: str, uuid: str, pairs: int) -> None:
+    try:
+        found = metering.ratio(notebook, device, uuid, pairs)
+    except Exception as error:
+        notebook.check("throughput while metered", False, f"{type(error).__name__}: {error}")
+        return
+    notebook.data["metered_over_not"] = {"ratio": found.value, "u": found.u, "pairs": found.pairs}
+    told = f"{found.value:.4f} ± {found.u:.4f} of the throughput without ({found.pairs} pairs)"
+    low, high = found.value - 2 * found.u, found.value + 2 * found.u
+    known = True if low > LEAST_RATIO else False if high < LEAST_RATIO else None
+    notebook.check(f"throughput while metered is above {LEAST_RATIO:.1%} of that without", known, told)
+
+
+def _tell(notebook: Notebook, records: list[Record]) -> None:
+    rows: list[list[str | float | int | None]] = []
+    late = 0
+    for record in records:
+        params = record.params
+        cell = [params.get("size"), params.get("mode"), params.get("batch")]
+        if record.status == "skipped" and "out of time" in (record.reason or ""):
+            late += 1
+            continue
+        if not record.counts:
+            told = (record.reason or record.status).splitlines()
+            rows.append([*cell, *([None] * (len(SHOWN) + 2)), told[-1][:160] if told else record.status])
+            continue
+        energy = record.metrics.get("energy_per_output_token_j")
+        flags = {flag.name for flag in record.flags} | {
+            flag.name for one in record.rounds for flag in one.flags
+        }
+        shown = [_scaled(record.metrics.get(name), factor) for name, _, factor in SHOWN]
+        peak = _scaled(record.metrics.get("peak_memory_bytes"), 2**-30)
+        rows.append([*cell, shown[0], _relative(energy), *shown[1:], peak, ", ".join(sorted(flags))])
+    titles = [title for _, title, _ in SHOWN]
+    columns = ["model", "mode", "batch", titles[0], "u %", *titles[1:], "peak GiB", "flags, or why not"]
+    notebook.table(
+        "Inference, bfloat16", columns, rows, f"{late} more were not begun: out of time." if late else ""
+    )
+    measured = [record for record in records if record.counts]
+    failed = [record.id for record in records if record.status in ("failed", "crashed", "invalid")]
+    notebook.check(
+        "every model, mode and batch that was begun is measured",
+        bool(measured) and not failed,
+        f"{len(measured)} measured, {late} not begun"
+        + (f"; failed: {', '.join(failed)[:400]}" if failed else ""),
+    )
+
+
+def _scaled(metric: Metric | None, factor: float) -> float | None:
+    return None if metric is None or metric.value is None else metric.value * factor
+
+
+def _relative(metric: Metric | None) -> float | None:
+    if metric is None or not metric.value or metric.uncertainty is None:
+        return None
+    return 100 * metric.uncertainty / metric.value
+
+
+def _traces(notebook: Notebook, records: list[Record]) -> None:
+    """The course of power of one generation for each model, in the largest batch that there is."""
+    lines: dict[str, Line] = {}
+    for record in records:
+        if record.power_trace is None or record.params.get("mode") != "sdpa":
+            continue
+        label = f"{record.params.get('size')}, batch {record.params.get('batch')}"
+        for domain in record.power_trace.by_domain.values():
+            edges, power = domain.edges_s, domain.power_w
+            x, y = list(edges), [*power, power[-1]]
+            lines[str(record.params.get("size"))] = Line(label=label, x=x, y=y, style="steps")
+    if lines:
+        notebook.figure("Power of the median round", "s from its start", "W", list(lines.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main("inference", body, BUDGET_S))

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Board, driver and versions. Nothing here initialises CUDA in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pytest_llenergy.devices.inventory import present
+from pytest_llenergy.devices.nvml import Quantity, Session, optional
+from pytest_llenergy.devices.visibility import visible
+from pytest_llenergy.errors import DeviceError, NoDriverError
+from pytest_llenergy.meters.sources import COUNTERS, POWERS
+from pytest_llenergy.report.provenance import environment, source
+
+from .results import Gpu, Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Beside those that a meter would use: what is only looked at.
+AVERAGE = Quantity("NVML_FI_DEV_POWER_AVERAGE", field=(185, 0))
+INSTANT = Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0))
+
+#: What an earlier process has found out about CUDA: the same as ``Machine.cuda``, or nothing.
+CUDA_VARIABLE = "LLENERGY_VALIDATION_CUDA"
+
+_ASK_TORCH = """
+import json, torch
+usable = torch.cuda.is_available()
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
+    "cudnn": str(torch.backends.cudnn.version()) if usable else None,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if usable and torch.distributed.is_nccl_available()
+        else None,
+}))
+"""
+
+
+def first_gpu() -> tuple[str | None, str]:
+    """The UUID of the first board that the environment allows; ``None`` and why there is none."""
+    try:
+        found = present()
+        allowed = visible(os.environ, found)
+    except DeviceError as error:
+        return None, str(error)
+    whole = [uuid for uuid in allowed.uuids if uuid in found.uuids and not found.parts(uuid)]
+    if whole:
+        return whole[0], ""
+    return None, found.missing or allowed.reason or "no whole board is visible"
+
+
+def machine() -> Machine:
+    """Everything that is known of this one."""
+    uuid, missing = first_gpu()
+    told = ask_torch()
+    return Machine(
+        environment=environment(),
+        source=source(ROOT),
+        gpu=describe(uuid) if uuid is not None else None,
+        gpu_missing=missing or None,
+        cuda=why_no_cuda(told),
+        versions={name: value for name, value in told.items() if isinstance(value, str) and name != "error"},
+    )
+
+
+def describe(uuid: str) -> Gpu:
+    """One board, as the driver tells it."""
+    session = Session()
+    try:
+        board = session.board(uuid)
+        nvml, handle = session.module, board.handle
+        answers = {one.label: session.read(handle, (one,))[0] for one in (*COUNTERS, *POWERS, AVERAGE)}
+        version = optional(nvml, nvml.nvmlSystemGetCudaDriverVersion)
+        capability = optional(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        memory = optional(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+        limit = optional(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+        mig = optional(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+        persistence = optional(nvml, lambda: nvml.nvmlDeviceGetPersistenceMode(handle))
+        return Gpu(
+            uuid=uuid,
+            name=board.name,
+            driver=optional(nvml, lambda: str(nvml.nvmlSystemGetDriverVersion())),
+            driver_cuda=None if version is None else f"{version // 1000}.{version % 1000 // 10}",
+            vbios=optional(nvml, lambda: str(nvml.nvmlDeviceGetVbiosVersion(handle))),
+            power_limit_w=limit,
+            memory_bytes=memory,
+            compute_capability=None if capability is None else ".".join(map(str, capability)),
+            mig_enabled=bool(mig),
+            persistence=None if persistence is None else bool(persistence),
+            clocks_mhz=_clocks(nvml, handle),
+            sources=[label for label, answer in answers.items() if not isinstance(answer, str)],
+            refused={label: answer for label, answer in answers.items() if isinstance(answer, str)},
+        )
+    finally:
+        session.close()
+
+
+def _clocks(nvml: Any, handle: Any) -> dict[str, int]:
+    kinds = {"sm": nvml.NVML_CLOCK_SM, "memory": nvml.NVML_CLOCK_MEM}
+    found = {}
+    for name, kind in kinds.items():
+        for what, ask in (("now", nvml.nvmlDeviceGetClockInfo), ("max", nvml.nvmlDeviceGetMaxClockInfo)):
+            value = optional(nvml, lambda ask=ask, kind=kind: int(ask(handle, kind)))  # type: ignore[misc]
+            if value is not None:
+                found[f"{name}_{what}"] = value
+    return found
+
+
+def ask_torch() -> dict[str, Any]:
+    """Versions, and whether it can use CUDA; asked of a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "torch did not say within 60 s whether it can use CUDA"}
+    if done.returncode != 0:
+        return {"error": (done.stderr.strip().splitlines() or ["torch cannot be imported"])[-1]}
+    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+def why_no_cuda(told: dict[str, Any]) -> str | None:
+    """``None`` where torch can use it."""
+    if "error" in told:
+        return str(told["error"])
+    if not told["cuda"]:
+        return f"torch {told['torch']} is a build without CUDA"
+    return None if told["usable"] else f"torch {told['torch']} finds no GPU that it can use"
+
+
+def cuda_missing() -> str | None:
+    """Why a part that needs CUDA cannot run here; asked once for all parts of a run."""
+    if CUDA_VARIABLE not in os.environ:
+        os.environ[CUDA_VARIABLE] = why_no_cuda(ask_torch()) or ""
+    return os.environ[CUDA_VARIABLE] or None
+
+
+def nvml_missing() -> str | None:
+    """Why no board can be read; ``None`` where one can."""
+    try:
+        Session().close()
+    except (NoDriverError, DeviceError) as error:
+        return str(error)
+    uuid, why = first_gpu()
+    return None if uuid is not None else why

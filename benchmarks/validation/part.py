@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a part runs: its command line, its time, what it notes, and what becomes of it when it fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pytest_llenergy.model.data import Primitive
+
+from . import machine
+from .results import Check, Figure, Line, Part, Status, Table, encode
+
+
+class SkippedError(Exception):
+    """The part has nothing to do here; the message says why."""
+
+
+class OutOfTimeError(BaseException):
+    """The time of the part is up. Not to be caught by what catches errors of the work."""
+
+
+@dataclass
+class Notebook:
+    """What a part notes while it runs; written to its file again and again, so that an end loses little."""
+
+    name: str
+    out: Path
+    budget_s: float
+    dry: bool
+    begin_s: float = field(default_factory=time.monotonic)
+    findings: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the part has to be done."""
+        return self.begin_s + self.budget_s - time.monotonic()
+
+    def file(self, name: str) -> Path:
+        """Where the part may keep a file of its own; it goes into the archive of details."""
+        directory = self.out / self.name
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory / name
+
+    def find(self, text: str) -> None:
+        """A sentence that stands at the top."""
+        print(f"  {text}", flush=True)
+        self.findings.append(text)
+        self.save()
+
+    def check(self, name: str, ok: bool | None, detail: str = "") -> None:
+        """Something that was expected."""
+        sign = {True: "ok", False: "FAILED", None: "not tried"}[ok]
+        print(f"  {sign}: {name}{f' ({detail})' if detail else ''}", flush=True)
+        self.checks.append(Check(name=name, ok=ok, detail=detail))
+        self.save()
+
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Primitive]], note: str = ""
+    ) -> None:
+        """Rows for people."""
+        rounded = [[_rounded(cell) for cell in row] for row in rows]
+        self.tables.append(Table(title=title, columns=list(columns), rows=rounded, note=note))
+        self.save()
+
+    def figure(self, title: str, x: str, y: str, lines: Sequence[Line], *, log_x: bool = False) -> None:
+        """One plot."""
+        self.figures.append(Figure(title=title, x_label=x, y_label=y, lines=list(lines), log_x=log_x))
+        self.save()
+
+    def save(self, status: Status = "stopped", reason: str | None = "it did not come to its end") -> Part:
+        """Write what there is; until the end a part counts as stopped."""
+        part = Part(
+            name=self.name,
+            status=status,
+            reason=reason,
+            dry=self.dry,
+            budget_s=self.budget_s,
+            duration_s=round(time.monotonic() - self.begin_s, 2),
+            findings=self.findings,
+            checks=self.checks,
+            tables=self.tables,
+            figures=self.figures,
+            data=self.data,
+        )
+        self.out.mkdir(parents=True, exist_ok=True)
+        fresh = self.out / f".{self.name}.json"
+        fresh.write_bytes(encode(part))
+        fresh.replace(self.out / f"{self.name}.json")
+        return part
+
+
+def _rounded(cell: Primitive) -> Primitive:
+    return float(f"{cell:.5g}") if isinstance(cell, float) else cell
+
+
+Body = Callable[[Notebook], None]
+
+
+def main(name: str, body: Body, budget_s: float, argv: Sequence[str] | None = None) -> int:
+    """Run one part from the command line. Returns 1 where it failed or was stopped."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.validation.{name}")
+    parser.add_argument("--out", type=Path, default=Path("validation"), metavar="DIR")
+    parser.add_argument("--budget", type=float, default=budget_s, metavar="S", help=f"({budget_s:g})")
+    parser.add_argument("--dry", action="store_true", help="try it out without a GPU; validates nothing")
+    given = parser.parse_args(argv)
+    return 0 if run(name, body, given.out, given.budget, given.dry).status in ("passed", "skipped") else 1
+
+
+def run(name: str, body: Body, out: Path, budget_s: float, dry: bool) -> Part:
+    """Run one part to its end, whatever that is."""
+    # The parts start processes in directories of their own.
+    notebook = Notebook(name, out.resolve(), budget_s, dry)
+    status: Status = "passed"
+    reason = None
+    with _alarm(budget_s):
+        try:
+            body(notebook)
+        except SkippedError as error:
+            status, reason = "skipped", str(error)
+        except OutOfTimeError:
+            status, reason = "stopped", f"its {budget_s:.0f} s were over"
+        except Exception as error:
+            notebook.file("traceback.txt").write_text(traceback.format_exc())
+            status, reason = "failed", f"{type(error).__name__}: {error}"
+    broken = [check.name for check in notebook.checks if check.ok is False]
+    if status == "passed" and broken:
+        status, reason = "failed", f"does not hold: {'; '.join(broken)}"
+    print(f"{name}: {status}{f' ({reason})' if reason else ''}", flush=True)
+    return notebook.save(status, reason)
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """End the body with ``OutOfTimeError`` when its time is up, or when the runner asks it to end."""
+
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        raise OutOfTimeError
+
+    before = {number: signal.signal(number, ring) for number in (signal.SIGALRM, signal.SIGTERM)}
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def need_cuda() -> None:
+    """Raises ``SkippedError`` where torch has none."""
+    why = machine.cuda_missing()
+    if why is not None:
+        raise SkippedError(f"needs CUDA: {why}")
+
+
+def need_board() -> str:
+    """The UUID of the board to use, which this process and those that it starts see alone from now on.
+
+    So torch must not be imported yet. Raises ``SkippedError`` where there is none.
+    """
+    why = machine.nvml_missing()
+    uuid, _ = machine.first_gpu()
+    if why is not None or uuid is None:
+        raise SkippedError(f"needs a GPU: {why}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+    return uuid
+
+
+@contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A directory for as long as it takes."""
+    directory = Path(tempfile.mkdtemp(prefix=f"llenergy-{prefix}-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def python_path() -> str:
+    """For processes that are started: this repository first, then what this process was given."""
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (str(machine.ROOT), given)))
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """To run a module of this package in a process of its own, in the repository's root."""
+    return [sys.executable, "-m", f"benchmarks.validation.{module}", *arguments]

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that a board tells of energy and power, read as fast as it goes, in a process of its own.
+
+python -m benchmarks.validation.reading UUID FILE.npy
+
+reads until its standard input ends. The process that keeps the board busy is not held up by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_llenergy.devices.nvml import Quantity, Session
+from pytest_llenergy.meters.selfcheck import Reading
+from pytest_llenergy.meters.sources import COUNTERS
+
+from .machine import AVERAGE, INSTANT
+from .part import module_command
+
+#: What a table of readings has: monotonic ns before and after, mJ, mW, mW. -1: not told.
+COLUMNS = ("begin_ns", "end_ns", "counter_mj", "average_mw", "instant_mw")
+
+#: Between two readings (seconds). The sleep takes a bit longer than that.
+PAUSE_S = 0.0003
+
+
+class Readings(NamedTuple):
+    """Columns of what was read. Times are the middle of a reading (monotonic ns).
+
+    ``wide_ns`` is how long each reading took. Energy is J, power W, and ``nan`` where it was not told.
+    """
+
+    time_ns: Any
+    wide_ns: Any
+    counter_j: Any
+    average_w: Any
+    instant_w: Any
+
+    def between(self, start_ns: int, end_ns: int) -> Readings:
+        """Those of a stretch of time."""
+        inside = (self.time_ns >= start_ns) & (self.time_ns < end_ns)
+        return Readings(*(column[inside] for column in self))
+
+    def for_judge(self) -> list[Reading]:
+        """As the plugin's self-check takes them."""
+        half = self.wide_ns // 2
+        columns = (self.time_ns - half, self.time_ns + half, self.counter_j, self.instant_w)
+        return [
+            Reading(int(begin), int(end), _none(energy), _none(watts))
+            for begin, end, energy, watts in zip(*columns, strict=True)
+        ]
+
+    @property
+    def pause_s(self) -> float:
+        """Median time from one reading to the next."""
+        import numpy as np
+
+        return float(np.median(np.diff(self.time_ns))) / 1e9 if len(self.time_ns) > 1 else float("nan")
+
+
+def _none(value: float) -> float | None:
+    return None if value != value else float(value)
+
+
+def table(rows: Any) -> Readings:
+    """Columns from rows of ``COLUMNS``."""
+    import numpy as np
+
+    rows = np.asarray(rows, dtype=np.int64)
+    told = np.where(rows[:, 2:] < 0, np.nan, rows[:, 2:] / 1000)
+    return Readings((rows[:, 0] + rows[:, 1]) // 2, rows[:, 1] - rows[:, 0], *told.T)
+
+
+@contextmanager
+def read_all(uuid: str, file: Path) -> Iterator[None]:
+    """Read during the block; afterwards ``load(file)``. Raises ``RuntimeError`` where the reader fails."""
+    reader = subprocess.Popen(
+        module_command("reading", uuid, str(file)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    try:
+        if reader.stdout.readline() != "reading\n":
+            raise RuntimeError("the process that reads the board has not begun; see its error above")
+        yield
+        reader.stdin.close()
+        if reader.wait(timeout=20) != 0:
+            raise RuntimeError("the process that reads the board has failed; see its error above")
+    finally:
+        reader.kill()
+        reader.wait()
+        reader.stdin.close()
+        reader.stdout.close()
+
+
+def load(file: Path) -> Readings:
+    """What ``read_all`` has written."""
+    import numpy as np
+
+    return table(np.load(file))
+
+
+def _answering(session: Session, handle: Any, quantities: Sequence[Quantity]) -> Quantity | None:
+    return next((one for one in quantities if not isinstance(session.read(handle, (one,))[0], str)), None)
+
+
+def wait_for_end(over: threading.Event) -> None:
+    """Until the standard input ends, which is how whoever started this ends it."""
+    sys.stdin.read()
+    over.set()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Read until the standard input ends, then write the table."""
+    import numpy as np
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("uuid")
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args(argv)
+    session = Session()
+    handle = session.board(given.uuid).handle
+    wanted = (COUNTERS, (AVERAGE,), (INSTANT,))
+    known = [(place, one) for place, some in enumerate(wanted) if (one := _answering(session, handle, some))]
+    places, quantities = [place for place, _ in known], [one for _, one in known]
+    over = threading.Event()
+    threading.Thread(target=wait_for_end, args=(over,), daemon=True).start()
+    rows: list[tuple[int, ...]] = []
+    print("reading", flush=True)
+    while not over.is_set():
+        begin_ns = time.monotonic_ns()
+        values = session.read(handle, quantities)
+        end_ns = time.monotonic_ns()
+        told = [-1, -1, -1]
+        for place, value in zip(places, values, strict=True):
+            if not isinstance(value, str):
+                told[place] = round(value * 1000)
+        rows.append((begin_ns, end_ns, *told))
+        time.sleep(PAUSE_S)
+    np.save(given.file, np.array(rows, dtype=np.int64))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Part 1, the sensor: when does it tick, is it right about itself, and for how long does it look?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean, pstdev
+from typing import Any
+
+from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.meters.checkresult import CheckResult
+from pytest_llenergy.meters.selfcheck import judge
+from pytest_llenergy.meters.sensors import coverage
+
+from . import reading
+from .part import Notebook, main
+from .reading import Readings
+from .results import Line
+from .ticks import Timing, changes, timing
+from .waves import Look, Wave, fit, powers_of_counter, powers_of_reading, scatter
+from .work import Load, board, load
+
+BUDGET_S = 50.0
+
+#: Seconds of the stretches, and of each square wave.
+SETTLE_S, IDLE_S, STEADY_S, WAVE_S = 1.0, 4.0, 5.0, 2.6
+DRY_IDLE_S, DRY_STEADY_S, DRY_WAVE_S = 1.5, 2.0, 2.0
+
+#: How long the load is on, and then about as long off (seconds).
+HALVES_S = (0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5)
+DRY_HALVES_S = (0.02, 0.035, 0.1)
+
+#: By how much the pauses are longer or shorter, so that no wave is in step with the ticks.
+SHAKE = 0.3
+
+#: A measured coverage is that much in doubt, as a share of itself.
+COVERAGE_DOUBT = 0.25
+
+#: Below this share of explained variance a fit says nothing.
+LEAST_R2 = 0.7
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What was done from when to when (monotonic ns)."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    on: tuple[tuple[int, int], ...] = ()
+    half_s: float | None = None
+
+
+def body(notebook: Notebook) -> None:
+    """Read the board at idle, at steady load and under square waves, and say what its sensor is like."""
+    with board(notebook) as uuid:
+        session = Session()
+        name = session.board(uuid).name
+        session.close()
+        busy = load(notebook)
+        notebook.find(f"load: {busy.what}")
+        file = notebook.file("readings.npy")
+        with reading.read_all(uuid, file):
+            stretches = _run(busy, notebook)
+            time.sleep(0.3)
+    readings = reading.load(file)
+    file.unlink()
+    _keep(notebook, readings)
+    notebook.data["stretches"] = [
+        {
+            "name": one.name,
+            "start_ns": one.start_ns,
+            "end_ns": one.end_ns,
+            "on": [list(part) for part in one.on],
+        }
+        for one in stretches
+    ]
+    times = _times(notebook, readings, stretches)
+    _agreement(notebook, readings, stretches)
+    _coverage(notebook, readings, stretches, times, name)
+
+
+def _keep(notebook: Notebook, readings: Readings) -> None:
+    """Everything that was read, for whoever wants to look again."""
+    import numpy as np
+
+    columns: dict[str, Any] = readings._asdict()
+    np.savez_compressed(notebook.file("readings.npz"), **columns)
+
+
+def _run(busy: Load, notebook: Notebook) -> list[Stretch]:
+    random = Random(1)
+    idle_s, steady_s, wave_s = (
+        (DRY_IDLE_S, DRY_STEADY_S, DRY_WAVE_S) if notebook.dry else (IDLE_S, STEADY_S, WAVE_S)
+    )
+    time.sleep(SETTLE_S)
+    stretches = [_idle("idle", idle_s)]
+    start_ns, end_ns = busy.on(steady_s)
+    # While the clocks come up power is not steady.
+    stretches.append(
+        Stretch("steady load", start_ns + (end_ns - start_ns) // 5, end_ns, ((start_ns, end_ns),))
+    )
+    stretches.append(_idle("idle, warm", idle_s / 2))
+    for half_s in DRY_HALVES_S if notebook.dry else HALVES_S:
+        on: list[tuple[int, int]] = []
+        begin_s = time.monotonic()
+        while time.monotonic() - begin_s < max(wave_s, 5 * half_s):
+            on.append(busy.on(half_s))
+            time.sleep(half_s * (1 + SHAKE * (2 * random.random() - 1)))
+        name = f"square wave, {half_s * 1e3:.0f} ms"
+        stretches.append(Stretch(name, on[0][0], on[-1][1], tuple(on), half_s))
+    return stretches
+
+
+def _idle(name: str, seconds: float) -> Stretch:
+    start_ns = time.monotonic_ns()
+    time.sleep(seconds)
+    return Stretch(name, start_ns, time.monotonic_ns())
+
+
+def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> dict[str, Timing]:
+    """Ticks of each value; the ones of all stretches together are returned."""
+    import numpy as np
+
+    columns = {
+        "energy counter": readings.counter_j,
+        "field 185, average power": readings.average_w,
+        "field 186, instant power": readings.instant_w,
+    }
+    rows: list[list[str | float | int | None]] = []
+    whole: dict[str, Timing] = {}
+    for name, values in columns.items():
+        if np.isnan(values).all():
+            notebook.find(f"{name}: this board does not tell it")
+            continue
+        for place, stretch in enumerate([None, *stretches]):
+            inside = (
+                slice(None)
+                if stretch is None
+                else (readings.time_ns >= stretch.start_ns) & (readings.time_ns < stretch.end_ns)
+            )
+            found = timing(readings.time_ns[inside], values[inside])
+            if place == 0:
+                whole[name] = found
+            ms = [
+                None if each is None else each * 1e3
+                for each in (
+                    found.period_s,
+                    found.jitter_s,
+                    found.late95_s,
+                    found.shortest_s,
+                    found.longest_s,
+                )
+            ]
+            rows.append([name, "all" if stretch is None else stretch.name, found.ticks, *ms, found.missed])
+    notebook.table(
+        "Ticks",
+        [
+            "value",
+            "while",
+            "ticks",
+            "period ms",
+            "jitter ms",
+            "95 % within ms",
+            "shortest ms",
+            "longest ms",
+            "missed",
+        ],
+        rows,
+        f"Read every {readings.pause_s * 1e3:.2f} ms (median), which is in the jitter. Missed: gaps of more "
+        "than 1.5 periods, in which a value may have been told again.",
+    )
+    for name, found in whole.items():
+        if found.period_s is not None and found.jitter_s is not None:
+            notebook.find(
+                f"{name}: a tick every {found.period_s * 1e3:.2f} ms, jitter {found.jitter_s * 1e3:.2f} ms"
+            )
+    notebook.data["timing"] = {name: found.plain for name, found in whole.items()}
+    wide_ms = readings.wide_ns / 1e6
+    notebook.find(
+        f"a reading of all takes {np.median(wide_ms):.3f} ms (median), {np.quantile(wide_ms, 0.99):.3f} ms "
+        f"(99 %), {wide_ms.max():.2f} ms at most"
+    )
+    return whole
+
+
+def _agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> None:
+    """The counter against integrated instant power, by the plugin's own self-check."""
+    import numpy as np
+
+    if np.isnan(readings.counter_j).all() or np.isnan(readings.instant_w).all():
+        notebook.check("counter against integrated power", None, "the board does not tell both")
+        return
+    rows: list[list[str | float | int | None]] = []
+    judged: dict[str, CheckResult] = {}
+    for stretch in stretches:
+        result = judged[stretch.name] = judge(readings.between(stretch.start_ns, stretch.end_ns).for_judge())
+        rows.append(
+            [stretch.name, result.ticks, result.mean_w, result.ratio, result.doubt, result.reason or "agrees"]
+        )
+    notebook.table(
+        "Energy counter over the integral of field 186",
+        ["while", "ticks", "mean W", "ratio", "doubt", "self-check"],
+        rows,
+        "Doubt: what sampling leaves open of the ratio.",
+    )
+    for name in ("idle", "steady load"):
+        result = judged[name]
+        detail = result.reason or (f"ratio {result.ratio:.4f}" if result.ratio else "no ratio")
+        notebook.check(f"the self-check takes the counter at {name}", result.reason is None, detail)
+
+
+def _coverage(
+    notebook: Notebook,
+    readings: Readings,
+    stretches: list[Stretch],
+    times: dict[str, Timing],
+    product: str,
+) -> None:
+    """The share of the time in which the sensor looks, by the waves, and what the plugin assumes."""
+    waves = [stretch for stretch in stretches if stretch.half_s is not None]
+    # What was on before counts for what looks back so far, as averages do.
+    wave = Wave([on for stretch in stretches for on in stretch.on])
+    ticks = {
+        "energy counter": powers_of_counter(readings.time_ns, readings.counter_j),
+        "field 186, instant power": powers_of_reading(readings.time_ns, readings.instant_w),
+        "field 185, average power": powers_of_reading(readings.time_ns, readings.average_w),
+    }
+    looks: dict[str, Look] = {}
+    rows: list[list[str | float | int | None]] = []
+    for name, (moments, powers) in ticks.items():
+        period_s = times[name].period_s if name in times else None
+        look = fit(wave, moments, powers, waves[0].start_ns) if period_s is not None else None
+        if look is None or period_s is None:
+            continue
+        looks[name] = look
+        ms = [1e3 * each for each in (period_s, look.window_s, look.low_s, look.high_s, look.lag_s)]
+        rows.append([name, look.ticks, *ms, look.coverage(period_s), look.r2, look.idle_w, look.busy_w])
+        notebook.find(
+            f"{name}: looks for {look.window_s * 1e3:.1f} ms of each {period_s * 1e3:.1f} ms, coverage "
+            f"{look.coverage(period_s):.2f}; this explains {look.r2:.1%} of what its ticks say"
+        )
+    notebook.table(
+        "How long the sensor looks, by square waves",
+        [
+            "value",
+            "ticks",
+            "period ms",
+            "window ms",
+            "low ms",
+            "high ms",
+            "lag ms",
+            "coverage",
+            "R²",
+            "idle W",
+            "busy W",
+        ],
+        rows,
+        "Low and high: windows that explain the ticks about as well.",
+    )
+    notebook.data["looks"] = {
+        name: {
+            **look.plain,
+            "period_s": times[name].period_s,
+            "coverage": look.coverage(times[name].period_s or 1.0),
+        }
+        for name, look in looks.items()
+    }
+    best = next((name for name in ticks if name in looks), None)
+    if best is None:
+        notebook.check("coverage of the sensor", None, "too few ticks")
+        return
+    look, period_s = looks[best], times[best].period_s or 1.0
+    assumed, told = coverage(product, period_s)
+    notebook.data["assumed_coverage"] = assumed
+    measured = look.coverage(period_s)
+    notebook.check(
+        "the plugin assumes no more coverage than the sensor has",
+        assumed <= measured * (1 + COVERAGE_DOUBT) if look.r2 >= LEAST_R2 else None,
+        f"assumed {assumed:.2f} ({told}), measured {measured:.2f} by the {best}",
+    )
+    _by_wave(notebook, waves, look, period_s, *ticks[best])
+    _figure(notebook, waves, readings)
+
+
+def _by_wave(
+    notebook: Notebook, waves: list[Stretch], look: Look, period_s: float, moments: Any, powers: Any
+) -> None:
+    """What the scatter of the ticks is under each wave, and what it would be for either kind of sensor."""
+    rows: list[list[str | float | int | None]] = []
+    lines: dict[str, list[float]] = {"seen": [], "window as fitted": [], "looks all the time": []}
+    for stretch in waves:
+        inside = (moments > stretch.start_ns + period_s * 1e9) & (moments < stretch.end_ns)
+        if inside.sum() < 4:
+            continue
+        wave = Wave(stretch.on)
+        seen = float(powers[inside].std(ddof=1))
+        fitted = scatter(wave, moments[inside], look, look.window_s)
+        full = scatter(wave, moments[inside], look, period_s)
+        lengths_ms = [(end - start) / 1e6 for start, end in stretch.on]
+        rows.append(
+            [
+                (stretch.half_s or 0) * 1e3,
+                fmean(lengths_ms),
+                pstdev(lengths_ms),
+                int(inside.sum()),
+                seen,
+                fitted,
+                full,
+            ]
+        )
+        for name, value in zip(lines, (seen, fitted, full), strict=True):
+            lines[name].append(float(value or 0.0))
+    notebook.table(
+        "Scatter of the ticks' power under square waves",
+        ["on ms", "was on ms", "± ms", "ticks", "seen W", "window as fitted W", "looks all the time W"],
+        rows,
+    )
+    x = [float(row[0] or 0) for row in rows]
+    styles = ("points", "line", "line")
+    notebook.figure(
+        "A load that goes on and off: what the ticks scatter",
+        "load on, then off (ms)",
+        "standard deviation of the ticks' power (W)",
+        [
+            Line(label=name, x=x, y=y, style=style)
+            for (name, y), style in zip(lines.items(), styles, strict=True)
+        ],
+        log_x=True,
+    )
+
+
+def _figure(notebook: Notebook, waves: list[Stretch], readings: Readings) -> None:
+    """One wave as the board tells it."""
+    import numpy as np
+
+    stretch = max(waves, key=lambda one: one.half_s or 0)
+    part = readings.between(stretch.start_ns - 200_000_000, stretch.end_ns + 200_000_000)
+    lines = []
+    zero_ns = stretch.start_ns
+    if not np.isnan(part.counter_j).any():
+        moments, powers = powers_of_counter(part.time_ns, part.counter_j)
+        lines.append(_line("energy counter", moments, powers, zero_ns))
+    for label, values in (("field 186", part.instant_w), ("field 185", part.average_w)):
+        if not np.isnan(values).any():
+            moments, at = changes(part.time_ns, values)
+            lines.append(_line(label, moments, values[at], zero_ns))
+    edges = [(moment - zero_ns) / 1e9 for on in stretch.on for moment in on]
+    top = max((max(line.y, default=0.0) for line in lines), default=1.0)
+    lines.append(Line(label="load on", x=edges, y=[0.0, top][::-1] * (len(edges) // 2), style="steps"))
+    notebook.figure(f"{stretch.name}: what the board tells", "s", "W", lines)
+
+
+def _line(label: str, moments: Any, powers: Any, zero_ns: int) -> Line:
+    x = [round(float(moment - zero_ns) / 1e9, 5) for moment in moments]
+    return Line(label=label, x=x, y=[round(float(power), 2) for power in powers], style="steps")
+
+
+if __name__ == "__main__":
+    sys.exit(main("sensor", body, BUDGET_S))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of decoding, measured by the plugin in this process, as a test would have them."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from pytest_llenergy.devices.allot import GpuRequest, allot
+from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.meters.known import KnownMeters
+from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.select import open_meters
+
+from .work import Steps
+
+#: Seconds of warm-up before the rounds of one length.
+WARMUP_S = 0.5
+
+
+def step_s(work: Steps) -> float:
+    """Seconds of a step, once they are warm."""
+    steps = 2
+    while True:
+        begin_s = time.monotonic()
+        work.run(steps)
+        taken_s = time.monotonic() - begin_s
+        if taken_s > 0.3:
+            return taken_s / steps
+        steps = math.ceil(steps * min(8.0, 0.4 / max(taken_s, 1e-3)))
+
+
+def measured(work: Steps, steps: int, rounds: int, each_s: float) -> Experiment:
+    """So many rounds of so many steps; ``each_s`` is about how long a step takes."""
+    lease = allot(GpuRequest(1))
+    warmup = max(1, math.ceil(WARMUP_S / (steps * each_s)))
+    # Without a budget there are no more rounds than asked, of one iteration each.
+    plan = RoundPlan(rounds=rounds, warmup=warmup, budget_s=0.0)
+    selection = open_meters(("nvml",), KnownMeters(), Targets(lease.uuids))
+    return measure(CallWorkload(lambda: work.run(steps)), plan, selection, lease)
+
+
+@dataclass(frozen=True)
+class Window:
+    """All rounds of one length. Joules are those of one token; ``u_j`` is the claimed standard uncertainty.
+
+    ``values_j`` and ``each_u_j`` are those of the single rounds that have a value. ``temperature_c`` is the
+    mean at their starts.
+    """
+
+    seconds: float
+    steps: int
+    mean_j: float
+    u_j: float
+    u_absolute_j: float
+    values_j: tuple[float, ...]
+    each_u_j: tuple[float, ...]
+    temperature_c: float | None
+    flags: tuple[str, ...]
+
+    @property
+    def spread(self) -> float | None:
+        """Relative standard deviation of the rounds."""
+        if len(self.values_j) < 2:
+            return None
+        mean_j = math.fsum(self.values_j) / len(self.values_j)
+        squares = math.fsum((value - mean_j) ** 2 for value in self.values_j)
+        return math.sqrt(squares / (len(self.values_j) - 1)) / mean_j
+
+
+def window(work: Steps, seconds: float, rounds: int, each_s: float) -> Window | str:
+    """Measure rounds of about so many seconds; why there is no number where there is none."""
+    steps = max(1, round(seconds / each_s))
+    found = measured(work, steps, rounds, each_s)
+    tokens = steps * work.tokens_per_step
+    energy = found.metrics["energy_j"]
+    flags = {flag.name for round_ in found.rounds for flag in round_.flags} | {
+        flag.name for flag in found.flags
+    }
+    if energy.value is None or energy.uncertainty is None:
+        return energy.reason or "; ".join(sorted(flags)) or "no energy"
+    known = [
+        (round_.energy_j / tokens, round_.energy_u_j / tokens)
+        for round_ in found.rounds
+        if round_.energy_j is not None and round_.energy_u_j is not None
+    ]
+    degrees = [round_.temperature_start_c for round_ in found.rounds]
+    warm = [each for each in degrees if each is not None]
+    return Window(
+        seconds=math.fsum(round_.duration_s for round_ in found.rounds) / len(found.rounds),
+        steps=steps,
+        mean_j=energy.value / tokens,
+        u_j=energy.uncertainty / tokens,
+        u_absolute_j=(energy.uncertainty_absolute or energy.uncertainty) / tokens,
+        values_j=tuple(value for value, _ in known),
+        each_u_j=tuple(u_j for _, u_j in known),
+        temperature_c=math.fsum(warm) / len(warm) if warm else None,
+        flags=tuple(sorted(flags)),
+    )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test files that the parts run through pytest, as a user would."""

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user would compare with itself: decoding steps in a rank."""
+
+from __future__ import annotations
+
+from pytest_llenergy.handles import Workers
+from pytest_llenergy.runs import Energy
+
+from .in_rank import DRY, GPU, decode
+
+
+@GPU
+def test_decode(energy: Energy, workers: Workers) -> None:
+    """The same steps each time."""
+    energy(workers.call(decode, 1000 if DRY else 400))

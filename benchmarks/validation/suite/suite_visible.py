@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank sees of the host's GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+# A test file that imports torch must not initialise CUDA in pytest's process.
+import torch
+
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.handles import Workers
+
+from .in_rank import look, note
+
+
+@pytest.mark.gpus(1)
+def test_a_rank_sees_its_lease_and_nothing_else(workers: Workers, gpus: Lease) -> None:
+    """The same board by the lease, by the environment of the rank and by CUDA's own properties."""
+    (seen,) = workers.run(look)
+    note(lease=list(gpus.uuids), seen=seen, initialised=torch.cuda.is_initialized())
+    assert seen["uuids"] == list(gpus.uuids)
+    assert seen["visible"] == gpus.visible_devices

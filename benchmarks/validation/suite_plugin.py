@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pytest plugin for the suites: models with drawn weights, a last moment, and whether CUDA was touched."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.transformers.spec import SPEC
+
+#: Monotonic seconds at which all tests have to be over, and how long one may take: more where it compiles.
+UNTIL_VARIABLE = "LLENERGY_VALIDATION_UNTIL"
+TEST_S, COMPILED_TEST_S = 9.0, 40.0
+
+#: Where pytest's own process says whether it has touched CUDA.
+STATE_VARIABLE = "LLENERGY_VALIDATION_STATE"
+
+#: Set where the models are directories without weights.
+MODELS_VARIABLE = "LLENERGY_VALIDATION_MODELS"
+
+#: ``CUDA_ERROR_NOT_INITIALIZED`` (cuda.h): what every call but ``cuInit`` says before that was called.
+NOT_INITIALIZED = 3
+
+DRAWN = replace(SPEC, factory="benchmarks.validation.drawn:DrawnBackend")
+
+
+def pytest_llenergy_backends() -> Sequence[BackendSpec]:
+    return [DRAWN] if MODELS_VARIABLE in os.environ else []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = os.environ.get(UNTIL_VARIABLE)
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    needed_s = COMPILED_TEST_S if params.get("mode") == "compiled" else TEST_S
+    if until is not None and time.monotonic() + needed_s > float(until):
+        pytest.skip("out of time")
+
+
+def pytest_sessionfinish() -> None:
+    place = os.environ.get(STATE_VARIABLE)
+    if place is not None:
+        Path(place).write_text(json.dumps(cuda_state()))
+
+
+def cuda_state() -> dict[str, Any]:
+    """Whether this process has called ``cuInit``, by what the driver and torch say, and by its open files."""
+    torch = sys.modules.get("torch")
+    files = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            files.append(str(link.readlink()))
+    return {
+        "driver": _driver_code(),
+        "torch": None if torch is None else torch.cuda.is_initialized(),
+        "uvm": any(file.startswith("/dev/nvidia-uvm") for file in files),
+    }
+
+
+def _driver_code() -> int | None:
+    """What the driver says to a call that needs no device; ``None`` where there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return int(driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())))

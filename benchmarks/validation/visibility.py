@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Part 4, visibility: what ranks see under each outer setting, who else is there, and taking turns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from . import stand_in
+from .part import Notebook, main, need_board, need_cuda, scratch
+from .session import Done, notes, noting, pytest_command, run, variables
+from .suite_plugin import NOT_INITIALIZED, STATE_VARIABLE
+
+BUDGET_S = 58.0
+
+#: A UUID that no board has.
+NOBODY = "GPU-00000000-0000-4000-8000-000000000000"
+
+#: Outer values that allow no GPU.
+HIDING = ("", "-1", NOBODY)
+
+#: Longest time of one pytest run (seconds).
+LIMIT_S = 30.0
+
+#: A second program on the board: memory, and work on it, until its standard input ends.
+FOREIGN = """
+import sys, threading, torch
+held = torch.zeros(2 << 30, dtype=torch.uint8, device="cuda")
+matrix = torch.randn(4096, 4096, device="cuda")
+over = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+(matrix @ matrix).sum().item()
+print("there", flush=True)
+while not over.is_set():
+    (matrix @ matrix).sum().item()
+"""
+
+
+def body(notebook: Notebook) -> None:
+    """Outer settings, then a foreign process, then two runs at once."""
+    with ExitStack() as stack:
+        if notebook.dry:
+            directory = stack.enter_context(scratch("visibility"))
+            uuid = stack.enter_context(stand_in.board(directory))
+        else:
+            need_cuda()
+            uuid = need_board()
+        rows: list[list[str | float | int | None]] = []
+        # Nothing of these touches the board: they run at once.
+        with ThreadPoolExecutor() as threads:
+            hidden = [(value, threads.submit(_pytest, notebook, f"hidden{value}", value)) for value in HIDING]
+        rows += [_hidden(notebook, value, *run.result()) for value, run in hidden]
+        for shown in (None, "0", uuid):
+            rows.append(_seen(notebook, shown, uuid))
+        notebook.table(
+            "A test with gpus(1) under each outer CUDA_VISIBLE_DEVICES",
+            ["outer value", "outcome", "the rank saw", "cuInit in pytest", "s", "pytest said"],
+            rows,
+        )
+        _foreign(notebook, uuid)
+    _queue(notebook)
+
+
+def _pytest(notebook: Notebook, name: str, value: str | None, *options: str) -> tuple[Done, Path, Path]:
+    out, state = notebook.file(f"{name}.jsonl"), notebook.file(f"{name}-cuda.json")
+    state.unlink(missing_ok=True)
+    more = {**noting(out), STATE_VARIABLE: str(state), "CUDA_VISIBLE_DEVICES": value}
+    limit_s = min(LIMIT_S, notebook.left_s - 2)
+    return run(notebook, name, pytest_command("suite_visible", *options), limit_s, more), out, state
+
+
+def _initialised(state: Path) -> str:
+    """Whether pytest's own process has initialised CUDA."""
+    if not state.exists():
+        return "unknown"
+    told = json.loads(state.read_text())
+    touched = told["torch"] or told["uvm"] or told["driver"] not in (None, NOT_INITIALIZED)
+    return "YES" if touched else "no"
+
+
+def _hidden(
+    notebook: Notebook, value: str, done: Done, _out: Path, state: Path
+) -> list[str | float | int | None]:
+    """An outer value that allows no GPU: the test is skipped, saying so."""
+    reason = next((line for line in done.output.splitlines() if line.startswith("SKIPPED")), done.last)
+    skipped = done.code == 0 and "1 skipped" in done.output and repr(value) in reason
+    touched = _initialised(state)
+    notebook.check(f"CUDA_VISIBLE_DEVICES={value!r}: skipped, saying so", skipped, reason)
+    notebook.check(f"CUDA_VISIBLE_DEVICES={value!r}: no CUDA in pytest", touched == "no", touched)
+    return [repr(value), "skipped" if skipped else "NOT SKIPPED", "", touched, done.seconds, reason]
+
+
+def _seen(notebook: Notebook, value: str | None, uuid: str) -> list[str | float | int | None]:
+    """An outer value that allows the board: the rank sees it and no other."""
+    told = "unset" if value is None else repr(value)
+    if notebook.dry:
+        notebook.check(f"CUDA_VISIBLE_DEVICES {told}: the rank sees its lease", None, "needs CUDA")
+        return [told, "needs CUDA", "", "", None, ""]
+    name = f"seen-{'unset' if value is None else value}"
+    done, out, state = _pytest(notebook, name, value)
+    found = notes(out)
+    seen = found[0]["seen"]["uuids"] if found else []
+    lease = found[0]["lease"] if found else []
+    touched = _initialised(state)
+    notebook.check(
+        f"CUDA_VISIBLE_DEVICES {told}: lease, CUDA's properties and NVML name one board",
+        # Without a setting a host of several boards may give another.
+        done.code == 0 and seen == lease and (value is None or lease == [uuid]),
+        f"lease {lease}, CUDA {seen}, NVML {uuid}; {done.last}",
+    )
+    notebook.check(f"CUDA_VISIBLE_DEVICES {told}: no CUDA in pytest", touched == "no", touched)
+    outcome = "passed" if done.code == 0 else f"FAILED ({done.code})"
+    return [told, outcome, ", ".join(seen), touched, done.seconds, done.last]
+
+
+@contextmanager
+def _second_program() -> Iterator[bool]:
+    """Somebody else's program on the board; whether it came up."""
+    command = [sys.executable, "-c", FOREIGN]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        try:
+            yield other.stdout.readline() == "there\n"
+            other.stdin.close()
+            other.wait(timeout=10)
+        finally:
+            other.kill()
+
+
+def _foreign(notebook: Notebook, uuid: str) -> None:
+    what = "a foreign process on the board is found"
+    if notebook.dry:
+        notebook.check(what, None, "needs CUDA")
+        return
+    with _second_program() as there:
+        if not there:
+            notebook.check(what, None, "the second program did not start")
+            return
+        done, _, _ = _pytest(notebook, "foreign", uuid, "--energy-busy-timeout=2")
+        said = next((line for line in done.output.splitlines() if "busy with" in line), done.last)
+        notebook.check(what, done.code == 1 and "busy with" in done.output, said.strip())
+        if notebook.left_s < 25.0:
+            notebook.check("with --energy-busy=skip it skips", None, "out of time")
+            return
+        done, _, _ = _pytest(notebook, "foreign-skip", uuid, "--energy-busy-timeout=2", "--energy-busy=skip")
+        notebook.check("with --energy-busy=skip it skips", "1 skipped" in done.output, done.last)
+
+
+def _queue(notebook: Notebook) -> None:
+    """Two runs of pytest at once: both pass, one after the other."""
+    out = notebook.file("queue.jsonl")
+    given = variables(notebook, noting(out))
+    begin_s = time.monotonic()
+    logs = [notebook.file(f"queue-{number}.txt") for number in (1, 2)]
+    runs = []
+    for log in logs:
+        with log.open("w") as to:
+            command = pytest_command("suite_queue")
+            runs.append(subprocess.Popen(command, env=given, stdout=to, stderr=subprocess.STDOUT))
+    codes: list[int | None] = []
+    try:
+        for each in runs:
+            try:
+                codes.append(each.wait(timeout=max(1.0, notebook.left_s - 2)))
+            except subprocess.TimeoutExpired:
+                codes.append(None)
+    finally:
+        for each in runs:
+            each.kill()
+            each.wait()
+    turns = sorted((note["start_ns"], note["end_ns"]) for note in notes(out))
+    apart = len(turns) == 2 and turns[0][1] <= turns[1][0]
+    gap = f", {(turns[1][0] - turns[0][1]) / 1e9:.2f} s between them" if len(turns) == 2 else ""
+    notebook.check(
+        "two runs of pytest take turns on the one device",
+        codes == [0, 0] and apart,
+        f"exit codes {codes}, {len(turns)} turns{gap}, {time.monotonic() - begin_s:.1f} s in all",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main("visibility", body, BUDGET_S))

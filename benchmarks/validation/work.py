@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that a part measures: a load that is on for a known time, and decoding steps. On CUDA or pretended.
+
+The board is leased while a part uses it in its own process, so that no test of anybody comes between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.locks import acquire
+
+from . import stand_in
+from .part import Notebook, SkippedError, need_board, need_cuda, scratch
+
+#: Seconds to wait for a board that somebody else has leased.
+LEASE_WAIT_S = 5.0
+
+#: A product of matrices takes about so long (seconds), whatever the board: several of them are queued.
+UNIT_S = 0.0002
+
+
+class Load(Protocol):
+    """Something that keeps the board busy."""
+
+    @property
+    def what(self) -> str:
+        """In words."""
+
+    def on(self, seconds: float) -> tuple[int, int]:
+        """Busy for about so long; blocks until it is over. Returns start and end (monotonic ns)."""
+
+
+class Steps(Protocol):
+    """Decoding steps, each the same work."""
+
+    @property
+    def what(self) -> str:
+        """In words."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many sequences there are."""
+
+    def run(self, steps: int) -> None:
+        """Do so many; blocks until they are done."""
+
+
+@contextmanager
+def board(notebook: Notebook) -> Iterator[str]:
+    """The board to use, leased. In a dry run that of the stand-in, whose power is known exactly.
+
+    Raises ``SkippedError`` where there is no GPU or no CUDA.
+    """
+    with ExitStack() as stack:
+        if notebook.dry:
+            yield stack.enter_context(stand_in.board(stack.enter_context(scratch("stand-in"))))
+            return
+        need_cuda()
+        uuid = need_board()
+        try:
+            held = acquire(Request((Claim(uuid),)), LEASE_WAIT_S, f"validation: {notebook.name}")
+        except Exception as error:
+            raise SkippedError(f"the board cannot be leased: {error}") from error
+        stack.callback(held.release)
+        yield uuid
+
+
+def load(notebook: Notebook) -> Load:
+    """What keeps the board busy."""
+    return stand_in.StandInLoad() if notebook.dry else CudaLoad()
+
+
+def steps(notebook: Notebook) -> Steps:
+    """What decodes."""
+    if notebook.dry:
+        return stand_in.StandInSteps()
+    from .decoder import Decoder
+
+    return Decoder("cuda:0")
+
+
+class CudaLoad:
+    """Products of random bf16 matrices, in queue, of which it is known how long each takes."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        size = 8192
+        while True:
+            self._take(size)
+            self._repeat(20)
+            self.unit_s = self._timed(20)
+            if self.unit_s <= 2 * UNIT_S or size <= 512:
+                break
+            size //= 2
+        # Long enough for the clocks to come up.
+        self._repeat(round(1.0 / self.unit_s))
+        self.unit_s = self._timed(round(0.5 / self.unit_s))
+        self.what = (
+            f"products of {size} x {size} bfloat16 matrices, {self.unit_s * 1e6:.0f} µs each by CUDA events"
+        )
+
+    def on(self, seconds: float) -> tuple[int, int]:
+        start_ns = time.monotonic_ns()
+        self._repeat(max(1, round(seconds / self.unit_s)))
+        return start_ns, time.monotonic_ns()
+
+    def _take(self, size: int) -> None:
+        torch = self._torch
+        torch.manual_seed(0)
+        made: list[Any] = [torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        self._a, self._b = made
+        self._c = torch.empty_like(self._a)
+
+    def _repeat(self, count: int) -> None:
+        for _ in range(count):
+            self._torch.matmul(self._a, self._b, out=self._c)
+        self._torch.cuda.synchronize()
+
+    def _timed(self, count: int) -> float:
+        """Seconds of one, by CUDA events."""
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(count):
+            self._torch.matmul(self._a, self._b, out=self._c)
+        end.record()
+        self._torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / count

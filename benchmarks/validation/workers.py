@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Part 5, workers: a rank with NCCL, the fork server with CUDA's torch, the doctor, and kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+
+import psutil
+
+from pytest_llenergy.devices.claims import CPU, Claim, Request
+from pytest_llenergy.devices.inventory import present
+from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.errors import DeviceError
+from tests.workers.survivors import MARKER, survivors
+
+from .part import Notebook, main, need_board, need_cuda
+from .session import LLENERGY, notes, noting, pytest_command, report_of, run, variables
+
+BUDGET_S = 78.0
+
+#: Whom the storms kill, in turn.
+VICTIMS = ("pytest", "supervisor", "pytest", "rank")
+
+#: Seconds until a killed run has to be gone, and until a test has to be at work.
+GONE_S, READY_S = 15.0, 40.0
+
+#: Memory of the board that may be in use besides the baseline: contexts of others come and go.
+SLACK_BYTES = 64 << 20
+
+
+def body(notebook: Notebook) -> None:
+    """Ranks first, the doctor, and storms for as long as there is time."""
+    uuid: str | None = None
+    if not notebook.dry:
+        need_cuda()
+        uuid = need_board()
+    _ranks(notebook)
+    _doctor(notebook)
+    _storms(notebook, uuid)
+
+
+def _ranks(notebook: Notebook) -> None:
+    """One rank of each kind of start, with a process group and with work that is measured."""
+    # Few are enough of those that take seconds to start.
+    for method, which, tests in (("spawn", "exchange or multiply and 1", 2), ("forkserver", "", 3)):
+        out, report = notebook.file(f"{method}.jsonl"), notebook.file(f"{method}.json")
+        options = [f"--energy-start-method={method}", "--energy-isolation=test", f"--energy-report={report}"]
+        quick = ["--energy-rounds=2", "--energy-budget=1", "--energy-warmup=1"]
+        command = pytest_command("suite_ranks", *options, *quick, "-k", which)
+        done = run(notebook, method, command, min(45.0, notebook.left_s - 5), noting(out))
+        found = notes(out)
+        made = report_of(report)
+        records = made.records if made is not None else []
+        starts = [record.start_s for record in records if record.start_s is not None]
+        methods = {record.start_method for record in records}
+        notebook.check(
+            f"ranks by {method}: {tests} tests with torch, each in a rank of its own",
+            done.code == 0 and methods == {method} and len(found) == tests,
+            f"start methods {sorted(map(str, methods))}, ranks ready in "
+            f"{', '.join(f'{each:.2f} s' for each in starts)}; {done.last}",
+        )
+        exchanged = next((note for note in found if note["test"] == "exchange"), None)
+        wanted = "gloo" if notebook.dry else "nccl"
+        notebook.check(
+            f"ranks by {method}: one rank has a process group ({wanted})",
+            exchanged is not None and exchanged["backend"] == wanted and exchanged["sum"] == 1.0,
+            json.dumps(exchanged),
+        )
+
+
+def _doctor(notebook: Notebook) -> None:
+    """Every step that one device allows."""
+    done = run(notebook, "doctor", [*LLENERGY, "doctor", "--json"], min(50.0, notebook.left_s - 5))
+    try:
+        told = json.loads(done.output[done.output.index("{") :])
+    except ValueError:
+        notebook.check("llenergy doctor --json", False, f"code {done.code}: {done.last}")
+        return
+    steps = [step for trial in told["trials"] for step in trial["steps"]]
+    notebook.table(
+        "llenergy doctor",
+        ["step", "state", "s", "detail"],
+        [[step["name"], step["state"], step["duration_s"], step["detail"]] for step in steps],
+    )
+    notebook.data["doctor"] = told
+    failed = [step["name"] for step in steps if step["state"] == "failed"]
+    fine = sum(step["state"] == "ok" for step in steps)
+    notebook.check(
+        "llenergy doctor: no step fails", not failed and fine > 0, f"{fine} ok; failed: {failed or 'none'}"
+    )
+    findings = [finding["text"] for finding in told["findings"] if finding["misconfigured"]]
+    notebook.check("llenergy doctor: nothing is misconfigured", not findings, "; ".join(findings))
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What a kill has left, and seconds until it was gone; ``None`` where it was not gone in time."""
+
+    victim: str
+    after_s: float
+    processes_s: float | None
+    memory_s: float | None
+    lease_s: float | None
+    left: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Whether all of it was gone in time."""
+        return None not in (self.processes_s, self.memory_s, self.lease_s)
+
+
+def _storms(notebook: Notebook, uuid: str | None) -> None:
+    random = Random(1)
+    baseline = _used(uuid)
+    found: list[Aftermath] = []
+    while notebook.left_s > 13.0 and len(found) < (len(VICTIMS) if notebook.dry else 40):
+        victim = VICTIMS[len(found) % len(VICTIMS)]
+        one = _storm(notebook, victim, 1.5 * random.random(), uuid, baseline, len(found))
+        if isinstance(one, str):
+            notebook.check("a test comes to work before it is killed", False, one)
+            return
+        found.append(one)
+    if not found:
+        notebook.check("kill -9", None, "out of time")
+        return
+    notebook.table(
+        "kill -9 of a run whose rank holds 2 GiB of the board",
+        ["victim", "killed after s", "processes gone s", "memory back s", "lease free s", "left"],
+        [[one.victim, one.after_s, one.processes_s, one.memory_s, one.lease_s, one.left] for one in found],
+        "Seconds after the kill.",
+    )
+    clean = sum(one.clean for one in found)
+    lease = [one.lease_s for one in found if one.lease_s is not None]
+    notebook.check(
+        "after kill -9: no process, memory back, lease free",
+        clean == len(found),
+        f"{clean} of {len(found)} clean"
+        + (f"; lease free after {median(lease):.2f} s (median)" if lease else ""),
+    )
+
+
+def _storm(
+    notebook: Notebook, victim: str, after_s: float, uuid: str | None, baseline: int | None, number: int
+) -> Aftermath | str:
+    """Start a run, kill it in the middle of its work, and watch what is left; why it never came to work."""
+    ready, log = notebook.file(f"ready-{number}"), notebook.file(f"storm-{number}.txt")
+    ready.unlink(missing_ok=True)
+    mark = f"{os.getpid()}-{number}-{time.monotonic_ns()}"
+    given = variables(notebook, {"LLENERGY_VALIDATION_READY": str(ready), MARKER: mark})
+    with log.open("w") as to:
+        started = subprocess.Popen(
+            pytest_command("suite_storm"),
+            env=given,
+            stdout=to,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        until_s = time.monotonic() + min(READY_S, notebook.left_s - 4)
+        while not ready.exists():
+            if started.poll() is not None or time.monotonic() > until_s:
+                said = log.read_text().strip().splitlines()
+                return said[-1] if said else "pytest said nothing"
+            time.sleep(0.02)
+        rank = int(ready.read_text())
+        time.sleep(after_s)
+        os.kill(_pid_of(victim, started.pid, rank), signal.SIGKILL)
+        return _watch(victim, after_s, mark, uuid, baseline, started)
+    finally:
+        with suppress(ProcessLookupError):
+            started.kill()
+        started.wait()
+        ready.unlink(missing_ok=True)
+
+
+def _pid_of(victim: str, pytest: int, rank: int) -> int:
+    if victim == "supervisor":
+        return int(psutil.Process(rank).ppid())
+    return rank if victim == "rank" else pytest
+
+
+def _watch(
+    victim: str,
+    after_s: float,
+    mark: str,
+    uuid: str | None,
+    baseline: int | None,
+    started: subprocess.Popen[bytes],
+) -> Aftermath:
+    killed_s = time.monotonic()
+    gone: dict[str, float] = {}
+    while len(gone) < 3 and time.monotonic() - killed_s < GONE_S:
+        # A run whose rank or supervisor was killed ends by itself; until it is waited for it is a zombie.
+        started.poll()
+        now = {
+            "processes": not survivors(mark),
+            "memory": baseline is None or (_used(uuid) or 0) <= baseline + SLACK_BYTES,
+            "lease": _is_free(uuid),
+        }
+        for name, is_gone in now.items():
+            if is_gone:
+                gone.setdefault(name, time.monotonic() - killed_s)
+        time.sleep(0.02)
+    left = "; ".join(command.strip()[:80] for command in survivors(mark).values())
+    return Aftermath(
+        victim=victim,
+        after_s=after_s,
+        processes_s=gone.get("processes"),
+        memory_s=gone.get("memory"),
+        lease_s=gone.get("lease"),
+        left=left,
+    )
+
+
+def _used(uuid: str | None) -> int | None:
+    """Bytes in use on the board; ``None`` for the CPU."""
+    return None if uuid is None else present().used_bytes.get(uuid)
+
+
+def _is_free(uuid: str | None) -> bool:
+    try:
+        acquire(Request((Claim(uuid or CPU),)), 0.0, "validation: storms").release()
+    except DeviceError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main("workers", body, BUDGET_S))

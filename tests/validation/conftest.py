@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The validation is a package among the benchmarks; here it is ``validation``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
