@@ -12,12 +12,15 @@ from pytest_llenergy import marks
 from pytest_llenergy.engines import ELSEWHERE, OF_BACKEND, check_engine
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import BACKEND_PARAMETER, LEASE, gpus
-from pytest_llenergy.leasing import leased
+from pytest_llenergy.leasing import lease_first, leased
 from pytest_llenergy.recorder import draft_of
 
 IDLE_GATE = (
     "@pytest.mark.energy_gate judges what energy(...) measures, and the test does not use the fixture energy"
 )
+
+#: Fixtures by which a test measures something that a gate can judge; the second is pytest-benchmark's.
+JUDGED = ("energy", "benchmark")
 
 VALUE = (
     "the fixture gpus takes no value: what is leased is what the mark says; write pytest.param(..., "
@@ -68,12 +71,12 @@ def obey_marks(item: pytest.Item) -> None:
         raise PlanError(f"{item.nodeid}: {idle}")
     check_engine(item)
     if isinstance(item, pytest.Function) and (LEASE in names or marks.has(item, marks.gpus)):
-        _lease_first(item)
+        lease_first(item, LEASE)
 
 
 def _idle(item: pytest.Item, names: Collection[str]) -> str | None:
     """What is wrong where a mark of the test would do nothing, by the names of its fixtures."""
-    if marks.has(item, marks.energy_gate) and "energy" not in names:
+    if marks.has(item, marks.energy_gate) and not any(name in names for name in JUDGED):
         return IDLE_GATE
     idle = [mark.__name__ for mark in OF_BACKEND if marks.has(item, mark) and BACKEND_PARAMETER not in names]
     return f"@pytest.mark.{idle[0]} {IDLE_OF_BACKEND}" if idle else None
@@ -94,19 +97,3 @@ def see_to_lease(item: pytest.Item) -> None:
         stack = ExitStack()
         stack.enter_context(leased(item))
         item.addfinalizer(stack.close)
-
-
-def _lease_first(item: pytest.Function) -> None:
-    """Put the lease before everything that is set up for this test alone, and so torn down after it.
-
-    What a fixture starts on the devices must neither come before the lease nor outlive it.
-    """
-    # All tests of a function share one list.
-    names = [name for name in item.fixturenames if name != LEASE]
-    first = next((place for place, name in enumerate(names) if _is_for_one_test(item, name)), len(names))
-    item.fixturenames = [*names[:first], LEASE, *names[first:]]
-
-
-def _is_for_one_test(item: pytest.Function, name: str) -> bool:
-    fixtures = item._fixtureinfo.name2fixturedefs.get(name)
-    return not fixtures or fixtures[-1].scope == "function"

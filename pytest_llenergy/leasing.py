@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_llenergy import marks
-from pytest_llenergy.devices.allot import allot
+from pytest_llenergy.devices.allot import allot, every_visible
 from pytest_llenergy.devices.busy import wait_until_free
 from pytest_llenergy.devices.claims import CPU, Claim
 from pytest_llenergy.devices.lease import Lease
@@ -29,10 +29,13 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     still hold the devices after ``--energy-lease-timeout``, or use them after ``--energy-busy-timeout``.
     """
     state, draft = state_of(item.config), draft_of(item)
-    asked = draft.asked = marks.read(item, marks.gpus)
+    marked = draft.asked = marks.read(item, marks.gpus)
     # An earlier attempt may have had one.
     draft.lease = None
     try:
+        # Without a mark, code in this process has what this process may use.
+        here = marked is None and draft.runs_here
+        asked = every_visible(state.settings.gpus, state.environment) if here else marked
         possible = allot(asked, state.settings.gpus, state.environment, warm=state.warm)
     except ShortageError as error:
         # The one reason that is nobody's mistake: this host has fewer GPUs. The record says so.
@@ -55,6 +58,23 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
         yield lease
     finally:
         state.keeper.leave()
+
+
+def lease_first(item: pytest.Function, fixture: str) -> None:
+    """Put the fixture of the lease before everything that is set up for this test alone.
+
+    It is then torn down after all that: what another one starts on the devices must neither come before the
+    lease nor outlive it.
+    """
+    # All tests of a function share one list.
+    names = [name for name in item.fixturenames if name != fixture]
+    first = next((place for place, name in enumerate(names) if _is_for_one_test(item, name)), len(names))
+    item.fixturenames = [*names[:first], fixture, *names[first:]]
+
+
+def _is_for_one_test(item: pytest.Function, name: str) -> bool:
+    fixtures = item._fixtureinfo.name2fixturedefs.get(name)
+    return not fixtures or fixtures[-1].scope == "function"
 
 
 def _await_others(lease: Lease, state: State, draft: Draft) -> None:

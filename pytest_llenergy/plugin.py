@@ -37,6 +37,9 @@ from pytest_llenergy.options.places import check_savable, check_writable, saved_
 from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, read_settings
 from pytest_llenergy.options.table import add_options
 
+#: Plugins that have a fixture ``benchmark``, and the object that measures its tests.
+OTHERS, BENCHMARKS = ("benchmark", "codspeed"), "llenergy-benchmarks"
+
 __all__ = [
     "_llenergy_backend",
     "_llenergy_lease",
@@ -87,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
         check_names(config)
     if not config.option.collectonly:
         config.pluginmanager.register(Controller(config, settings), "llenergy-controller")
+        if settings.keeps_something:
+            _see_to_benchmarks(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -107,6 +112,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from pytest_llenergy.collection import check_marks
 
         check_marks(metafunc)
+        if marks.has(metafunc.definition, marks.energy_gate):
+            _see_to_benchmarks(metafunc.config)
     if BACKEND_PARAMETER in metafunc.fixturenames:
         from pytest_llenergy.engines import parametrize_backend
 
@@ -181,6 +188,16 @@ def pytest_runtest_makereport(
 
         attach(item, report)
     return report
+
+
+def _see_to_benchmarks(config: pytest.Config) -> None:
+    """Measure the tests of other benchmark plugins, where there is one."""
+    manager = config.pluginmanager
+    known = any(manager.has_plugin(name) for name in OTHERS)
+    if known and not manager.has_plugin(BENCHMARKS) and not is_worker(config):
+        from pytest_llenergy.integrations.benchmark import Benchmarks
+
+        manager.register(Benchmarks(config), BENCHMARKS)
 
 
 def _has_marks(item: pytest.Item) -> bool:

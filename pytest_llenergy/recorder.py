@@ -68,6 +68,10 @@ class Draft:
     windows: list[Window] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     failed_gate: bool = False
+    #: Set for a test that is measured beside what it is for: why it is not, where it is not. No failure.
+    unmeasured: str | None = None
+    #: Whether what is measured runs in this process, on whatever devices that may use.
+    runs_here: bool = False
 
     @property
     def wants_ranks(self) -> bool:
@@ -144,7 +148,7 @@ def judge(item: pytest.Item) -> None:
     """
     draft = draft_of(item)
     experiment = draft.experiment
-    if experiment is None and not draft.windows:
+    if experiment is None and not draft.windows and draft.unmeasured is None:
         pytest.fail(NOTHING_MEASURED, pytrace=False)
     metrics = experiment.metrics if experiment is not None else {}
     for name, metric in metrics.items():
@@ -225,7 +229,7 @@ def _outcome(draft: Draft) -> tuple[Status, str | None]:
     if windows:
         missing = [window.reason for window in windows if window.energy_j is None]
         return ("invalid", missing[0]) if missing else ("measured", None)
-    return "invalid", NOTHING_MEASURED
+    return "invalid", draft.unmeasured or NOTHING_MEASURED
 
 
 def _first_line(report: pytest.TestReport) -> str:

@@ -18,7 +18,7 @@ from pytest_llenergy.devices.shortage import ShortageError, explain, fits
 from pytest_llenergy.devices.visibility import VARIABLE, slurm, visible, why_hidden
 from pytest_llenergy.errors import DeviceError
 
-__all__ = ["GpuRequest", "allot", "allowed"]
+__all__ = ["GpuRequest", "allot", "allowed", "every_visible"]
 
 
 def allot(
@@ -57,6 +57,17 @@ def allot(
         raise ShortageError(f"{request}: {hidden}")
     reason = _why_cut(found, selection, environment, may.reason)
     raise ShortageError(explain(request, fitting, may.uuids, reason, found))
+
+
+def every_visible(
+    selection: str | None = None, environment: Mapping[str, str] = os.environ
+) -> GpuRequest | None:
+    """A request for all GPUs that a process may use; ``None`` where it may use none.
+
+    Raises ``ShortageError`` and ``DeviceError`` as ``allot`` does.
+    """
+    may = allowed(present(without_lost=True), selection, environment)
+    return GpuRequest(len(may.uuids)) if may.uuids else None
 
 
 def allowed(

@@ -91,11 +91,11 @@ def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease:
             rounds.append(account(measured[-1], sampler.series, selection.reasons))
         measuring_s = time.monotonic() - start_s
     rounds = compare_rounds(rounds, measured)
-    infos = [_info(series) for series in sampler.series]
+    infos = [meter_info(series) for series in sampler.series]
     procedure = _procedure(
         plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage)
     )
-    flags = [*drift_flags(rounds), *_inconclusive(procedure, len(rounds)), *_unread(selection.reasons)]
+    flags = [*drift_flags(rounds), *_inconclusive(procedure, len(rounds)), *unread(selection.reasons)]
     metrics = summarise(rounds, workload.peak_memory_bytes, coverage)
     middle = median_round(rounds)
     course = power_trace(measured[middle], sampler.series) if middle is not None else None
@@ -168,12 +168,12 @@ def _inconclusive(procedure: Procedure, rounds: int) -> list[Flag]:
     return [Flag(name="inconclusive", severity="warning", detail=detail)]
 
 
-def _unread(reasons: Sequence[str]) -> list[Flag]:
+def unread(reasons: Sequence[str]) -> list[Flag]:
     """Meters that might have measured and could not be read."""
     return [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons]
 
 
-def _info(series: Series) -> MeterInfo:
+def meter_info(series: Series) -> MeterInfo:
     """A period that only shows by watching is filled in from the trace; it never shows without ticks."""
     info = series.domain.info(series.meter)
     if info.update_period_s is not None or series.domain.max_age_s is not None:

@@ -53,6 +53,17 @@ def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy)
     return flags
 
 
+def stretch_flags(
+    stretch: MeasuredRound, whole: MeasuredRound, trace: Sequence[Series], total: Energy
+) -> list[Flag]:
+    """Those of a part of some work that was not interrupted: who else worked is known of the ``whole``."""
+    flags = _energy_flags(total)
+    flags += _short_flags(stretch.timeline.duration_s, trace)
+    flags += trace_flags(trace, stretch.timeline.start_ns, stretch.timeline.end_ns)
+    flags += _cpu_flags(whole, whole.timeline.duration_s)
+    return flags + _board_flags(whole, whole.timeline.duration_s)
+
+
 def compare_rounds(rounds: Sequence[Round], measured: Sequence[MeasuredRound]) -> list[Round]:
     """Add the flags that only show beside the other rounds: temperature and clock."""
     clocks = [_clocks_mhz(each) for each in measured]

@@ -101,6 +101,12 @@ class Sampler:
         self._thrift.work_ends()
         self._ring()
 
+    def border(self) -> None:
+        """Within work, one thing that is measured ends and another begins: the ticks beside that matter."""
+        self._thrift.border()
+        if self._reader.asleep:
+            self._ring()
+
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """``work_begins`` and ``work_ends``."""

@@ -80,6 +80,11 @@ class Thrift:
             self._at_work -= 1
             self.edges += 1
 
+    def border(self) -> None:
+        """Within the work, one thing that is measured ends and another begins."""
+        with self._lock:
+            self.edges += 1
+
     @property
     def sparing(self) -> bool:
         """Whether something is at work."""

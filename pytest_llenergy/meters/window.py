@@ -46,7 +46,7 @@ class Window:
         if self._start_ns is not None:
             told = "has ended" if self.ended else f"is open already, until end({self.name!r})"
             raise MeterError(f"window {self.name!r} {told}; make a new one with window({self.name!r})")
-        _synchronize()
+        synchronize()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()
         self._sampler.marks.append(Mark(self._start_ns, begins=True))
@@ -63,7 +63,7 @@ class Window:
         if self._start_ns is None or self._end_ns is not None:
             raise MeterError(f"window {self.name!r} is not open; enter it first, and leave it once")
         try:
-            _synchronize()
+            synchronize()
         except Exception:
             # What the GPU reports late; the error of the work itself says more.
             if error is None:
@@ -155,7 +155,7 @@ class Window:
         return self.record.flags
 
 
-def _synchronize() -> None:
+def synchronize() -> None:
     """Wait for what this process has queued on its GPUs: it belongs to the window that queued it."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)

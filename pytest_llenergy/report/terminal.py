@@ -20,6 +20,9 @@ from pytest_llenergy.report.verdicts import MOST_NAME, short
 #: Parameters that have a column of their own.
 OWN_COLUMN = frozenset({"backend"})
 
+#: Places behind the point from which on a power of ten is written.
+MOST_PLACES = 5
+
 
 def render(records: Sequence[Record], width: int, *, color: bool) -> str:
     """Measured tests as a table, the others as lines with their reasons."""
@@ -92,6 +95,11 @@ def rounded(value: float, u: float | None) -> str:
     if not u or not math.isfinite(u):
         return f"{value:.3g}"
     places = max(0, 1 - math.floor(math.log10(u)))
+    if places > MOST_PLACES:
+        # Microjoules are not told by a row of zeros.
+        power = math.floor(math.log10(max(abs(value), u)))
+        places = max(0, places + power)
+        return f"({value / 10**power:.{places}f} ± {u / 10**power:.{places}f})e{power}"
     return f"{value:.{places}f} ± {u:.{places}f}"
 
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests that use the fixture ``benchmark`` of pytest-benchmark are measured too, as they are.
+
+A plugin object that is registered only in a run that keeps what it measures, or for a test with a gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pytest_llenergy import marks
+from pytest_llenergy.options.settings import SETTINGS
+
+#: The fixture, and pytest-benchmark as it is registered.
+FIXTURE = PLUGIN = "benchmark"
+
+#: Fixtures of ours, by which a test asks for devices, for what it needs to measure, and for a record. A test
+#: that asks for the last one itself says what is measured.
+LEASE, PLACE, MEASURING = "_llenergy_lease", "_llenergy_place", "_llenergy_measured"
+
+NOT_CALLED = "the test asks for the fixture benchmark and has not called it"
+OF_CODSPEED = (
+    "the fixture benchmark is that of pytest-codspeed, which does not tell when its rounds run; without "
+    "--codspeed and with pytest-benchmark installed the test is measured"
+)
+
+
+class Benchmarks:
+    """Gives the tests a lease, and lets the fixture tell of its rounds."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A test that says nothing of devices has those of this process: that is where its code runs.
+
+        It has them before anything is set up for it.
+        """
+        names = getattr(item, "fixturenames", ())
+        if FIXTURE in names and PLACE not in names and self._runs and self._measures(item):
+            from pytest_llenergy.leasing import lease_first
+            from pytest_llenergy.recorder import draft_of
+
+            draft_of(item).runs_here = True
+            if isinstance(item, pytest.Function):
+                lease_first(item, LEASE)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, Any, Any]:
+        """Watch the fixture, once it is there."""
+        made = yield
+        if fixturedef.argname == FIXTURE and isinstance(request.node, pytest.Item):
+            self._watch(made, request)
+        return made
+
+    def _watch(self, made: object, request: pytest.FixtureRequest) -> None:
+        item = request.node
+        if not self._measures(item) or MEASURING in item.fixturenames:
+            return
+        if type(made).__module__.partition(".")[0] == "pytest_codspeed":
+            self._note(request, OF_CODSPEED)
+        elif _is_pytest_benchmarks(made) and made.enabled:  # type: ignore[attr-defined]
+            from pytest_llenergy.integrations.benchmark_rounds import watch
+
+            self._note(request, NOT_CALLED)
+            watch(made, request.getfixturevalue(PLACE))
+
+    def _note(self, request: pytest.FixtureRequest, unmeasured: str) -> None:
+        """The test has a record from now on, with this reason until something is measured."""
+        from pytest_llenergy.recorder import draft_of
+
+        request.getfixturevalue(MEASURING)
+        draft_of(request.node).unmeasured = unmeasured
+
+    def _measures(self, item: pytest.Item) -> bool:
+        """Whether somebody wants to know its joules."""
+        return self._config.stash[SETTINGS].keeps_something or marks.has(item, marks.energy_gate)
+
+    @property
+    def _runs(self) -> bool:
+        """Whether benchmarks run, by the options; the fixture itself has the last word."""
+        option = self._config.getoption
+        disabled = option("benchmark_disable", False) and not option("benchmark_enable", False)
+        skipped = option("benchmark_skip", False) and not option("benchmark_only", False)
+        return bool(self._config.pluginmanager.has_plugin(PLUGIN)) and not (disabled or skipped)
+
+
+def _is_pytest_benchmarks(made: object) -> bool:
+    try:
+        from pytest_benchmark.fixture import BenchmarkFixture
+    except ImportError:
+        return False
+    # By its type: others may only say that they are one.
+    return issubclass(type(made), BenchmarkFixture)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds that others run: which are taken one by one, which are joined, and whose joules they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.own_rounds import (
+    STRETCH_S,
+    OwnRounds,
+    account_stretch,
+    least_stretch_s,
+    stretches,
+    told,
+    widened,
+)
+from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.model.record import Round
+
+from ..meters.waves import MS, S, Sensor, Wave, domain, seen
+from .marks import iteration, measured
+
+START = 10 * S
+GAP = 400 * MS
+
+
+def rounds_of(
+    lengths_ns: Sequence[int], between_ns: int = 0, every_ns: int = 50 * MS, iterations: int = 1
+) -> OwnRounds:
+    """One straight after the other, or with so much in between; the ends as the fixture would note them."""
+    ends: list[tuple[int, int]] = []
+    now_ns, due_ns = START, 0
+    for over, length_ns in enumerate(lengths_ns, 1):
+        now_ns += length_ns
+        if now_ns >= due_ns or over == len(lengths_ns):
+            ends.append((over, now_ns))
+            due_ns = now_ns + every_ns
+        now_ns += between_ns
+    return OwnRounds([length_ns / 1e9 for length_ns in lengths_ns], iterations, ends, START)
+
+
+def whole_of(own: OwnRounds) -> MeasuredRound:
+    """With what others did before and after: a gap, some work, the rounds, some work, a gap."""
+    start_ns, end_ns = START - 30 * MS, own.ends[-1][1] + 30 * MS
+    return measured(iteration(start_ns, end_ns), gaps=(start_ns - GAP, end_ns + GAP))
+
+
+def wave_of(own: OwnRounds, busy_w: float, between_w: float, between_ns: int) -> Wave:
+    """50 W in the gaps, one power in rounds and another between them."""
+    whole = whole_of(own)
+    steps = [(START - 2 * S, 50.0), (whole.timeline.start_ns, busy_w)]
+    now_ns = START
+    for duration_s in own.durations_s:
+        steps += [(now_ns, busy_w), (now_ns + round(duration_s * 1e9), between_w)]
+        now_ns += round(duration_s * 1e9) + between_ns
+    steps += [(own.ends[-1][1], busy_w), (whole.timeline.end_ns, 50.0)]
+    return Wave(tuple(steps))
+
+
+def accounted(own: OwnRounds, wave: Wave, latch_ns: int = 20 * MS, phase_ns: int = 0) -> list[Round]:
+    reads = range(START - 900 * MS, own.ends[-1][1] + 2 * GAP, MS)
+    trace = [seen(Sensor(wave, latch_ns, phase_ns), reads)]
+    found = stretches(own, least_stretch_s(trace))
+    return [account_stretch(each, whole_of(own), trace) for each in found]
+
+
+class TestStretches:
+    def test_long_rounds_are_taken_one_by_one(self) -> None:
+        own = rounds_of([200 * MS] * 12, between_ns=5 * MS)
+        found = stretches(own, 0.15)
+        assert [(each.rounds, each.iterations) for each in found] == [(1, 1)] * 12
+        assert all(each.end_ns - each.start_ns == 200 * MS for each in found)
+        assert told(own, found) == []
+
+    def test_short_ones_are_joined_into_few_that_are_long_enough(self) -> None:
+        own = rounds_of([10_000] * 100_000, between_ns=1_000, iterations=7)
+        found = stretches(own, 0.15)
+        assert sum(each.rounds for each in found) == 100_000
+        assert sum(each.iterations for each in found) == 700_000
+        assert 6 <= len(found) <= 7
+        assert all(each.end_ns - each.start_ns >= 0.75 * 0.15 * S for each in found)
+        assert all(after.start_ns == before.end_ns for before, after in pairwise(found))
+        assert [each.share for each in found] == pytest.approx([10 / 11] * len(found), rel=0.01)
+        (flag,) = told(own, found)
+        assert flag.name == "joined-rounds"
+        assert "100000 rounds of 0.01 ms are joined into" in flag.detail
+        assert "91%" in flag.detail
+
+    def test_a_second_is_enough_for_a_verdict_with_a_slow_counter(self) -> None:
+        """Four windows, also where what was to last for a second has lasted for less."""
+        for length_ns in (5_000, 700_000, 9 * MS, 33 * MS, 70 * MS, 149 * MS):
+            found = stretches(rounds_of([length_ns] * (850 * MS // length_ns)), 0.2)
+            assert len(found) >= 4 or length_ns > 100 * MS, length_ns
+
+    def test_a_run_too_short_for_two_is_one(self) -> None:
+        found = stretches(rounds_of([2 * MS] * 20), 0.15)
+        assert [each.rounds for each in found] == [20]
+        assert found[0].timed_s == pytest.approx(0.04)
+
+    def test_rounds_with_much_between_them_are_not_joined_where_they_can_be_told_apart(self) -> None:
+        own = rounds_of([60 * MS] * 5, between_ns=500 * MS)
+        found = stretches(own, 0.15)
+        assert [each.rounds for each in found] == [1] * 5
+        assert all(each.end_ns - each.start_ns == 60 * MS for each in found)
+
+    def test_another_timer_decides_nothing(self) -> None:
+        """One that tells CPU time would say that a sleeping function takes none."""
+        ends = [(n, START + n * 200 * MS) for n in range(1, 6)]
+        own = OwnRounds([1e-6] * 5, 1, ends, START, timer="process_time")
+        found = stretches(own, 0.15)
+        assert [(each.rounds, each.share) for each in found] == [(1, 1.0)] * 5
+        assert [each.timed_s for each in found] == [0.2] * 5
+        (flag,) = told(own, found)
+        assert (flag.name, flag.severity) == ("own-timer", "warning")
+        assert flag.detail.startswith("process_time is not known to tell wall-clock time")
+
+    def test_what_is_long_enough_is_decided_by_the_slowest_counter(self) -> None:
+        assert least_stretch_s([]) == STRETCH_S
+        slow = Series("nvml", domain(period_s=0.1))
+        assert least_stretch_s([Series("rapl", domain("b", period_s=0.001)), slow]) == pytest.approx(0.2)
+
+
+class TestJoules:
+    @pytest.mark.parametrize("latch_ns", [20 * MS, 100 * MS])
+    def test_long_rounds_agree_with_the_truth(self, latch_ns: int) -> None:
+        rng = Random(1)
+        wide = 0
+        for phase in range(20):
+            lengths = [rng.randrange(250 * MS, 500 * MS) for _ in range(5)]
+            own = rounds_of(lengths, between_ns=200 * MS)
+            wave = wave_of(own, 400.0, 120.0, 200 * MS)
+            rounds = accounted(own, wave, latch_ns, phase * latch_ns // 20)
+            assert len(rounds) == 5
+            for round_, length_ns in zip(rounds, lengths, strict=True):
+                assert round_.energy_j is not None
+                assert round_.energy_u_j is not None
+                wide += abs(round_.energy_j - 400 * length_ns / S) > 2 * round_.energy_u_j
+                assert round_.idle_power_w == pytest.approx(50, rel=0.05)
+        assert wide <= 10, "of 100, 2 standard uncertainties hold in 95 %"
+
+    @pytest.mark.parametrize("between_w", [50.0, 200.0, 400.0, 600.0])
+    def test_what_runs_between_joined_rounds_is_not_theirs(self, between_w: float) -> None:
+        """Within the limits: from idle power to as much more than in the rounds."""
+        own = rounds_of([900_000] * 1000, between_ns=100_000, every_ns=50 * MS)
+        rounds = accounted(own, wave_of(own, 400.0, between_w, 100_000))
+        assert 4 <= len(rounds) <= 7
+        for round_ in rounds:
+            assert round_.energy_j is not None
+            assert round_.energy_u_absolute_j is not None
+            true_j = 400.0 * round_.duration_s
+            assert abs(round_.energy_j - true_j) <= 2 * round_.energy_u_absolute_j
+            assert round_.energy_u_absolute_j < 0.1 * round_.energy_j
+
+    def test_the_joules_are_those_of_the_timed_part(self) -> None:
+        own = rounds_of([900_000] * 1000, between_ns=100_000)
+        rounds = accounted(own, wave_of(own, 400.0, 400.0, 100_000))
+        assert sum(round_.duration_s for round_ in rounds) == pytest.approx(0.9)
+        assert sum(round_.energy_j or 0.0 for round_ in rounds) == pytest.approx(360, rel=0.01)
+        assert sum(round_.iterations for round_ in rounds) == 1000
+
+    def test_rounds_that_drown_in_what_runs_between_them_have_no_joules(self) -> None:
+        own = rounds_of([200_000] * 1000, between_ns=800_000)
+        for round_ in accounted(own, wave_of(own, 400.0, 100.0, 800_000)):
+            assert round_.energy_j is None
+            assert round_.reason is not None
+            assert round_.reason.startswith("not resolvable: the rounds are too short to be told from")
+
+    def test_a_round_shorter_than_a_tick_has_a_reason_and_no_joules(self) -> None:
+        own = rounds_of([60 * MS] * 3, between_ns=300 * MS)
+        rounds = accounted(own, wave_of(own, 400.0, 50.0, 300 * MS), latch_ns=100 * MS)
+        assert [round_.iterations for round_ in rounds] == [1, 1, 1]
+        assert all(round_.energy_j is not None or round_.reason for round_ in rounds)
+
+    def test_rounds_in_step_with_the_counter_are_no_surer_for_being_many(self) -> None:
+        """All of them are wrong by the same."""
+        own = rounds_of([300 * MS] * 9, between_ns=200 * MS)
+        rounds = accounted(own, wave_of(own, 400.0, 120.0, 200 * MS), 100 * MS, 30 * MS)
+        shrunk = summarise(rounds, None)["energy_j"]
+        full = widened({"energy_j": shrunk}, rounds, stretches(own, 0.2))["energy_j"]
+        assert shrunk.uncertainty is not None
+        assert full.uncertainty is not None
+        assert full.uncertainty == pytest.approx(max(round_.energy_u_j or 0.0 for round_ in rounds), rel=0.3)
+        assert abs((full.value or 0.0) - 120) <= 2 * full.uncertainty
+        near = rounds_of([300 * MS] * 9)
+        assert widened({"energy_j": shrunk}, rounds, stretches(near, 0.2))["energy_j"] == shrunk
+
+    def test_without_meters_there_is_the_reason(self) -> None:
+        own = rounds_of([200 * MS] * 4)
+        found = stretches(own, least_stretch_s([]))
+        round_ = account_stretch(found[0], whole_of(own), [], ["no counter here"])
+        assert (round_.energy_j, round_.reason) == (None, "no counter here")
+        assert round_.duration_s == pytest.approx(0.2)
+        assert [flag.name for flag in round_.flags] == ["unmeasured"]
