@@ -21,6 +21,7 @@ from pytest_llenergy.measure.own_rounds import (
     OwnRounds,
     account_stretch,
     least_stretch_s,
+    resolved,
     stretches,
     told,
     widened,
@@ -87,6 +88,7 @@ def measure_beside(
     )
     found = stretches(own, least_s)
     rounds = [account_stretch(stretch, whole, trace, selection.reasons) for stretch in found]
+    rounds = resolved(rounds, found)
     coverage = min((series.domain.coverage for series in trace), default=1.0)
     procedure = Procedure(
         warmup_iterations=0,

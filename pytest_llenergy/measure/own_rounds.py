@@ -24,13 +24,13 @@ from pytest_llenergy.meters.edges import Quiet, quiet_power
 from pytest_llenergy.meters.quantities import Energy, Power, Variances
 from pytest_llenergy.meters.totals import absolute_u_j, add, stored
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import energy_between, resolvable
+from pytest_llenergy.meters.windows import RESOLVABLE, energy_between
 from pytest_llenergy.model.record import Flag, Metric, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
 
-#: Ticks of the slowest counter that a stretch lasts for, and seconds; the share of that which will do, as it
-#: ends where a round does.
-STRETCH_TICKS, STRETCH_S, ENOUGH = 2.0, 0.15, 0.75
+#: Ticks of the slowest counter that a stretch lasts for, or times the age that a reading of it may have, and
+#: seconds; the share of that which will do, as it ends where a round does.
+STRETCH_TICKS, STRETCH_AGES, STRETCH_S, ENOUGH = 2.0, 10.0, 0.05, 0.75
 
 #: Stretches into which rounds are joined at most.
 MOST = 10
@@ -75,7 +75,8 @@ class Stretch:
 def least_stretch_s(trace: Sequence[Series]) -> float:
     """How long a stretch must be for its joules to be told (seconds)."""
     ticks = [STRETCH_TICKS * (series.period_s or 0.0) + series.domain.smear_s for series in trace]
-    return max([STRETCH_S, *ticks])
+    ages = [STRETCH_AGES * (series.domain.max_age_s or 0.0) for series in trace]
+    return max([STRETCH_S, *ticks, *ages])
 
 
 def stretches(own: OwnRounds, least_s: float) -> list[Stretch]:
@@ -132,12 +133,7 @@ def account_stretch(
     """
     powers = [_idle(series, whole) for series in trace]
     idle_w = sum(power.watts for power in powers if power is not None)
-    window = {
-        series.domain.name: resolvable(
-            _energy(stretch, series, whole), series, (stretch.end_ns - stretch.start_ns) / 1e9
-        )
-        for series in trace
-    }
+    window = {series.domain.name: _energy(stretch, series, whole) for series in trace}
     rounds = {name: _times(energy, stretch.share) for name, energy in window.items()}
     by_domain = {
         series.domain.name: stored(rounds[series.domain.name], series, stretch.timed_s) for series in trace
@@ -174,10 +170,46 @@ def widened(
     Nobody shuffles when they start: they may all fall into the same part of a tick, and are then all wrong by
     the same. What is wrong at an edge that two windows share is too much in one and too little in the other.
     """
-    span_s = (found[-1].end_ns - found[0].start_ns) / 1e9
-    if sum(each.timed_s for each in found) >= DENSE * span_s:
+    if not _far_apart(found):
         return dict(metrics)
     return {name: _in_full(name, metric, rounds) for name, metric in metrics.items()}
+
+
+def resolved(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
+    """As they are, or none with joules where all together drown in what is not known.
+
+    To leave out single ones would leave out those that happened to come out too low.
+    """
+    known = [each for each in rounds if each.energy_j is not None and each.energy_u_j is not None]
+    if not known:
+        return list(rounds)
+    u_j = math.sqrt(fmean((each.energy_u_j or 0.0) ** 2 for each in known))
+    if not _far_apart(found):
+        u_j /= math.sqrt(len(known))
+    if u_j <= RESOLVABLE * fmean(each.energy_j or 0.0 for each in known):
+        return list(rounds)
+    reason = (
+        f"not resolvable: {len(known)} windows of {fmean(each.duration_s for each in known) * 1e3:.3g} ms"
+    )
+    flag = Flag(name="unmeasured", severity="warning", detail=reason)
+    return [
+        msgspec.structs.replace(
+            each,
+            energy_j=None,
+            energy_u_j=None,
+            energy_u_absolute_j=None,
+            terms=None,
+            reason=each.reason or reason,
+            flags=[flag, *(other for other in each.flags if other.name != "imprecise")],
+        )
+        for each in rounds
+    ]
+
+
+def _far_apart(found: Sequence[Stretch]) -> bool:
+    """Whether much else ran between them."""
+    span_s = (found[-1].end_ns - found[0].start_ns) / 1e9
+    return sum(each.timed_s for each in found) < DENSE * span_s
 
 
 def _in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
@@ -279,7 +311,7 @@ def _between_u_j(stretch: Stretch, window: Energy, idle_w: float) -> float:
 
 def _told(total: Energy, between_u_j: float) -> Energy:
     """No joules where most of them may have been used between the rounds."""
-    if total.energy_j is None or between_u_j <= total.energy_j / 3:
+    if total.energy_j is None or between_u_j <= RESOLVABLE * total.energy_j:
         return total
     reason = (
         "not resolvable: the rounds are too short to be told from what runs between them; make them longer "

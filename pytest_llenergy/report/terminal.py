@@ -20,6 +20,9 @@ from pytest_llenergy.report.verdicts import MOST_NAME, short
 #: Parameters that have a column of their own.
 OWN_COLUMN = frozenset({"backend"})
 
+#: A parameter with a longer text than this is shown as pytest names it.
+LONG = 40
+
 #: Places behind the point from which on a power of ten is written.
 MOST_PLACES = 5
 
@@ -64,7 +67,11 @@ def _table(records: Sequence[Record]) -> Table:
 
 
 def _name(record: Record) -> str:
-    test = record.id.partition("[")[0].rpartition("::")[2]
+    path, _, ids = record.id.partition("[")
+    test = path.rpartition("::")[2]
+    if any(isinstance(value, str) and len(value) > LONG for value in record.params.values()):
+        # Objects are known by the ids that the suite gives them.
+        return cut(one_line(f"{test} {ids.removesuffix(']')}"), MOST_NAME)
     own = {name: value for name, value in record.params.items() if name not in OWN_COLUMN}
     params = [f"{name}={value}" for name, value in own.items()]
     if len(record.ranks) > 1:
