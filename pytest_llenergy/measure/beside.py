@@ -16,15 +16,14 @@ from pytest_llenergy.devices.host import load_average
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import FIRST_TICK_S, Experiment, meter_info, unread, watching
 from pytest_llenergy.measure.lookout import looking_out
-from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
+from pytest_llenergy.measure.metrics import relative_uncertainty
+from pytest_llenergy.measure.own_figures import figures, resolved
 from pytest_llenergy.measure.own_rounds import (
     OwnRounds,
     account_stretch,
     least_stretch_s,
-    resolved,
     stretches,
     told,
-    widened,
 )
 from pytest_llenergy.measure.quality import drift_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, gap_needed_s
@@ -103,8 +102,7 @@ def measure_beside(
     )
     flags = [*told(own, found), *drift_flags(rounds), *unread(selection.reasons)]
     infos = [meter_info(series) for series in trace]
-    metrics = widened(summarise(rounds, None, coverage), rounds, found)
-    return Experiment(rounds, metrics, infos, load, procedure, flags)
+    return Experiment(rounds, figures(rounds, found, coverage), infos, load, procedure, flags)
 
 
 class _Between:

@@ -11,13 +11,9 @@ are limits of the joules of the rounds, and part of their absolute uncertainty.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
-import msgspec
-
-from pytest_llenergy.measure.metrics import FIGURES, values_of
 from pytest_llenergy.measure.quality import stretch_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.edges import Quiet, quiet_power
@@ -25,7 +21,7 @@ from pytest_llenergy.meters.quantities import Energy, Power, Variances
 from pytest_llenergy.meters.totals import absolute_u_j, add, stored
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.windows import RESOLVABLE, energy_between
-from pytest_llenergy.model.record import Flag, Metric, Round
+from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
 
 #: Ticks of the slowest counter that a stretch lasts for, or times the age that a reading of it may have, and
@@ -162,63 +158,10 @@ def account_stretch(
     )
 
 
-def widened(
-    metrics: Mapping[str, Metric], rounds: Sequence[Round], found: Sequence[Stretch]
-) -> dict[str, Metric]:
-    """The figures, with what the meters cannot know counted in full where rounds are far apart.
-
-    Nobody shuffles when they start: they may all fall into the same part of a tick, and are then all wrong by
-    the same. What is wrong at an edge that two windows share is too much in one and too little in the other.
-    """
-    if not _far_apart(found):
-        return dict(metrics)
-    return {name: _in_full(name, metric, rounds) for name, metric in metrics.items()}
-
-
-def resolved(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
-    """As they are, or none with joules where all together drown in what is not known.
-
-    To leave out single ones would leave out those that happened to come out too low.
-    """
-    known = [each for each in rounds if each.energy_j is not None and each.energy_u_j is not None]
-    if not known:
-        return list(rounds)
-    u_j = math.sqrt(fmean((each.energy_u_j or 0.0) ** 2 for each in known))
-    if not _far_apart(found):
-        u_j /= math.sqrt(len(known))
-    if u_j <= RESOLVABLE * fmean(each.energy_j or 0.0 for each in known):
-        return list(rounds)
-    reason = (
-        f"not resolvable: {len(known)} windows of {fmean(each.duration_s for each in known) * 1e3:.3g} ms"
-    )
-    flag = Flag(name="unmeasured", severity="warning", detail=reason)
-    return [
-        msgspec.structs.replace(
-            each,
-            energy_j=None,
-            energy_u_j=None,
-            energy_u_absolute_j=None,
-            terms=None,
-            reason=each.reason or reason,
-            flags=[flag, *(other for other in each.flags if other.name != "imprecise")],
-        )
-        for each in rounds
-    ]
-
-
-def _far_apart(found: Sequence[Stretch]) -> bool:
+def far_apart(found: Sequence[Stretch]) -> bool:
     """Whether much else ran between them."""
     span_s = (found[-1].end_ns - found[0].start_ns) / 1e9
     return sum(each.timed_s for each in found) < DENSE * span_s
-
-
-def _in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
-    if metric.uncertainty is None or metric.uncertainty_absolute is None or name not in FIGURES:
-        return metric
-    values, _ = values_of(name, rounds)
-    in_full = max(metric.uncertainty, math.sqrt(fmean(each.meter**2 for each in values)))
-    own = math.sqrt(max(0.0, metric.uncertainty_absolute**2 - metric.uncertainty**2))
-    return msgspec.structs.replace(metric, uncertainty=in_full, uncertainty_absolute=math.hypot(in_full, own))
 
 
 def told(own: OwnRounds, found: Sequence[Stretch]) -> list[Flag]:

@@ -87,7 +87,7 @@ class TestMeasured:
             assert extra["energy_meters"] == "ten-watts"
             assert "duration_s" not in extra, "seconds are in stats"
             seconds = record["metrics"]["duration_s"]["value"]
-            assert seconds == pytest.approx(told[name]["stats"]["mean"], rel=0.02)
+            assert seconds == pytest.approx(told[name]["stats"]["mean"], rel=1e-6)
         assert [round_["iterations"] for round_ in records["test_pedantic"]["rounds"]] == [1] * 4
         assert result.stdout.str().count("ten-watts") == 2
 

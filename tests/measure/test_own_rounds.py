@@ -11,15 +11,14 @@ import msgspec
 import pytest
 
 from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.own_figures import figures, resolved
 from pytest_llenergy.measure.own_rounds import (
     STRETCH_S,
     OwnRounds,
     account_stretch,
     least_stretch_s,
-    resolved,
     stretches,
     told,
-    widened,
 )
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
@@ -196,13 +195,24 @@ class TestJoules:
         own = rounds_of([300 * MS] * 9, between_ns=200 * MS)
         rounds = accounted(own, wave_of(own, 400.0, 120.0, 200 * MS), 100 * MS, 30 * MS)
         shrunk = summarise(rounds, None)["energy_j"]
-        full = widened({"energy_j": shrunk}, rounds, stretches(own, 0.2))["energy_j"]
+        full = figures(rounds, stretches(own, 0.2))["energy_j"]
         assert shrunk.uncertainty is not None
         assert full.uncertainty is not None
         assert full.uncertainty == pytest.approx(max(round_.energy_u_j or 0.0 for round_ in rounds), rel=0.3)
         assert abs((full.value or 0.0) - 120) <= 2 * full.uncertainty
         near = rounds_of([300 * MS] * 9)
-        assert widened({"energy_j": shrunk}, rounds, stretches(near, 0.2))["energy_j"] == shrunk
+        assert figures(rounds, stretches(near, 0.2))["energy_j"].uncertainty == shrunk.uncertainty
+
+    def test_each_iteration_counts_alike(self) -> None:
+        """Not each stretch: where the work becomes slower, a stretch has fewer of them."""
+        lengths = [MS] * 400 + [4 * MS] * 100
+        own = rounds_of(lengths)
+        rounds = accounted(own, wave_of(own, 400.0, 400.0, 0))
+        assert len({round_.iterations for round_ in rounds}) > 1
+        metrics = figures(rounds, stretches(own, 0.05))
+        assert metrics["duration_s"].value == pytest.approx(0.8 / 500, rel=1e-6)
+        assert metrics["energy_j"].value == pytest.approx(400 * 0.8 / 500, rel=0.01)
+        assert metrics["mean_power_w"].value == pytest.approx(400, rel=0.01)
 
     def test_without_meters_there_is_the_reason(self) -> None:
         own = rounds_of([200 * MS] * 4)
