@@ -40,6 +40,7 @@ class Controller:
         self._written = False
         self._shown: list[str] = []
         self._ungated: str | None = None
+        self._unshown: str | None = None
 
     # A failure that belongs to no test: set here, it is known to the summary and in the exit code.
     @pytest.hookimpl(wrapper=True)
@@ -86,6 +87,8 @@ class Controller:
             done = self._written = collector.write(report)
         if self._settings.html is not None:
             done = self._show(report, self._settings.html, collector.problems) and done
+        if self._settings.keeps_something:
+            self._summarise(report)
         if ended and not done:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -103,6 +106,16 @@ class Controller:
         self._shown.append(f"energy page: {_relative(path)}")
         return True
 
+    def _summarise(self, report: Report) -> None:
+        """Add to the summary of a step of GitHub Actions. What is shown there decides about no test."""
+        from pytest_llenergy.errors import ReportError
+        from pytest_llenergy.report.github import append_run
+
+        try:
+            append_run(self._last(), self._settings.layout, complete=report.run.complete)
+        except ReportError as error:
+            self._unshown = f"no step summary: {error}"
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         collector = self._collector
         quiet = self._config.get_verbosity() < 0
@@ -117,14 +130,24 @@ class Controller:
             from pytest_llenergy.report.terminal import render
 
             writer = terminalreporter._tw
-            text = render(collector.records, writer.fullwidth, color=writer.hasmarkup)
+            text = render(
+                collector.records,
+                writer.fullwidth,
+                color=writer.hasmarkup,
+                layout=self._settings.layout,
+                verbosity=self._config.get_verbosity(),
+            )
             if text:
                 terminalreporter.section("energy")
-                terminalreporter.write(text + "\n")
+                # Line by line: where the terminal's encoding lacks a character, one line is escaped.
+                for line in text.splitlines():
+                    terminalreporter.line(line)
             self._tell_verdicts(terminalreporter)
         self._tell_gates(terminalreporter)
         for problem in collector.problems:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
+        if self._unshown is not None:
+            terminalreporter.write_line(f"energy: {self._unshown}", yellow=True)
         if self._written and not quiet:
             for path in self._paths:
                 terminalreporter.write_line(f"energy report: {_relative(path)}")

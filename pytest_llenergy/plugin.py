@@ -176,6 +176,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         return result
     except LLEnergyError as error:
         raise _failure(item, "call", error) from None
+    finally:
+        if is_measured(item):
+            from pytest_llenergy.recorder import tell_junit
+
+            tell_junit(item)
 
 
 @pytest.hookimpl(wrapper=True)

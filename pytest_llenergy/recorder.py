@@ -27,7 +27,7 @@ from pytest_llenergy.model.record import (
     Record,
     Status,
 )
-from pytest_llenergy.model.text import storable
+from pytest_llenergy.model.text import storable, visible
 from pytest_llenergy.options.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ LEASE_LOST = Flag(
     severity="warning",
     detail="a lock file of the test's devices was removed while it ran; others may have used them meanwhile",
 )
+
+#: What the names of our properties begin with.
+PROPERTY = "llenergy."
 
 #: Parameters are kept as they are up to this many characters of their text.
 PARAM_LENGTH = 200
@@ -96,6 +99,7 @@ def drop_draft(item: pytest.Item) -> None:
     """Forget what an earlier attempt left."""
     if DRAFT in item.stash:
         del item.stash[DRAFT]
+    item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PROPERTY)]
 
 
 def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
@@ -141,7 +145,7 @@ def _record(item: pytest.Item, status: Status, reason: str | None) -> Record:
 
 
 def judge(item: pytest.Item) -> None:
-    """Once the body of a test has passed: JUnit properties, then its budget and its baseline.
+    """Once the body of a test has passed: its budget and its baseline.
 
     Fails the test in its call phase, so that xfail, ``-x``, ``--lf`` and reruns treat it like any other
     failure.
@@ -151,16 +155,37 @@ def judge(item: pytest.Item) -> None:
     if experiment is None and not draft.windows and draft.unmeasured is None:
         pytest.fail(NOTHING_MEASURED, pytrace=False)
     metrics = experiment.metrics if experiment is not None else {}
-    for name, metric in metrics.items():
-        if metric.value is not None:
-            item.user_properties.append((f"llenergy.{name}", metric.value))
-    if experiment is not None and experiment.meters:
-        kinds = {meter.kind for meter in experiment.meters}
-        item.user_properties.append(("llenergy.kind", ",".join(sorted(kinds))))
     failed = _gates_failed(item, draft, metrics)
     if failed:
         draft.failed_gate = True
         pytest.fail("\n".join(failed), pytrace=False)
+
+
+def tell_junit(item: pytest.Item) -> None:
+    """What was measured as properties of the test, which JUnit XML shows, also where its body has failed."""
+    draft = draft_of(item)
+    experiment = draft.experiment
+    told: dict[str, object] = {}
+    for name, metric in experiment.metrics.items() if experiment is not None else ():
+        told[name] = metric.value
+        told[f"{name}.uncertainty"] = metric.uncertainty
+        told[f"{name}.uncertainty_absolute"] = metric.uncertainty_absolute
+    for window in (each.record for each in draft.windows if each.ended):
+        told[f"window.{window.name}.energy_j"] = window.energy_j
+        told[f"window.{window.name}.energy_j.uncertainty_absolute"] = window.energy_u_absolute_j
+    meters = experiment.meters if experiment is not None else draft.meters
+    told["kind"] = ",".join(sorted({meter.kind for meter in meters})) or None
+    told["meter"] = ",".join(dict.fromkeys(meter.name for meter in meters)) or None
+    told["backend"] = draft.backend.name if draft.backend is not None else None
+    told["model"] = draft.backend.model if draft.backend is not None else None
+    flags = _flags(experiment, meters, draft.flags)
+    told["flags"] = ",".join(dict.fromkeys(flag.name for flag in flags)) or None
+    # Before what gates have added. pytest writes names as they are, and XML has no place for some characters.
+    item.user_properties[:0] = [
+        (visible(f"{PROPERTY}{name}"), visible(value) if isinstance(value, str) else value)
+        for name, value in told.items()
+        if value is not None
+    ]
 
 
 def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]) -> list[str]:
@@ -180,9 +205,9 @@ def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]
 
     draft.comparisons = gating_of(item.config).compared(_record(item, *_outcome(draft)), gate)
     for each in draft.comparisons:
-        item.user_properties.append((f"llenergy.{each.metric}.verdict", each.verdict))
+        item.user_properties.append((f"{PROPERTY}{each.metric}.verdict", each.verdict))
         if each.ratio is not None:
-            item.user_properties.append((f"llenergy.{each.metric}.ratio", each.ratio))
+            item.user_properties.append((f"{PROPERTY}{each.metric}.ratio", each.ratio))
     return failed + failures(draft.comparisons, settings.inconclusive)
 
 

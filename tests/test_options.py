@@ -64,6 +64,12 @@ def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_de
             ["--energy-flops=yes"],
             "--energy-flops=yes: knows two words: on, off; did you mean: pytest yes --energy-flops",
         ),
+        (
+            ["--energy-group-by=backend,mark"],
+            "--energy-group-by=backend,mark: unknown: mark; known: name, func, fullfunc, param, backend, "
+            "model, device, param:NAME",
+        ),
+        (["--energy-columns=,"], "--energy-columns=,: names nothing"),
         (["--energy-require=all"], "--energy-require=all: knows one word: measured"),
         (["--energy-backend=tranformers"], f"unknown backend 'tranformers'; known: {BACKENDS}"),
         (
@@ -88,6 +94,18 @@ def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_de
 def test_a_bad_value_is_a_usage_error(pytester: pytest.Pytester, args: list[str], message: str) -> None:
     pytester.makepyfile(MEASURED)
     assert usage_error(pytester, *args) == message
+
+
+@pytest.mark.parametrize(
+    ("option", "first"), [("columns", "backend, model, device, "), ("sort", "name, fullname, energy_j, ")]
+)
+def test_a_word_that_the_summary_does_not_know_is_one_line_with_those_that_it_does(
+    pytester: pytest.Pytester, option: str, first: str
+) -> None:
+    pytester.makepyfile(MEASURED)
+    told = usage_error(pytester, f"--energy-{option}=joules")
+    assert told.startswith(f"--energy-{option}=joules: unknown: joules; known: {first}")
+    assert "energy_per_output_token_j" in told
 
 
 def test_a_bad_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:

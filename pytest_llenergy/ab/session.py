@@ -100,6 +100,8 @@ def run_session(
         "LLENERGY_AB_ROOT": str(side.root),
         "LLENERGY_AB_TOLD": str(files.told),
     }
+    # What all of them say together is shown there, not each of them.
+    environment.pop("GITHUB_STEP_SUMMARY", None)
     with files.log.open("wb") as log:
         process = subprocess.Popen(
             words,

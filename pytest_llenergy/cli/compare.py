@@ -69,13 +69,14 @@ def told(
     """
     import shutil
 
+    from pytest_llenergy.cli.color import wants_color
     from pytest_llenergy.compare.outcome import REGRESSED, exit_code, over_budget
     from pytest_llenergy.model.text import visible
     from pytest_llenergy.report.file import replace_file
     from pytest_llenergy.report.formats import render
 
     width = shutil.get_terminal_size().columns
-    text = render(found, form, width, color=output is None and sys.stdout.isatty())
+    text = render(found, form, width, color=output is None and wants_color())
     if output is None:
         print(text)
     else:

@@ -80,7 +80,6 @@ def _add(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     import shutil
-    import sys
 
     from pytest_llenergy.compare.gate import known_metric
     from pytest_llenergy.history.place import place_at
@@ -93,13 +92,14 @@ def _show(args: argparse.Namespace) -> int:
 
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return 0
+    from pytest_llenergy.cli.color import wants_color
     from pytest_llenergy.history.render import as_markdown, as_text
 
     if args.format == "markdown":
         print(as_markdown(shown), end="")
     else:
         width = shutil.get_terminal_size().columns
-        print(as_text(shown, width, color=sys.stdout.isatty()), end="")
+        print(as_text(shown, width, color=wants_color()), end="")
     return 0
 
 

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pytest_llenergy.errors import PlanError
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.parsers import Commands
     from pytest_llenergy.model.report import Report
     from pytest_llenergy.report.html.trend import Trend
+    from pytest_llenergy.report.layout import Layout
 
 
 def add(commands: Commands) -> None:
@@ -29,6 +32,12 @@ def add(commands: Commands) -> None:
         metavar="PLACE",
         help="show on the page how its tests have done so far, from llenergy history",
     )
+    parser.add_argument("--columns", metavar="NAME[,NAME]", help="as --energy-columns of pytest")
+    parser.add_argument("--sort", metavar="WORD", help="as --energy-sort of pytest")
+    parser.add_argument("--group-by", metavar="WORD[,WORD]", help="as --energy-group-by of pytest")
+    parser.add_argument(
+        "-v", dest="verbosity", action="count", default=0, help="the rounds too; -vv: flags and uncertainty"
+    )
     parser.set_defaults(run=run)
 
 
@@ -43,13 +52,31 @@ def run(args: argparse.Namespace) -> int:
     report = read_report(args.file)
     if args.html is not None:
         return _write_page(report, args.html, args.history)
+    from pytest_llenergy.cli.color import wants_color
     from pytest_llenergy.report.terminal import render
 
     width = shutil.get_terminal_size().columns
-    print(render(report.records, width, color=sys.stdout.isatty()))
+    shown = render(report.records, width, color=wants_color(), layout=_layout(args), verbosity=args.verbosity)
+    print(shown)
     if not report.run.complete:
         print("incomplete: the run did not come to its end")
     return 0
+
+
+def _layout(args: argparse.Namespace) -> Layout:
+    """Raises ``PlanError`` for a word that it does not know."""
+    from pytest_llenergy.report.layout import PLAIN, read_columns, read_group_by, read_sort
+
+    said = {"columns": args.columns, "sort": args.sort, "group_by": args.group_by}
+    read = {"columns": read_columns, "sort": read_sort, "group_by": read_group_by}
+    made: dict[str, Any] = {}
+    for name, text in said.items():
+        if text is not None:
+            try:
+                made[name] = read[name](text)
+            except ValueError as error:
+                raise PlanError(f"--{name.replace('_', '-')}={text}: {error}") from None
+    return replace(PLAIN, **made)
 
 
 def _write_page(report: Report, path: Path, history: str | None) -> int:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from pytest_llenergy.history.standing import Shown, Standing
 from pytest_llenergy.report.comment import MOST_REASON, plain
-from pytest_llenergy.report.verdicts import short, value
+from pytest_llenergy.report.names import short
+from pytest_llenergy.report.verdicts import value
 
 #: Columns of numbers.
 COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")

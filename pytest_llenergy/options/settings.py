@@ -15,6 +15,7 @@ from pytest_llenergy.options.table import OPTIONS, Option
 if TYPE_CHECKING:
     # Every run pays for what is imported here.
     from pytest_llenergy.compare.threshold import Threshold
+    from pytest_llenergy.report.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Settings:
     save: str | None
     compare: str | None
     fail_on: tuple[Threshold, ...]
+    columns: tuple[str, ...] | None
+    sort: str | None
+    group_by: tuple[str, ...] | None
     server_command: str
     server_url: str
     server_health: str
@@ -59,6 +63,13 @@ class Settings:
         """Whether the run is there for what it measures."""
         kept = (self.report, self.html, self.save, self.compare)
         return any(each is not None for each in kept)
+
+    @property
+    def layout(self) -> Layout:
+        """How the summary is laid out."""
+        from pytest_llenergy.report.layout import PLAIN, Layout
+
+        return Layout(self.columns or PLAIN.columns, self.sort or "", self.group_by or ())
 
     @property
     def names_something(self) -> bool:

@@ -182,6 +182,30 @@ OPTIONS = (
         repeatable=True,
     ),
     Option(
+        "columns",
+        "NAME[,NAME]",
+        "",
+        values.optional(values.columns),
+        "Columns of the summary: backend, model, device, meter, rounds or\n"
+        "metrics (default: backend,energy_j,energy_per_output_token_j,\n"
+        "output_tokens_per_s,meter)",
+    ),
+    Option(
+        "sort",
+        "WORD",
+        "",
+        values.optional(values.sort),
+        "Sort the summary by name, fullname or a metric, -METRIC for the\n"
+        "largest first (default: the order of the run)",
+    ),
+    Option(
+        "group_by",
+        "WORD[,WORD]",
+        "",
+        values.optional(values.group_by),
+        "Group the summary by name, func, fullfunc, param, param:NAME,\nbackend, model or device",
+    ),
+    Option(
         "server_command",
         "COMMAND",
         "",

@@ -145,6 +145,24 @@ def python(text: str) -> tuple[str, Path]:
     return backend, Path(path).expanduser()
 
 
+def columns(text: str) -> tuple[str, ...]:
+    from pytest_llenergy.report.layout import read_columns
+
+    return read_columns(text)
+
+
+def sort(text: str) -> str:
+    from pytest_llenergy.report.layout import read_sort
+
+    return read_sort(text)
+
+
+def group_by(text: str) -> tuple[str, ...]:
+    from pytest_llenergy.report.layout import read_group_by
+
+    return read_group_by(text)
+
+
 def fail_on(text: str) -> Threshold:
     from pytest_llenergy.compare.gate import read_fail_on
 

@@ -10,14 +10,20 @@ from __future__ import annotations
 import ast
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
 from pytest_llenergy.model.text import one_line, visible
 from pytest_llenergy.report.comment import MOST_BYTES, render_comment
-from pytest_llenergy.report.verdicts import change, short, summary, value
+from pytest_llenergy.report.names import short
+from pytest_llenergy.report.verdicts import change, summary, value
+
+if TYPE_CHECKING:
+    from pytest_llenergy.model.record import Record
+    from pytest_llenergy.report.layout import Layout
 
 #: GitHub shows no more of a kind in a step, https://github.com/orgs/community/discussions/68471.
 MOST_ANNOTATIONS = 10
@@ -63,13 +69,28 @@ def append_summary(compared: ComparedReports) -> None:
 
     Raises ``ReportError`` where the file cannot be written.
     """
+    _append(lambda room: _fitting(compared, room))
+
+
+def append_run(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
+    """Add a table of a run to the summary of the step; nothing outside GitHub Actions.
+
+    Raises ``ReportError`` where the file cannot be written.
+    """
+    from pytest_llenergy.report.markdown import render_run
+
+    _append(lambda room: render_run(records, layout, room, complete=complete))
+
+
+def _append(fitting: Callable[[int], str]) -> None:
+    """Add the text that fits into so many bytes."""
     named = os.environ.get("GITHUB_STEP_SUMMARY")
     if not named:
         return
     path = Path(named)
     try:
         there = path.stat().st_size if path.exists() else 0
-        text = _fitting(compared, MOST_SUMMARY_BYTES - there)
+        text = fitting(MOST_SUMMARY_BYTES - there)
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

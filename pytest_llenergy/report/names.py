@@ -6,6 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
+from pytest_llenergy.model.text import cut, one_line
+
+#: Characters of a test's name.
+MOST_NAME = 160
+
+
+def short(name: str) -> str:
+    """A test id without its directories, on one line that is not too long."""
+    return cut(one_line(split(name)[1]), MOST_NAME)
+
 
 def told_apart(ids: Iterable[str]) -> dict[str, str]:
     """Each id without its directories; of those that would look the same, with the ones that differ.

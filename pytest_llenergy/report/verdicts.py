@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pytest_llenergy.model.comparison import STATES, Comparison, State
 from pytest_llenergy.model.text import cut, one_line
-from pytest_llenergy.report.names import split
+from pytest_llenergy.report.names import MOST_NAME, short
 
 STYLES: dict[State, str] = {
     "regressed": "bold red",
@@ -27,9 +27,6 @@ STYLES: dict[State, str] = {
 
 #: From so many rows on those that are unchanged are only counted.
 MANY_ROWS = 40
-
-#: Characters of a test's name.
-MOST_NAME = 160
 
 #: Lines for tests of one state, before the rest is only counted.
 MANY_LINES = 10
@@ -75,11 +72,6 @@ def noise_line(comparisons: Sequence[Comparison]) -> str:
     if not noises:
         return ""
     return f"noise {median(noises):.1%} median, {max(noises):.1%} at most"
-
-
-def short(name: str) -> str:
-    """A test id without its directories, on one line that is not too long."""
-    return cut(one_line(split(name)[1]), MOST_NAME)
 
 
 def change(comparison: Comparison) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.model.record import Metric
-from pytest_llenergy.report.terminal import rounded
+from pytest_llenergy.report.columns import rounded
 from pytest_llenergy.report.verdicts import value
 
 

@@ -19,7 +19,8 @@ from pytest_llenergy.report.html.cells import (
     with_uncertainty,
 )
 from pytest_llenergy.report.html.exchange import figures_of
-from pytest_llenergy.report.verdicts import change, interval, short, value
+from pytest_llenergy.report.names import short
+from pytest_llenergy.report.verdicts import change, interval, value
 
 
 def verdicts(cases: Sequence[Case], shown: int) -> Table:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as Markdown: the table of the terminal, that no test id breaks out of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.report.columns import Column
+from pytest_llenergy.report.comment import MOST_REASON, plain
+from pytest_llenergy.report.layout import Layout
+from pytest_llenergy.report.names import short
+from pytest_llenergy.report.terminal import has_figures, joules_of, name_of, notes
+from pytest_llenergy.report.verdicts import summary
+
+#: Lines below the table, before the rest is only counted.
+MOST_LINES = 20
+
+
+def render_run(records: Sequence[Record], layout: Layout, most_bytes: int, *, complete: bool) -> str:
+    """The tests of a run in ``most_bytes`` at most; rows that do not fit are counted."""
+    head = _head(records, complete=complete)
+    foot = "\n".join(["", *_without_figures(records), *_notes(records), ""])
+    # For the line that counts what was cut.
+    room = most_bytes - _size(head) - _size(foot) - 100
+    if room < 0:
+        return f"{head}\n" if _size(head) <= most_bytes else ""
+    lines, cut = [head], 0
+    for title, group in layout.groups([record for record in records if has_figures(record)]).items():
+        begin = ["", *([f"**{plain(title)}**", ""] if title else []), *_above(layout.shown)]
+        rows = [_row(record, layout.shown) for record in group]
+        room -= sum(map(_size, begin))
+        kept: list[str] = []
+        while len(kept) < len(rows) and (room := room - _size(rows[len(kept)])) >= 0:
+            kept.append(rows[len(kept)])
+        lines += [*begin, *kept] if kept else []
+        cut += len(rows) - len(kept)
+    if cut:
+        lines += ["", f"{cut} more tests are in the report."]
+    return "\n".join([*lines, foot])
+
+
+def _head(records: Sequence[Record], *, complete: bool) -> str:
+    """How many there are. An empty line comes first: what is there already may not end with one."""
+    counts = Counter(record.status for record in records)
+    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    stopped = "" if complete else ", stopped before its end"
+    lines = ["", f"### Energy: {told}{stopped}"]
+    compared = [each for record in records for each in record.comparisons]
+    lines += ["", plain(f"Compared with the baseline: {summary(compared)}", MOST_REASON)] if compared else []
+    return "\n".join(lines)
+
+
+def _above(columns: Sequence[Column]) -> list[str]:
+    heads = " | ".join(plain(column.head) for column in columns)
+    aligned = "|".join("---:" if column.is_number else "---" for column in columns)
+    return [f"| test | {heads} |", f"|---|{aligned}|"]
+
+
+def _row(record: Record, columns: Sequence[Column]) -> str:
+    cells = " | ".join(plain(column.cell(record)) for column in columns)
+    failed = "" if record.counts else f" ({record.status})"
+    return f"| <code>{plain(name_of(record))}</code>{failed} | {cells} |"
+
+
+def _without_figures(records: Sequence[Record]) -> list[str]:
+    """A line for each window, and for each test that came to nothing."""
+    lines = [
+        (f"{short(record.id)} · {window.name}", joules_of(window, record))
+        for record in records
+        for window in record.windows
+    ]
+    lines += [
+        (short(record.id), f"{record.status}: {record.reason}")
+        for record in records
+        if not (record.windows or has_figures(record) or record.status == "skipped")
+    ]
+    shown = [f"- <code>{plain(what)}</code>: {plain(told, MOST_REASON)}" for what, told in lines[:MOST_LINES]]
+    return shown + ([f"- {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    told = notes([record for record in records if record.meters])
+    return ["", *(plain(each, MOST_REASON) + "  " for each in told)] if told else []
+
+
+def _size(text: str) -> int:
+    return len(text.encode()) + 1

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test has measured is in JUnit XML, as properties of its case."""
+
+from __future__ import annotations
+
+import junitparser
+import pytest
+
+SUITE = """
+import time, pytest
+def test_passes(energy, record_property):
+    record_property("own", 1)
+    energy(time.sleep, 0.05)
+def test_fails(energy):
+    assert energy(time.sleep, 0.05).energy_j < 0
+@pytest.mark.energy_gate(metric="energy_j", budget="1 mJ")
+def test_over_budget(energy):
+    energy(time.sleep, 0.05)
+def test_window(energy_meter):
+    with energy_meter("load"):
+        time.sleep(0.05)
+def test_other():
+    pass
+"""
+
+
+def properties(pytester: pytest.Pytester, name: str) -> dict[str, str]:
+    """Of one test. Fails when a name is there twice."""
+    document = junitparser.JUnitXml.fromfile(str(pytester.path / "junit.xml"))
+    (case,) = (case for suite in document for case in suite if case.name == name)
+    found = case.child(junitparser.Properties)
+    told = [(each.name, each.value) for each in found] if found is not None else []
+    assert len(dict(told)) == len(told)
+    return dict(told)
+
+
+@pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+def test_metrics_of_every_test_that_has_some(quick: pytest.Pytester, extra: list[str]) -> None:
+    quick.makepyfile(SUITE)
+    quick.runpytest("--junitxml=junit.xml", "-o", "junit_family=xunit1", *extra).assert_outcomes(
+        passed=3, failed=2
+    )
+    for name in ("test_passes", "test_fails", "test_over_budget"):
+        told = properties(quick, name)
+        assert 0.4 < float(told["llenergy.energy_j"]) < 5
+        assert float(told["llenergy.energy_j.uncertainty"]) >= 0
+        assert float(told["llenergy.energy_j.uncertainty_absolute"]) >= 0
+        assert told["llenergy.kind"] == "measured"
+        assert told["llenergy.meter"] == "ten-watts"
+        assert "llenergy.energy_per_output_token_j" not in told
+    assert properties(quick, "test_passes")["own"] == "1"
+    window = properties(quick, "test_window")
+    assert 0.4 < float(window["llenergy.window.load.energy_j"]) < 5
+    assert window["llenergy.kind"] == "measured"
+    assert properties(quick, "test_other") == {}
+
+
+def test_a_rerun_leaves_the_properties_of_its_last_attempt(quick: pytest.Pytester) -> None:
+    conftest = quick.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + """
+from _pytest.runner import runtestprotocol
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    runtestprotocol(item, nextitem=nextitem, log=False)
+    item._initrequest()
+    runtestprotocol(item, nextitem=nextitem)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+"""
+    )
+    quick.makepyfile(
+        """
+        import time
+        lengths = [0.3, 0.3, 0.05, 0.05]
+        def test_it(energy):
+            energy(lambda: time.sleep(lengths.pop(0)))
+        """
+    )
+    quick.runpytest("--junitxml=junit.xml").assert_outcomes(passed=1)
+    assert 0.4 < float(properties(quick, "test_it")["llenergy.energy_j"]) < 2
+
+
+def test_text_that_xml_has_no_place_for_is_escaped(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        r"""
+        import time
+        def test_it(energy_meter):
+            with energy_meter("a\udc80\x01<&>"):
+                time.sleep(0.05)
+        """
+    )
+    quick.runpytest("--junitxml=junit.xml").assert_outcomes(passed=1)
+    told = properties(quick, "test_it")
+    assert r"llenergy.window.a\udc80\x01<&>.energy_j" in told

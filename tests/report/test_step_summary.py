@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in GitHub Actions adds its table to the summary of the step, and never fails by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_llenergy.report.github import MOST_SUMMARY_BYTES, append_run
+from pytest_llenergy.report.layout import PLAIN, Layout
+from pytest_llenergy.report.markdown import render_run
+
+from ..compare.runs import record_of
+
+SUITE = """
+import time, pytest
+@pytest.mark.parametrize("text", ["a|b", "<img src=x>"])
+def test_it(energy, text):
+    energy(time.sleep, 0.05)
+def test_fails(energy):
+    assert energy(time.sleep, 0.05).energy_j < 0
+def test_window(energy_meter):
+    with energy_meter("load"):
+        time.sleep(0.05)
+def test_skips(energy):
+    pytest.skip("not here")
+"""
+
+
+@pytest.fixture
+def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "summary.md"
+    place.write_text("# Before")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    return place
+
+
+@pytest.mark.parametrize("arguments", [[], ["-q"], ["-n2"]], ids=["", "-q", "-n2"])
+def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, arguments: list[str]) -> None:
+    quick.makepyfile(SUITE)
+    result = quick.runpytest("--energy-report", *arguments)
+    result.assert_outcomes(passed=3, failed=1, skipped=1)
+    text = summary.read_text()
+    assert text.startswith("# Before\n### Energy: ")
+    assert text.count("### Energy: ") == 1
+    (head,) = (line for line in text.splitlines() if line.startswith("### Energy"))
+    assert sorted(head.removeprefix("### Energy: ").split(", ")) == ["1 failed", "1 skipped", "3 measured"]
+    rows = [line for line in text.splitlines() if line.startswith("| <code>")]
+    assert len(rows) == 3
+    assert len({row.count("|") for row in rows}) == 1
+    assert any(row.startswith("| <code>test_it text=a&#124;b</code> | - | 0.") for row in rows)
+    assert any(row.startswith("| <code>test_fails</code> (failed) | ") for row in rows)
+    assert "<img" not in text
+    assert "test_window &#183; load</code>: 0." in text
+
+
+def test_it_is_laid_out_as_the_summary_in_the_terminal(quick: pytest.Pytester, summary: Path) -> None:
+    quick.makepyfile(SUITE)
+    quick.runpytest("--energy-report", "--energy-columns=rounds,meter", "--energy-group-by=func")
+    lines = summary.read_text().splitlines()
+    assert lines.count("| test | rounds | meter |") == 2
+    assert lines.count("|---|---:|---|") == 2
+    assert "**func=test_it**" in lines
+
+
+def test_a_run_that_keeps_nothing_adds_nothing(quick: pytest.Pytester, summary: Path) -> None:
+    quick.makepyfile(SUITE)
+    quick.runpytest()
+    assert summary.read_text() == "# Before"
+
+
+def test_a_summary_that_cannot_be_written_is_told_and_fails_nothing(
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(quick.path))
+    quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.05)\n")
+    result = quick.runpytest("--energy-report")
+    assert result.ret == pytest.ExitCode.OK
+    told = f"energy: no step summary: GITHUB_STEP_SUMMARY={quick.path}: Is a directory"
+    assert told in result.stdout.lines
+    assert (quick.path / "energy.json").exists()
+
+
+def test_rows_that_do_not_fit_are_counted(summary: Path) -> None:
+    record = record_of()
+    records = [
+        msgspec.structs.replace(record, id=f"t.py::test_it[{number}]", params={"number": number})
+        for number in range(20_000)
+    ]
+    append_run(records, PLAIN, complete=True)
+    text = summary.read_text()
+    assert MOST_SUMMARY_BYTES - 10_000 < len(text.encode()) <= MOST_SUMMARY_BYTES
+    rows = text.count("| <code>")
+    assert f"\n{20_000 - rows} more tests are in the report.\n" in text
+
+
+@pytest.mark.parametrize(("room", "lines"), [(10, 0), (60, 1)])
+def test_without_room_there_is_one_line_or_none(room: int, lines: int) -> None:
+    text = render_run([record_of()] * 3, Layout(), room, complete=False)
+    assert len(text.encode()) <= room
+    assert text.count("### Energy: 3 measured, stopped before its end") == lines
