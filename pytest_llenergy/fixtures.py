@@ -58,7 +58,8 @@ def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> I
     from pytest_llenergy.state import state_of
 
     item = request.node
-    place = Place(state_of(request.config), _llenergy_lease, marks.read(item, marks.parallel), draft_of(item))
+    degrees = marks.read(item, marks.parallel)
+    place = Place(state_of(request.config), _llenergy_lease, degrees, draft_of(item), item.nodeid)
     yield place
     place.end()
 

@@ -74,6 +74,8 @@ class Place:
     lease: Lease
     parallel: Parallel | None
     draft: Draft
+    #: Its node id.
+    test: str = ""
     #: Set once the test has ended: what others have kept of it must not run on devices that are free.
     over: bool = False
     #: Held by whoever uses the ranks.

@@ -48,7 +48,8 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     host = (Claim(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
     began_s = time.monotonic()
     try:
-        lease = state.keeper.take(possible, state.settings.lease_timeout, item.nodeid, host)
+        with state.progress.of(item.nodeid) as tell:
+            lease = state.keeper.take(possible, state.settings.lease_timeout, item.nodeid, host, tell)
     finally:
         # Also of a test that has waited in vain.
         draft.lease_wait_s = time.monotonic() - began_s

@@ -183,6 +183,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             tell_junit(item)
 
 
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    if "pytest_llenergy.state" in sys.modules:
+        from pytest_llenergy.state import leave_terminal
+
+        leave_terminal(config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -19,6 +19,7 @@ from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.flops import OF_A_FUNCTION, Flops
 from pytest_llenergy.model.record import Metric, Round
+from pytest_llenergy.report.progress import told
 from pytest_llenergy.workers.lazy import REFUSAL, finished, is_lazy
 from pytest_llenergy.workers.workload import RankWorkload
 
@@ -62,9 +63,11 @@ class Energy:
             )
         # What was required is known before a model is loaded for minutes.
         selection = open_for(self._place)
-        with outcomes(), ExitStack() as turn:
+        seen = self._place.state.progress.of(self._place.test)
+        with outcomes(), seen as tell, ExitStack() as turn:
             turn.enter_context(self._place.lock)
             try:
+                tell(_preparing(work))
                 workload, result = self._workload(work, args, kwargs)
             except BaseException:
                 selection.close()
@@ -74,11 +77,14 @@ class Energy:
                 draft.forget_ranks()
                 turn.close()
             plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
-            draft.experiment = measure(workload, plan, selection, self._place.lease)
+            draft.experiment = measure(
+                workload, plan, selection, self._place.lease, lambda step: tell(told(step))
+            )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes
             value = result()
             if settings.flops:
+                tell("counting floating-point operations")
                 # Last of all: whatever counting loads, compiles or keeps, no round comes after it.
                 draft.experiment = _with_flops(draft.experiment, workload)
         return Run(draft.experiment.rounds, draft.experiment.metrics, value)
@@ -106,6 +112,14 @@ class Energy:
         function = work
         local = CallWorkload(lambda: function(*args, **kwargs))
         return local, lambda: finished(local.result, "energy")
+
+
+def _preparing(work: Callable[..., Any] | Call) -> str:
+    """What comes before anything is measured; with a model it may take minutes."""
+    handle = getattr(work, "__self__", None)
+    if isinstance(handle, BackendHandle):
+        return f"loading {handle.model.label} with {handle.name}"
+    return "preparing"
 
 
 def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -> Experiment:

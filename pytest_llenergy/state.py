@@ -23,6 +23,7 @@ from pytest_llenergy.meters.known import BUILTIN, KnownMeters
 from pytest_llenergy.meters.protocol import MeterSpec
 from pytest_llenergy.meters.select import check_names as check_meters
 from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, Settings
+from pytest_llenergy.progress import Progress
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.pool import RankPool
 
@@ -70,6 +71,11 @@ class State:
     def model(self) -> ModelSource:
         """The model that ``--energy-model`` names. Raises ``ModelError``."""
         return resolve(self.settings.model)
+
+    @cached_property
+    def progress(self) -> Progress:
+        """What people see while they wait."""
+        return Progress(self._config)
 
     @cached_property
     def pool(self) -> RankPool:
@@ -150,6 +156,12 @@ def check_names(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     if state.settings.model and all(refusals):
         raise pytest.UsageError(f"--energy-model: {'; '.join(filter(None, refusals))}")
+
+
+def leave_terminal(config: pytest.Config) -> None:
+    """A debugger has it from now on."""
+    if STATE in config.stash and "progress" in vars(config.stash[STATE]):
+        config.stash[STATE].progress.leave()
 
 
 def close(config: pytest.Config) -> None:

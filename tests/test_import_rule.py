@@ -24,7 +24,7 @@ FLOORS = [
     {"ab", "export", "history", "peers"},
     {"levels"},
     {"options", "marks", "hookspecs"},
-    {"gating"},
+    {"gating", "progress"},
     {"state", "recorder", "diagnosis"},
     {"handles", "leasing"},
     {"runs"},

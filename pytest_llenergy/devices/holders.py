@@ -23,9 +23,20 @@ def waited(request: Request, seconds: float, scene: Scene, refused: Collection[C
 
     ``refused`` is what others had locked; its holders may have no ticket.
     """
+    return f"gpus: waited {seconds:g} s for {_wanted(request)}: {_reason(request, scene, refused)}; {MEND}"
+
+
+def waits(request: Request, scene: Scene, refused: Collection[Claim] = ()) -> str:
+    """The same while it waits, for who looks on."""
+    return f"waiting for {_wanted(request)}: {_reason(request, scene, refused)}"
+
+
+def _wanted(request: Request) -> str:
     wanted = ", ".join(request.devices)
-    if 0 < request.n < len(request.choices):
-        wanted = f"{request.n} of {wanted}"
+    return f"{request.n} of {wanted}" if 0 < request.n < len(request.choices) else wanted
+
+
+def _reason(request: Request, scene: Scene, refused: Collection[Claim]) -> str:
     claims = {claim for choice in (request.always, *request.choices) for claim in choice}
     told = []
     for seen in scene.holding:
@@ -37,8 +48,7 @@ def waited(request: Request, seconds: float, scene: Scene, refused: Collection[C
     if silent:
         told.append(f"{_what(silent, request)}held by {SILENT}")
     told += [f"queued before: {who(seen)}" for seen in scene.ahead if seen.content.request.wants(claims)]
-    reason = "; ".join(told) or f"held by {SILENT}"
-    return f"gpus: waited {seconds:g} s for {wanted}: {reason}; {MEND}"
+    return "; ".join(told) or f"held by {SILENT}"
 
 
 def who(seen: Seen) -> str:

@@ -27,6 +27,9 @@ from pytest_llenergy.errors import DeviceError
 #: lock is free.
 FIRST_S, GROWTH = 0.002, 8.0
 
+#: When who waits is told why for the first time, and how long after that again (seconds).
+TOLD_FIRST_S, TOLD_EVERY_S = 1.0, 5.0
+
 #: What this process holds, by all of its leases.
 _held: list[Held] = []
 
@@ -179,14 +182,23 @@ class Borrowed:
         self.claims = ()
 
 
+def tell_nobody(waits: str) -> None:
+    """Nobody looks on."""
+
+
 def acquire(
-    request: Request, wait_s: float, test: str = "", where: Callable[[], Directory] = lock_directory
+    request: Request,
+    wait_s: float,
+    test: str = "",
+    where: Callable[[], Directory] = lock_directory,
+    tell: Callable[[str], None] = tell_nobody,
 ) -> Holding:
     """Take what a request names, all or none, waiting in turn for up to ``wait_s`` seconds.
 
-    ``test`` is what others are told of us. A process that already holds devices gets a part of these at once,
-    and ``DeviceError`` for any other. Raises ``DeviceError`` naming all holders when the time is up, and for
-    a directory or file that cannot be trusted.
+    ``test`` is what others are told of us, ``tell`` is told for whom we wait, every few seconds. A process
+    that already holds devices gets a part of these at once, and ``DeviceError`` for any other. Raises
+    ``DeviceError`` naming all holders when the time is up, and for a directory or file that cannot be
+    trusted.
     """
     borrowed = _from_own(request)
     if borrowed is not None:
@@ -202,7 +214,7 @@ def acquire(
             turn = Turn(directory, ticket)
             chosen, _ = _take(directory, request, turn.first_look().blocked, locks)
             if chosen is None:
-                chosen = _wait(turn, request, wait_s, locks)
+                chosen = _wait(turn, request, wait_s, locks, tell)
             ticket.hold(tuple(locks))
         except OSError as error:
             if isinstance(error, FileNotFoundError) and directory.is_gone():
@@ -227,8 +239,11 @@ def _from_own(request: Request) -> Borrowed | None:
     return Borrowed(owners, request.claims(chosen), chosen)
 
 
-def _wait(turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int]) -> tuple[int, ...]:
+def _wait(
+    turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int], tell: Callable[[str], None]
+) -> tuple[int, ...]:
     deadline_s = time.monotonic() + wait_s
+    tell_s = time.monotonic() + TOLD_FIRST_S
     ticket = turn.ticket
     bell = Bell(turn.directory, ticket.order)
     try:
@@ -242,6 +257,9 @@ def _wait(turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int]) 
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise DeviceError(holders.waited(request, wait_s, scene, refused))
+            if time.monotonic() > tell_s:
+                tell(holders.waits(request, scene, refused))
+                tell_s = time.monotonic() + TOLD_EVERY_S
             if turn.out_of_patience and not firm:
                 ticket.become("firm")
                 firm = True

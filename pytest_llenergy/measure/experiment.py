@@ -25,6 +25,7 @@ from pytest_llenergy.measure.lookout import Watch
 from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
 from pytest_llenergy.measure.phase import PhaseDither, strata_for
 from pytest_llenergy.measure.power_trace import median_round, power_trace
+from pytest_llenergy.measure.progress import Outlook, Tell, nobody
 from pytest_llenergy.measure.quality import compare_rounds, drift_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, Workload, gap_needed_s, run_round
 from pytest_llenergy.measure.warmup import WarmUp, warm_up
@@ -73,20 +74,27 @@ class Experiment:
     power_trace: PowerTrace | None = None
 
 
-def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease: Lease) -> Experiment:
-    """Measure a workload that is ready to run. Closes the meters."""
+def measure(
+    workload: MemoryAware, plan: RoundPlan, selection: Selection, lease: Lease, tell: Tell = nobody
+) -> Experiment:
+    """Measure a workload that is ready to run. Closes the meters. ``tell`` is told each step as it begins."""
     load = load_average()
     with Sampler(selection.meters) as sampler, watching(lease.uuids) as watch:
         sampler.await_ticks(0, FIRST_TICK_S)
-        warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler)
+        warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler, tell)
         gap_s = gap_needed_s(sampler.series, plan.gap_s)
         iterations = iterations_for(warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler)
         start_s = time.monotonic()
         coverage = min((series.domain.coverage for series in sampler.series), default=1.0)
         dither = PhaseDither(max(plan.rounds, strata_for(coverage)))
+        outlook = _outlook(plan, warmup, iterations, gap_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
-        while not _enough(rounds, plan, time.monotonic() - start_s, coverage):
+        while not _enough(rounds, plan, spent_s := time.monotonic() - start_s, coverage):
+            # Here and nowhere else: after the last quiet gap and before the next. What telling costs this
+            # process, and a terminal of this host that draws it, would be idle power in a gap, and joules of
+            # the work in a round.
+            tell(outlook.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch))
             rounds.append(account(measured[-1], sampler.series, selection.reasons))
         measuring_s = time.monotonic() - start_s
@@ -100,6 +108,11 @@ def measure(workload: MemoryAware, plan: RoundPlan, selection: Selection, lease:
     middle = median_round(rounds)
     course = power_trace(measured[middle], sampler.series) if middle is not None else None
     return Experiment(rounds, metrics, infos, load, procedure, flags, course)
+
+
+def _outlook(plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, coverage: float) -> Outlook:
+    round_s = warmup.iteration_s * iterations + 2 * gap_s if warmup.iteration_s else None
+    return Outlook(plan.rounds, plan.target, plan.budget_s, round_s, coverage)
 
 
 class Unwatched:

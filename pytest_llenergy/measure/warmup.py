@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pytest_llenergy.measure.progress import Step, Tell, nobody
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.edges import power_between
 from pytest_llenergy.meters.sampler import Sampler
@@ -69,21 +70,28 @@ class _Block:
         return settled and abs(self.power_w - other.power_w) <= allowed * max(self.power_w, other.power_w)
 
 
-def warm_up(workload: Workload, given: int | None, budget_s: float, sampler: Sampler) -> WarmUp:
+def warm_up(
+    workload: Workload, given: int | None, budget_s: float, sampler: Sampler, tell: Tell = nobody
+) -> WarmUp:
     """Run ``given`` iterations, or without a number until the work has settled."""
     if given is not None:
-        blocks = [_block(workload, 1, sampler) for _ in range(given)]
+        blocks = []
+        for number in range(1, given + 1):
+            tell(Step("warm-up", number, given))
+            blocks.append(_block(workload, 1, sampler))
         last = blocks[-1] if blocks else None
         return WarmUp(given, None, GIVEN, last.iteration_s if last else None, last.power_w if last else None)
     least_s = max([LEAST_BLOCK_S, *(BLOCK_TICKS * (series.period_s or 0.0) for series in sampler.series)])
+    tell(Step("warm-up", 1))
     block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
-    for _ in range(MOST_BLOCKS - 1):
+    for number in range(2, MOST_BLOCKS + 1):
         spent_s += block.duration_s
         if spent_s > MOST_OF_BUDGET * budget_s:
             break
         iterations = block.iterations
         if block.duration_s < least_s:
             iterations = math.ceil(iterations * min(10.0, 1.2 * least_s / block.duration_s))
+        tell(Step("warm-up", number))
         following = _block(workload, iterations, sampler)
         total += iterations
         if iterations == block.iterations and following.like(block):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.lockdir import Directory, lock_directory
-from pytest_llenergy.devices.locks import Holding, acquire
+from pytest_llenergy.devices.locks import Holding, acquire, tell_nobody
 from pytest_llenergy.devices.turns import waits
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers.pool import RankPool
@@ -41,16 +41,23 @@ class Keeper:
         """Whether the lock files of the test that runs are still there; else others may have its devices."""
         return all(held.intact() for held in self._current)
 
-    def take(self, lease: Lease, wait_s: float, test: str = "", also: tuple[Claim, ...] = ()) -> Lease:
+    def take(
+        self,
+        lease: Lease,
+        wait_s: float,
+        test: str = "",
+        also: tuple[Claim, ...] = (),
+        tell: Callable[[str], None] = tell_nobody,
+    ) -> Lease:
         """Lock the devices of a test, and ``also`` what is no device of its ranks. Returns what it got.
 
-        Raises ``DeviceError`` as ``acquire`` does.
+        ``tell`` is told for whom it waits. Raises ``DeviceError`` as ``acquire`` does.
         """
         request = lease.request(also)
         with self._lock:
             chosen = self._from_kept(request, test) if _wants_gpus(request) else None
         if chosen is None:
-            self._current.append(acquire(request, wait_s, test, self._where))
+            self._current.append(acquire(request, wait_s, test, self._where, tell))
             chosen = self._current[-1].chosen
         self._pool.descriptors = tuple(each for held in self._current for each in held.lend())
         return lease.chosen(chosen)

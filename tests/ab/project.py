@@ -29,7 +29,7 @@ METER = MeterInfo(name="told", domain="cpu:told", kind="measured", source="told"
 PROCEDURE = Procedure(warmup_iterations=0, settled=None, criterion="none", iterations=1, gap_s=0.1,
                       target=0.02, budget_s=1.0, measuring_s=2.0, reached=None)
 
-def told(workload, plan, selection, lease):
+def told(workload, plan, selection, lease, tell):
     selection.close()
     work.joules = 10.0
     workload.work(1)

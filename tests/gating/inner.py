@@ -15,6 +15,7 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan
 from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.progress import Tell
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.model.record import Round
@@ -73,7 +74,7 @@ COMPARE = "--energy-compare=base.json"
 FAIL = "--energy-fail-on=mean_power_w:3%"
 
 
-def told(workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease) -> Experiment:
+def told(workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease, tell: Tell) -> Experiment:
     """What a measurement would have told of a device that draws the watts of the environment."""
     selection.close()
     joules = [float(os.environ["WATTS"]) * 2.0 * each for each in (1, 1.002, 0.997, 1.001, 0.998, 1.002)]
