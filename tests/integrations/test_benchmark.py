@@ -60,6 +60,10 @@ def energy(record: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def seconds(record: dict[str, Any]) -> float:
+    return float(record["metrics"]["duration_s"]["value"])
+
+
 class TestMeasured:
     def test_call_and_pedantic_have_joules_of_an_iteration(
         self, bench: Callable[..., pytest.RunResult], read_report: Read, pytester: pytest.Pytester
@@ -86,8 +90,7 @@ class TestMeasured:
             assert extra["energy_kind"] == "measured"
             assert extra["energy_meters"] == "ten-watts"
             assert "duration_s" not in extra, "seconds are in stats"
-            seconds = record["metrics"]["duration_s"]["value"]
-            assert seconds == pytest.approx(told[name]["stats"]["mean"], rel=1e-6)
+            assert seconds(record) == pytest.approx(told[name]["stats"]["mean"], rel=1e-6)
         assert [round_["iterations"] for round_ in records["test_pedantic"]["rounds"]] == [1] * 4
         assert result.stdout.str().count("ten-watts") == 2
 
@@ -122,7 +125,9 @@ class TestMeasured:
         )
         (record,) = read_report()["records"]
         assert len(record["rounds"]) == 4
-        assert energy(record)["value"] == pytest.approx(WATTS * 0.1, rel=0.05)
+        # A sleep may take longer than it was told to, but not three times as long.
+        assert seconds(record) < 0.2
+        assert energy(record)["value"] == pytest.approx(WATTS * seconds(record), rel=0.02)
 
     def test_storage_and_comparison_carry_it(
         self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester
@@ -189,7 +194,8 @@ class TestMeasured:
         bench(header + suite).assert_outcomes(passed=1)
         (record,) = read_report()["records"]
         assert record["status"] == "measured"
-        assert energy(record)["value"] == pytest.approx(WATTS * 0.0022, rel=0.2)
+        assert 0.002 <= seconds(record) < 0.01
+        assert energy(record)["value"] == pytest.approx(WATTS * seconds(record), rel=0.02)
 
 
 class TestNotMeasured:
@@ -321,12 +327,12 @@ class TestGates:
             quick.makepyfile(self.SLEEPS.format(seconds=seconds))
             return quick.runpytest(*args, "-p", "no:cacheprovider")
 
-        gate = ("--energy-report", "--energy-compare=base", "--energy-fail-on=energy_j:10%")
+        gate = ("--energy-report", "--energy-compare=base", "--energy-fail-on=energy_j:20%")
         run(0.02, "--energy-save=base").assert_outcomes(passed=1)
         run(0.02, *gate).assert_outcomes(passed=1)
         (record,) = read_report()["records"]
         assert [each["verdict"] for each in record["comparisons"]] == ["unchanged"]
-        run(0.03, *gate).assert_outcomes(failed=1)
+        run(0.035, *gate).assert_outcomes(failed=1)
         (record,) = read_report()["records"]
         assert [each["verdict"] for each in record["comparisons"]] == ["regressed"]
 
@@ -439,7 +445,7 @@ class TestBoards:
         _, world = run(suite, boards)
         (record,) = read_report()["records"]
         assert record["devices"] == [world.board(index).uuid for index in range(3)]
-        assert energy(record)["value"] == pytest.approx(700 * 0.3, rel=0.02)
+        assert energy(record)["value"] == pytest.approx(700 * seconds(record), rel=0.02)
 
     def test_an_option_and_a_mark_say_which(
         self, run: Callable[..., tuple[pytest.RunResult, World]], read_report: Read
@@ -454,6 +460,7 @@ class TestBoards:
         _, world = run(suite, boards, "--energy-gpus=1,2")
         records = by_name(read_report())
         assert records["test_chosen"]["devices"] == [world.board(index).uuid for index in (1, 2)]
-        assert energy(records["test_chosen"])["value"] == pytest.approx(430 * 0.3, rel=0.02)
+        chosen, marked = records["test_chosen"], records["test_marked"]
+        assert energy(chosen)["value"] == pytest.approx(430 * seconds(chosen), rel=0.02)
         assert records["test_marked"]["devices"] == [world.board(1).uuid]
-        assert energy(records["test_marked"])["value"] == pytest.approx(30 * 0.3, rel=0.02)
+        assert energy(marked)["value"] == pytest.approx(30 * seconds(marked), rel=0.02)
