@@ -16,6 +16,7 @@ from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.decoder import from_source
 from pytest_llenergy.backends.generation import Generation, GenerationParams
 from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.positions import positions
 from pytest_llenergy.backends.tasks import Result
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.flops import Flops
@@ -126,6 +127,7 @@ class OpenVinoBackend:
         self._source = model
         if model.kind == "gguf":
             _check_header(model)
+        self._positions = positions(model)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
@@ -155,6 +157,7 @@ class OpenVinoBackend:
             raise BackendError(
                 f"openvino: {sum(lengths)} prompt tokens in one batch; {MAX_BATCHED_TOKENS} fit one prefill"
             )
+        self._check_room(max(lengths) + params.max_new_tokens)
         # A new one: the model's own defaults would not be in the record.
         config = self._genai.GenerationConfig()
         config.max_new_tokens = params.max_new_tokens
@@ -179,6 +182,14 @@ class OpenVinoBackend:
     def flops(self, _job: OpenVinoJob, done: Result) -> Flops:
         # Its scheduler packs sequences without padding, and ends each by itself.
         return from_source(self._source, done, padded=False)
+
+    def _check_room(self, tokens: int) -> None:
+        """Beyond its positions a model goes on without an error, and gives nonsense."""
+        if self._positions is not None and tokens > self._positions:
+            raise BackendError(
+                f"openvino: longest prompt and max_new_tokens are {tokens} tokens; the model has room for "
+                f"{self._positions}"
+            )
 
     def synchronize(self) -> None:
         """``generate`` returns when the CPU has finished."""

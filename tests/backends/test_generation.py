@@ -153,6 +153,14 @@ class TestOpenVino:
         stopped, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=30, stop_token_ids=[third])
         assert stopped.token_ids[0] == ids[: ids.index(third) + 1]
 
+    def test_a_prompt_that_the_model_has_no_positions_for_is_refused(self) -> None:
+        """Left to itself the engine goes on beyond them. It has 8192."""
+        prompts = [SMOLLM_PROMPTS[0], " a" * 8180]
+        with Engine(openvino.SPEC, model=None) as engine:
+            engine.prepare(prompts, GenerationParams(max_new_tokens=12))
+            with pytest.raises(BackendError, match="are 8193 tokens; the model has room for 8192"):
+                engine.prepare(prompts, GenerationParams(max_new_tokens=13))
+
     def test_the_engines_clock_is_ours(self, smollm: Engine) -> None:
         _, timeline = smollm.generate(["hello world"], max_new_tokens=5)
         ((_, border_ns),) = timeline.borders_ns
