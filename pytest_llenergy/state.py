@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 import pytest
 
@@ -18,7 +19,7 @@ from pytest_llenergy.backends.server.attached import family_at
 from pytest_llenergy.backends.server.settings import local_address
 from pytest_llenergy.devices.container import uncoordinated
 from pytest_llenergy.devices.lockdir import lock_directory
-from pytest_llenergy.errors import LLEnergyError, UncoordinatedLeaseWarning
+from pytest_llenergy.errors import BackendError, LLEnergyError, MeterError, UncoordinatedLeaseWarning
 from pytest_llenergy.meters.known import BUILTIN, KnownMeters
 from pytest_llenergy.meters.protocol import MeterSpec
 from pytest_llenergy.meters.select import check_names as check_meters
@@ -26,6 +27,9 @@ from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, Settings
 from pytest_llenergy.progress import Progress
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.pool import RankPool
+
+#: What a hook is to give.
+Spec = TypeVar("Spec", BackendSpec, MeterSpec)
 
 
 class State:
@@ -41,9 +45,8 @@ class State:
     @property
     def backends(self) -> dict[str, BackendSpec]:
         """Every known backend. Hooks are asked anew: a nested conftest may have joined."""
-        given = self._config.hook.pytest_llenergy_backends(config=self._config)
         told = self.settings
-        known = known_backends([spec for specs in given for spec in specs])
+        known = known_backends(given(self._config, "pytest_llenergy_backends", BackendSpec, BackendError))
         if known[server.SPEC.name] is server.SPEC:
             known[server.SPEC.name] = server.configured(
                 server.SPEC,
@@ -64,8 +67,7 @@ class State:
     @property
     def meters(self) -> Mapping[str, MeterSpec]:
         """Every known meter."""
-        given = self._config.hook.pytest_llenergy_meters(config=self._config)
-        return KnownMeters([spec for specs in given for spec in specs])
+        return KnownMeters(given(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
 
     @cached_property
     def model(self) -> ModelSource:
@@ -127,6 +129,24 @@ class State:
             self.keeper.close()
         if "pool" in self.__dict__:
             self.pool.close()
+
+
+def given(config: pytest.Config, hook: str, kind: type[Spec], refusal: type[LLEnergyError]) -> list[Spec]:
+    """What plugins give by a hook. Raises ``refusal`` that names the plugin which gives something else."""
+
+    def fits(answer: object) -> bool:
+        return isinstance(answer, Sequence) and all(isinstance(spec, kind) for spec in answer)
+
+    answers = getattr(config.hook, hook)(config=config)
+    if all(map(fits, answers)):
+        return [spec for answer in answers for spec in answer]
+    manager, wrong = config.pluginmanager, []
+    # An answer does not say whose it is, so each is asked alone.
+    for plugin in manager.get_plugins():
+        others = [other for other in manager.get_plugins() if other is not plugin]
+        alone = manager.subset_hook_caller(hook, others)(config=config)
+        wrong += [f"{manager.get_name(plugin)} gives {answer!r}" for answer in alone if not fits(answer)]
+    raise refusal(f"{hook} of {'; '.join(wrong)}: return a list, each of it a {kind.__name__}")
 
 
 STATE = pytest.StashKey[State]()

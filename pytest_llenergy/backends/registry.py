@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 
 from pytest_llenergy.backends import openvino
 from pytest_llenergy.backends.base import BackendSpec
@@ -24,19 +25,55 @@ BUILTIN = (
 ENTRY_POINTS = "pytest_llenergy.backends"
 
 
+@dataclass(frozen=True)
+class Broken:
+    """An entry point that gives no backend: its name, and in a line why, and what to do."""
+
+    name: str
+    reason: str
+
+
+def found_backends() -> tuple[dict[str, BackendSpec], tuple[Broken, ...]]:
+    """The built-in backends and those of entry points by name, in a fixed order; then what is broken."""
+    specs = {spec.name: spec for spec in BUILTIN}
+    broken = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        found = _loaded(point)
+        if isinstance(found, Broken):
+            broken.append(found)
+        else:
+            specs[found.name] = found
+    return specs, tuple(broken)
+
+
 def known_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
     """By name, in a fixed order: built-in ones, entry points, then ``extra``.
 
     Raises ``BackendError`` when an entry point does not give a ``BackendSpec``.
     """
-    specs = {spec.name: spec for spec in BUILTIN}
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-        spec = point.load()
-        if not isinstance(spec, BackendSpec):
-            raise BackendError(f"entry point {point.value} gives a {type(spec).__name__}, not a BackendSpec")
-        specs[spec.name] = spec
+    specs, broken = found_backends()
+    if broken:
+        raise BackendError("; ".join(each.reason for each in broken))
     specs.update((spec.name, spec) for spec in extra)
     return specs
+
+
+def _loaded(point: EntryPoint) -> BackendSpec | Broken:
+    try:
+        spec = point.load()
+    except Exception as error:
+        # The module is somebody else's, and may fail with anything.
+        said = str(error).strip().partition("\n")[0]
+        wrong = f"cannot be loaded ({type(error).__name__}{': ' if said else ''}{said})"
+    else:
+        if isinstance(spec, BackendSpec):
+            return spec
+        wrong = f"gives a {type(spec).__name__}, not a BackendSpec"
+    package = "its package" if point.dist is None else point.dist.name
+    return Broken(
+        point.name,
+        f"entry point {point.name} = {point.value} of {ENTRY_POINTS} {wrong}; mend or uninstall {package}",
+    )
 
 
 def select(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[BackendSpec]:

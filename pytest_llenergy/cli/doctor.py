@@ -59,16 +59,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_backends(*, as_json: bool) -> int:
-    from pytest_llenergy.doctor.engines import rows
-    from pytest_llenergy.doctor.text import row_lines
+    from pytest_llenergy.doctor.engines import broken, rows
+    from pytest_llenergy.doctor.text import broken_line, row_lines
 
-    found = list(rows())
+    found, wrong = list(rows()), broken()
     if as_json:
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode({"backends": found})).decode())
+        print(msgspec.json.format(msgspec.json.encode({"backends": found, "broken": wrong})).decode())
         return 0
     for row in found:
         for line in row_lines(row):
             print(line)
+    for each in wrong:
+        print(broken_line(each))
     return 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_llenergy.backends.facts import facts
+from pytest_llenergy.backends.registry import Broken
 from pytest_llenergy.devices.amd import AmdBoard
 from pytest_llenergy.devices.busy import show_process
 from pytest_llenergy.devices.request import show_memory
@@ -47,6 +48,11 @@ def row_lines(row: EngineRow) -> Iterator[str]:
     yield f"backend  {row.name}: {row.missing or 'installed'}"
     for fact in facts(row.capabilities):
         yield f"{INDENT}{fact.title:<22} {fact.text} [{fact.source}]"
+
+
+def broken_line(broken: Broken) -> str:
+    """An entry point that gives no backend, in the place of its row."""
+    return f"backend  {broken.name}: broken: {broken.reason}"
 
 
 def finding_line(finding: Finding) -> str:

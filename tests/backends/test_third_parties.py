@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backends of others that are broken: an installed package's entry point, and a hook."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.backends.registry import known_backends
+
+ASKS = "def test_it(backend): pass\n"
+
+SPEC = """
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.capabilities import Capabilities
+SPEC = BackendSpec("whole", "whole:Whole", (), "pip install whole", Capabilities(data=True))
+"""
+
+OF_A = (
+    "entry point a = a_engine:SPEC of pytest_llenergy.backends cannot be loaded (ModuleNotFoundError: No "
+    "module named 'no_such_module'); mend or uninstall a-engine"
+)
+OF_B = "entry point b = b_engine:SPEC of pytest_llenergy.backends gives a str, not a BackendSpec; mend or "
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Packages with an entry point, as pip leaves them, on the path of what is started."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, sys.path)]))
+
+    def make(name: str, module: str) -> None:
+        told = site / f"{name}_engine-1.dist-info"
+        told.mkdir()
+        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-engine\nVersion: 1\n")
+        (told / "entry_points.txt").write_text(f"[pytest_llenergy.backends]\n{name} = {name}_engine:SPEC\n")
+        (site / f"{name}_engine.py").write_text(module)
+
+    return make
+
+
+def doctor(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_broken_entry_point_is_told_in_a_line(quick: pytest.Pytester, install: Install) -> None:
+    install("a", "import no_such_module\n")
+    quick.makepyfile(ASKS)
+    result = quick.runpytest_subprocess("-p", "no:cacheprovider")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    text = " ".join(result.stdout.str().replace("\nE  ", "").split())
+    assert f"::test_it: {OF_A}" in text
+    assert "Traceback" not in text
+    assert "a_engine.py" not in text
+    result = quick.runpytest_subprocess("--energy-backend=transformers", "-p", "no:cacheprovider")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stderr.str().strip() == f"ERROR: {OF_A}"
+
+
+def test_a_test_without_the_fixture_does_not_mind(quick: pytest.Pytester, install: Install) -> None:
+    install("a", "import no_such_module\n")
+    quick.makepyfile("def test_it(energy): energy(sum, [1])\n")
+    quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_the_doctor_shows_what_is_broken_and_goes_on(install: Install) -> None:
+    install("a", "import no_such_module\n")
+    install("b", "SPEC = 'x'\n")
+    install("whole", SPEC)
+    done = doctor("--backends")
+    assert (done.returncode, done.stderr) == (0, "")
+    heads = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    names = [head.split(":")[0].split()[1] for head in heads]
+    assert names == [*known_backends(), "whole", "a", "b"]
+    assert heads[-2] == f"backend  a: broken: {OF_A}"
+    assert heads[-1] == f"backend  b: broken: {OF_B}uninstall b-engine"
+    told = json.loads(doctor("--backends", "--json").stdout)
+    assert [row["name"] for row in told["backends"]] == [*known_backends(), "whole"]
+    assert told["broken"][0] == {"name": "a", "reason": OF_A}
+    everything = doctor("--no-steps")
+    assert everything.returncode == 1
+    assert f"wrong    {OF_A}\n" in everything.stdout
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"), [('["x"]', "['x']"), ('"x"', "'x'"), ("3", "3"), ("sleepy.SPEC", "BackendSpec(")]
+)
+def test_a_hook_that_gives_no_backends_is_named(
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, returned: str, shown: str
+) -> None:
+    (quick.path / "sleepy.py").write_text(SPEC)
+    quick.makepyfile(
+        fine="import sleepy\ndef pytest_llenergy_backends(config): return [sleepy.SPEC]\n",
+        strange=f"import sleepy\ndef pytest_llenergy_backends(config): return {returned}\n",
+        test_it=ASKS,
+    )
+    args = ("-p", "fine", "-p", "strange", "-p", "no:cacheprovider")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(quick.path), *filter(None, sys.path)]))
+    result = quick.runpytest_subprocess(*args)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    text = " ".join(result.stdout.str().replace("\nE  ", "").split())
+    assert f"::test_it: pytest_llenergy_backends of strange gives {shown}" in text
+    assert ": return a list, each of it a BackendSpec" in text
+    assert "Traceback" not in text
+    assert "fine gives" not in text
+
+
+def test_a_hook_that_gives_no_meters_is_named(quick: pytest.Pytester) -> None:
+    conftest = quick.path / "conftest.py"
+    conftest.write_text("def pytest_llenergy_meters(config): return ['x']\n")
+    quick.makepyfile(ASKS)
+    result = quick.runpytest_subprocess("--energy-meter=estimate", "-p", "no:cacheprovider")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stderr.str().strip() == (
+        f"ERROR: pytest_llenergy_meters of {conftest} gives ['x']: return a list, each of it a MeterSpec"
+    )
