@@ -65,6 +65,7 @@ class Server:
         self._channel = channel
         self._boot = boot
         self._backend: Backend | None = None
+        self._engine = ""
         self._job: Job | CallJob | None = None
         self._noted: list[tuple[int, int, Any]] = []
         self._processes = EngineProcesses()
@@ -136,7 +137,7 @@ class Server:
         backend = create(payload["factory"])
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
-        self._backend = backend
+        self._backend, self._engine = backend, info.name
         gc.collect()
         gc.freeze()
         # What an engine starts and sets is its own affair.
@@ -224,7 +225,7 @@ class Server:
         if isinstance(self._job, CallJob):
             told = Flops.unknown(OF_A_FUNCTION)
         elif (count := getattr(self._backend, "flops", None)) is None:
-            told = Flops.unknown(f"{type(self._backend).__name__} does not tell its operations")
+            told = Flops.unknown(f"{self._engine} does not tell its operations")
         else:
             assert self._job is not None
             told = count(self._job, self._job.result(self._noted[-1][2]))

@@ -86,11 +86,11 @@ def test_the_operations_of_shards_are_counted_once(
     assert flops == Flops(count=300, source={"Shards": "counted", "Whole": "analytic"}[name])
 
 
-def test_a_backend_that_does_not_count_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_count_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "counted.py").write_text(COUNTED)
     monkeypatch.syspath_prepend(tmp_path)
     flops = told("Plain", list("abcd"), Parallel(data=4))
-    assert flops == Flops.unknown("Plain does not tell its operations")
+    assert flops == Flops.unknown("counted does not tell its operations")
 
 
 def test_one_rank_that_cannot_tell_leaves_no_number() -> None:
