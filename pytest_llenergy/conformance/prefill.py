@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether prompts that were seen before cost less than new ones, as they do with a prefix cache."""
+"""Whether prompts that were seen before cost far less than new ones, as with a cache of most of a prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ REPEATS, REPEATS_OF_SLOW, SLOW_S = 6, 3, 0.2
 TELLS = 4.0
 
 #: The least part of a new prompt's own time that one seen before takes. Without a cache it takes all of it;
-#: with one it took an eighth to a fiftieth (measured: vLLM, OpenVINO, llama.cpp on a CPU).
+#: with one it took an eighth to a fiftieth (measured: vLLM, OpenVINO, llama.cpp on a CPU). A cache
+#: that spares less than two thirds, such as one of half of each prompt, is not found.
 LEAST_SHARE = 1 / 3
 
 

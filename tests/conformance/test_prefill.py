@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prefix caches are found: the limit that docs/extending.md names."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.conformance.prefill import Prefill
+
+
+@pytest.mark.parametrize(
+    ("spared", "found"), [(0.0, False), (0.5, False), (0.65, False), (0.68, True), (7 / 8, True), (1.0, True)]
+)
+def test_a_cache_that_spares_two_thirds_of_a_prompt_is_found(spared: float, found: bool) -> None:
+    """Of the second that a new prompt takes beyond a short one, which takes a tenth."""
+    seen = Prefill(short_s=0.1, new_s=1.1, seen_s=0.1 + (1 - spared), length=512)
+    assert (seen.wrong is not None) is found
