@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,7 +35,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise BackendError(f"{cls.task}: {cls._refusal(values, str(error))}") from None
         for name, ok, needs in params.bounds():
             if not ok:
-                raise BackendError(f"{cls.task}: {name} is {getattr(params, name)}, needs {needs}")
+                raise BackendError(f"{cls.task}: {name} is {_shown(getattr(params, name))}, needs {needs}")
         return params
 
     @classmethod
@@ -59,3 +60,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             name: ",".join(map(str, value)) if isinstance(value, tuple) else value
             for name, value in values.items()
         }
+
+
+def _shown(value: object) -> str:
+    """In a line: of a long tuple, such as a trace of thousands of requests, how it begins."""
+    return reprlib.repr(value) if isinstance(value, tuple) else str(value)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -16,6 +17,9 @@ from pytest_llenergy.model.timeline import RequestTimeline, Span
 #: Requests of a load that says no number.
 DEFAULT_REQUESTS = 32
 
+#: The longest that arrivals may take (seconds): what takes longer is a slip, and would look like a hang.
+LONGEST_S = 24 * 3600.0
+
 
 class ServeParams(GenerationParams, frozen=True):
     """How to serve; recorded whole.
@@ -23,6 +27,7 @@ class ServeParams(GenerationParams, frozen=True):
     One of three says when requests come. ``request_rate`` (per second) is an open loop: requests are sent
     when their time has come, whatever the server does. ``arrivals="trace"`` is one too, at the times of
     ``trace``, seconds from the start. ``concurrency`` is a closed loop: so many are always on their way.
+    Arrivals that take more than a day are refused.
 
     Prompts are used in turn, ``num_requests`` times in all (32, or one for each time of the trace). ``seed``
     is that of the arrivals too, which are the same in each round. ``prefix_cache=True`` lets the server keep
@@ -41,6 +46,8 @@ class ServeParams(GenerationParams, frozen=True):
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield from super().bounds()
         is_trace = self.arrivals == "trace"
+        # Before what is missing else: who gives a trace wants it used.
+        yield "trace", is_trace or not self.trace, "arrivals='trace'"
         one = "one of request_rate, concurrency and arrivals='trace', and no other"
         yield (
             "request_rate",
@@ -49,17 +56,26 @@ class ServeParams(GenerationParams, frozen=True):
         )
         yield "request_rate", self.request_rate is None or 0 < self.request_rate < float("inf"), "more than 0"
         yield "concurrency", self.concurrency is None or self.concurrency >= 1, "1 or more"
-        ordered = all(a <= b for a, b in pairwise((0.0, *self.trace)))
-        needed = "arrivals='trace', and seconds from the start in their order"
+        ordered = all(a <= b < math.inf for a, b in pairwise((0.0, *self.trace)))
+        needed = "arrivals='trace', and finite seconds from the start in their order"
         yield "trace", is_trace == bool(self.trace) and ordered, needed
         yield "num_requests", self.num_requests is None or self.num_requests >= 1, "1 or more"
         of_trace = not is_trace or self.num_requests in (None, len(self.trace))
         yield "num_requests", of_trace, "to be left out: the trace says how many"
+        last_s = self._last_s()
+        in_time = f"arrivals within a day ({LONGEST_S:g} s), and the last one is after {last_s:g} s"
+        yield "trace" if is_trace else "request_rate", last_s <= LONGEST_S, in_time
 
     @property
     def requests(self) -> int:
         """How many there are."""
         return len(self.trace) if self.trace else self.num_requests or DEFAULT_REQUESTS
+
+    def _last_s(self) -> float:
+        """When the last one is to be sent; at once in a closed loop."""
+        if self.trace:
+            return self.trace[-1]
+        return (self.requests - 1) / self.request_rate if self.request_rate else 0.0
 
     def offsets_s(self) -> tuple[float, ...]:
         """When each is to be sent, seconds from the start; nothing in a closed loop.
@@ -72,7 +88,7 @@ class ServeParams(GenerationParams, frozen=True):
             return self.trace
         draw = random.Random(self.seed)
         gaps = [draw.expovariate(1.0) for _ in range(self.requests - 1)]
-        scale = len(gaps) / self.request_rate / sum(gaps) if gaps else 0.0
+        scale = self._last_s() / sum(gaps) if gaps else 0.0
         return (0.0, *(each * scale for each in accumulate(gaps)))
 
 

@@ -60,6 +60,10 @@ class TestArrivals:
         assert params.offsets_s() == (0.5, 0.5, 2.0)
         assert params.requests == 3
 
+    def test_arrivals_may_take_a_day_and_a_rate_that_is_never_waited_for_any_value(self) -> None:
+        assert ServeParams.of({"arrivals": "trace", "trace": [86400.0]}).offsets_s() == (86400.0,)
+        assert ServeParams.of({"request_rate": 1e-300, "num_requests": 1}).offsets_s() == (0.0,)
+
     @pytest.mark.parametrize(
         ("params", "message"),
         [
@@ -67,7 +71,31 @@ class TestArrivals:
             ({"request_rate": 1.0, "concurrency": 2}, "needs one of request_rate, concurrency"),
             ({"request_rate": 0.0}, "request_rate is 0.0, needs more than 0"),
             ({"concurrency": 0}, "concurrency is 0, needs 1 or more"),
-            ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and seconds from the start"),
+            ({"arrivals": "trace"}, "trace is (), needs arrivals='trace', and finite seconds from the start"),
+            ({"trace": [0, 1]}, "trace is (0.0, 1.0), needs arrivals='trace'"),
+            (
+                {"arrivals": "trace", "trace": [float("inf")]},
+                "trace is (inf,), needs arrivals='trace', and",
+            ),
+            (
+                {"arrivals": "trace", "trace": [float("nan")]},
+                "trace is (nan,), needs arrivals='trace', and",
+            ),
+            (
+                {"arrivals": "trace", "trace": [0.0, 1e308]},
+                "trace is (0.0, 1e+308), needs arrivals within a day (86400 s), and the last "
+                "one is after 1e+308 s",
+            ),
+            (
+                {"arrivals": "trace", "trace": [float(i) for i in range(86402)]},
+                "trace is (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, ...), needs arrivals within a day (86400 s), and "
+                "the last one is after 86401 s",
+            ),
+            (
+                {"request_rate": 1e-300, "num_requests": 2},
+                "request_rate is 1e-300, needs arrivals within a day (86400 s), and the last "
+                "one is after 1e+300 s",
+            ),
             ({"arrivals": "trace", "trace": [2.0, 1.0]}, "trace is (2.0, 1.0), needs"),
             ({"request_rate": 1.0, "trace": [1.0]}, "trace is (1.0,), needs arrivals='trace'"),
             (
