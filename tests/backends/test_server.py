@@ -300,6 +300,23 @@ class TestAttached:
         url = f"http://127.0.0.1:{free_port()}"
         assert refusal(url=url).startswith(f"server: GET /health at {url}: no answer (")
 
+    @pytest.mark.parametrize("killed", [True, False])
+    def test_a_load_that_breaks_off_tells_whether_the_server_has_gone(self, killed: bool) -> None:
+        """One that still listens has dropped the request, and is not said to be gone."""
+        with (
+            running(scripted(step=30 if killed else 0, fault="" if killed else "drops")) as (url, process),
+            loaded(url=url) as (backend, _),
+        ):
+            params = ServeParams.of({"concurrency": 2, "num_requests": 4, "max_new_tokens": 2})
+            job = backend.prepare_serve(["a"], params)
+            if killed:
+                job.endpoint.client._loop.call_later(0.3, process.kill)
+            outcome = job.run()
+            with pytest.raises(BackendError, match="request 1 of 2: the stream broke off after 1 ") as caught:
+                job.result(outcome)
+        assert str(caught.value).endswith(f"; nobody listens at {url} any more)") == killed
+        assert "\n" not in str(caught.value)
+
     def test_what_uses_a_gpu_needs_a_lease_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attached, "GPU_FILES", ("/dev/null",))
         with running(scripted()) as (url, process):

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,9 @@ SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "fish", "tmux: server", 
 
 #: What listens for a server that is in a container.
 PROXIES = frozenset({"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "conmon"})
+
+#: How often it is looked whether a server has gone (seconds).
+LOOK_S = 0.05
 
 #: What a process that uses a GPU holds open: CUDA's own file, and that of ROCm.
 GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
@@ -57,6 +62,24 @@ def listeners(address: Address) -> set[int]:
             if each.status == psutil.CONN_LISTEN and each.pid and tuple(each.laddr)[1:] == (address.port,):
                 found.add(each.pid)
     return found
+
+
+def is_deserted(address: Address, within_s: float) -> bool:
+    """Whether nobody listens there, now or after at most ``within_s``: who is killed takes a while to go.
+
+    It is tried, as who listens is not told of another user's process or of a container.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            socket.create_connection((address.host, address.port), timeout=within_s).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_S)
 
 
 def family_at(address: Address) -> Family:

@@ -19,7 +19,7 @@ from pytest_llenergy.backends.server.answer import error_text, read_answer
 from pytest_llenergy.backends.server.attached import Family, family_at, listeners
 from pytest_llenergy.backends.server.client import COMPLETIONS, Client, NoAnswerError
 from pytest_llenergy.backends.server.dialect import dialect_of
-from pytest_llenergy.backends.server.jobs import BatchJob, Endpoint, LoadJob
+from pytest_llenergy.backends.server.jobs import DYING_S, BatchJob, Endpoint, LoadJob
 from pytest_llenergy.backends.server.process import ServerProcess
 from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, free_port
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
@@ -27,9 +27,6 @@ from pytest_llenergy.model.record import BackendInfo, Flag, Primitive
 
 #: How often a server that starts is asked whether it is ready (seconds), and how long it may think.
 LOOK_S, HEALTH_S = 0.1, 5.0
-
-#: A server that dies closes its connections first; how long it may take to be gone (seconds).
-DYING_S = 1.0
 
 MODELS = "/v1/models"
 
@@ -96,7 +93,7 @@ class ServerBackend:
         if not settings.model and not served:
             raise BackendError(f"server: GET {MODELS} names no model; give --energy-server-model=NAME")
         self._model = settings.model or served[0]
-        self._endpoint = Endpoint(client, self._dialect, settings.health, self._check, flags)
+        self._endpoint = Endpoint(client, self._dialect, settings.health, self._check, address, flags)
         self._probe(client, served)
         return BackendInfo(
             name="server",

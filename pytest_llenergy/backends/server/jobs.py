@@ -12,13 +12,18 @@ from typing import Any
 from pytest_llenergy.backends.generation import GenerationParams
 from pytest_llenergy.backends.served import ServedGeneration, ServedLoad, ServeParams, spans_of
 from pytest_llenergy.backends.server.answer import Answer, read_answer
+from pytest_llenergy.backends.server.attached import is_deserted
 from pytest_llenergy.backends.server.client import Client, Stream
 from pytest_llenergy.backends.server.dialect import Dialect
+from pytest_llenergy.backends.server.settings import Address
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Flag
 
 #: Share of the mean gap between two requests by which one may be late, and at least (seconds).
 LATE_SHARE, LATE_S = 0.1, 0.01
+
+#: A server that dies closes its connections first; how long it may take to be gone (seconds).
+DYING_S = 1.0
 
 CACHE_UNTOLD = (
     "the server does not say whether prompts came from its prefix cache; switch that off where it is started"
@@ -27,7 +32,7 @@ CACHE_UNTOLD = (
 
 @dataclass
 class Endpoint:
-    """A server that answers. ``check`` raises with its last words if it has died.
+    """A server that answers, at ``address``. ``check`` raises with its last words if it has died.
 
     ``flags`` are what a reader must know of all that is measured with it.
     """
@@ -36,13 +41,19 @@ class Endpoint:
     dialect: Dialect
     health: str
     check: Callable[[], None]
+    address: Address
     flags: list[Flag] = field(default_factory=list)
 
     def run(self, work: Coroutine[Any, Any, list[Stream]]) -> list[Stream]:
         """Do it; whoever has died meanwhile is named."""
         streams = self.client.run(work)
-        if any(stream.broke for stream in streams):
+        broken = [stream for stream in streams if stream.broke]
+        if broken:
             self.check()
+            # One that was not started here has no last words; that it is gone can be seen.
+            if is_deserted(self.address, DYING_S):
+                for stream in broken:
+                    stream.broke = f"{stream.broke}; nobody listens at {self.address.url} any more"
         return streams
 
     def answers(self, streams: Sequence[Stream], params: GenerationParams) -> list[Answer]:
