@@ -48,10 +48,11 @@ def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: in
 devices that the layers of one model are spread over in one process, where they work in turn."""
     from pytest_llenergy.model.record import Parallel
 
-    for degree in (data, tensor, pipeline, placement):
+    degrees = {"data": data, "tensor": tensor, "pipeline": pipeline, "placement": placement}
+    for kind, degree in degrees.items():
         if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-            raise PlanError(f"a degree is {degree!r}, needs a whole number, 1 or more")
-    return Parallel(data=data, tensor=tensor, pipeline=pipeline, placement=placement)
+            raise PlanError(f"{kind} is {degree!r}, needs a whole number, 1 or more")
+    return Parallel(**degrees)
 
 
 def energy_gate(
@@ -139,8 +140,14 @@ def parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
         inspect.signature(mark).bind(*found.args, **found.kwargs)
         return mark(*found.args, **found.kwargs)
     except (TypeError, LLEnergyError) as error:
-        known = ", ".join(inspect.signature(mark).parameters)
+        known = ", ".join(map(_taken, inspect.signature(mark).parameters.values()))
         raise PlanError(f"@pytest.mark.{mark.__name__}: {error} (it takes: {known})") from None
+
+
+def _taken(parameter: inspect.Parameter) -> str:
+    """A parameter as it is given. What takes keywords of any name has none of its own."""
+    any_name = parameter.kind is inspect.Parameter.VAR_KEYWORD
+    return 'keyword arguments, such as dtype="float32"' if any_name else parameter.name
 
 
 def check_all(item: pytest.Item) -> None:

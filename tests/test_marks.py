@@ -76,7 +76,8 @@ def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pyte
             "@pytest.mark.gpus: memory is '40', needs a number above 0 and a unit, such as \"40 GB\" or ",
         ),
         ("gpus(1, mig='10gb')", "mig is '10gb', needs a profile such as \"1g.10gb\" (nvidia-smi mig -lgip)"),
-        ("parallel(tensor='two')", "@pytest.mark.parallel: a degree is 'two'"),
+        ("parallel(tensor='two')", "@pytest.mark.parallel: tensor is 'two', needs a whole number, 1 or more"),
+        ("parallel(data=2, placement=0)", "@pytest.mark.parallel: placement is 0, needs a whole number"),
         ("energy_gate(budget='5 V')", "budget '5 V' of energy_j is no quantity in J"),
         (
             "energy_gate(metric='joules', budget='5 J')",

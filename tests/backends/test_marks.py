@@ -191,6 +191,10 @@ def test_a_mark_that_a_fixture_adds_comes_too_late(two: pytest.Pytester) -> None
     ("mark", "message"),
     [
         ("backend_options()", 'names no load option; write one, such as dtype="float32", or leave the mark '),
+        (
+            "backend_options('x')",
+            'too many positional arguments (it takes: keyword arguments, such as dtype="float32")',
+        ),
         ("backend_needs()", 'asks for nothing; name what the test needs, such as timestamps="token"'),
         ("backend_needs(task='embedd')", "@pytest.mark.backend_needs: task is 'embedd', knows: generate"),
         ("backend_needs(cache='big')", "cache is 'big', knows: dynamic, static"),
