@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy import marks
-from pytest_llenergy.backends.demand import Demand, refuse
+from pytest_llenergy.backends.demand import Demand, refuse, refuse_all
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import BACKEND_PARAMETER
 from pytest_llenergy.model.record import Parallel
@@ -38,12 +38,11 @@ def parametrize_backend(metafunc: pytest.Metafunc) -> None:
         demand, _ = _asked(node)
     except LLEnergyError as error:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
-    refusals = [refuse(spec, demand, known) for spec in selected]
-    if all(refusals):
-        raise pytest.Collector.CollectError(f"{node.nodeid}: {'; '.join(filter(None, refusals))}")
+    if (none_can := refuse_all(selected, demand, known)) is not None:
+        raise pytest.Collector.CollectError(f"{node.nodeid}: {none_can}")
     params = []
-    for spec, refusal in zip(selected, refusals, strict=True):
-        reason = refusal or spec.missing()
+    for spec in selected:
+        reason = refuse(spec, demand, known) or spec.missing()
         skip = [pytest.mark.skip(reason=reason)] if reason else []
         params.append(pytest.param(spec.name, id=spec.name, marks=skip))
     # Session scope makes pytest group the tests of a backend, so that its ranks are used again.
@@ -64,9 +63,8 @@ def check_engine(item: pytest.Item) -> None:
     refusal = refuse(known[name], demand, known)
     if refusal is None:
         return
-    refusals = [refuse(spec, demand, known) for spec in state.selected_backends]
-    if all(refusals):
-        raise PlanError(f"{item.nodeid}: {'; '.join(filter(None, refusals))}")
+    if (none_can := refuse_all(state.selected_backends, demand, known)) is not None:
+        raise PlanError(f"{item.nodeid}: {none_can}")
     # Told with the place of the test, not of this line.
     raise pytest.skip.Exception(refusal, _use_item_location=True)
 

@@ -19,6 +19,7 @@ from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.embedding import Embedding
 from pytest_llenergy.backends.generation import Generation, GenerationParams
 from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.near import did_you_mean
 from pytest_llenergy.backends.params import Params
 from pytest_llenergy.backends.served import ServedLoad
 from pytest_llenergy.backends.tasks import EMBED, GENERATE, SERVE, TASKS, Task
@@ -148,8 +149,9 @@ class BackendHandle:
         known = self.spec.capabilities.options
         unknown = sorted(set(options) - set(known))
         if unknown:
-            takes = ", ".join(known) or "none"
-            raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; it takes: {takes}")
+            told = f"it takes: {', '.join(known) or 'none'}"
+            told = "; ".join(filter(None, (told, did_you_mean(unknown, known))))
+            raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; {told}")
         return BackendHandle(self.spec, self.model, self.place, {**self.options, **options})
 
     def generate(self, prompts: Sequence[str], **params: Any) -> Generation:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.near import did_you_mean
 from pytest_llenergy.model.record import Parallel
 
 
@@ -31,12 +32,13 @@ class Demand:
         """What a row does not have, each in words with the row's reason."""
         kinds = row.lacks(self.parallel)
         if kinds:
-            why = [row.reasons[kind] for kind in kinds if kind in row.reasons]
-            yield f"{' and '.join(kinds)} parallelism{_aside(*why, self.implied)}"
+            reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
+            yield f"{' and '.join(kinds)} parallelism{_aside(*reasons, self.implied)}"
         unknown = [name for name in self.options if name not in row.options]
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
-            yield f"the load option {' and '.join(unknown)}{_aside(takes, row.reasons.get('options', ''))}"
+            why = (row.reasons.get("options", ""), did_you_mean(unknown, row.options))
+            yield f"the load option {' and '.join(unknown)}{_aside(takes, *why)}"
         stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
         for asked, met, what, has, name in (
             (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks, "tasks"),
@@ -63,12 +65,22 @@ class Demand:
 
 def refuse(spec: BackendSpec, demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
     """Why a backend cannot run what is asked for, and which of those that are known could; else ``None``."""
-    unmet = list(demand.unmet(spec.capabilities))
-    if not unmet:
-        return None
+    return refuse_all([spec], demand, known)
+
+
+def refuse_all(specs: Sequence[BackendSpec], demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
+    """Why none of several backends can run it, and once which of those that are known could.
+
+    ``None`` where one of them can.
+    """
+    whys = []
+    for spec in specs:
+        unmet = list(demand.unmet(spec.capabilities))
+        if not unmet:
+            return None
+        whys.append(f"{spec.name} does not offer {' and '.join(unmet)}")
     able = [name for name, each in known.items() if not any(demand.unmet(each.capabilities))]
-    others = ", ".join(able) or "none here"
-    return f"{spec.name} does not offer {' and '.join(unmet)}; backends that do: {others}"
+    return f"{'; '.join(whys)}; backends that do: {', '.join(able) or 'none here'}"
 
 
 def _aside(*texts: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from pytest_llenergy.backends.near import did_you_mean
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Primitive
 
@@ -27,8 +28,9 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Check keyword arguments. Raises ``BackendError`` naming the unknown and the impossible ones."""
         unknown = sorted(set(values) - set(cls.__struct_fields__))
         if unknown:
-            known = ", ".join(cls.__struct_fields__)
-            raise BackendError(f"{cls.task}: unknown argument {', '.join(unknown)}; known: {known}")
+            told = f"known: {', '.join(cls.__struct_fields__)}"
+            told = "; ".join(filter(None, (told, did_you_mean(unknown, cls.__struct_fields__))))
+            raise BackendError(f"{cls.task}: unknown argument {', '.join(unknown)}; {told}")
         try:
             params = msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:

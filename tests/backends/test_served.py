@@ -103,12 +103,18 @@ class TestArrivals:
                 "num_requests is 2, needs to be left out",
             ),
             ({"rate": 1.0}, "serve: unknown argument rate; known: max_new_tokens"),
+            ({"concurency": 1}, "trace, prefix_cache; did you mean concurrency?"),
         ],
     )
     def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:
         with pytest.raises(BackendError) as caught:
             ServeParams.of(params)
         assert message in str(caught.value)
+
+
+def test_nothing_is_guessed_for_a_name_like_none() -> None:
+    with pytest.raises(BackendError, match=r"known: .*, prefix_cache$"):
+        ServeParams.of({"rate": 1.0})
 
 
 class TestSteadyState:
