@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ LATE = f"were changed while the test was set up, after its engine was chosen; {E
 OF_BACKEND = (marks.backend_options, marks.backend_needs)
 
 #: What the marks said when the engine of a test was chosen.
-CHOSEN_FOR = pytest.StashKey[tuple[Demand, dict[str, Any]]]()
+CHOSEN_FOR = pytest.StashKey[Demand]()
 
 
 def parametrize_backend(metafunc: pytest.Metafunc) -> None:
@@ -35,7 +34,7 @@ def parametrize_backend(metafunc: pytest.Metafunc) -> None:
     state = state_of(metafunc.config)
     try:
         selected, known = state.selected_backends, state.backends
-        demand, _ = _asked(node)
+        demand = _asked(node)
     except LLEnergyError as error:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
     if (none_can := refuse_all(selected, demand, known)) is not None:
@@ -58,7 +57,7 @@ def check_engine(item: pytest.Item) -> None:
     if name is None:
         return
     state = state_of(item.config)
-    item.stash[CHOSEN_FOR] = demand, _ = _asked(item)
+    item.stash[CHOSEN_FOR] = demand = _asked(item)
     known = state.backends
     refusal = refuse(known[name], demand, known)
     if refusal is None:
@@ -96,8 +95,8 @@ def _backend_of(item: pytest.Item) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _asked(item: pytest.Item) -> tuple[Demand, dict[str, Any]]:
-    """What the marks of a test ask of its engine, and the load options. Raises ``PlanError``."""
+def _asked(item: pytest.Item) -> Demand:
+    """What the marks of a test ask of its engine. Raises ``PlanError``."""
     devices, parallel = marks.read(item, marks.gpus), marks.read(item, marks.parallel)
     options = marks.read(item, marks.backend_options) or {}
     needs = marks.read(item, marks.backend_needs) or Demand()
@@ -106,6 +105,6 @@ def _asked(item: pytest.Item) -> tuple[Demand, dict[str, Any]]:
     return replace(
         needs,
         parallel=parallel or Parallel(data=n),
-        options=tuple(options),
+        options=options,
         implied="" if parallel else implied,
-    ), options
+    )

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from pytest_llenergy.model.record import Parallel
 
@@ -31,6 +31,9 @@ class Capabilities:
     cache. ``timestamps`` says of what the engine tells the time, ``exact`` whether a stamp is taken when the
     token is there, and not, say, when a batch of them arrives; ``clock`` is where they come from.
 
+    ``changed_by`` are fields that a load option gives another value: of each option that does, by its value,
+    those fields.
+
     ``reasons`` tell of a field why it is as it is, where a refusal should say so; ``sources`` how it is
     known: ``tested`` by this package's own tests, or an address or a file of the engine's. ``hardware`` is
     what this adapter has been run on, ``None`` where that is nothing yet.
@@ -55,6 +58,7 @@ class Capabilities:
     timestamps: Literal["none", "step", "token"] = "none"
     exact: bool = False
     clock: str = "none"
+    changed_by: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict, hash=False)
     reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     hardware: str | None = None
@@ -67,3 +71,12 @@ class Capabilities:
     def lacks(self, parallel: Parallel) -> list[str]:
         """The kinds of parallelism that are asked for and not declared."""
         return [kind for kind in DEGREES if getattr(parallel, kind) > 1 and not getattr(self, kind)]
+
+    def loaded_with(self, options: Mapping[str, Any]) -> Capabilities:
+        """The row of the engine with these load options."""
+        changed: dict[str, Any] = {}
+        for name, value in options.items():
+            # A test may have given anything, also what is no key.
+            if isinstance(value, str):
+                changed |= self.changed_by.get(name, {}).get(value, {})
+        return replace(self, **changed) if changed else self

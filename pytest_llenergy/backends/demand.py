@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.capabilities import Capabilities
@@ -14,14 +15,14 @@ from pytest_llenergy.model.record import Parallel
 
 @dataclass(frozen=True)
 class Demand:
-    """Degrees, names of load options, and what the row must have; ``None`` is no matter.
+    """Degrees, load options, and what the row must have with them; ``None`` is no matter.
 
     ``implied`` says why a degree is asked for that the test does not name. Stamps of each token are stamps of
     each step too.
     """
 
     parallel: Parallel = field(default_factory=Parallel)
-    options: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     task: str | None = None
     cache: str | None = None
     batching: str | None = None
@@ -30,6 +31,7 @@ class Demand:
 
     def unmet(self, row: Capabilities) -> Iterator[str]:
         """What a row does not have, each in words with the row's reason."""
+        row = row.loaded_with(self.options)
         kinds = row.lacks(self.parallel)
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]

@@ -7,6 +7,9 @@ import re
 
 import pytest
 
+from pytest_llenergy.backends.demand import Demand, refuse
+from pytest_llenergy.backends.registry import BUILTIN
+
 #: Two engines that nothing is ever loaded with: what is refused is refused before.
 TWO = """
 from pytest_llenergy.backends.base import BackendSpec
@@ -78,6 +81,27 @@ def test_an_engine_that_lacks_it_is_skipped_with_the_reason_and_those_that_could
 
 def test_stamps_of_each_token_are_stamps_of_each_step(two: pytest.Pytester) -> None:
     run(two, TEST.format(marks="@pytest.mark.backend_needs(timestamps='step')")).assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"), [({"batching": "continuous"}, False), ({"batching": "static"}, True), ({}, True)]
+)
+def test_what_a_row_has_with_the_load_options_counts(options: dict[str, str], refused: bool) -> None:
+    """With continuous batching transformers stamps each token, without it each step."""
+    (transformers,) = [spec for spec in BUILTIN if spec.name == "transformers"]
+    demand = Demand(options=options, timestamps="token")
+    assert (refuse(transformers, demand, {}) is not None) == refused
+
+
+def test_the_load_options_of_the_marks_count(two: pytest.Pytester) -> None:
+    conftest = two.path / "conftest.py"
+    changed = (
+        'changed_by={"dtype": {"long": {"timestamps": "token"}}}, options=("dtype",), timestamps="step", '
+    )
+    conftest.write_text(conftest.read_text().replace('timestamps="step", ', changed))
+    marks = "@pytest.mark.backend_options(dtype='{}')\n@pytest.mark.backend_needs(timestamps='token')"
+    run(two, TEST.format(marks=marks.format("long"))).assert_outcomes(passed=2)
+    run(two, TEST.format(marks=marks.format("short"))).assert_outcomes(passed=1, skipped=1)
 
 
 def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:

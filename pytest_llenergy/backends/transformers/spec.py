@@ -33,6 +33,7 @@ SPEC = BackendSpec(
         exact=True,
         clock="a streamer, per step, once the device has finished it; with continuous batching the engine's "
         "own, per token",
+        changed_by={"batching": {"continuous": {"timestamps": "token"}}},
         reasons={
             "pipeline": "its pp_size is not used here; layers on several GPUs are parallel(placement=n)",
             "placement": "device_map: whole layers on several GPUs, which work in turn",
