@@ -14,6 +14,7 @@ from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import BACKEND_PARAMETER, LEASE, gpus
 from pytest_llenergy.leasing import lease_first, leased
 from pytest_llenergy.recorder import draft_of
+from pytest_llenergy.workers.plan import wrong_product
 
 IDLE_GATE = (
     "@pytest.mark.energy_gate judges what energy(...) measures, and the test does not use the fixture energy"
@@ -28,6 +29,9 @@ VALUE = (
 )
 
 LATE = f"was added while the test was set up, after its devices were leased; {ELSEWHERE}"
+
+#: Fixtures whose ranks the degrees are for.
+RUNS_RANKS = frozenset((BACKEND_PARAMETER, "workers"))
 
 IDLE_OF_BACKEND = "is for the engine of the fixture backend, and the test does not use it"
 
@@ -44,6 +48,34 @@ def check_marks(metafunc: pytest.Metafunc) -> None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
     if (idle := _idle(node, metafunc.fixturenames)) is not None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {idle}")
+
+
+def check_degrees(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out each test whose degrees do not multiply to the devices of its mark: a collection error.
+
+    Only when all are collected: hooks may have added the mark ``gpus`` to tests until then.
+    """
+    # Once for all parameters of a test.
+    told: dict[tuple[str, str], None] = {}
+    for item in tuple(items):
+        if (wrong := _wrong_degrees(item)) is not None:
+            told[item.nodeid.partition("[")[0], wrong] = None
+            # As what cannot be collected: xdist runs what there is, errors or not.
+            items.remove(item)
+    for place, wrong in told:
+        report = pytest.CollectReport(place, "failed", f"{place}: @pytest.mark.{wrong}", [])
+        config.hook.pytest_collectreport(report=report)
+
+
+def _wrong_degrees(item: pytest.Item) -> str | None:
+    if not RUNS_RANKS.intersection(getattr(item, "fixturenames", ())):
+        return None
+    try:
+        degrees, asked = marks.read(item, marks.parallel), marks.read(item, marks.gpus)
+    except LLEnergyError:
+        # A bad mark that a hook has added is told when its test is set up.
+        return None
+    return wrong_product(degrees, asked.n if asked is not None else 1) if degrees is not None else None
 
 
 def refuse_value(item: pytest.Function) -> None:

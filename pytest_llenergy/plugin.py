@@ -132,6 +132,14 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
     return made
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if any(marks.has(item, marks.parallel) for item in items):
+        from pytest_llenergy.collection import check_degrees
+
+        check_degrees(config, items)
+
+
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     if not any(BACKEND_PARAMETER in getattr(item, "fixturenames", ()) for item in items):
         return None

@@ -275,9 +275,10 @@ class TestV6MoreRanksThanDevices:
     def test_degrees_that_do_not_multiply_to_the_lease_are_refused(self, run: Run) -> None:
         mark = "@pytest.mark.gpus(3)\n@pytest.mark.parallel(data=2)"
         result = run(ONE.replace("@pytest.mark.gpus(1)", mark))
-        result.assert_outcomes(failed=1)
+        result.assert_outcomes(errors=1)
         assert (
-            "PlanError: parallel(data=2) needs 2 devices and the lease has 3; make gpus(n) their product"
+            "::test_it: @pytest.mark.parallel(data=2) needs 2 devices and the lease has 3; make gpus(n) "
+            "their product: @pytest.mark.gpus(2)"
         ) in result.stdout.str()
 
 

@@ -149,3 +149,52 @@ def test_gpus_without_gpus_skip_with_the_reason(pytester: pytest.Pytester, read_
     reason = read_report()["records"][0]["reason"]
     assert reason.startswith("gpus(2): this host has no NVIDIA GPU (NVML: ")
     result.stdout.fnmatch_lines([f"*{reason}"])
+
+
+@pytest.mark.parametrize("xdist", [[], ["-n1"]])
+@pytest.mark.parametrize(
+    ("marks", "told"),
+    [
+        ("parallel(tensor=2)", "parallel(tensor=2) needs 2 devices and the lease has 1; make gpus(n) their "),
+        (
+            "gpus(2)\n@pytest.mark.parallel(tensor=4)",
+            "parallel(tensor=4) needs 4 devices and the lease has 2",
+        ),
+    ],
+)
+def test_degrees_that_are_not_the_devices_are_one_line_at_collection(
+    quick: pytest.Pytester, marks: str, told: str, xdist: list[str]
+) -> None:
+    quick.makepyfile(
+        f"import pytest\n@pytest.mark.parametrize('i', [0, 1])\n@pytest.mark.{marks}\n"
+        "def test_it(workers, i): pass\ndef test_good(): pass\n"
+    )
+    result = quick.runpytest(*xdist)
+    # xdist runs what there is, as after any other error of collection.
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if xdist else pytest.ExitCode.INTERRUPTED)
+    result.assert_outcomes(errors=1, passed=1 if xdist else 0)
+    result.stdout.fnmatch_lines([f"*::test_it: @pytest.mark.{told}*"])
+
+
+def test_degrees_are_held_against_the_marks_that_parameters_and_hooks_add(quick: pytest.Pytester) -> None:
+    conftest = quick.path / "conftest.py"
+    hook = (
+        "\nimport pytest\ndef pytest_collection_modifyitems(items):\n    for item in items:\n"
+        "        if 'hooked' in item.name:\n"
+        "            item.add_marker(pytest.mark.gpus(2, fallback='cpu'))\n"
+    )
+    conftest.write_text(conftest.read_text() + hook)
+    quick.makepyfile(
+        """
+        import pytest
+        TWO = pytest.mark.gpus(2, fallback="cpu")
+        @pytest.mark.parallel(data=2)
+        @pytest.mark.parametrize("i", [pytest.param(0, marks=TWO)])
+        def test_parameter(workers, i): pass
+        @pytest.mark.parallel(data=2)
+        def test_hooked(workers): pass
+        @pytest.mark.parallel(data=2)
+        def test_no_ranks(): pass
+        """
+    )
+    quick.runpytest().assert_outcomes(passed=3)

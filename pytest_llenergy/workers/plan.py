@@ -109,6 +109,19 @@ class ProcessPlan:
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
 
+def wrong_product(degrees: Parallel, devices: int) -> str | None:
+    """What is wrong where degrees do not multiply to the number of devices; else ``None``."""
+    product = degrees.data * degrees.tensor * degrees.pipeline * degrees.placement
+    if product == devices:
+        return None
+    above = [f"{kind}={getattr(degrees, kind)}" for kind in DEGREES if getattr(degrees, kind) > 1]
+    given = ", ".join(above or ["data=1"])
+    return (
+        f"parallel({given}) needs {product} devices and the lease has {devices}; make gpus(n) their product: "
+        f"@pytest.mark.gpus({product})"
+    )
+
+
 def plan_processes(
     capabilities: Capabilities,
     parallel: Parallel | None,
@@ -125,13 +138,8 @@ def plan_processes(
     """
     n = len(lease.devices)
     degrees = parallel or Parallel(data=n)
-    product = degrees.data * degrees.tensor * degrees.pipeline * degrees.placement
-    if product != n:
-        above = [f"{kind}={getattr(degrees, kind)}" for kind in DEGREES if getattr(degrees, kind) > 1]
-        given = ", ".join(above or ["data=1"])
-        raise PlanError(
-            f"parallel({given}) needs {product} devices and the lease has {n}; make gpus(n) their product"
-        )
+    if (wrong := wrong_product(degrees, n)) is not None:
+        raise PlanError(wrong)
     lacking = capabilities.lacks(degrees)
     if lacking:
         said = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
