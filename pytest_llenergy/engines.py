@@ -27,8 +27,8 @@ CHOSEN_FOR = pytest.StashKey[Demand]()
 def parametrize_backend(metafunc: pytest.Metafunc) -> None:
     """Give the test one parameter a selected backend; those that cannot run it are skipped, saying why.
 
-    Raises ``CollectError`` when no selected backend offers what the test asks for: degrees, load options, or
-    what ``backend_needs`` names.
+    Raises ``CollectError`` when no backend that is known offers what the test asks for: degrees, load
+    options, or what ``backend_needs`` names.
     """
     node = metafunc.definition
     state = state_of(metafunc.config)
@@ -51,7 +51,7 @@ def parametrize_backend(metafunc: pytest.Metafunc) -> None:
 def check_engine(item: pytest.Item) -> None:
     """Hold the engine that a test was given against all its marks, as ``parametrize_backend`` does.
 
-    Skips the test where others could run it. Raises ``PlanError`` where no selected one can.
+    Skips the test where others could run it. Raises ``PlanError`` where none that is known can.
     """
     name = _backend_of(item)
     if name is None:

@@ -67,22 +67,23 @@ class Demand:
 
 def refuse(spec: BackendSpec, demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
     """Why a backend cannot run what is asked for, and which of those that are known could; else ``None``."""
-    return refuse_all([spec], demand, known)
+    unmet = list(demand.unmet(spec.capabilities))
+    if not unmet:
+        return None
+    able = ", ".join(_able(demand, known)) or "none here"
+    return f"{spec.name} does not offer {' and '.join(unmet)}; backends that do: {able}"
 
 
 def refuse_all(specs: Sequence[BackendSpec], demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
-    """Why none of several backends can run it, and once which of those that are known could.
+    """Why no backend that is known can run it, by the rows of these; ``None`` where one can."""
+    if _able(demand, known):
+        return None
+    whys = (f"{spec.name} does not offer {' and '.join(demand.unmet(spec.capabilities))}" for spec in specs)
+    return f"{'; '.join(whys)}; backends that do: none here"
 
-    ``None`` where one of them can.
-    """
-    whys = []
-    for spec in specs:
-        unmet = list(demand.unmet(spec.capabilities))
-        if not unmet:
-            return None
-        whys.append(f"{spec.name} does not offer {' and '.join(unmet)}")
-    able = [name for name, each in known.items() if not any(demand.unmet(each.capabilities))]
-    return f"{'; '.join(whys)}; backends that do: {', '.join(able) or 'none here'}"
+
+def _able(demand: Demand, known: Mapping[str, BackendSpec]) -> list[str]:
+    return [name for name, each in known.items() if not any(demand.unmet(each.capabilities))]
 
 
 def _aside(*texts: str) -> str:

@@ -109,24 +109,24 @@ def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["given one {'dtype': 'float32'}"])
 
 
-@pytest.mark.parametrize(
-    ("marks", "told"),
-    [
-        (
-            "backend_options(dtyp='float32')",
-            "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
-            "offer the load option dtyp (it takes: none; it takes the file as it is); backends that do: none",
-        ),
-        ("gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)", "one does not offer pipeline"),
-    ],
-)
-def test_what_no_selected_engine_has_is_a_collection_error(
-    two: pytest.Pytester, marks: str, told: str
-) -> None:
-    result = run(two, TEST.format(marks=f"@pytest.mark.{marks}"))
+def test_what_no_engine_has_is_a_collection_error(two: pytest.Pytester) -> None:
+    result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtyp='float32')"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
+    told = (
+        "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
+        "offer the load option dtyp (it takes: none; it takes the file as it is); backends that do: none here"
+    )
     assert told in said(result)
     assert said(result).count("backends that do: ") == 1
+
+
+def test_what_only_others_have_is_skipped(two: pytest.Pytester) -> None:
+    """They may not be installed here, or not be selected; the other tests are to run all the same."""
+    marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)"
+    result = run(two, TEST.format(marks=marks))
+    result.assert_outcomes(skipped=2)
+    assert "one does not offer pipeline parallelism" in said(result)
+    assert "; backends that do: vllm, sglang" in said(result)
 
 
 def test_several_devices_without_degrees_are_data_parallel(two: pytest.Pytester) -> None:

@@ -113,5 +113,7 @@ def test_the_table_of_a_report_shows_any_parameter(value: str, capsys: pytest.Ca
     out = capsys.readouterr().out
     assert len(out.splitlines()) < 25
     shown = value.encode("unicode_escape").decode()[:10]
-    assert f"prompt={shown}" in "".join(out.split())
+    # What is long is shown as pytest names it.
+    name = "" if len(value) > 40 else "prompt="
+    assert f"{name}{shown}" in "".join(out.split())
     assert all(each.isprintable() or each == "\n" for each in out)
