@@ -8,9 +8,8 @@ never hidden by a default of the command line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,8 +19,7 @@ from pytest_llenergy.options.places import SAVED
 DEFAULT_REPORT, DEFAULT_PAGE = "energy.json", "energy.html"
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option: ``--energy-NAME`` and ini ``energy_NAME``. ``parse`` raises ``ValueError`` to refuse.
 
     One that is ``repeatable`` is a tuple of what ``parse`` makes of each; in an ini file one stands on a

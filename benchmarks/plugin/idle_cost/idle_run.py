@@ -24,7 +24,7 @@ from typing import Any
 PLUGINS = {
     "llenergy": "pytest-llenergy",
     "benchmark": "pytest-benchmark",
-    "energy-reporter": "pytest-energy-reporter",
+    "pytest_energy_reporter": "pytest-energy-reporter",
 }
 NONE = "none"
 
@@ -106,9 +106,9 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     return median(ratios), medians[RESAMPLES * 25 // 1000], medians[-RESAMPLES * 25 // 1000]
 
 
-def measure(rounds: int, installed: Sequence[str]) -> dict[str, Any]:
+def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> dict[str, Any]:
     """Each plugin and none, in a new order in each round; only runs of one round are compared."""
-    order = [NONE, *installed]
+    order = [NONE, *compared]
     spent: dict[str, dict[str, list[Spent]]] = {work: {name: [] for name in order} for work in WORKLOADS}
     with suite() as folder:
         # The first run of each compiles what is to be imported.
@@ -122,8 +122,8 @@ def measure(rounds: int, installed: Sequence[str]) -> dict[str, Any]:
     return {
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
         "rounds": rounds,
-        "versions": {name: version(PLUGINS[name]) for name in installed} | {"pytest": version("pytest")},
-        "modules": {name: sorted(modules[name] - modules[NONE]) for name in installed},
+        "versions": {name: version(PLUGINS[name]) for name in compared} | {"pytest": version("pytest")},
+        "modules": {name: sorted(modules[name] - modules[NONE]) for name in compared},
         "runs": {
             work: {
                 name: [{"wall_s": one.wall_s, "cpu_s": one.cpu_s} for one in each]
@@ -169,14 +169,17 @@ def main(argv: Sequence[str]) -> None:
     """Measure, print the tables, write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=25, metavar="N", help="runs of each kind (25)")
+    parser.add_argument("--only", choices=PLUGINS, help="this plugin and none")
     parser.add_argument("--json", type=Path, default=Path("idle_cost.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
     given = parser.parse_args(argv)
     found = {point.name for point in entry_points(group="pytest11")}
     installed = [name for name in PLUGINS if name in found]
+    # Others are blocked all the same.
+    compared = [name for name in installed if given.only in (None, name)]
     for name in PLUGINS.keys() - found:
         print(f"not installed, so left out: {PLUGINS[name]}", file=sys.stderr)
-    content = measure(given.rounds, installed)
+    content = measure(given.rounds, installed, compared)
     given.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(content)
     print(f"\n{tables}")
