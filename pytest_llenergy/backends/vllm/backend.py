@@ -53,6 +53,9 @@ class VllmBackend:
         if options.get("dtype", "auto") not in DTYPES:
             raise BackendError(f"vllm: dtype {options['dtype']!r} is none that it takes: {', '.join(DTYPES)}")
         os.environ.update(ENVIRONMENT)
+        if context.scratch is not None:
+            # The sockets by which its processes talk, which it would leave behind when it is killed.
+            os.environ["VLLM_RPC_BASE_PATH"] = context.scratch
         for name in OF_OUR_WORLD:
             os.environ.pop(name, None)
         binding = _binding(context)
