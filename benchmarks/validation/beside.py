@@ -111,6 +111,7 @@ def _tools(notebook: Notebook, uuid: str) -> list[Tool]:
         except ImportError as error:
             notebook.find(f"{name}: its package is not here ({error})")
         except Exception as error:
+            # A peer that cannot be had here is a finding about it, and the others are compared all the same.
             notebook.find(f"{name}: {type(error).__name__}: {error}")
     return [*made, OurWindow(uuid)]
 
@@ -123,6 +124,7 @@ def _windows(notebook: Notebook, work: Steps, each_s: float, tools: list[Tool]) 
     random = Random(1)
     lengths_s = DRY_WINDOWS_S if notebook.dry else WINDOWS_S
     found: Readings = {seconds: {tool.name: [] for tool in tools} for seconds in lengths_s}
+    # Tools that read in the background have their first readings then.
     time.sleep(1.0)
     for _ in range(DRY_REPEATS if notebook.dry else REPEATS):
         if notebook.left_s < 3.0 + sum(lengths_s) + len(lengths_s) * (REST_S + RANDOM_REST_S):
@@ -130,6 +132,7 @@ def _windows(notebook: Notebook, work: Steps, each_s: float, tools: list[Tool]) 
             break
         for seconds in random.sample(lengths_s, len(lengths_s)):
             count = max(1, round(seconds / each_s))
+            # So that windows begin anywhere between two ticks of the sensor.
             time.sleep(random.random() * RANDOM_REST_S)
             for tool in tools:
                 tool.begin()

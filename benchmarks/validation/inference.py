@@ -70,6 +70,7 @@ def _metering(notebook: Notebook, device: str, uuid: str, pairs: int) -> None:
     try:
         found = metering.ratio(notebook, device, uuid, pairs)
     except Exception as error:
+        # A check that failed; what was measured before it stays.
         notebook.check("throughput while metered", False, f"{type(error).__name__}: {error}")
         return
     notebook.data["metered_over_not"] = {"ratio": found.value, "u": found.u, "pairs": found.pairs}

@@ -36,6 +36,7 @@ def ratio(notebook: Notebook, device: str, uuid: str, pairs: int) -> Ratio:
         try:
             told = json.loads(decoder.stdout.readline())
             notebook.find(f"metered work: {told['what']}")
+            # The first steps of a process are slower than the rest.
             time.sleep(1.0)
             spans = [
                 _span(uuid, metered=metered)

@@ -137,6 +137,7 @@ def run(name: str, body: Body, out: Path, budget_s: float, dry: bool) -> Part:
         except OutOfTimeError:
             status, reason = "stopped", f"its {budget_s:.0f} s were over"
         except Exception as error:
+            # Recorded with its traceback, so that the other parts run.
             notebook.file("traceback.txt").write_text(traceback.format_exc())
             status, reason = "failed", f"{type(error).__name__}: {error}"
     broken = [check.name for check in notebook.checks if check.ok is False]

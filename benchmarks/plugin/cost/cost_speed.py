@@ -84,6 +84,7 @@ def switch(uuids: list[str], cycles: int) -> list[Span]:
         with ExitStack() as stack:
             if on and uuids:
                 measuring = stack.enter_context(measure(uuids, ("nvml",)))
+                # The loop goes on beside.
                 time.sleep(LEARNING_S)
                 stack.enter_context(measuring.window("span"))
             start_ns = time.monotonic_ns()

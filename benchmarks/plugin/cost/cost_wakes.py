@@ -84,6 +84,7 @@ class Turns:
             self.found.append((start_ns, time.monotonic_ns()))
             return after
 
+        # A reader is made inside of measure(), where nobody can be asked when it wakes up.
         Reader.turn = noted  # type: ignore[assignment, method-assign]
         return self
 
@@ -93,6 +94,7 @@ class Turns:
 
 def metered(uuids: list[str], seconds: float) -> Interval:
     """Meter for so long, in one window."""
+    # The loop beside is calibrated first; all of these sleeps are times in which it works.
     time.sleep(WARM_UP_S)
     with measure(uuids, ("nvml",)) as measuring:
         time.sleep(LEARNING_S)

@@ -128,6 +128,9 @@ def server(model: str) -> Callable[[], int]:
             with urllib.request.urlopen(f"{address}/health", timeout=5):
                 break
         except OSError:
+            if process.poll() is not None:
+                raise SystemExit(f"the server ended with {process.returncode} before it was ready") from None
+            # It does not tell when it is ready.
             time.sleep(0.1)
     asked = {
         **{"model": "default", "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": True},

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running suites of pytest-benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .suites import SHORT
+
+
+@pytest.fixture
+def no_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-benchmark switches itself off in a worker, and so in the runs that these tests make in one."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
+@pytest.fixture
+def bench(quick: pytest.Pytester, no_xdist: None) -> Callable[..., pytest.RunResult]:
+    """Run a suite with a report."""
+
+    def run(suite: str, *args: str) -> pytest.RunResult:
+        quick.makepyfile(suite)
+        return quick.runpytest("--energy-report", *SHORT, *args)
+
+    return run

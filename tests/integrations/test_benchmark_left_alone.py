@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks that are not measured: not run, skipped, failed, not asked for, or of another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .suites import BOTH, WATTS, Read, by_name, energy
+
+
+class TestNotMeasured:
+    @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
+    def test_benchmarks_that_do_not_run(
+        self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester, option: str
+    ) -> None:
+        result = bench(BOTH, option)
+        assert result.parseoutcomes() in ({"passed": 2}, {"skipped": 2})
+        result.stdout.fnmatch_lines(["energy report: no test was measured, *"])
+        assert not (pytester.path / "energy.json").exists()
+
+    def test_only_benchmarks(self, bench: Callable[..., pytest.RunResult], read_report: Read) -> None:
+        suite = BOTH + "    def test_other():\n        pass\n"
+        bench(suite, "--benchmark-only").assert_outcomes(passed=2, skipped=1)
+        assert set(by_name(read_report())) == {"test_call", "test_pedantic"}
+
+    def test_under_xdist_pytest_benchmark_is_off(
+        self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+    ) -> None:
+        result = bench(BOTH, "-n1")
+        result.assert_outcomes(passed=2)
+        assert not (pytester.path / "energy.json").exists()
+
+    def test_without_pytest_benchmark_nothing_changes(
+        self, quick: pytest.Pytester, read_report: Read
+    ) -> None:
+        quick.makepyfile(
+            "import pytest, time\n@pytest.fixture\ndef benchmark():\n    return 7\n"
+            "def test_own(benchmark):\n    assert benchmark == 7\n"
+            "def test_it(energy):\n    energy(time.sleep, 0.05)\n"
+        )
+        quick.runpytest("--energy-report", "-p", "no:benchmark").assert_outcomes(passed=2)
+        assert set(by_name(read_report())) == {"test_it"}
+
+    def test_a_test_that_measures_by_itself_is_measured_by_itself(
+        self, bench: Callable[..., pytest.RunResult], read_report: Read
+    ) -> None:
+        bench(
+            """
+            import time
+            def test_it(energy, benchmark):
+                benchmark(time.sleep, 0.001)
+                energy(time.sleep, 0.05)
+                assert "energy_j" not in benchmark.extra_info
+            """
+        ).assert_outcomes(passed=1)
+        (record,) = read_report()["records"]
+        assert energy(record)["value"] == pytest.approx(WATTS * 0.05, rel=0.1)
+
+    def test_one_that_is_not_called_is_told_and_passes(
+        self, bench: Callable[..., pytest.RunResult], read_report: Read
+    ) -> None:
+        # pytest-benchmark warns of it.
+        bench("def test_it(benchmark):\n    pass\n", "-Wdefault").assert_outcomes(passed=1, warnings=1)
+        (record,) = read_report()["records"]
+        assert (record["status"], record["rounds"]) == ("invalid", [])
+        assert record["reason"] == "the test asks for the fixture benchmark and has not called it"
+
+    def test_one_that_fails_is_told_and_the_next_is_measured(
+        self, bench: Callable[..., pytest.RunResult], read_report: Read
+    ) -> None:
+        result = bench(
+            """
+            import time
+            calls = []
+            def breaks():
+                calls.append(1)
+                time.sleep(0.001)
+                if len(calls) == 20:
+                    raise ValueError("the twentieth")
+            def test_breaks(benchmark):
+                benchmark(breaks)
+            def test_twice(benchmark):
+                benchmark(time.sleep, 0.002)
+                benchmark(time.sleep, 0.002)
+            def test_works(benchmark):
+                benchmark(time.sleep, 0.002)
+            """
+        )
+        result.assert_outcomes(passed=1, failed=2)
+        records = by_name(read_report())
+        assert {name: record["status"] for name, record in records.items()} == {
+            "test_breaks": "failed",
+            "test_twice": "failed",
+            "test_works": "measured",
+        }
+        assert records["test_breaks"]["reason"] == "ValueError: the twentieth"
+        assert "FixtureAlreadyUsed" in records["test_twice"]["reason"]
+        assert "measure_beside" not in result.stdout.str(), "the traceback is that of the test"
+
+    def test_a_skip_inside_is_a_skip(self, bench: Callable[..., pytest.RunResult], read_report: Read) -> None:
+        bench(
+            "import pytest\ndef test_it(benchmark):\n    benchmark(lambda: pytest.skip('not here'))\n"
+        ).assert_outcomes(skipped=1)
+        (record,) = read_report()["records"]
+        assert (record["status"], record["reason"]) == ("skipped", "not here")
+
+    def test_what_is_required_is_required(self, bench: Callable[..., pytest.RunResult]) -> None:
+        result = bench(BOTH, "--energy-meter=estimate", "--energy-require=measured", "-Wdefault")
+        result.assert_outcomes(failed=2)
+        result.stdout.fnmatch_lines(["*MeterError: no meter that measures (--energy-require=measured)*"])
+
+    def test_a_fixture_of_codspeed_is_told(self, pytester: pytest.Pytester, read_report: Read) -> None:
+        pytest.importorskip("pytest_codspeed")
+        pytester.makepyfile(BOTH)
+        result = pytester.runpytest_subprocess("--energy-report", "--codspeed", "-p", "no:cacheprovider")
+        result.assert_outcomes(passed=2)
+        for record in read_report()["records"]:
+            assert record["status"] == "invalid"
+            assert "pytest-codspeed" in record["reason"]
+
+    def test_without_a_report_it_is_not_even_imported(self, quick: pytest.Pytester) -> None:
+        quick.makepyfile(
+            "import sys\ndef test_it(benchmark):\n    benchmark.pedantic(int)\n"
+            "    assert not [name for name in sys.modules if 'integrations.benchmark' in name]\n"
+            "    assert type(benchmark).__module__ == 'pytest_benchmark.fixture'\n"
+        )
+        quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
