@@ -15,7 +15,7 @@ from pytest_llenergy.devices.claims import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 
 from . import stand_in
-from .part import Notebook, SkippedError, need_board, need_cuda, scratch
+from .part import Notebook, need_board, need_cuda, scratch
 
 #: Seconds to wait for a board that somebody else has leased.
 LEASE_WAIT_S = 5.0
@@ -54,7 +54,7 @@ class Steps(Protocol):
 def board(notebook: Notebook) -> Iterator[str]:
     """The board to use, leased. In a dry run that of the stand-in, whose power is known exactly.
 
-    Raises ``SkippedError`` where there is no GPU or no CUDA.
+    Raises ``SkippedError`` where there is no GPU or no CUDA, ``DeviceError`` where it cannot be leased.
     """
     with ExitStack() as stack:
         if notebook.dry:
@@ -62,10 +62,8 @@ def board(notebook: Notebook) -> Iterator[str]:
             return
         need_cuda()
         uuid = need_board()
-        try:
-            held = acquire(Request((Claim(uuid),)), LEASE_WAIT_S, f"validation: {notebook.name}")
-        except Exception as error:
-            raise SkippedError(f"the board cannot be leased: {error}") from error
+        # A board that cannot be leased is a failure, and named as such: leases are among what is validated.
+        held = acquire(Request((Claim(uuid),)), LEASE_WAIT_S, f"validation: {notebook.name}")
         stack.callback(held.release)
         yield uuid
 
