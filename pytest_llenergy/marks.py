@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +118,10 @@ NAMES = frozenset(mark.__name__ for mark in MARKS)
 def marker_lines() -> Iterator[str]:
     """Lines for the ini key ``markers``: name, parameters and what it does."""
     for mark in MARKS:
-        signature = re.sub(r" -> .*", "", str(inspect.signature(mark)))
-        plain = re.sub(r": [^,)=]+( =|(?=[,)]))", r"\1", signature).replace(" = ", "=").replace(" =", "=")
-        yield f"{mark.__name__}{plain}: {mark.__doc__}"
+        signature = inspect.signature(mark)
+        bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        taken = signature.replace(parameters=bare, return_annotation=signature.empty)
+        yield f"{mark.__name__}{taken}: {mark.__doc__}"
 
 
 def has(item: pytest.Item, mark: Callable[..., Any]) -> bool:

@@ -91,11 +91,17 @@ def suite() -> Iterator[Path]:
         yield folder
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """That of the runs: what is imported is compiled once, as for most users, whatever holds here."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(folder.parent / "compiled")}
+
+
 def imported(plugin: str, installed: Sequence[str], folder: Path) -> set[str]:
     """Every module that one run of the suite has imported."""
     note = folder.parent / "modules.json"
-    environment = {**os.environ, "IDLE_SPY": str(note), "PYTHONPATH": str(Path(__file__).parent)}
-    spend([*command(plugin, installed, []), "-p", "idle_spy"], folder, environment)
+    spied = {**environment(folder), "IDLE_SPY": str(note), "PYTHONPATH": str(Path(__file__).parent)}
+    spend([*command(plugin, installed, []), "-p", "idle_spy"], folder, spied)
     return set(json.loads(note.read_text()))
 
 
@@ -117,7 +123,7 @@ def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> d
             for work, arguments in WORKLOADS.items():
                 for name in random.Random(index).sample(order, len(order)):
                     run = command(name, installed, arguments)
-                    spent[work][name].append(spend(run, folder, os.environ))
+                    spent[work][name].append(spend(run, folder, environment(folder)))
             print(f"  round {index + 1} of {rounds}", flush=True)
     return {
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
