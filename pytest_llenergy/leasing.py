@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -55,7 +55,8 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
         draft.lease_wait_s = time.monotonic() - began_s
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.intact
-        _await_others(lease, state, draft)
+        with state.progress.of(item.nodeid) as tell:
+            _await_others(lease, state, draft, tell)
         yield lease
     finally:
         state.keeper.leave()
@@ -78,10 +79,11 @@ def _is_for_one_test(item: pytest.Function, name: str) -> bool:
     return not fixtures or fixtures[-1].scope == "function"
 
 
-def _await_others(lease: Lease, state: State, draft: Draft) -> None:
+def _await_others(lease: Lease, state: State, draft: Draft, tell: Callable[[str], None]) -> None:
     """Those who are on the boards without having asked for them."""
     settings = state.settings
-    seen = wait_until_free(lease.uuids, settings.busy_timeout, state.servers if lease.uuids else ())
+    own = state.servers if lease.uuids else ()
+    seen = wait_until_free(lease.uuids, settings.busy_timeout, own, tell=tell)
     draft.lease_wait_s = (draft.lease_wait_s or 0.0) + seen.waited_s
     draft.flags += seen.flags
     if seen.state == "busy":

@@ -15,6 +15,7 @@ from pytest_llenergy.devices.condition import sees_all_pids
 from .nvml_sim import Board, Process, World
 from .nvml_sim.boards import GIB
 from .nvml_sim.fixtures import Give
+from .terminals import pytest_on_terminal
 from .test_gpus import CONFTEST, ENGINE
 
 Read = Callable[..., dict[str, Any]]
@@ -72,6 +73,14 @@ def test_it_is_skipped_where_that_is_wanted(
     occupy(world, 0, 1)
     run(pytester, "--energy-busy=skip", *args).assert_outcomes(skipped=1)
     assert "GPU-a: busy with 12 GiB in use by no process " in str(read_report()["records"][0]["reason"])
+
+
+def test_who_is_on_it_is_told_while_the_test_waits(pytester: pytest.Pytester, world: World) -> None:
+    occupy(world, 0, 1)
+    run(pytester)
+    seen = pytest_on_terminal("--energy-busy-timeout=0.5", columns=160)
+    assert seen.code == 1
+    assert seen.ever("::test_it[sleepy]: waiting for GPU-a: busy with 12 GiB in use by no process")
 
 
 def test_a_board_that_is_idle_is_taken_instead(

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 
 from pytest_llenergy.backends import openvino
 from pytest_llenergy.backends.base import BackendSpec
@@ -17,6 +15,7 @@ from pytest_llenergy.backends.tensorrt_llm import spec as tensorrt_llm
 from pytest_llenergy.backends.transformers import spec as transformers
 from pytest_llenergy.backends.vllm import spec as vllm
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.model.installed import Broken, installed
 
 BUILTIN = (
     *(transformers.SPEC, openvino.SPEC, onnxruntime.SPEC, llama_cpp.SPEC),
@@ -25,25 +24,11 @@ BUILTIN = (
 ENTRY_POINTS = "pytest_llenergy.backends"
 
 
-@dataclass(frozen=True)
-class Broken:
-    """An entry point that gives no backend: its name, and in a line why, and what to do."""
-
-    name: str
-    reason: str
-
-
 def found_backends() -> tuple[dict[str, BackendSpec], tuple[Broken, ...]]:
     """The built-in backends and those of entry points by name, in a fixed order; then what is broken."""
-    specs = {spec.name: spec for spec in BUILTIN}
-    broken = []
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-        found = _loaded(point)
-        if isinstance(found, Broken):
-            broken.append(found)
-        else:
-            specs[found.name] = found
-    return specs, tuple(broken)
+    others = installed(ENTRY_POINTS, BackendSpec)
+    specs = (*BUILTIN, *others.whole.values())
+    return {spec.name: spec for spec in specs}, others.broken
 
 
 def known_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
@@ -56,24 +41,6 @@ def known_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
         raise BackendError("; ".join(each.reason for each in broken))
     specs.update((spec.name, spec) for spec in extra)
     return specs
-
-
-def _loaded(point: EntryPoint) -> BackendSpec | Broken:
-    try:
-        spec = point.load()
-    except Exception as error:
-        # The module is somebody else's, and may fail with anything.
-        said = str(error).strip().partition("\n")[0]
-        wrong = f"cannot be loaded ({type(error).__name__}{': ' if said else ''}{said})"
-    else:
-        if isinstance(spec, BackendSpec):
-            return spec
-        wrong = f"gives a {type(spec).__name__}, not a BackendSpec"
-    package = "its package" if point.dist is None else point.dist.name
-    return Broken(
-        point.name,
-        f"entry point {point.name} = {point.value} of {ENTRY_POINTS} {wrong}; mend or uninstall {package}",
-    )
 
 
 def select(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[BackendSpec]:

@@ -86,8 +86,16 @@ class Occupancy:
     @property
     def message(self) -> str:
         """One line on who is in the way, and what to do."""
-        told = "; ".join(str(board) for board in self.boards if board.state == "busy")
-        return f"{told}, waited {_seconds(self.waited_s)} s; {ADVICE}"
+        return f"{self._busy}, waited {_seconds(self.waited_s)} s; {ADVICE}"
+
+    @property
+    def awaited(self) -> str:
+        """Who is in the way, for those who look on."""
+        return f"waiting for {self._busy}"
+
+    @property
+    def _busy(self) -> str:
+        return "; ".join(str(board) for board in self.boards if board.state == "busy")
 
     @property
     def flags(self) -> list[Flag]:
@@ -104,6 +112,7 @@ def wait_until_free(
     timeout_s: float,
     own: Collection[int] = (),
     *,
+    tell: Callable[[str], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Occupancy:
@@ -111,7 +120,8 @@ def wait_until_free(
 
     Of a board that MIG divides, only the instance that is leased counts. ``own`` are pids that are ours
     although this process did not start them; what they started is ours too. What cannot be told is not waited
-    for, but that a process which has ended leaves the driver's list, for up to ``ENDING_S``.
+    for, but that a process which has ended leaves the driver's list, for up to ``ENDING_S``. ``tell`` is
+    given, before each pause, who is waited for.
     Raises ``DeviceError`` when a board does not answer.
     """
     if not uuids:
@@ -129,6 +139,8 @@ def wait_until_free(
                 until_s = min(timeout_s, busy_s + ENDING_S) if seen.ending else 0.0
             if waited_s >= until_s:
                 return replace(seen, waited_s=waited_s)
+            if seen.state == "busy":
+                tell(seen.awaited)
             sleep(min(pause_s, until_s - waited_s))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     finally:

@@ -23,7 +23,7 @@ from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.devices.tickets import living
 from pytest_llenergy.devices.visibility import VARIABLE, visible
 from pytest_llenergy.doctor import pci
-from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts, broken, engines, meters
+from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts, broken, broken_meters, engines, meters
 from pytest_llenergy.doctor.steps import Trial
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Host
@@ -103,7 +103,7 @@ def check(environment: Mapping[str, str] = os.environ, sysfs: Path = pci.SYSFS) 
     findings: list[Finding] = []
     found = _present(findings, sysfs)
     gpus, amd = tuple(_gpus(found, findings)), _amd(findings, sysfs)
-    findings.extend(Finding(each.reason) for each in broken())
+    findings.extend(Finding(each.reason) for each in (*broken(), *broken_meters()))
     return Checkup(
         host=host(),
         driver=found.driver,

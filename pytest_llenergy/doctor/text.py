@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_llenergy.backends.facts import facts
-from pytest_llenergy.backends.registry import Broken
 from pytest_llenergy.devices.amd import AmdBoard
 from pytest_llenergy.devices.busy import show_process
 from pytest_llenergy.devices.request import show_memory
 from pytest_llenergy.doctor.checkup import Allotment, Checkup, Finding, GpuFacts, Leases
 from pytest_llenergy.doctor.engines import EngineFacts, EngineRow, MeterFacts
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
+from pytest_llenergy.model.installed import Broken
 
 INDENT = " " * 9
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 
+from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.protocol import MeterSpec
+from pytest_llenergy.model.installed import Broken, Installed, installed
 
 #: Modules of this room, each with a ``SPEC``, by its name.
 BUILTIN = {
@@ -28,11 +30,15 @@ class KnownMeters(Mapping[str, MeterSpec]):
 
     Each is imported when it is asked for, and not before. Of two of a name the later in that order counts,
     but no installed package takes the place of a built-in meter.
+
+    Raises ``MeterError`` where an entry point does not give a ``MeterSpec``, as soon as others than built-in
+    meters are asked for; with ``whole_only`` it is left out, and is in ``broken``.
     """
 
-    def __init__(self, extra: Sequence[MeterSpec] = ()) -> None:
+    def __init__(self, extra: Sequence[MeterSpec] = (), *, whole_only: bool = False) -> None:
         self._specs = {spec.name: spec for spec in extra}
-        self._installed: dict[str, MeterSpec] | None = None
+        self._whole_only = whole_only
+        self._installed: Installed[MeterSpec] | None = None
 
     def __getitem__(self, name: str) -> MeterSpec:
         if name not in self._specs:
@@ -49,9 +55,18 @@ class KnownMeters(Mapping[str, MeterSpec]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def _from_packages(self) -> dict[str, MeterSpec]:
-        if self._installed is None:
-            from importlib.metadata import entry_points
+    @property
+    def broken(self) -> tuple[Broken, ...]:
+        """Entry points that do not give a ``MeterSpec``."""
+        return self._found().broken
 
-            self._installed = {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}
+    def _from_packages(self) -> dict[str, MeterSpec]:
+        found = self._found()
+        if found.broken and not self._whole_only:
+            raise MeterError("; ".join(each.reason for each in found.broken))
+        return found.whole
+
+    def _found(self) -> Installed[MeterSpec]:
+        if self._installed is None:
+            self._installed = installed(ENTRY_POINTS, MeterSpec)
         return self._installed

@@ -89,6 +89,7 @@ class Turns:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # As above.
         Reader.turn = self._turn  # type: ignore[method-assign]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of others that are broken: an installed package's entry point, and a hook."""
+"""Backends and meters of others that are broken: an installed package's entry point, and a hook."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     site.mkdir()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, sys.path)]))
 
-    def make(name: str, module: str) -> None:
+    def make(name: str, module: str, group: str = "backends") -> None:
         told = site / f"{name}_engine-1.dist-info"
         told.mkdir()
         (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-engine\nVersion: 1\n")
-        (told / "entry_points.txt").write_text(f"[pytest_llenergy.backends]\n{name} = {name}_engine:SPEC\n")
+        (told / "entry_points.txt").write_text(f"[pytest_llenergy.{group}]\n{name} = {name}_engine:SPEC\n")
         (site / f"{name}_engine.py").write_text(module)
 
     return make
@@ -65,6 +65,33 @@ def test_a_broken_entry_point_is_told_in_a_line(quick: pytest.Pytester, install:
     result = quick.runpytest_subprocess("--energy-backend=transformers", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.stderr.str().strip() == f"ERROR: {OF_A}"
+
+
+def test_a_broken_meter_is_told_in_a_line_by_what_measures(quick: pytest.Pytester, install: Install) -> None:
+    install("a", "import no_such_module\n", "meters")
+    quick.makepyfile("def test_measured(energy): energy(sum, [1])\ndef test_plain(): pass\n")
+    result = quick.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=auto", "--energy-report")
+    result.assert_outcomes(passed=2)
+    (record,) = json.loads((quick.path / "energy.json").read_text())["records"]
+    assert record["status"] == "invalid"
+    assert record["reason"] == OF_A.replace("backends", "meters")
+    required = quick.runpytest_subprocess(
+        "-p", "no:cacheprovider", "--energy-meter=auto", "--energy-require=measured"
+    )
+    required.assert_outcomes(passed=1, failed=1)
+    # A built-in one that is named needs nobody else's.
+    named = quick.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=estimate")
+    named.assert_outcomes(passed=2)
+
+
+def test_the_doctor_goes_on_without_a_broken_meter(install: Install) -> None:
+    install("a", "SPEC = 'x'\n", "meters")
+    told = doctor("--no-steps")
+    assert told.returncode == 1
+    wrong = "entry point a = a_engine:SPEC of pytest_llenergy.meters gives a str, not a MeterSpec; mend or "
+    assert f"wrong    {wrong}uninstall a-engine\n" in told.stdout
+    assert "estimate" in told.stdout
+    assert told.stderr == ""
 
 
 def test_a_test_without_the_fixture_does_not_mind(quick: pytest.Pytester, install: Install) -> None:
