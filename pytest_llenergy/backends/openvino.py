@@ -15,7 +15,7 @@ from pytest_llenergy.backends.base import BackendSpec, RankContext
 from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.decoder import from_source
 from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.model import ModelSource, as_gguf
 from pytest_llenergy.backends.positions import positions
 from pytest_llenergy.backends.tasks import Result
 from pytest_llenergy.errors import BackendError, ModelError
@@ -36,7 +36,7 @@ def refuses(model: ModelSource) -> str | None:
     is_ir = model.kind == "directory" and (Path(model.location) / "openvino_model.xml").exists()
     if model.kind == "gguf" or is_ir:
         return None
-    return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}"
+    return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}{as_gguf(model)}"
 
 
 SPEC = BackendSpec(

