@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code, or 2 with one line on standard error."""
     from pytest_llenergy.compare.outcome import USAGE
 
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         return int(args.run(args))
     except LLEnergyError as error:
@@ -27,12 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
-    parser.add_argument(
-        "--version", action="version", version=f"pytest-llenergy {pytest_llenergy.__version__}"
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    made = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
+    made.add_argument("--version", action="version", version=f"pytest-llenergy {pytest_llenergy.__version__}")
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)
-    return parser
+    return made

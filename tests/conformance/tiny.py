@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from ..docs.pages import ROOT, block
 
-EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
-
-
-def blocks(language: str) -> list[str]:
-    """The code of the section about backends."""
-    section = EXTENDING.read_text().split("## A backend of your own")[1].split("\n## ")[0]
-    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
-
+EXTENDING = ROOT / "docs" / "extending.md"
 
 #: The module, the hook and the class of tests, as they stand there.
-ENGINE, HOOK, SUITE = blocks("python")
+ENGINE, HOOK, SUITE = (
+    block(EXTENDING, name).code for name in ("tiny_engine.py", "conftest.py", "test_tiny.py")
+)
 
 #: One that is derived from it in ``derived.py``: ``code`` has the class ``Derived``. Data parallelism, which
 #: needs two ranks more, is for those that are about it.

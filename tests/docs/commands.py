@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a command: whether it would be taken, by the program's own parser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from pytest_llenergy.cli import main, parser
+from pytest_llenergy.compare.outcome import USAGE
+from pytest_llenergy.options.settings import SETTINGS
+
+from .config import read_toml
+from .pages import ROOT
+
+#: Programs of others, of which nothing is looked at.
+OTHERS = {"docker", "git", "mkdir", "pre-commit", "pytest-benchmark", "sudo", "tee", "echo", "bencher"}
+
+#: Commands of ``llenergy`` that read and write files and do no more.
+FILES_ONLY = {"compare", "export", "history", "import", "merge", "report"}
+
+#: Options of pip that take a word.
+OF_PIP = {"-c": "constraints", "-e": "requirement", "-r": "requirements"}
+
+
+def try_command(words: Sequence[str], pytester: pytest.Pytester) -> None:
+    """Look at a command, or run it where it only reads and writes files. Raises ``AssertionError``."""
+    program, arguments = words[0], list(words[1:])
+    if program in ("python", "python3") and arguments[:1] == ["-m"]:
+        program, arguments = arguments[1], arguments[2:]
+    if program in OTHERS:
+        return
+    assert program in CHECKS, f"{program}: nothing is known of it; add it to OTHERS, or say why it is not run"
+    CHECKS[program](arguments, pytester)
+
+
+def _pytest(arguments: list[str], pytester: pytest.Pytester) -> None:
+    try:
+        config = pytester.parseconfigure(*arguments)
+    except pytest.UsageError as error:
+        raise AssertionError(f"pytest {' '.join(arguments)}: {error}") from None
+    report = config.stash[SETTINGS].report
+    if report is not None:
+        _as_if_written("energy.json", report, pytester)
+
+
+def _llenergy(arguments: list[str], pytester: pytest.Pytester) -> None:
+    told = f"llenergy {' '.join(arguments)}"
+    try:
+        parsed = parser().parse_args(arguments)
+    except SystemExit as error:
+        raise AssertionError(f"{told}: ends with {error.code}") from None
+    if arguments[0] == "ab":
+        command = [word for word in parsed.command if word != "--"]
+        assert command, f"{told}: names no command"
+        try_command(command, pytester)
+        for side in ("a", "b"):
+            options = getattr(parsed, side)
+            if options:
+                try_command([*command, *options.split()], pytester)
+        _as_if_written(".llenergy/ab.json", parsed.output or ".llenergy/ab.json", pytester)
+    if arguments[0] in FILES_ONLY:
+        assert main(arguments) != USAGE, told
+
+
+def _as_if_written(like: str, path: str | Path, pytester: pytest.Pytester) -> None:
+    """What follows on the page reads what this would have written."""
+    text = (pytester.path / like).read_bytes()
+    (pytester.path / path).write_bytes(text)
+
+
+def _tox(arguments: list[str], pytester: pytest.Pytester) -> None:
+    assert arguments[:1] in (["run"], ["list"]), arguments
+    known = re.findall(r"^\[testenv:(.+)\]$", (ROOT / "tox.ini").read_text(), re.MULTILINE)
+    names = {name for text in known for name in _generated(text)}
+    asked = [name for word in arguments[1:] if not word.startswith("-") for name in word.split(",")]
+    assert set(asked) <= names, f"tox has no {', '.join(sorted(set(asked) - names))}"
+
+
+def _generated(text: str) -> list[str]:
+    """``base{,-py310}`` as ``base`` and ``base-py310``."""
+    found = re.fullmatch(r"(.*)\{(.*)\}(.*)", text)
+    return [f"{found[1]}{each}{found[3]}" for each in found[2].split(",")] if found else [text]
+
+
+def _pip(arguments: list[str], pytester: pytest.Pytester) -> None:
+    project = read_toml((ROOT / "pyproject.toml").read_text())["project"]
+    words = iter(arguments[1:])
+    for word in words:
+        if word in OF_PIP:
+            value = next(words)
+            if OF_PIP[word] != "requirement":
+                assert (ROOT / value).is_file(), f"there is no {value}"
+                continue
+            word = re.sub(r"^\.", project["name"], value)
+        if word.startswith("-"):
+            continue
+        wanted = Requirement(word)
+        if wanted.name == project["name"]:
+            unknown = wanted.extras - set(project["optional-dependencies"])
+            assert not unknown, f"{word}: there is no extra {', '.join(sorted(unknown))}"
+
+
+CHECKS: dict[str, Callable[[list[str], pytest.Pytester], None]] = {
+    "pytest": _pytest,
+    "llenergy": _llenergy,
+    "tox": _tox,
+    "pip": _pip,
+}

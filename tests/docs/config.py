@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of configuration: read by what reads them, or held against its schema."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ..ci.test_files import check, commands
+from .pages import Block
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Top-level keys that tell a workflow of GitHub.
+OF_GITHUB = {"on", True, "jobs"}
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """As plain data. Raises ``ValueError`` for what is none."""
+    read: dict[str, Any] = tomllib.loads(text)
+    return read
+
+
+def try_config(block: Block, pytester: pytest.Pytester) -> list[str]:
+    """Read it, and give the commands in it. Raises what its reader raises, or ``AssertionError``."""
+    return READERS[block.language](block, pytester)
+
+
+def _toml(block: Block, pytester: pytest.Pytester) -> list[str]:
+    tool = read_toml(block.code).get("tool", {})
+    if "pytest" in tool:
+        _loaded("configured.toml", block.code, pytester)
+    return []
+
+
+def _ini(block: Block, pytester: pytest.Pytester) -> list[str]:
+    read = configparser.ConfigParser(interpolation=None)
+    read.read_string(block.code)
+    if "pytest" in read:
+        _loaded("configured.ini", block.code, pytester)
+    return []
+
+
+def _loaded(name: str, text: str, pytester: pytest.Pytester) -> None:
+    """By pytest: keys that nobody knows are an error, and so are values that are none."""
+    path = pytester.path / name
+    path.write_text(text)
+    config = pytester.parseconfigure("--strict-config", "-c", path)
+    assert config.inipath == path
+    path.unlink()
+
+
+def _yaml(block: Block, pytester: pytest.Pytester) -> list[str]:
+    data = yaml.safe_load(block.code)
+    if isinstance(data, list):
+        data = {"on": "push", "jobs": {"one": {"runs-on": "any", "steps": data}}}
+    if isinstance(data, dict) and OF_GITHUB & data.keys():
+        path = _written(pytester, json.dumps({"on": data.pop(True, None), **data} if True in data else data))
+        check("vendor.github-workflows", path)
+    elif block.said("file") in (None, ".gitlab-ci.yml"):
+        check("vendor.gitlab-ci", _written(pytester, block.code), transform="gitlab-ci")
+    return commands(data) + scripts(data)
+
+
+def scripts(data: Any) -> list[str]:
+    """Every ``script`` of jobs of GitLab."""
+    jobs = data.values() if isinstance(data, dict) else []
+    found = [job["script"] for job in jobs if isinstance(job, dict) and "script" in job]
+    return ["\n".join(each) if isinstance(each, list) else str(each) for each in found]
+
+
+def _written(pytester: pytest.Pytester, text: str) -> Path:
+    path = pytester.path / "checked.yml"
+    path.write_text(text)
+    return path
+
+
+def _json(block: Block, pytester: pytest.Pytester) -> list[str]:
+    json.loads(block.code)
+    return []
+
+
+READERS: dict[str, Callable[[Block, pytest.Pytester], list[str]]] = {
+    "toml": _toml,
+    "ini": _ini,
+    "yaml": _yaml,
+    "json": _json,
+}

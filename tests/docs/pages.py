@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages, and the blocks of code in them, as a parser of Markdown reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from .notes import Note, read_note
+
+ROOT = Path(__file__).parents[2]
+
+#: What is published: all but what sphinx has built.
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, and the comments directly above it. ``line`` is that of its fence."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    notes: tuple[Note, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{name_of(self.page)}:{self.line}"
+
+    def said(self, name: str) -> str | None:
+        """What the comment of this name says; ``None`` without one."""
+        return next((note.text for note in self.notes if note.name == name and not note.lines), None)
+
+    def lines(self, name: str) -> list[Note]:
+        """The comments of this name that hold lines."""
+        return [note for note in self.notes if note.name == name and note.lines]
+
+
+def name_of(page: Path) -> str:
+    """As it is called in messages."""
+    return page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+
+
+@cache
+def blocks(page: Path) -> tuple[Block, ...]:
+    """Every block of a page. Those of sphinx, such as ``{image}``, are left out: sphinx reads them."""
+    return tuple(_blocks(page, tokens(page.read_text())))
+
+
+def block(page: Path, file: str) -> Block:
+    """The block of a page that is this file. Raises ``KeyError``."""
+    for each in blocks(page):
+        if each.said("file") == file:
+            return each
+    raise KeyError(f"{name_of(page)} has no block that is {file}")
+
+
+def tokens(text: str) -> list[Token]:
+    """What a parser makes of it."""
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
+def _blocks(page: Path, found: list[Token]) -> Iterator[Block]:
+    above: list[Token] = []
+    for token in found:
+        if token.type in ("fence", "code_block") and not token.info.startswith("{"):
+            line = (token.map or [0])[0] + 1
+            yield Block(
+                page, line, token.info.strip(), token.content, tuple(read_note(each) for each in above)
+            )
+        above = [*above, token] if token.type == "html_block" else []

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory that the blocks of a page are tried in: a project as users have one, where all is quick."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.model.paired import PairedReport, encode_paired
+from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.report.journal import Journal
+
+from ..compare.runs import record_of, scaled
+from ..conftest import TEN_WATTS
+from ..history.sessions import session
+from .pages import ROOT, block
+
+#: A measured test, where pages say ``pytest benchmarks``.
+BENCHMARK = """
+def test_decode(energy, backend, prompts):
+    energy(backend.generate, prompts[:2], max_new_tokens=16)
+"""
+
+#: Where the example of a backend is.
+EXTENDING = ROOT / "docs" / "extending.md"
+
+#: Where what is run takes its meter and its engine from: the module ``stand_in``.
+STAND_IN = "-p stand_in -p no:cacheprovider "
+
+#: Before the options of a page, which win.
+QUICK = STAND_IN + (
+    "--energy-backend=tiny --energy-model=random:llama-tiny "
+    "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1"
+)
+
+#: Reports, and the day that each is of.
+DAYS = {"base.json": 0, "energy.json": 1, "main.json": 1, "head.json": 2}
+
+#: The commit of that day, and the journal of a run that was killed, as pages call them.
+COMMIT = "3f2a91c04d5e3f2a91c04d5e3f2a91c04d5e3f2a"
+JOURNAL = "energy.20260102T030405-a1b2c3.journal.jsonl"
+
+
+def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the project in pytester's directory. Runs in this process and others see the stand-ins."""
+    path = pytester.path
+    files = {
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--strict-config"\n',
+        "stand_in.py": TEN_WATTS + block(EXTENDING, "conftest.py").code,
+        "tiny_engine.py": block(EXTENDING, "tiny_engine.py").code,
+        "benchmarks/test_decode.py": BENCHMARK,
+    }
+    for name, text in files.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(text)
+    reports = {name: _report(day) for name, day in DAYS.items()}
+    for name, report in reports.items():
+        (path / name).write_bytes(encode(report))
+    (path / ".llenergy").mkdir()
+    (path / ".llenergy" / "main.json").write_bytes(encode(reports["main.json"]))
+    (path / ".llenergy" / "ab.json").write_bytes(
+        encode_paired(_paired(reports["base.json"], reports["head.json"]))
+    )
+    journal = Journal(path / JOURNAL, msgspec.structs.replace(reports["energy.json"], records=[]))
+    for record in reports["energy.json"].records:
+        journal.add(record)
+    journal.close(remove=False)
+    pytester.syspathinsert(path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path), str(ROOT)]))
+    monkeypatch.setenv("PYTEST_ADDOPTS", STAND_IN)
+    return path
+
+
+def _report(day: int) -> Report:
+    """A run of two tests on one day, of which the later takes a little more."""
+    factor = 1 + day / 50
+    tests = ("test_decode[8]", "test_decode[1]")
+    records = [record_of(f"benchmarks/test_decode.py::{name}", scaled(factor)) for name in tests]
+    made = session(day, *records)
+    source = (
+        msgspec.structs.replace(made.source, commit=COMMIT) if day == DAYS["energy.json"] else made.source
+    )
+    return msgspec.structs.replace(made, source=source)
+
+
+def _paired(base: Report, head: Report) -> PairedReport:
+    return PairedReport(
+        schema_version=base.schema_version,
+        tool=base.tool,
+        pairs="6+6",
+        complete=True,
+        sessions=[],
+        base=base,
+        head=head,
+        compared=compare_reports(base, head, ("base", "head"), [Asked()]),
+    )

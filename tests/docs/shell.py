@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of commands: bash reads them, and what it would have run is looked at or run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .pages import ROOT
+from .project import QUICK
+
+BASH = shutil.which("bash") or "bash"
+
+#: Of every command its words, each ended by a zero byte, and their number before them.
+LOOK = """
+PATH=/nowhere
+command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$DOCS_COMMANDS"; }
+"""
+
+#: Those that are run in truth, with the interpreter of these tests; others are looked at as above.
+RUN = """
+pytest() { "$DOCS_PYTHON" -m pytest "$@"; }
+llenergy() { "$DOCS_PYTHON" -m pytest_llenergy.cli "$@"; }
+python() { "$DOCS_PYTHON" "$@"; }
+git() { PATH=$DOCS_PATH command git "$@"; }
+"""
+
+
+def commands(text: str, directory: Path) -> list[list[str]]:
+    """The words of each command, in the order in which bash comes to them. None of them is run.
+
+    Raises ``AssertionError`` for what bash cannot read, and for programs that are named by a path.
+    """
+    done, found = _bash(LOOK + text, directory)
+    assert done.returncode == 0, f"bash says {done.returncode}\n{done.stderr}"
+    return found
+
+
+def run(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """What became of it, and the commands that were not run in truth."""
+    return _bash(LOOK + RUN + text, directory, PYTEST_ADDOPTS=QUICK)
+
+
+def session(text: str) -> str:
+    """The commands of a block that shows what they print."""
+    return "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
+
+
+def _bash(
+    script: str, directory: Path, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    log = directory / ".commands"
+    log.unlink(missing_ok=True)
+    own = {
+        "DOCS_COMMANDS": str(log),
+        "DOCS_PYTHON": sys.executable,
+        "DOCS_PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join([str(directory), str(ROOT)]),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        **{
+            f"GIT_{role}_{what}": value
+            for role in ("AUTHOR", "COMMITTER")
+            for what, value in (("NAME", "a reader"), ("EMAIL", "reader@example.org"))
+        },
+    }
+    done = subprocess.run(
+        [BASH, "--noprofile", "--norc", "-c", script],
+        cwd=directory,
+        env={**os.environ, **own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    words = log.read_text().split("\0")[:-1] if log.exists() else []
+    found = []
+    while words:
+        count, words = int(words[0]), words[1:]
+        found.append(words[:count])
+        words = words[count:]
+    return done, found
