@@ -5,23 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pytest_llenergy.export.formats import TARGETS
-from pytest_llenergy.options.table import OPTIONS, Option
 from pytest_llenergy.report.formats import FORMATS
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_every_option_is_documented_with_its_default(option: Option) -> None:
-    rows = (ROOT / "docs" / "options.md").read_text().splitlines()
-    (row,) = [row for row in rows if f"`{option.ini}`" in row]
-    _, flag, _, default, text, _ = (cell.strip() for cell in row.split("|"))
-    assert flag in (f"`{option.flag}={option.metavar}`", f"`{option.flag}[={option.metavar}]`")
-    assert default == (f"`{option.default}`" if option.default else "none")
-    assert text
 
 
 def test_every_form_of_a_comparison_and_of_a_report_is_documented() -> None:

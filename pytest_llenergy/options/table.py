@@ -69,8 +69,20 @@ OPTIONS = (
     ),
     Option("rounds", "N", "6", values.count(1), "Least number of measured rounds of each test (default: 6)"),
     Option("warmup", "N", "auto", values.warmup, "Unmeasured iterations before (default: until settled)"),
-    Option("gap", "SECONDS", "0.25", values.seconds, "Least quiet time around each round (default: 0.25)"),
-    Option("target", "PERCENT", "2%", values.share, "Relative standard uncertainty to reach (default: 2%)"),
+    Option(
+        "gap",
+        "SECONDS",
+        "0.25",
+        values.seconds,
+        "Least quiet time around each round; slow counters make it\nlonger (default: 0.25)",
+    ),
+    Option(
+        "target",
+        "PERCENT",
+        "2%",
+        values.share,
+        "Relative standard uncertainty to reach: decides iterations\nand further rounds (default: 2%)",
+    ),
     Option(
         "budget",
         "SECONDS",
@@ -102,7 +114,13 @@ OPTIONS = (
         values.optional(str.strip),
         "GPUs to use in spite of the environment: all, indices in PCI\norder, or UUIDs (boards or MIG)",
     ),
-    Option("meter", "NAME[,NAME]", "auto", values.meters, "Meters to use (default: auto)"),
+    Option(
+        "meter",
+        "NAME[,NAME]",
+        "auto",
+        values.meters,
+        "Meters to use; NAME:ARGUMENT stands last (default: auto)",
+    ),
     Option("require", "measured", "", values.optional(values.word("measured")), "Fail instead of estimating"),
     Option(
         "threads", "N", "", values.optional(values.count(1)), "CPU threads of each rank (default: its cores)"

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of fixtures and of what they give, of their docstrings and types."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import pytest_llenergy
+from pytest_llenergy.backends.embedding import Embedding, EmbeddingParams
+from pytest_llenergy.backends.generation import Generation, GenerationParams
+from pytest_llenergy.backends.served import ServedLoad, ServeParams
+from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.handles import BackendHandle, Workers
+from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.meters import Measuring, Window, measure
+from pytest_llenergy.runs import Energy, EnergyMeter, Run
+
+from .text import code, lines_of, page, parameters, prose, table, typed
+
+
+class Object(NamedTuple):
+    """A class, and what of it is for users, in that order.
+
+    ``called`` is what tests call an object of it, ``paragraphs`` how many of its docstring are for them.
+    """
+
+    kind: type
+    members: Sequence[str]
+    called: str = ""
+    paragraphs: int | None = None
+
+
+PARAMETERS = (GenerationParams, EmbeddingParams, ServeParams)
+OBJECTS = (
+    Object(Energy, ("__call__",), called="energy"),
+    Object(Run, ("rounds", "metrics", "result")),
+    Object(EnergyMeter, ("__call__", "begin", "end"), called="energy_meter"),
+    Object(
+        Window,
+        (
+            "start_s",
+            "duration_s",
+            "energy_j",
+            "energy_u_j",
+            "energy_u_absolute_j",
+            "by_domain",
+            "flags",
+            "reason",
+            "ended",
+            "settled",
+        ),
+    ),
+    Object(Lease, ("uuids", "indices", "names", "visible_devices", "devices", "fallback"), paragraphs=2),
+    Object(Workers, ("world_size", "run", "call")),
+    Object(
+        BackendHandle, ("name", "model", "options", "tasks", "with_options", "generate", "embed", "serve")
+    ),
+    Object(Generation, ("texts", "token_ids", "requests", "output_tokens")),
+    Object(Embedding, ("vectors", "requests", "dimension")),
+    Object(ServedLoad, ("requests", "output_tokens")),
+    Object(Measuring, ("window", "begin", "end", "total", "windows", "reasons")),
+)
+
+INTRODUCTION = """\
+What a test asks for by name, and what it then holds. [First steps](../first-steps.md) has examples;
+`pytest --fixtures` lists the fixtures. `Round`, `Metric`, `DomainEnergy` and `Flag` are
+[as in the report](schema.md)."""
+
+METRICS = """\
+Every metric is an attribute of a run; one without a value fails the test and says why.
+[What they mean](../numbers.md#metrics)."""
+
+
+def fixtures_page() -> str:
+    """The whole page."""
+    units = [[code(name), figure.unit] for name, figure in FIGURES.items()]
+    return page(
+        "# Fixtures and what they give",
+        INTRODUCTION,
+        "## Fixtures",
+        *(list(_fixture(each)) for each in fixtures()),
+        "## In a plain script",
+        f"`pytest_llenergy.meters.measure{parameters(measure)}`",
+        prose(measure.__doc__),
+        "## Objects",
+        *(list(_object(each)) for each in OBJECTS),
+        "## Arguments of tasks",
+        *(list(_parameters(each)) for each in PARAMETERS),
+        "## Metrics",
+        METRICS,
+        table(["metric", "unit"], units),
+    )
+
+
+def fixtures() -> list[ast.FunctionDef]:
+    """As they are written; what the decorator makes of them is pytest's own."""
+    path = Path(pytest_llenergy.__file__).parent / "fixtures.py"
+    found = [each for each in ast.parse(path.read_text()).body if isinstance(each, ast.FunctionDef)]
+    return [each for each in found if each.decorator_list and not each.name.startswith("_")]
+
+
+def _fixture(fixture: ast.FunctionDef) -> Iterator[str]:
+    returned = ast.unparse(fixture.returns) if fixture.returns else ""
+    returned = returned.removeprefix("Iterator[").removesuffix("]")
+    yield from lines_of(f"### {fixture.name}", prose(ast.get_docstring(fixture)), f"Gives `{returned}`.")
+
+
+def _object(each: Object) -> Iterator[str]:
+    paragraphs = prose(each.kind.__doc__).split("\n\n")[: each.paragraphs]
+    rows = [_member(each, name) for name in each.members]
+    yield from lines_of(f"### {each.kind.__name__}", "\n\n".join(paragraphs), table(["", "type", ""], rows))
+
+
+def _member(of: Object, name: str) -> list[str]:
+    kind = of.kind
+    found = inspect.getattr_static(kind, name, None)
+    if isinstance(found, property):
+        returned = inspect.signature(found.fget).return_annotation if found.fget else ""
+        return [code(name), code(typed(returned)), prose(found.__doc__)]
+    if inspect.isfunction(found):
+        returned = typed(inspect.signature(found).return_annotation)
+        call = parameters(found).replace("(/, ", "(").replace("(self, ", "(")
+        name = of.called if name == "__call__" else name
+        return [code(f"{name}{call}"), code(returned), prose(found.__doc__)]
+    return [code(name), code(_annotation(kind, name)), ""]
+
+
+def _annotation(kind: type, name: str) -> str:
+    """The type of what a class only names, or sets when it is made."""
+    for each in kind.__mro__:
+        if name in vars(each).get("__annotations__", {}):
+            return typed(vars(each)["__annotations__"][name])
+    tree = ast.parse(inspect.getsource(kind))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == f"self.{name}":
+            return ast.unparse(node.annotation)
+    raise ValueError(f"{kind.__name__} has no {name}")
+
+
+def _parameters(kind: type) -> Iterator[str]:
+    own: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        own.update(vars(each).get("__annotations__", {}))
+    defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
+    rows = [
+        [code(name), code(typed(own[name])), code(repr(defaults[name]))]
+        for name in kind.__struct_fields__
+        if name in own
+    ]
+    task = get_type_hints(kind, include_extras=True) and kind.task
+    yield from lines_of(
+        f"### backend.{task}", prose(kind.__doc__), table(["argument", "type", "default"], rows)
+    )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of the report's JSON Schema, and of that of ``llenergy ab``, as the package has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+from .text import code, lines_of, page, prose, table
+
+#: The files in the package, and what each is of.
+SCHEMAS = {
+    "report-1.json": "What `--energy-report` writes: an object `Report`, [explained](../report.md).",
+    "ab-1.json": "What `llenergy ab` writes: an object `PairedReport`, whose sides are reports as above.",
+}
+
+INTRODUCTION = """\
+Every part of the files, of the [JSON Schemas](https://json-schema.org) in `pytest_llenergy/model/schema/`.
+Nothing else may be in them. Units are in the names; what is missing is `null`, with a reason beside it."""
+
+
+def schema_page() -> str:
+    """The whole page. What both files have is told once."""
+    told: set[str] = set()
+    parts: list[list[str]] = []
+    for name, about in SCHEMAS.items():
+        schema = json.loads((files("pytest_llenergy.model") / "schema" / name).read_text())
+        parts.append(list(lines_of(f"## {name}", about)))
+        for title, part in _objects(schema).items():
+            if title not in told:
+                told.add(title)
+                parts.append(list(_object(title, part)))
+    return page("# Fields of the report", INTRODUCTION, *parts)
+
+
+def _objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """By name, the outermost first."""
+    found = {name: part for name, part in schema["$defs"].items() if "properties" in part}
+    first = schema.get("$ref", "").rpartition("/")[2]
+    if "properties" in schema:
+        return {schema["title"]: schema, **found}
+    return {first: found[first], **found}
+
+
+def _object(title: str, part: dict[str, Any]) -> Iterator[str]:
+    needed = set(part.get("required", ()))
+    rows = [
+        [code(name), _type(about), "" if name in needed else code(json.dumps(about.get("default")))]
+        for name, about in part["properties"].items()
+    ]
+    text = part.get("description", "")
+    yield from lines_of(f"### {title}", prose(text), table(["field", "type", "default"], rows))
+
+
+def _type(about: dict[str, Any]) -> str:
+    if "$ref" in about:
+        name = about["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in about:
+        return " or ".join(_type(each) for each in about["anyOf"])
+    if "enum" in about:
+        return ", ".join(code(json.dumps(each)) for each in about["enum"])
+    if about.get("type") == "array":
+        return f"list of {_type(about['items'])}" if about.get("items") else "list"
+    if about.get("type") == "object":
+        inner = about.get("additionalProperties")
+        return f"object of {_type(inner)}" if isinstance(inner, dict) and inner else "object"
+    return str(about.get("type", "anything"))
