@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The test of the README."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.gpus(1, fallback="cpu")
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_decode(energy, backend, prompts, batch_size):
+    run = energy(backend.generate, prompts[:batch_size], max_new_tokens=64)
+    assert run.energy_per_output_token_j < 2.0
