@@ -55,8 +55,12 @@ def _loaded(name: str, text: str, pytester: pytest.Pytester) -> None:
     """By pytest: keys that nobody knows are an error, and so are values that are none."""
     path = pytester.path / name
     path.write_text(text)
-    config = pytester.parseconfigure("--strict-config", "-c", path)
-    assert config.inipath == path
+    empty = pytester.path / "empty.py"
+    empty.touch()
+    # Keys are looked at when it collects.
+    result = pytester.runpytest_inprocess("--strict-config", "--collect-only", "-c", path, empty)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED, result.stderr.str() + result.stdout.str()
+    result.stdout.fnmatch_lines([f"configfile: {name}*"])
     path.unlink()
 
 

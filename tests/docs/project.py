@@ -34,7 +34,7 @@ STAND_IN = "-p stand_in -p no:cacheprovider "
 #: Before the options of a page, which win.
 QUICK = STAND_IN + (
     "--energy-backend=tiny --energy-model=random:llama-tiny "
-    "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1"
+    "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1 --energy-isolation=run"
 )
 
 #: Reports, and the day that each is of.

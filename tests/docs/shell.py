@@ -21,11 +21,14 @@ command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$DOCS_COMMANDS"; }
 """
 
 #: Those that are run in truth, with the interpreter of these tests; others are looked at as above.
-RUN = """
+RUN = r"""
+set -e
 pytest() { "$DOCS_PYTHON" -m pytest "$@"; }
 llenergy() { "$DOCS_PYTHON" -m pytest_llenergy.cli "$@"; }
 python() { "$DOCS_PYTHON" "$@"; }
-git() { PATH=$DOCS_PATH command git "$@"; }
+for each in git mkdir cat cp mv; do
+    eval "$each() { PATH=\$DOCS_PATH command $each \"\$@\"; }"
+done
 """
 
 
