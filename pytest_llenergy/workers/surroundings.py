@@ -45,12 +45,14 @@ def inherited() -> dict[str, str]:
 def hazards() -> Iterator[str]:
     """What a test file or a plugin has done to this process that users take for a fault of the ranks."""
     multiprocessing = sys.modules.get("multiprocessing")
-    chosen = multiprocessing.get_start_method(allow_none=True) if multiprocessing is not None else None
-    if chosen not in (None, "spawn"):
-        yield (
-            f"multiprocessing's start method was set to {chosen!r} in pytest's process; ranks do not follow "
-            "it, they are started as --energy-start-method says"
-        )
+    if multiprocessing is not None:
+        chosen = multiprocessing.get_start_method(allow_none=True)
+        # The platform's own is set by any library that makes a queue or a lock, by no choice of anybody's.
+        if chosen not in (None, "spawn", multiprocessing.get_all_start_methods()[0]):
+            yield (
+                f"multiprocessing's start method was set to {chosen!r} in pytest's process; ranks do not "
+                "follow it, they are started as --energy-start-method says"
+            )
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         yield (

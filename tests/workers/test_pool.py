@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -232,9 +233,12 @@ class TestCleanliness:
         assert set(pids(pool, n=2)).isdisjoint(first)
 
 
+#: One that somebody has to choose.
+CHOSEN = "forkserver" if multiprocessing.get_all_start_methods()[0] == "fork" else "fork"
+
 HAZARD = """
 import multiprocessing
-multiprocessing.set_start_method("fork")
+{hazard}
 def test_it(workers):
     assert workers.run(max, 1, 2) == [2]
 def test_again(workers):
@@ -243,12 +247,18 @@ def test_again(workers):
 
 
 def test_a_start_method_that_ranks_do_not_follow_is_said_once(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(HAZARD)
+    pytester.makepyfile(HAZARD.format(hazard=f"multiprocessing.set_start_method({CHOSEN!r})"))
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
     result.assert_outcomes(passed=2, warnings=1)
-    result.stdout.fnmatch_lines(
-        ["*LLEnergyWarning: multiprocessing's start method was set to 'fork' in pytest's process; ranks do *"]
-    )
+    said = f"multiprocessing's start method was set to '{CHOSEN}' in pytest's process; ranks do"
+    result.stdout.fnmatch_lines([f"*LLEnergyWarning: {said} *"])
+
+
+def test_a_library_that_makes_a_queue_has_chosen_no_start_method(pytester: pytest.Pytester) -> None:
+    hazard = "multiprocessing.Queue(); assert multiprocessing.get_start_method(allow_none=True)"
+    pytester.makepyfile(HAZARD.format(hazard=hazard))
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
+    result.assert_outcomes(passed=2, warnings=0)
 
 
 def test_what_ranks_print_is_kept_where_it_is_wanted(pytester: pytest.Pytester) -> None:
