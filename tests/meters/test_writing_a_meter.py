@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example of docs/howto/writing-a-meter.md measures."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs/howto/writing-a-meter.md"
+METER, HOOK, WATTS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+WATT = 40.0
+
+MEASURED = """
+import time
+from collections.abc import Iterator
+
+def test_it(energy):
+    run = energy(time.sleep, 0.5)
+    assert abs(run.mean_power_w - 40) < 1, run.metrics
+    assert {domain.kind for round in run.rounds for domain in round.by_domain.values()} == {"measured"}
+"""
+
+
+@pytest.fixture
+def joules(tmp_path: Path) -> Iterator[Path]:
+    """The file of a plug that draws 40 W all the time, written every 20 ms."""
+    file, running = tmp_path / "joules", threading.Event()
+    start_s = time.monotonic()
+
+    def write() -> None:
+        while not running.is_set():
+            fresh = file.with_suffix(".new")
+            fresh.write_text(str(WATT * (time.monotonic() - start_s)))
+            fresh.replace(file)
+            time.sleep(0.02)
+
+    service = threading.Thread(target=write)
+    service.start()
+    while not file.exists():
+        time.sleep(0.01)
+    try:
+        yield file
+    finally:
+        running.set()
+        service.join()
+
+
+def test_the_plug_measures(pytester: pytest.Pytester, joules: Path) -> None:
+    pytester.makepyfile(plug_meter=METER)
+    pytester.makeconftest(HOOK)
+    pytester.makepyfile(MEASURED)
+    options = (f"--energy-meter=plug:{joules}", "--energy-rounds=4", "--energy-warmup=1")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+    result.assert_outcomes(passed=1)
+
+
+def test_a_plug_without_its_service_is_said(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(plug_meter=METER)
+    pytester.makeconftest(HOOK)
+    pytester.makepyfile(MEASURED)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=plug:nowhere")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*plug: nowhere is no file; start the service of the plug*"])
+
+
+def test_watts_are_added_up() -> None:
+    names: dict[str, Any] = {}
+    exec(WATTS, names)
+    meter = names["WattMeter"](lambda: WATT)
+    (first,) = meter.read()
+    end_s = time.monotonic() + 0.5
+    while time.monotonic() < end_s:
+        (last,) = meter.read()
+        time.sleep(0.005)
+    assert last - first == pytest.approx(WATT * 0.5, rel=0.25)
+    assert meter.domains[0].integrated
