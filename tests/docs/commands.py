@@ -43,6 +43,10 @@ def _pytest(arguments: list[str], pytester: pytest.Pytester) -> None:
         config = pytester.parseconfigure(*arguments)
     except pytest.UsageError as error:
         raise AssertionError(f"pytest {' '.join(arguments)}: {error}") from None
+    for path in config.option.file_or_dir:
+        name = path.partition("::")[0]
+        there = [place for place in (pytester.path, ROOT) if (place / name).exists()]
+        assert there, f"pytest {' '.join(arguments)}: there is no {name}, on this page or in the repository"
     report = config.stash[SETTINGS].report
     if report is not None:
         _as_if_written("energy.json", report, pytester)

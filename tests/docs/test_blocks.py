@@ -16,7 +16,7 @@ from .trying import failures_of
 LANGUAGES = ("python", "sh", "console", "text", *READERS)
 
 #: How a command would begin that nobody looks at.
-COMMAND = re.compile(r"^(\$ )?(pytest|llenergy|pip|tox|python3?) ", re.MULTILINE)
+COMMAND = re.compile(r"^(\$ )?(pytest|llenergy|pip|tox|python3?) [-\w./'\"]", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -19,6 +19,7 @@ WRONG = {
     ),
     "a value that is none": ("```sh\npytest --energy-rounds=few\n```", "needs a whole number"),
     "a baseline that is not there": ("```sh\npytest --energy-compare=mian\n```", "mian"),
+    "a path": ("```sh\npytest benchmark\n```", "there is no benchmark"),
     "a sub-command": ("```sh\nllenergy compair a b\n```", "ends with 2"),
     "an option of a sub-command": ("```sh\nllenergy ab --bass HEAD -- pytest\n```", "--bass"),
     "the command that ab runs": (

@@ -9,5 +9,5 @@ import pytest
 @pytest.mark.gpus(1, fallback="cpu")
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_decode(energy, backend, prompts, batch_size):
-    run = energy(backend.generate, prompts[:batch_size], max_new_tokens=64)
+    run = energy(backend.generate, prompts[:batch_size], max_new_tokens=32)
     assert run.energy_per_output_token_j < 2.0
