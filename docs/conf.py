@@ -20,6 +20,8 @@ extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+# What stands in quotes, or has two dashes, is often to be typed.
+smartquotes = False
 
 # Light and dark, as the system is.
 html_theme = "furo"

@@ -42,6 +42,7 @@ def help_text(text: str) -> str:
     """Help of an option on one line. Options and commands are code; sphinx would give them long dashes."""
     line = re.sub(r" ([;)])", r"\1", " ".join(text.split())).replace("()", "").strip()
     line = re.sub(r"'([^']* [^']*)'", r"`\1`", line)
+    line = re.sub(r'\b([a-z_]+="[^"]*")', r"`\1`", line)
     parts = line.split("`")
     # Every second part is code already.
     parts[::2] = [
