@@ -24,7 +24,10 @@ OTHERS = {"docker", "git", "mkdir", "pre-commit", "pytest-benchmark", "sudo", "t
 FILES_ONLY = {"compare", "export", "history", "import", "merge", "report"}
 
 #: Options of pip that take a word.
-OF_PIP = {"-c": "constraints", "-e": "requirement", "-r": "requirements"}
+OF_PIP = {"-c": "constraints", "-e": "requirement", "-r": "requirements", "--index-url": "address"}
+
+#: A checkout of this project, by its path.
+CHECKOUT = re.compile(r"^(\.|/path/to/checkout)(?=\[|$)")
 
 
 def try_command(words: Sequence[str], pytester: pytest.Pytester) -> None:
@@ -97,13 +100,15 @@ def _pip(arguments: list[str], pytester: pytest.Pytester) -> None:
     for word in words:
         if word in OF_PIP:
             value = next(words)
+            if OF_PIP[word] == "address":
+                continue
             if OF_PIP[word] != "requirement":
                 assert (ROOT / value).is_file(), f"there is no {value}"
                 continue
-            word = re.sub(r"^\.", project["name"], value)
+            word = value
         if word.startswith("-"):
             continue
-        wanted = Requirement(word)
+        wanted = Requirement(CHECKOUT.sub(project["name"], word))
         if wanted.name == project["name"]:
             unknown = wanted.extras - set(project["optional-dependencies"])
             assert not unknown, f"{word}: there is no extra {', '.join(sorted(unknown))}"
