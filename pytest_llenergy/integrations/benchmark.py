@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy import marks
+from pytest_llenergy.integrations.xdist import is_worker
 from pytest_llenergy.options.settings import SETTINGS
 
 #: The fixture, and pytest-benchmark as it is registered.
@@ -22,6 +23,10 @@ FIXTURE = PLUGIN = "benchmark"
 LEASE, PLACE, MEASURING = "_llenergy_lease", "_llenergy_place", "_llenergy_measured"
 
 NOT_CALLED = "the test asks for the fixture benchmark and has not called it"
+OFF_IN_WORKERS = (
+    "pytest-benchmark turns itself off under pytest-xdist, and the test ran once, untimed; benchmarks are "
+    "measured in a run without workers (-n0)"
+)
 OF_CODSPEED = (
     "the fixture benchmark is that of pytest-codspeed, which does not tell when its rounds run; without "
     "--codspeed and with pytest-benchmark installed the test is measured"
@@ -70,6 +75,8 @@ class Benchmarks:
 
             self._note(request, NOT_CALLED)
             watch(made, request.getfixturevalue(PLACE))
+        elif _is_pytest_benchmarks(made) and is_worker(self._config) and self._asked:
+            self._note(request, OFF_IN_WORKERS)
 
     def _note(self, request: pytest.FixtureRequest, unmeasured: str) -> None:
         """The test has a record from now on, with this reason until something is measured."""
@@ -84,7 +91,12 @@ class Benchmarks:
 
     @property
     def _runs(self) -> bool:
-        """Whether benchmarks run, by the options; the fixture itself has the last word."""
+        """Whether benchmarks run; the fixture itself has the last word."""
+        return self._asked and not is_worker(self._config)
+
+    @property
+    def _asked(self) -> bool:
+        """Whether they are to run, by the options."""
         option = self._config.getoption
         disabled = option("benchmark_disable", False) and not option("benchmark_enable", False)
         skipped = option("benchmark_skip", False) and not option("benchmark_only", False)

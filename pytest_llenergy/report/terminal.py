@@ -60,11 +60,11 @@ def render(
     for record in records:
         for window in record.windows:
             console.print(Text(f"{short(record.id)} · {one_line(window.name)}: {joules_of(window, record)}"))
-        # Failures have been told by pytest already.
-        if record.status in ("invalid", "crashed"):
-            reason = one_line(record.reason or "")
-            console.print(Text(f"{record.status.upper()} {short(record.id)}: {reason}", style="red"))
-    for line in [*_skipped(records), *_notes([record for record in records if record.meters])]:
+    for line in [
+        *_without_result(records),
+        *_skipped(records),
+        *_notes([record for record in records if record.meters]),
+    ]:
         console.print(line)
     return stream.getvalue().rstrip("\n")
 
@@ -95,6 +95,19 @@ def joules_of(window: Window, record: Record) -> str:
     label = " estimated" if record.kind == "estimated" else ""
     joules = rounded(window.energy_j, window.energy_u_absolute_j)
     return f"{joules} J{label} in {window.duration_s:.3g} s"
+
+
+def _without_result(records: Sequence[Record]) -> list[Text]:
+    """One line for each state and reason. Failures have been told by pytest already."""
+    alike: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.status in ("invalid", "crashed"):
+            alike.setdefault((record.status.upper(), one_line(record.reason or "")), []).append(record)
+    lines = []
+    for (status, reason), (first, *others) in alike.items():
+        more = f" and {len(others)} more" if others else ""
+        lines.append(Text(f"{status} {short(first.id)}{more}: {reason}", style="red"))
+    return lines
 
 
 def _skipped(records: Sequence[Record]) -> list[Text]:

@@ -26,11 +26,35 @@ class TestNotMeasured:
         assert set(by_name(read_report())) == {"test_call", "test_pedantic"}
 
     def test_under_xdist_pytest_benchmark_is_off(
-        self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+        self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
-        result = bench(BOTH, "-n1")
+        """They run, so that each has a record; a measurement that is missing is told and not left out."""
+        result = bench(BOTH, "-n2")
         result.assert_outcomes(passed=2)
+        records = by_name(read_report())
+        assert set(records) == {"test_call", "test_pedantic"}
+        for record in records.values():
+            assert (record["status"], record["rounds"], record["devices"]) == ("invalid", [], [])
+            assert record["reason"].startswith("pytest-benchmark turns itself off under pytest-xdist, ")
+        told = [line for line in result.outlines if line.startswith("INVALID ")]
+        assert len(told) == 1
+        assert told[0].endswith("test_call and 1 more: ") or told[0].endswith("test_pedantic and 1 more: ")
+
+    @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
+    def test_under_xdist_those_that_were_not_to_run_have_no_record(
+        self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester, option: str
+    ) -> None:
+        bench(BOTH, "-n1", option)
         assert not (pytester.path / "energy.json").exists()
+
+    def test_a_gate_in_a_worker_is_no_pass(self, bench: Callable[..., pytest.RunResult]) -> None:
+        result = bench(
+            "import pytest\n@pytest.mark.energy_gate(budget='1 MJ')\ndef test_it(benchmark):\n"
+            "    benchmark(sum, [1])\n",
+            "-n1",
+        )
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["*energy_gate: energy_j has no value (nothing was measured)*"])
 
     def test_without_pytest_benchmark_nothing_changes(
         self, quick: pytest.Pytester, read_report: Read
