@@ -7,7 +7,8 @@ first record arrives.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llenergy.integrations.xdist import Running, is_controller
+from pytest_llenergy.errand import ELSEWHERE
+from pytest_llenergy.integrations.xdist import is_controller
+from pytest_llenergy.integrations.xdist_fleet import Fleet
 from pytest_llenergy.options.places import saved_as
 from pytest_llenergy.options.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llenergy.gating import Stored
+    from pytest_llenergy.integrations.xdist_fleet import Baseline
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
     from pytest_llenergy.report.collect import Collector
@@ -35,7 +39,8 @@ class Controller:
         self._paths = [settings.report] if settings.report is not None else []
         self._paths += [saved_as(config, settings.save)] if settings.save is not None else []
         self._started = datetime.now(timezone.utc)
-        self._running = Running()
+        self._fleet = Fleet(config, self._baseline)
+        config.pluginmanager.register(self._fleet, "llenergy-fleet")
         self._collector: Collector | None = None
         self._written = False
         self._shown: list[str] = []
@@ -56,17 +61,21 @@ class Controller:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._running.see(report, measured=hasattr(report, "llenergy_measured"))
         primitives = getattr(report, "llenergy", None)
         if primitives is not None:
-            self._collect(_record(primitives))
+            self._collect(_record(primitives), getattr(report, "node", None))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        if self._running.was_measuring(crashitem):
-            text = str(report.longrepr).strip().splitlines()
-            reason = text[0] if text else "the worker died"
-            self._collect(_record({"id": crashitem, "attempt": 1, "status": "crashed", "reason": reason}))
+        node = report.node
+        attempt = self._fleet.begun(node, crashitem)
+        if attempt is None:
+            return
+        text = str(report.longrepr).strip().splitlines()
+        reason = text[0] if text else "the worker died"
+        name = self._fleet.record_id(node, crashitem)
+        lost = _record({"id": name, "attempt": attempt, "status": "crashed", "reason": reason})
+        self._collect(lost, node)
 
     # First, so that the summary is told of a report that could not be written.
     @pytest.hookimpl(tryfirst=True)
@@ -76,9 +85,10 @@ class Controller:
             return
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         stopped = bool(session.shouldstop or session.shouldfail)
+        complete = ended and not stopped and not self._fleet.left_out
         stored = self._stored()
         baseline = stored.told({record.id for record in collector.records}) if stored is not None else None
-        report = collector.finish(int(exitstatus), complete=ended and not stopped, baseline=baseline)
+        report = collector.finish(int(exitstatus), complete=complete, baseline=baseline)
         if report is None:
             return
         done = True
@@ -146,6 +156,8 @@ class Controller:
         self._tell_gates(terminalreporter)
         for problem in collector.problems:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
+        for note in [] if quiet else [*_elsewhere(collector.records), *collector.notes]:
+            terminalreporter.write_line(f"energy: {note}", yellow=True)
         if self._unshown is not None:
             terminalreporter.write_line(f"energy: {self._unshown}", yellow=True)
         if self._written and not quiet:
@@ -186,7 +198,7 @@ class Controller:
                 f"journal of a run that did not end, or has not yet: {_relative(journal)} (llenergy merge)"
             )
 
-    def _collect(self, record: Record) -> None:
+    def _collect(self, record: Record, node: object) -> None:
         if self._collector is None:
             from pytest_llenergy.report.collect import Collector
 
@@ -203,7 +215,7 @@ class Controller:
                 copies=self._paths[1:],
                 apart=is_controller(self._config),
             )
-        self._collector.add(record)
+        self._collector.add(record, worker=_worker(node), told=self._fleet.runs_on(node))
 
     def _stored(self) -> Stored | None:
         if self._settings.compare is None:
@@ -211,6 +223,13 @@ class Controller:
         from pytest_llenergy.gating import gating_of
 
         return gating_of(self._config).stored
+
+    def _baseline(self) -> Baseline | None:
+        if self._settings.compare is None:
+            return None
+        from pytest_llenergy.gating import gating_of
+
+        return gating_of(self._config).brought
 
     def _last(self) -> list[Record]:
         """The record of the last attempt of each test."""
@@ -225,6 +244,17 @@ def _record(primitives: dict[str, Any]) -> Record:
     from pytest_llenergy.model.text import storable
 
     return msgspec.convert(storable(primitives), Record)
+
+
+def _elsewhere(records: Sequence[Record]) -> list[str]:
+    """One line for each place but this one where tests were measured."""
+    places = Counter(flag.detail for record in records for flag in record.flags if flag.name == ELSEWHERE)
+    return [f"{count} test{' was' if count == 1 else 's were'} {detail}" for detail, count in places.items()]
+
+
+def _worker(node: Any) -> str:
+    """Who has run a test; empty for this process."""
+    return "" if node is None else str(node.gateway.id)
 
 
 def _relative(path: Path | None) -> str:

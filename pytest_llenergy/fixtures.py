@@ -68,6 +68,11 @@ def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> I
 
 @pytest.fixture
 def _llenergy_measured(request: pytest.FixtureRequest) -> None:
+    if not is_measured(request.node):
+        # It asks for it as it runs.
+        from pytest_llenergy.recorder import announce
+
+        announce(request.node)
     request.node.stash[MEASURED] = True
 
 

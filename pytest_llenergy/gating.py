@@ -21,6 +21,7 @@ from pytest_llenergy.compare.comparison import Asked, Measured, interrupted, jud
 from pytest_llenergy.compare.gate import Gate, Inconclusive, asked_of
 from pytest_llenergy.compare.pairing import last_attempts, measured_something, side_of
 from pytest_llenergy.compare.threshold import check_floor, with_floor
+from pytest_llenergy.errand import errand_of
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.environment import Environment
@@ -29,7 +30,7 @@ from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import storable
 from pytest_llenergy.options.places import SAVED, saved_as
 from pytest_llenergy.options.settings import SETTINGS, Settings
-from pytest_llenergy.report.file import Place, origin, read_report
+from pytest_llenergy.report.file import Place, decode_report, origin, read_file, read_report
 from pytest_llenergy.report.journal import SUFFIX
 from pytest_llenergy.report.provenance import environment
 from pytest_llenergy.report.remote import is_address
@@ -70,6 +71,12 @@ class Gating:
         text = self._settings.compare
         if text is None:
             return None
+        brought = errand_of(self._config).baseline
+        if brought is not None:
+            # The controller has looked at it.
+            name, data = brought
+            report = decode_report(data, name, lean=True)
+            return Stored(name, None, report, last_attempts(report.records, name))
         place = _place(self._config, text)
         name = text if isinstance(place, Path) else origin(place)
         try:
@@ -86,6 +93,13 @@ class Gating:
             )
         path = place if isinstance(place, Path) else None
         return Stored(name if path is None else _shown(path), path, report, records)
+
+    @property
+    def brought(self) -> tuple[str, bytes] | None:
+        """The baseline for a process that may not have the file: its name and content."""
+        if self.stored is None or self._settings.compare is None:
+            return None
+        return self.stored.origin, read_file(_place(self._config, self._settings.compare))
 
     @cached_property
     def _here(self) -> Environment:

@@ -67,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = settings
     config.stash[ENVIRONMENT] = dict(os.environ)
     if is_worker(config):
+        if settings.keeps_something:
+            _see_to_benchmarks(config)
         return
     if settings.report is not None:
         check_writable(settings.report)
@@ -140,6 +142,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         check_degrees(config, items)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if is_worker(session.config):
+        from pytest_llenergy.errand import errand_of
+
+        errand_of(session.config).tell_tests([item.nodeid for item in session.items if is_measured(item)])
+
+
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     if not any(BACKEND_PARAMETER in getattr(item, "fixturenames", ()) for item in items):
         return None
@@ -151,10 +160,10 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     if is_measured(item):
-        from pytest_llenergy.recorder import drop_draft
+        from pytest_llenergy.recorder import begin
 
         # Plugins that run a test again do so within one protocol.
-        drop_draft(item)
+        begin(item)
     try:
         if _has_marks(item) or LEASE in getattr(item, "fixturenames", ()):
             from pytest_llenergy.collection import obey_marks
@@ -214,7 +223,7 @@ def _see_to_benchmarks(config: pytest.Config) -> None:
     """Measure the tests of other benchmark plugins, where there is one."""
     manager = config.pluginmanager
     known = any(manager.has_plugin(name) for name in OTHERS)
-    if known and not manager.has_plugin(BENCHMARKS) and not is_worker(config):
+    if known and not manager.has_plugin(BENCHMARKS):
         from pytest_llenergy.integrations.benchmark import Benchmarks
 
         manager.register(Benchmarks(config), BENCHMARKS)

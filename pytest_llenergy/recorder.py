@@ -13,6 +13,7 @@ import pytest
 from pytest_llenergy import marks
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.errand import errand_of, record_id
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.comparison import Comparison
@@ -95,11 +96,22 @@ def draft_of(item: pytest.Item) -> Draft:
     return item.stash.setdefault(DRAFT, Draft())
 
 
-def drop_draft(item: pytest.Item) -> None:
-    """Forget what an earlier attempt left."""
+def announce(item: pytest.Item) -> None:
+    """Tell a controller that a test measures, so that it knows what is lost when this worker dies."""
+    errand_of(item.config).tell_begin(item.nodeid, attempt_of(item))
+
+
+def begin(item: pytest.Item) -> None:
+    """A test that measures begins: forget what an earlier attempt left."""
+    announce(item)
     if DRAFT in item.stash:
         del item.stash[DRAFT]
     item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith(PROPERTY)]
+
+
+def attempt_of(item: pytest.Item) -> int:
+    """Which one it is at: plugins that run a test again count them so."""
+    return getattr(item, "execution_count", 1)
 
 
 def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
@@ -108,15 +120,15 @@ def finish(item: pytest.Item, report: pytest.TestReport) -> Record:
 
 
 def _record(item: pytest.Item, status: Status, reason: str | None) -> Record:
-    draft = draft_of(item)
+    draft, errand = draft_of(item), errand_of(item.config)
     experiment = draft.experiment
     windows = [window.record for window in draft.windows if window.ended]
     if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
         draft.flags.append(LEASE_LOST)
     meters = [_owned(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
-        id=item.nodeid,
-        attempt=getattr(item, "execution_count", 1),
+        id=record_id(item.nodeid, label=errand.label, grouped=errand.grouped),
+        attempt=attempt_of(item),
         status=status,
         reason=reason,
         params=_params(item),
@@ -140,7 +152,7 @@ def _record(item: pytest.Item, status: Status, reason: str | None) -> Record:
         metrics=experiment.metrics if experiment else {},
         comparisons=list(draft.comparisons),
         failed_gate=draft.failed_gate,
-        flags=_flags(experiment, meters, draft.flags),
+        flags=[*_flags(experiment, meters, draft.flags), *errand.flags],
     )
 
 
@@ -215,11 +227,8 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     """Put the record on the report of the phase that decides the test.
 
     A report is what xdist carries to the controller as it happens, so a worker that dies later takes no
-    finished record with it. ``llenergy_measured`` on the set-up report tells the controller what is at
-    stake while the test runs.
+    finished record with it.
     """
-    if report.when == "setup":
-        vars(report)["llenergy_measured"] = True
     if report.when == "call" or (report.when == "setup" and not report.passed):
         record = finish(item, report)
         replaced = item.ihook.pytest_llenergy_record(item=item, record=record)

@@ -23,7 +23,7 @@ FLOORS = [
     {"compare", "report", "doctor", "forges"},
     {"ab", "export", "history", "peers"},
     {"levels"},
-    {"options", "marks", "hookspecs"},
+    {"options", "marks", "hookspecs", "errand"},
     {"gating", "progress"},
     {"state", "recorder", "diagnosis"},
     {"handles", "leasing"},

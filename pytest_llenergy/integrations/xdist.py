@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-xdist: who has the say, how many workers help, and what becomes of a test whose worker died.
+"""pytest-xdist: who has the say, and how many workers help.
 
 Records travel on test reports, so a worker that dies takes with it only the test that it was running.
 """
@@ -56,21 +56,3 @@ def useful_workers(config: pytest.Config, settings: Settings) -> int | None:
     except DeviceError as error:
         config.issue_config_time_warning(LLEnergyWarning(f"-n auto starts one worker: {error}"), stacklevel=2)
         return 1
-
-
-class Running:
-    """Which tests are between set-up and teardown, and whether they measure."""
-
-    def __init__(self) -> None:
-        self._measured: dict[str, bool] = {}
-
-    def see(self, report: pytest.TestReport, *, measured: bool) -> None:
-        """Follow the reports of the workers."""
-        if report.when == "setup":
-            self._measured[report.nodeid] = measured
-        elif report.when == "teardown":
-            self._measured.pop(report.nodeid, None)
-
-    def was_measuring(self, node_id: str) -> bool:
-        """Whether a crash lost a measurement. A test that died in its set-up may have been one."""
-        return self._measured.pop(node_id, True)

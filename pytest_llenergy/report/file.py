@@ -53,7 +53,11 @@ def read_report(place: Place, *, lean: bool = False) -> Report:
 
     ``lean`` leaves out of a report what comparisons do not look at, see ``model.lean``.
     """
-    name, data = origin(place), read_file(place)
+    return decode_report(read_file(place), origin(place), lean=lean)
+
+
+def decode_report(data: bytes, name: str, *, lean: bool = False) -> Report:
+    """What a report or a journal of this name holds. Raises ``ReportError``."""
     if name.endswith(SUFFIX):
         return decode_journal(data, name)
     return decode_lean(data, name) if lean else decode(data, name)

@@ -147,6 +147,8 @@ def _line(path: Path, names: Sequence[str]) -> str:
     except (OSError, SyntaxError, ValueError):
         return ""
     for name in names:
+        # Of several workers that ran a test each has a name of its own.
+        name = name.partition("@")[0]
         body = getattr(found, "body", ())
         inner = [each for each in body if getattr(each, "name", None) == name]
         if not inner:

@@ -18,6 +18,9 @@ from pytest_llenergy.model.report import SCHEMA_VERSION, Report
 
 SUFFIX = ".journal.jsonl"
 
+#: How a line begins that is no record.
+HEADER = b'{"schema_version"'
+
 
 def journal_path(report: Path, run_id: str) -> Path:
     """Beside the report, named after it and the run."""
@@ -32,6 +35,8 @@ def left_over(report: Path) -> list[Path]:
 class Journal:
     """Append-only file: the report without records first, then one record a line.
 
+    Of several lines for one attempt at a test the last counts.
+
     Raises ``OSError`` when a line cannot be written; the lines before it stay whole.
     """
 
@@ -44,6 +49,10 @@ class Journal:
     def add(self, record: Record) -> None:
         """Append a record and make sure that it is on disk."""
         self._append(msgspec.json.encode(record))
+
+    def begin_anew(self, header: Report) -> None:
+        """Say the report without records once more: the last one counts."""
+        self._append(msgspec.json.encode(header))
 
     def _append(self, line: bytes) -> None:
         whole = self._file.tell()
@@ -74,7 +83,14 @@ def decode_journal(data: bytes, origin: str) -> Report:
         raise ReportError(f"{origin}: not a journal of pytest --energy-report (no complete line)")
     try:
         header = msgspec.json.decode(whole[0], type=Report)
-        records = [msgspec.json.decode(line, type=Record) for line in whole[1:]]
+        records: dict[tuple[str, int], Record] = {}
+        for line in whole[1:]:
+            if line.startswith(HEADER):
+                header = msgspec.json.decode(line, type=Report)
+                continue
+            record = msgspec.json.decode(line, type=Record)
+            # What became of a test later counts.
+            records[record.id, record.attempt] = record
     except msgspec.DecodeError as error:
         raise ReportError(f"{origin}: not a journal of schema version {SCHEMA_VERSION} ({error})") from None
-    return msgspec.structs.replace(header, records=records)
+    return msgspec.structs.replace(header, records=list(records.values()))

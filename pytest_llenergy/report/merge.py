@@ -8,15 +8,15 @@ is refused and told what differs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, RunInfo, Source
+from pytest_llenergy.report.environments import differing, joined
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def merge(parts: Sequence[Part]) -> Report:
         first,
         run=_run([report.run for report in reports]),
         source=_source([report.source for report in reports]),
-        environment=_environment(known) if known else None,
+        environment=joined(known) if known else None,
         records=records,
         baseline=first.baseline if all(each.baseline == first.baseline for each in reports) else None,
     )
@@ -81,27 +81,10 @@ def _check_machine(one: Part, other: Part) -> None:
             f"{(one if here is None else other).origin} does not say what it ran on; merge it apart"
         )
     if here.key != there.key:
-        told = "; ".join(_differing(_facts(here), _facts(there)))
         raise ReportError(
-            f"{one.origin} and {other.origin} are of different hardware ({told}): a report is of one kind of "
-            "machine; merge them apart"
+            f"{one.origin} and {other.origin} are of different hardware ({differing(here, there)}): a report "
+            "is of one kind of machine; merge them apart"
         )
-
-
-def _facts(environment: Environment) -> dict[str, str]:
-    host = environment.host
-    boards = sorted(f"{board.name} {board.power_limit_w or '?'} W" for board in environment.gpus)
-    return {
-        "CPU": f"{host.cpu_model} ({host.machine})",
-        "cores": str(host.logical_cpus),
-        "memory": f"{round(host.memory_bytes / 2**30)} GiB",
-        "GPUs": ", ".join(boards) or "none",
-        "GPUs missing": str(len(environment.gpus_missing)),
-    }
-
-
-def _differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    return [f"{name}: {one[name]} -> {other[name]}" for name in one if one[name] != other[name]]
 
 
 def _run(runs: Sequence[RunInfo]) -> RunInfo:
@@ -130,22 +113,3 @@ def _source(sources: Sequence[Source]) -> Source:
     return Source(
         commit=sources[0].commit, branch=sources[0].branch if len(branches) == 1 else None, dirty=dirty
     )
-
-
-def _environment(known: Sequence[Environment]) -> Environment:
-    """Of one kind of machine: every board, so that records find theirs, and every name."""
-    boards = {board.uuid: board for each in known for board in each.gpus}
-    names = list(dict.fromkeys(name for each in known for name in each.packages))
-    return msgspec.structs.replace(
-        known[0],
-        host=msgspec.structs.replace(known[0].host, name=_joined(each.host.name for each in known)),
-        gpus=list(boards.values()),
-        driver=_joined(each.driver for each in known) or None,
-        python=_joined(each.python for each in known),
-        packages={name: _joined(each.packages.get(name, "none") for each in known) for name in names},
-    )
-
-
-def _joined(values: Iterable[str | None]) -> str:
-    """Each once, ``2.9, 2.8``."""
-    return ", ".join(dict.fromkeys(value for value in values if value))

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of pytest-xdist that die: what they had finished is whole, what they were at is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .suites import Read
+
+#: Where a worker can die, and what does it there.
+HOOKS = """
+import os, pytest
+def die(nodeid, where):
+    if os.environ.get("DIE") == where and "test_dies" in nodeid:
+        HOW
+class Dies:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid):
+        die(nodeid, "logstart")
+    def pytest_runtest_logfinish(self, nodeid):
+        die(nodeid, "logfinish")
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Dies())
+@pytest.fixture
+def dying(request):
+    die(request.node.nodeid, "setup")
+    yield
+    die(request.node.nodeid, "teardown")
+@pytest.fixture(scope="session", autouse=True)
+def last():
+    yield
+    if os.environ.get("DIE") == "session":
+        HOW
+"""
+
+SUITE = """
+import time
+from dying import die
+def test_a(energy):
+    energy(time.sleep, 0.01)
+def test_dies(dying, energy):
+    die("test_dies", "before")
+    energy(time.sleep, 0.01)
+    die("test_dies", "after")
+def test_z(energy):
+    energy(time.sleep, 0.01)
+def test_plain():
+    pass
+"""
+
+HOWS = {"exit": "os._exit(0)", "kill": "os.kill(os.getpid(), 9)"}
+
+
+def by_test(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The attempts at each test, in order. None is there twice."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in report["records"]:
+        found.setdefault(record["id"].rpartition("::")[2], []).append(record)
+    for records in found.values():
+        assert [record["attempt"] for record in records] == list(range(1, len(records) + 1))
+    return found
+
+
+@pytest.fixture
+def dying(quick: pytest.Pytester) -> pytest.Pytester:
+    quick.makepyfile(dying=HOOKS.replace("HOW", HOWS["exit"]))
+    return quick
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("where", ["logstart", "setup", "before", "after", "teardown", "logfinish"])
+def test_wherever_a_worker_dies(
+    quick: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, where: str, how: str
+) -> None:
+    quick.makepyfile(SUITE, dying=HOOKS.replace("HOW", HOWS[how]))
+    monkeypatch.setenv("DIE", where)
+    result = quick.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    report = read_report()
+    found = by_test(report)
+    assert set(found) == {"test_a", "test_dies", "test_z"}
+    assert [record["status"] for record in found["test_a"] + found["test_z"]] == ["measured"] * 2
+    (record,) = found["test_dies"]
+    assert record["status"] == "crashed"
+    # What had been measured is kept, though the test has failed.
+    finished = where in ("teardown", "logfinish")
+    assert bool(record["metrics"]) == bool(record["rounds"]) == finished
+    assert record["reason"].endswith("test_dies', after its measured result" if finished else "test_dies'")
+    assert report["run"]["complete"] is True
+    crashed = [line for line in result.outlines if line.startswith("CRASHED ")]
+    assert len(crashed) == 1
+    assert not list(quick.path.glob("*.jsonl"))
+
+
+# Not loadgroup: with pytest 9.2 xdist 3.8 waits for ever there for a test that has killed its worker.
+@pytest.mark.parametrize("dist", ["load", "loadscope", "loadfile", "worksteal", "each"])
+def test_however_tests_are_handed_out(
+    dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, dist: str
+) -> None:
+    """Some of them let a test run again that has killed its worker: that is its next attempt."""
+    once = """
+    import os
+    try:
+        os.mkdir("died")
+        die("test_dies", "before")
+    except FileExistsError:
+        pass
+"""
+    dying.makepyfile(SUITE.replace('    die("test_dies", "before")\n', once))
+    monkeypatch.setenv("DIE", "before")
+    dying.runpytest_subprocess("--energy-report", "-n2", f"--dist={dist}", "-p", "dying")
+    report = read_report()
+    found = by_test(report)
+    attempts = [[record["status"] for record in found[name]] for name in found if "test_dies" in name]
+    if dist == "each":
+        assert sorted(attempts) == [["crashed"], ["measured"]]
+        assert set(found) == {f"{name}@gw{n}" for name in ("test_a", "test_dies", "test_z") for n in (0, 1)}
+    else:
+        assert attempts in ([["crashed"]], [["crashed", "measured"]])
+        assert set(found) == {"test_a", "test_dies", "test_z"}
+    others = [record for name in found if "test_dies" not in name for record in found[name]]
+    assert {record["status"] for record in others} == {"measured"}
+    assert report["run"]["complete"] is True
+
+
+def test_replacements_that_die_too(dying: pytest.Pytester, read_report: Read) -> None:
+    dying.makepyfile(
+        """
+        import os, time, pytest
+        @pytest.mark.parametrize("i", range(6))
+        def test_it(energy, i):
+            energy(time.sleep, 0.01)
+            if i in (1, 2, 4):
+                os._exit(1)
+        """
+    )
+    dying.runpytest_subprocess("--energy-report", "-n1")
+    report = read_report()
+    states = [(record["id"][-2], record["status"]) for record in report["records"]]
+    assert sorted(states) == [(str(i), "crashed" if i in (1, 2, 4) else "measured") for i in range(6)]
+    assert report["run"]["complete"] is True
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_no_more_replacements(dying: pytest.Pytester, read_report: Read, restarts: int) -> None:
+    """Tests that had no turn have no record, and the report says that it is not complete."""
+    dying.makepyfile(
+        """
+        import os, time, pytest
+        @pytest.mark.parametrize("i", range(6))
+        def test_it(energy, i):
+            energy(time.sleep, 0.01)
+            if i:
+                os._exit(1)
+        """
+    )
+    result = dying.runpytest_subprocess("--energy-report", "-n1", f"--max-worker-restart={restarts}")
+    report = read_report()
+    states = [record["status"] for record in report["records"]]
+    assert states == ["measured", "crashed", "crashed"][: 2 + restarts]
+    assert report["run"]["complete"] is False
+    assert result.ret != 0
+
+
+def test_tests_that_measure_nothing_have_no_record(dying: pytest.Pytester) -> None:
+    """Nor has a run that has nothing to do with energy anything to say of it."""
+    dying.makepyfile(
+        """
+        import os, pytest
+        @pytest.fixture
+        def dies():
+            os._exit(1)
+        def test_setup(dies):
+            pass
+        def test_call():
+            os._exit(1)
+        def test_fine():
+            pass
+        """
+    )
+    result = dying.runpytest_subprocess("--energy-report", "-n1")
+    result.assert_outcomes(passed=1, failed=2)
+    assert not (dying.path / "energy.json").exists()
+    result = dying.runpytest_subprocess("-n1")
+    assert not [line for line in result.outlines if line.startswith("=") and "energy" in line]
+
+
+def test_one_that_asks_for_energy_as_it_runs(dying: pytest.Pytester, read_report: Read) -> None:
+    dying.makepyfile(
+        """
+        import os, time
+        def test_it(request):
+            request.getfixturevalue("energy")(time.sleep, 0.01)
+            os._exit(1)
+        """
+    )
+    dying.runpytest_subprocess("--energy-report", "-n1")
+    (record,) = read_report()["records"]
+    assert record["status"] == "crashed"
+
+
+def test_one_that_failed_before_says_why_it_failed(
+    dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIE", "teardown")
+    dying.makepyfile("def test_dies(dying, energy):\n    assert 1 == 2\n")
+    dying.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
+    (record,) = read_report()["records"]
+    assert (record["status"], record["reason"]) == ("failed", "assert 1 == 2")
+
+
+def test_the_end_of_a_session(
+    dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fixture of the session that takes its worker with it does so in the teardown of the last test."""
+    monkeypatch.setenv("DIE", "session")
+    dying.makepyfile(SUITE.replace("def test_plain():\n    pass\n", ""))
+    dying.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
+    found = by_test(read_report())
+    assert [record["status"] for record in found["test_a"]] == ["measured"]
+    (record,) = found["test_z"]
+    assert record["status"] == "crashed"
+    assert record["rounds"]
+
+
+def test_a_journal_has_what_the_report_has(
+    dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a test that crashed after its result it has two lines, and a reader one record."""
+    from pytest_llenergy.report.file import read_report as read
+
+    monkeypatch.setenv("DIE", "teardown")
+    dying.makeconftest(
+        dying.path.joinpath("conftest.py").read_text()
+        + "\nimport glob, shutil\ndef pytest_llenergy_report(config, report):\n"
+        + "    shutil.copy(glob.glob('*.jsonl')[0], 'kept.journal.jsonl')\n"
+    )
+    dying.makepyfile(SUITE)
+    dying.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
+    kept = read(dying.path / "kept.journal.jsonl")
+    whole = read(dying.path / "energy.json")
+    assert [(each.id, each.status) for each in kept.records] == [
+        (each.id, each.status) for each in whole.records
+    ]
+    assert list(kept.records) == list(whole.records)
+
+
+def test_another_worker_goes_on_when_the_holder_of_the_lease_is_killed(
+    dying: pytest.Pytester, read_report: Read
+) -> None:
+    dying.makepyfile(
+        """
+        import os, time, pytest
+        @pytest.mark.parametrize("i", range(4))
+        def test_it(energy, i):
+            if i == 0:
+                os.kill(os.getpid(), 9)
+            energy(time.sleep, 0.01)
+        """
+    )
+    dying.runpytest_subprocess("--energy-report", "-n2")
+    states = [record["status"] for record in read_report()["records"]]
+    assert sorted(states) == ["crashed", "measured", "measured", "measured"]

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of pytest-xdist elsewhere: other directories, other Pythons, other hosts over a socket."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import execnet
+import pytest
+
+from pytest_llenergy.errand import Errand, whereabouts
+
+from .suites import Read
+from .test_xdist_modes import states, tables
+
+SERVER = Path(execnet.__file__).parent / "script" / "socketserver.py"
+
+SUITE = """
+import time
+def test_it(energy):
+    energy(time.sleep, 0.02)
+def test_other(energy):
+    energy(time.sleep, 0.02)
+"""
+
+#: A host of another name: that of a namespace, which is what the kernel tells who is in it.
+OTHER_HOST = ("unshare", "--uts", "sh", "-c", 'hostname far-away && exec "$@"', "sh")
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="a host name of one's own needs root"
+)
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start execnet's socket server, perhaps on another host; gives the specification of a worker there."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*before: str, python: str = sys.executable) -> str:
+        place = tmp_path / f"remote{len(running)}"
+        place.mkdir()
+        process = subprocess.Popen(
+            [*before, python, "-u", str(SERVER), "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, cwd=place
+        )
+        running.append(process)
+        assert process.stdout is not None
+        port = re.search(r"'127\.0\.0\.1', (\d+)", process.stdout.readline())
+        assert port is not None
+        return f"socket=127.0.0.1:{port[1]}//chdir={place}"
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def project(quick: pytest.Pytester) -> Path:
+    """A directory that xdist can copy."""
+    directory = quick.mkdir("proj")
+    for name in ("tox.ini", "conftest.py"):
+        (quick.path / name).rename(directory / name)
+    (directory / "test_it.py").write_text(SUITE)
+    return directory
+
+
+def run(pytester: pytest.Pytester, project: Path, *args: str) -> pytest.RunResult:
+    # -d is --dist=load.
+    hand_out = () if any(arg.startswith("--dist") for arg in args) else ("-d",)
+    return pytester.runpytest_subprocess(
+        "--energy-report", *hand_out, f"--rsyncdir={project}", str(project), "-p", "no:cacheprovider", *args
+    )
+
+
+def flags(report: dict[str, Any]) -> set[str]:
+    return {flag["name"] for record in report["records"] for flag in record["flags"]}
+
+
+def test_several_specifications(quick: pytest.Pytester, read_report: Read) -> None:
+    quick.makepyfile(SUITE)
+    result = quick.runpytest_subprocess("--energy-report", "-d", "--tx=2*popen", "--tx=popen")
+    result.stdout.fnmatch_lines(["*3 workers*"])
+    assert states(read_report()) == {"test_it": "measured", "test_other": "measured"}
+    assert "elsewhere" not in flags(read_report())
+
+
+def test_another_directory(quick: pytest.Pytester, project: Path, read_report: Read, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    result = run(quick, project, f"--tx=2*popen//chdir={tmp_path / 'there'}")
+    result.assert_outcomes(passed=2)
+    report = read_report()
+    assert states(report) == {"test_it": "measured", "test_other": "measured"}
+    assert "elsewhere" not in flags(report)
+    assert tables(result) == 1
+
+
+def test_a_socket_on_this_host(
+    quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+) -> None:
+    result = run(quick, project, f"--tx={serve()}")
+    result.assert_outcomes(passed=2)
+    report = read_report()
+    assert states(report) == {"test_it": "measured", "test_other": "measured"}
+    assert report["environment"]["host"]["name"] == whereabouts()[0]
+    assert "elsewhere" not in flags(report)
+
+
+@needs_root
+class TestOtherHosts:
+    def test_the_report_is_of_the_host_that_measured(
+        self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+    ) -> None:
+        result = run(quick, project, f"--tx={serve(*OTHER_HOST)}")
+        result.assert_outcomes(passed=2)
+        report = read_report()
+        assert states(report) == {"test_it": "measured", "test_other": "measured"}
+        assert report["environment"]["host"]["name"] == "far-away"
+        for record in report["records"]:
+            (flag,) = [flag for flag in record["flags"] if flag["name"] == "elsewhere"]
+            assert flag["detail"].startswith("measured on far-away with Python ")
+            assert f"started on {whereabouts()[0]} with" in flag["detail"]
+        result.stdout.fnmatch_lines(["energy: 2 tests were measured on far-away with Python *"])
+
+    def test_two_hosts_of_one_kind_are_both_named(
+        self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+    ) -> None:
+        result = run(quick, project, f"--tx={serve(*OTHER_HOST)}", f"--tx={serve()}", "--dist=each")
+        result.assert_outcomes(passed=4)
+        report = read_report()
+        assert len(states(report)) == 4
+        hosts = report["environment"]["host"]["name"].split(", ")
+        assert sorted(hosts) == sorted(["far-away", whereabouts()[0]])
+        elsewhere = [
+            record["id"].partition("@")[2]
+            for record in report["records"]
+            if any(flag["name"] == "elsewhere" for flag in record["flags"])
+        ]
+        assert elsewhere == ["gw0", "gw0"]
+
+    def test_hosts_of_two_kinds_are_none(
+        self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+    ) -> None:
+        """A report has one environment. One that claimed either would compare what must not be compared."""
+        one_core = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+        specs = [f"--tx={serve(*OTHER_HOST, *one_core)}", f"--tx={serve()}"]
+        result = run(quick, project, *specs, "--dist=each")
+        result.assert_outcomes(passed=4)
+        report = read_report()
+        assert report["environment"] is None
+        result.stdout.fnmatch_lines(["energy: tests ran on different hardware (cores: *"])
+
+    def test_a_baseline_goes_along(
+        self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+    ) -> None:
+        """The file is where the controller is."""
+        run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--energy-save=base").assert_outcomes(passed=2)
+        (project / ".llenergy").rename(quick.path / "elsewhere")
+        again = run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--energy-compare=elsewhere/base.json")
+        again.assert_outcomes(passed=2)
+        report = read_report()
+        assert [len(record["comparisons"]) for record in report["records"]] == [1, 1]
+        assert {record["comparisons"][0]["reason"] for record in report["records"]} == {
+            "2 base and 2 head rounds: a verdict needs 4 a side"
+        }
+        assert report["baseline"]["side"]["origin"] == "elsewhere/base.json"
+
+    def test_a_worker_there_that_dies(
+        self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+    ) -> None:
+        (project / "test_it.py").write_text(SUITE + "def test_z(energy):\n    import os\n    os._exit(1)\n")
+        run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--max-worker-restart=0")
+        assert states(read_report()) == {"test_it": "measured", "test_other": "measured", "test_z": "crashed"}
+
+    def test_a_killed_controller_leaves_a_journal_that_is_of_the_host(
+        self, quick: pytest.Pytester, project: Path, serve: Serve
+    ) -> None:
+        from pytest_llenergy.report.file import read_report as read
+
+        (project / "conftest.py").write_text(
+            (project / "conftest.py").read_text()
+            + "\ndef pytest_llenergy_report(config, report):\n    import os\n    os.kill(os.getpid(), 9)\n"
+        )
+        run(quick, project, f"--tx={serve(*OTHER_HOST)}")
+        (journal,) = quick.path.glob("*.jsonl")
+        left = read(journal)
+        assert left.environment is not None
+        assert left.environment.host.name == "far-away"
+        assert len(left.records) == 2
+
+
+class TestOtherPythons:
+    @pytest.fixture
+    def other(self, tmp_path: Path) -> str:
+        """An environment of its own, with all that this one has."""
+        place = tmp_path / "other"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+        (site,) = place.glob("lib/python*/site-packages")
+        paths = [path for path in sys.path if path and Path(path).is_dir()]
+        (site / "all.pth").write_text("\n".join(paths) + "\n")
+        return str(place / "bin" / "python")
+
+    def test_the_report_names_each(self, quick: pytest.Pytester, read_report: Read, other: str) -> None:
+        quick.makepyfile(SUITE)
+        specs = ["--tx=popen//id=own", f"--tx=popen//id=other//python={other}"]
+        result = quick.runpytest_subprocess("--energy-report", "--dist=each", *specs)
+        result.assert_outcomes(passed=4)
+        report = read_report()
+        names = {f"{name}@{worker}" for name in ("test_it", "test_other") for worker in ("own", "other")}
+        assert set(states(report)) == names
+        told = {
+            record["id"]: flag["detail"]
+            for record in report["records"]
+            for flag in record["flags"]
+            if flag["name"] == "elsewhere"
+        }
+        assert {name.partition("@")[2] for name in told} == {"other"}
+        assert all(f" in {Path(other).parents[1]};" in detail for detail in told.values())
+
+
+def test_who_is_at_home() -> None:
+    assert Errand(home=whereabouts()).elsewhere is None
+    assert Errand().flags == []
+    host, *others = whereabouts()
+    (flag,) = Errand(home=("another", *others)).flags
+    assert f"measured on {host} with Python" in flag.detail
