@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llenergy.errand import ELSEWHERE
-from pytest_llenergy.integrations.xdist import is_controller
-from pytest_llenergy.integrations.xdist_fleet import Fleet
+from pytest_llenergy.integrations.xdist import hands_out, is_controller
 from pytest_llenergy.options.places import saved_as
 from pytest_llenergy.options.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_llenergy.gating import Stored
-    from pytest_llenergy.integrations.xdist_fleet import Baseline
+    from pytest_llenergy.integrations.xdist_fleet import Baseline, Fleet
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
     from pytest_llenergy.report.collect import Collector
@@ -39,8 +37,12 @@ class Controller:
         self._paths = [settings.report] if settings.report is not None else []
         self._paths += [saved_as(config, settings.save)] if settings.save is not None else []
         self._started = datetime.now(timezone.utc)
-        self._fleet = Fleet(config, self._baseline)
-        config.pluginmanager.register(self._fleet, "llenergy-fleet")
+        self._fleet: Fleet | None = None
+        if hands_out(config):
+            from pytest_llenergy.integrations.xdist_fleet import Fleet
+
+            self._fleet = Fleet(config, self._baseline)
+            config.pluginmanager.register(self._fleet, "llenergy-fleet")
         self._collector: Collector | None = None
         self._written = False
         self._shown: list[str] = []
@@ -68,8 +70,8 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         node = report.node
-        attempt = self._fleet.begun(node, crashitem)
-        if attempt is None:
+        attempt = self._fleet.begun(node, crashitem) if self._fleet is not None else None
+        if self._fleet is None or attempt is None:
             return
         text = str(report.longrepr).strip().splitlines()
         reason = text[0] if text else "the worker died"
@@ -85,7 +87,8 @@ class Controller:
             return
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         stopped = bool(session.shouldstop or session.shouldfail)
-        complete = ended and not stopped and not self._fleet.left_out
+        left_out = self._fleet is not None and self._fleet.left_out
+        complete = ended and not stopped and not left_out
         stored = self._stored()
         baseline = stored.told({record.id for record in collector.records}) if stored is not None else None
         report = collector.finish(int(exitstatus), complete=complete, baseline=baseline)
@@ -215,7 +218,8 @@ class Controller:
                 copies=self._paths[1:],
                 apart=is_controller(self._config),
             )
-        self._collector.add(record, worker=_worker(node), told=self._fleet.runs_on(node))
+        told = self._fleet.runs_on(node) if self._fleet is not None else None
+        self._collector.add(record, worker=_worker(node), told=told)
 
     def _stored(self) -> Stored | None:
         if self._settings.compare is None:
@@ -248,6 +252,8 @@ def _record(primitives: dict[str, Any]) -> Record:
 
 def _elsewhere(records: Sequence[Record]) -> list[str]:
     """One line for each place but this one where tests were measured."""
+    from pytest_llenergy.errand import ELSEWHERE
+
     places = Counter(flag.detail for record in records for flag in record.flags if flag.name == ELSEWHERE)
     return [f"{count} test{' was' if count == 1 else 's were'} {detail}" for detail, count in places.items()]
 

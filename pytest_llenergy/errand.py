@@ -61,8 +61,7 @@ class Errand:
 
     def tell_tests(self, node_ids: Sequence[str]) -> None:
         """That these will measure, as far as can be seen."""
-        if node_ids:
-            self._send(HAS, list(node_ids))
+        self._send(HAS, list(node_ids))
 
     def tell_begin(self, node_id: str, attempt: int) -> None:
         """That one begins which measures; where that is, before the first one."""

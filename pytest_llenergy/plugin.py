@@ -144,9 +144,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if is_worker(session.config):
-        from pytest_llenergy.errand import errand_of
+        measured = [item.nodeid for item in session.items if is_measured(item)]
+        if measured:
+            from pytest_llenergy.errand import errand_of
 
-        errand_of(session.config).tell_tests([item.nodeid for item in session.items if is_measured(item)])
+            errand_of(session.config).tell_tests(measured)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:

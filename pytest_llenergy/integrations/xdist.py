@@ -38,6 +38,11 @@ def is_controller(config: pytest.Config) -> bool:
     return config.pluginmanager.has_plugin("dsession")
 
 
+def hands_out(config: pytest.Config) -> bool:
+    """Whether this process will have others run its tests, told before these are there."""
+    return bool(config.getoption("dist", "no") != "no")
+
+
 def useful_workers(config: pytest.Config, settings: Settings) -> int | None:
     """How many workers leases can keep busy, for ``-n auto``: one for each GPU, and one where there is none.
 
