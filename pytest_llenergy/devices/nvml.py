@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
+from warnings import catch_warnings, simplefilter
 
 from pytest_llenergy.errors import DeviceError, NoDriverError
 
@@ -72,7 +73,11 @@ class Session:
 
     def __init__(self) -> None:
         try:
-            import pynvml
+            # Of the package pynvml, which others bring along, that it is not the one to use. Where warnings
+            # are errors the report of a run would be lost to it.
+            with catch_warnings():
+                simplefilter("ignore", FutureWarning)
+                import pynvml
         except ImportError:
             raise NoDriverError("NVML: the module pynvml is missing; pip install nvidia-ml-py") from None
         try:
