@@ -37,6 +37,9 @@ from pytest_llenergy.options.places import check_savable, check_writable, saved_
 from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, read_settings
 from pytest_llenergy.options.table import add_options
 
+#: Set while the body of a test runs. What is reported meanwhile is a subtest, not the test.
+IN_BODY = pytest.StashKey[bool]()
+
 #: Plugins that have a fixture ``benchmark``, and the object that measures its tests.
 OTHERS, BENCHMARKS = ("benchmark", "codspeed"), "llenergy-benchmarks"
 
@@ -66,6 +69,10 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = read_settings(config)
     config.stash[SETTINGS] = settings
     config.stash[ENVIRONMENT] = dict(os.environ)
+    if config.pluginmanager.has_plugin("pytest_forked") and not config.option.collectonly:
+        from pytest_llenergy.integrations.forked import Forked
+
+        config.pluginmanager.register(Forked(), "llenergy-forked")
     if is_worker(config):
         if settings.keeps_something:
             _see_to_benchmarks(config)
@@ -186,6 +193,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[IN_BODY] = True
     try:
         result = yield
         if is_measured(item):
@@ -196,6 +204,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except LLEnergyError as error:
         raise _failure(item, "call", error) from None
     finally:
+        item.stash[IN_BODY] = False
         if is_measured(item):
             from pytest_llenergy.recorder import tell_junit
 
@@ -215,9 +224,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if is_measured(item):
-        from pytest_llenergy.recorder import attach
+        from pytest_llenergy.recorder import attach, note_part
 
-        attach(item, report)
+        (note_part if item.stash.get(IN_BODY, False) else attach)(item, report)
     return report
 
 

@@ -72,6 +72,7 @@ class Draft:
     windows: list[Window] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     failed_gate: bool = False
+    failed_parts: int = 0
     #: Set for a test that is measured beside what it is for: why it is not, where it is not. No failure.
     unmeasured: str | None = None
     #: Whether what is measured runs in this process, on whatever devices that may use.
@@ -163,6 +164,9 @@ def judge(item: pytest.Item) -> None:
     failure.
     """
     draft = draft_of(item)
+    # unittest notes what went wrong on the test, and raises nothing.
+    if draft.failed_parts or getattr(item, "_excinfo", None):
+        return
     experiment = draft.experiment
     if experiment is None and not draft.windows and draft.unmeasured is None:
         pytest.fail(NOTHING_MEASURED, pytrace=False)
@@ -223,6 +227,11 @@ def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]
     return failed + failures(draft.comparisons, settings.inconclusive)
 
 
+def note_part(item: pytest.Item, report: pytest.TestReport) -> None:
+    """A subtest has ended. The record is of the test as a whole, which has failed if one of them has."""
+    draft_of(item).failed_parts += report.failed
+
+
 def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     """Put the record on the report of the phase that decides the test.
 
@@ -233,6 +242,14 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
         record = finish(item, report)
         replaced = item.ihook.pytest_llenergy_record(item=item, record=record)
         vars(report)["llenergy"] = to_primitives(replaced or record)
+
+
+def attach_crash(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Put a record on the one report there is of a test whose process has died."""
+    lines = str(report.longrepr).strip().splitlines()
+    vars(report)["llenergy"] = to_primitives(
+        _record(item, "crashed", lines[0] if lines else "its process died")
+    )
 
 
 def to_primitives(record: Record) -> dict[str, Any]:
@@ -251,6 +268,8 @@ def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None
         return "failed", _first_line(report)
     if report.skipped:
         return "skipped", _skip_reason(report)
+    if draft.failed_parts:
+        return "failed", f"{draft.failed_parts} failed subtest{'s' if draft.failed_parts > 1 else ''}"
     return _outcome(draft)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,10 +34,14 @@ Spec = TypeVar("Spec", BackendSpec, MeterSpec)
 
 
 class State:
-    """Made on first use; costs nothing in a run that measures nothing."""
+    """Made on first use; costs nothing in a run that measures nothing. ``before`` is that of a parent."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, before: State | None = None) -> None:
         self._config = config
+        # Kept, as what goes with it would end itself, and it is not for this process to end.
+        self._before = before
+        #: The process whose it is.
+        self.pid = os.getpid()
         self.settings = settings
         #: As it was when the run began, whatever tests have set since.
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
@@ -153,9 +158,10 @@ STATE = pytest.StashKey[State]()
 
 
 def state_of(config: pytest.Config) -> State:
-    """The state of this process."""
-    if STATE not in config.stash:
-        config.stash[STATE] = State(config, config.stash[SETTINGS])
+    """The state of this process; in a fork of it that runs a test a new one, beside that of its parent."""
+    before = config.stash.get(STATE, None)
+    if before is None or before.pid != os.getpid():
+        config.stash[STATE] = State(config, config.stash[SETTINGS], before)
     return config.stash[STATE]
 
 

@@ -98,9 +98,9 @@ class Measuring:
         self.stop()
 
     async def __aenter__(self) -> Measuring:
-        import asyncio
+        from pytest_llenergy.meters.beside import in_thread
 
-        await asyncio.get_running_loop().run_in_executor(None, self.start)
+        await in_thread(self.start)
         self.total.__enter__()
         return self
 
@@ -110,10 +110,10 @@ class Measuring:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        import asyncio
+        from pytest_llenergy.meters.beside import in_thread
 
         self.total.__exit__(kind, error, traceback)
-        await asyncio.get_running_loop().run_in_executor(None, self.stop)
+        await in_thread(self.stop)
 
 
 def measure(

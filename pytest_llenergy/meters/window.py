@@ -89,9 +89,9 @@ class Window:
 
     async def settled(self) -> Window:
         """Wait for the counters without blocking the event loop."""
-        import asyncio
+        from pytest_llenergy.meters.beside import in_thread
 
-        await asyncio.get_running_loop().run_in_executor(None, lambda: self.record)
+        await in_thread(lambda: self.record)
         return self
 
     @property
