@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of pytest has left: its report, by test and attempt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+#: One of each kind of test: measured, by a window, failed, skipped, expected to fail, none of ours.
+SUITE = """
+import time, pytest
+@pytest.mark.parametrize("i", range(2))
+def test_measured(energy, i):
+    energy(time.sleep, 0.05)
+def test_window(energy_meter):
+    with energy_meter("load"):
+        time.sleep(0.05)
+def test_fails(energy):
+    energy(time.sleep, 0.05)
+    assert False
+def test_skips(energy):
+    pytest.skip("not here")
+@pytest.mark.xfail
+def test_xfails(energy):
+    energy(time.sleep, 0.05)
+    assert False
+def test_other():
+    pass
+"""
+
+#: What becomes of it.
+STATUSES = {
+    ("test_measured[0]", 1): "measured",
+    ("test_measured[1]", 1): "measured",
+    ("test_window", 1): "measured",
+    ("test_fails", 1): "failed",
+    ("test_skips", 1): "skipped",
+    ("test_xfails", 1): "failed",
+}
+
+#: As ``assert_outcomes`` has it.
+OUTCOMES = {"passed": 4, "failed": 1, "skipped": 1, "xfailed": 1}
+
+#: One that takes no longer than it must.
+ONE = """
+import time
+def test_one(energy):
+    energy(time.sleep, 0.05)
+def test_other():
+    pass
+"""
+
+#: In ranks, without torch.
+IN_RANKS = """
+import pytest
+@pytest.mark.gpus(2, fallback="cpu")
+def test_ranks{}(workers, energy):
+    assert energy(workers.call(int, "5")).result == [5, 5]
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that has ended."""
+
+    result: pytest.RunResult
+    path: Path
+
+    def report(self, name: str = "energy.json") -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.path / name).read_text())
+        return loaded
+
+    def records(self, name: str = "energy.json") -> dict[tuple[str, int], dict[str, Any]]:
+        """By test, without its file, and attempt. No two may have the same."""
+        records = self.report(name)["records"]
+        found = {(each["id"].partition("::")[2], each["attempt"]): each for each in records}
+        assert len(found) == len(records)
+        return found
+
+    def statuses(self, name: str = "energy.json") -> dict[tuple[str, int], str]:
+        """What became of each. Where something was measured there are joules, as many as ten watts make."""
+        found = self.records(name)
+        for record in found.values():
+            if record["status"] == "measured":
+                assert joules(record) > 0
+        return {key: record["status"] for key, record in found.items()}
+
+    def reason(self, test: str, attempt: int = 1) -> str:
+        return str(self.records()[test, attempt]["reason"])
+
+
+class Beside(Protocol):
+    """Runs a suite, or files by module name, with options, beside plugins."""
+
+    def __call__(self, suite: str | dict[str, str], *args: str, plugins: tuple[str, ...] = ()) -> Ran: ...
+
+
+def joules(record: dict[str, Any]) -> float:
+    """Of its rounds, or of its windows. Of 50 ms by ten watts, with room for a machine that is busy."""
+    metric = record["metrics"].get("energy_j")
+    found = metric["value"] if metric else sum(each["energy_j"] for each in record["windows"])
+    assert found is not None
+    return float(found)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coroutines as tests, by pytest-asyncio, anyio and unittest."""
+
+from __future__ import annotations
+
+import pytest
+
+from .runs import Beside
+
+SUITE = """
+import time, unittest, pytest, {library}
+from pytest_llenergy.meters import measure
+{mark}
+async def test_window(energy_meter):
+    async with energy_meter("load") as window:
+        await {library}.sleep(0.05)
+    assert (await window.settled()).energy_j > 0.3
+{mark}
+async def test_call(energy):
+    assert energy(time.sleep, 0.05).energy_j > 0.3
+{mark}
+async def test_coroutine(energy):
+    energy({library}.sleep, 0.05)
+{mark}
+async def test_measure(energy_meter):
+    with energy_meter("load"):
+        time.sleep(0.05)
+    async with measure((), ["estimate"]) as energy:
+        await {library}.sleep(0.05)
+    assert energy.total.duration_s > 0.04
+"""
+
+OF_UNITTEST = """
+import asyncio, unittest, pytest
+class TestIt(unittest.IsolatedAsyncioTestCase):
+    @pytest.fixture(autouse=True)
+    def give(self, energy_meter):
+        self.energy_meter = energy_meter
+    async def test_window(self):
+        async with self.energy_meter("load") as window:
+            await asyncio.sleep(0.05)
+        self.assertGreater((await window.settled()).energy_j, 0.3)
+"""
+
+#: What each of the suite's tests becomes.
+STATUSES = {"window": "measured", "call": "measured", "coroutine": "failed", "measure": "measured"}
+
+REFUSED = "a call of this function only makes a coroutine or generator"
+
+
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_asyncio(beside: Beside, mode: str) -> None:
+    mark = "@pytest.mark.asyncio" if mode == "strict" else ""
+    args = (f"--asyncio-mode={mode}", "-Werror", "-o", "asyncio_default_fixture_loop_scope=function")
+    ran = beside(SUITE.format(library="asyncio", mark=mark), *args, plugins=("asyncio",))
+    ran.result.assert_outcomes(passed=3, failed=1)
+    assert ran.statuses() == {(f"test_{name}", 1): status for name, status in STATUSES.items()}
+    assert REFUSED in ran.reason("test_coroutine")
+
+
+def test_anyio(beside: Beside) -> None:
+    """With asyncio and with trio."""
+    pytest.importorskip("trio")
+    ran = beside(SUITE.format(library="anyio", mark="@pytest.mark.anyio"), "-Werror", plugins=("anyio",))
+    ran.result.assert_outcomes(passed=6, failed=2)
+    assert ran.statuses() == {
+        (f"test_{name}[{loop}]", 1): status
+        for name, status in STATUSES.items()
+        for loop in ("asyncio", "trio")
+    }
+    assert ran.records()["test_window[trio]", 1]["params"] == {"anyio_backend": "trio"}
+
+
+def test_unittest(beside: Beside) -> None:
+    ran = beside(OF_UNITTEST, "-Werror")
+    ran.result.assert_outcomes(passed=1)
+    assert ran.statuses() == {("TestIt::test_window", 1): "measured"}

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pytest-cov: its data are written, and ranks run as without it."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from .runs import IN_RANKS, Beside
+
+LIBRARY = """
+def used():
+    return 5
+def unused():
+    return 6
+"""
+
+SUITE = """
+import time
+from library import used
+def test_here(energy):
+    energy(lambda: time.sleep(used() / 100))
+""" + IN_RANKS.format("")
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+def test_coverage(beside: Beside, start: str, workers: tuple[str, ...]) -> None:
+    args = (f"--energy-start-method={start}", "--cov=library", "--cov-report=xml", *workers)
+    files = {"library": LIBRARY, "test_it": SUITE}
+    plugins = ("pytest_cov", "xdist") if workers else ("pytest_cov",)
+    ran = beside(files, *args, plugins=plugins)
+    ran.result.assert_outcomes(passed=2)
+    assert ran.statuses() == {("test_here", 1): "measured", ("test_ranks", 1): "measured"}
+    assert ElementTree.parse(ran.path / "coverage.xml").getroot().get("line-rate") == "0.75"
+
+
+def test_where_it_follows_into_subprocesses(beside: Beside, pytester: pytest.Pytester) -> None:
+    pytester.path.joinpath(".coveragerc").write_text("[run]\npatch = subprocess\nsource = library\n")
+    ran = beside({"library": LIBRARY, "test_it": SUITE}, "--cov", "--cov-report=xml", plugins=("pytest_cov",))
+    ran.result.assert_outcomes(passed=2)
+    assert ran.statuses() == {("test_here", 1): "measured", ("test_ranks", 1): "measured"}
+    assert ElementTree.parse(ran.path / "coverage.xml").getroot().get("line-rate") == "0.75"
+    left = [each.name for each in ran.path.glob(".coverage*")]
+    assert sorted(left) == [".coverage", ".coveragerc"]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other plugins that measure energy: each measures what it is asked to."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from .runs import ONE, STATUSES, SUITE, Beside
+
+THEIRS = """
+@pytest.mark.energy(n=2)
+def test_theirs():
+    time.sleep(0.05)
+"""
+
+BOTH = "import pytest, time\n@pytest.mark.energy(n=2)\ndef test_both(energy):\n    energy(time.sleep, 0.05)\n"
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+def test_codecarbon(beside: Beside, workers: tuple[str, ...]) -> None:
+    plugins = ("codecarbon", "xdist") if workers else ("codecarbon",)
+    ran = beside(SUITE, "--carbon", "--carbon-dir=carbon", *workers, plugins=plugins)
+    assert ran.statuses() == STATUSES
+    with (ran.path / "carbon" / "emissions.csv").open() as file:
+        rows = [row["project_name"] for row in csv.DictReader(file)]
+    # Two workers write one file, without a lock.
+    assert len(rows) == 7 or workers
+
+
+def test_energy_reporter(beside: Beside) -> None:
+    ran = beside(SUITE + THEIRS, plugins=("pytest_energy_reporter",))
+    assert ran.statuses() == STATUSES
+    ran.result.assert_outcomes(passed=5, failed=1, skipped=1, xfailed=1)
+    ran.result.stdout.fnmatch_lines(["*= energy =*", "*- Energy Summary -*", "*py::test_theirs | *"])
+
+
+def test_energy_reporter_runs_a_body_several_times(beside: Beside) -> None:
+    """So its mark is not for a test that measures itself."""
+    ran = beside(BOTH, plugins=("pytest_energy_reporter",))
+    assert ran.statuses() == {("test_both", 1): "failed"}
+    assert "energy() was called twice in one test" in ran.reason("test_both")
+
+
+def test_both_at_once(beside: Beside) -> None:
+    ran = beside(ONE, "--carbon", plugins=("pytest_energy_reporter", "codecarbon"))
+    ran.result.assert_outcomes(passed=2)
+    assert ran.statuses() == {("test_one", 1): "measured"}

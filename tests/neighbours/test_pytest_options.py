@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pytest's own options: what is selected has records, and no other test."""
+
+from __future__ import annotations
+
+import pytest
+
+from .runs import ONE, OUTCOMES, STATUSES, SUITE, Beside
+
+#: Plugins of pytest that a run can do without, each of which could be needed by chance.
+DISPENSABLE = (
+    *("cacheprovider", "terminal", "logging", "debugging", "junitxml", "warnings", "setuponly", "setupplan"),
+    *("stepwise", "faulthandler", "unittest", "doctest", "tmpdir", "monkeypatch", "recwarn", "pastebin"),
+    *("capture", "threadexception", "unraisableexception", "legacypath", "pytester", "subtests", "xdist"),
+)
+
+
+@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
+def test_import_modes(beside: Beside, mode: str) -> None:
+    ran = beside(SUITE, "-Werror", f"--import-mode={mode}")
+    ran.result.assert_outcomes(**OUTCOMES)
+    assert ran.statuses() == STATUSES
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+def test_warnings_that_are_errors(beside: Beside, workers: tuple[str, ...]) -> None:
+    ran = beside(SUITE, "-Werror", "--strict-markers", "--strict-config", *workers, plugins=("xdist",))
+    ran.result.assert_outcomes(**OUTCOMES)
+    assert ran.statuses() == STATUSES
+
+
+#: As the package pynvml does, which others install beside nvidia-ml-py.
+DEPRECATED = """
+import sys, warnings
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "pynvml":
+            warnings.warn("The pynvml package is deprecated.", FutureWarning)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=str)
+def test_a_deprecated_package_is_no_error(beside: Beside, ten_watts: str, workers: tuple[str, ...]) -> None:
+    plugins = ("xdist",) if workers else ()
+    ran = beside({"conftest": ten_watts + DEPRECATED, "test_it": ONE}, "-Werror", *workers, plugins=plugins)
+    ran.result.assert_outcomes(passed=2)
+    assert ran.statuses() == {("test_one", 1): "measured"}
+
+
+@pytest.mark.parametrize("name", DISPENSABLE)
+def test_without(beside: Beside, name: str) -> None:
+    ran = beside(ONE, "-p", f"no:{name}", "-Werror")
+    assert ran.result.ret == 0
+    assert ran.statuses() == {("test_one", 1): "measured"}
+
+
+def test_without_this_plugin(beside: Beside, pytester: pytest.Pytester) -> None:
+    """Nothing is left of it, and a suite that needs nothing of it runs."""
+    pytester.makepyfile("def test_other():\n    pass\n")
+    pytester.makeconftest("")
+    pytester.makeini("[pytest]\n")
+    result = pytester.runpytest_subprocess("-p", "no:llenergy", "-Werror")
+    result.assert_outcomes(passed=1)
+    assert "energy" not in pytester.runpytest_subprocess("-p", "no:llenergy", "--markers").stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("-k", "measured"), {"test_measured[0]", "test_measured[1]"}),
+        (("-k", "not measured and not window"), {"test_fails", "test_skips", "test_xfails"}),
+        (
+            ("--deselect=test_it.py::test_measured", "--deselect=test_it.py::test_fails"),
+            {"test_window", "test_skips", "test_xfails"},
+        ),
+        (("test_it.py::test_measured[1]",), {"test_measured[1]"}),
+        (("-x",), {"test_measured[0]", "test_measured[1]", "test_window", "test_fails"}),
+        (("--sw",), {"test_measured[0]", "test_measured[1]", "test_window", "test_fails"}),
+        (("--sw-skip",), {test for test, _ in STATUSES}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_selection(beside: Beside, args: tuple[str, ...], expected: set[str]) -> None:
+    ran = beside(SUITE, *args)
+    assert ran.statuses() == {key: status for key, status in STATUSES.items() if key[0] in expected}
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--lf", ["test_fails"]),
+        ("--ff", ["test_fails", "test_one"]),
+        ("--nf", ["test_one", "test_fails"]),
+        ("--sw", ["test_fails"]),
+    ],
+)
+def test_what_failed_before(beside: Beside, option: str, expected: list[str]) -> None:
+    failing = ONE + "def test_fails(energy):\n    energy(time.sleep, 0.05)\n    assert False\n"
+    beside(failing, "--sw") if option == "--sw" else beside(failing)
+    ran = beside(failing, option)
+    assert [test for test, _ in ran.records()] == expected
+
+
+@pytest.mark.parametrize("args", [("--co",), ("--co", "-q"), ("--setup-plan",), ("--fixtures",)], ids=str)
+def test_looking_measures_nothing(beside: Beside, args: tuple[str, ...]) -> None:
+    ran = beside(SUITE, *args, "-Werror")
+    assert ran.result.ret == 0
+    assert not list(ran.path.glob("energy*"))
+    assert "ten-watts" not in ran.result.stdout.str()
+
+
+def test_setup_only(beside: Beside) -> None:
+    ran = beside(SUITE, "--setup-only")
+    ran.result.assert_outcomes()
+    ran.result.stdout.fnmatch_lines(["*SETUP    F energy (fixtures used: *"])
+    assert ran.result.ret == 0
+    assert not list(ran.path.glob("energy*"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--setup-show",),
+        ("-s",),
+        ("--capture=sys",),
+        ("--capture=tee-sys",),
+        ("-vv",),
+        ("-qq",),
+        ("--tb=native",),
+    ],
+    ids=str,
+)
+def test_display(beside: Beside, args: tuple[str, ...]) -> None:
+    ran = beside(SUITE, *args)
+    assert ran.result.ret == pytest.ExitCode.TESTS_FAILED
+    assert ran.statuses() == STATUSES
+
+
+def test_options_from_the_environment(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = beside(ONE)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--energy-report=other.json --energy-rounds=3")
+    ran = beside(ONE)
+    # The command line comes after it.
+    assert len(ran.records()["test_one", 1]["rounds"]) == 3
+    assert not (quick.path / "other.json").exists()

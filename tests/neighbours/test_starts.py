@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to start pytest: by name or module of the plugin, from elsewhere, from a program, with a debugger."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .runs import ONE, Beside, Ran
+
+ONLY_ONE = {("test_one", 1): "measured"}
+
+
+@pytest.mark.parametrize("name", ["llenergy", "pytest_llenergy.plugin"])
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+def test_by_name_where_plugins_are_not_loaded(
+    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, workers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    quick.makepyfile(ONE)
+    others = ("-p", "xdist") if workers else ()
+    result = quick.runpytest_subprocess("-p", name, *others, "--energy-report", *workers)
+    result.assert_outcomes(passed=2)
+    assert Ran(result, quick.path).statuses("energy.json") == {("test_one", 1): "measured"}
+
+
+def test_from_elsewhere(beside: Beside, pytester: pytest.Pytester) -> None:
+    elsewhere = pytester.mkdir("elsewhere")
+    ran = beside(ONE, f"--rootdir={elsewhere}")
+    ran.result.assert_outcomes(passed=2)
+    assert ran.statuses() == ONLY_ONE
+
+
+def test_of_a_package(beside: Beside, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = pytester.mkpydir("package")
+    package.joinpath("test_inner.py").write_text(ONE)
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
+    ran = beside({"unused": ""}, "--pyargs", "package")
+    ran.result.assert_outcomes(passed=2)
+    assert ran.statuses() == ONLY_ONE
+
+
+#: As a notebook does it, or a runner of its own.
+TWICE = """
+import sys, pytest
+for name in ("one", "two"):
+    code = pytest.main(["-p", "llenergy", f"--energy-report={name}.json", f"test_{name}.py", *sys.argv[1:]])
+    assert code == 0, code
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n1")], ids=str)
+def test_twice_in_one_process(beside: Beside, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    ran = beside({"test_one": ONE, "test_two": ONE})
+    assert len(ran.report()["records"]) == 2
+    pytester.makepyfile(twice=TWICE)
+    subprocess.run([sys.executable, "twice.py", *workers], cwd=ran.path, check=True, timeout=120)
+    for name in ("one", "two"):
+        (record,) = json.loads((ran.path / f"{name}.json").read_text())["records"]
+        assert (record["id"], record["status"]) == (f"test_{name}.py::test_one", "measured")
+
+
+FAILS = ONE + "def test_fails(energy):\n    energy(time.sleep, 0.05)\n    value = 41 + 1\n    assert False\n"
+
+GATE = """
+import pytest, time
+@pytest.mark.energy_gate(budget="0.1 J")
+def test_gate(energy):
+    energy(time.sleep, 0.05)
+"""
+
+
+class TestDebugger:
+    def test_nobody_at_the_terminal(self, beside: Beside) -> None:
+        """It ends at once, as it does without the plugin."""
+        ran = beside(FAILS, "--pdb")
+        assert ran.result.ret == pytest.ExitCode.INTERRUPTED
+        assert ran.statuses() == {("test_one", 1): "measured", ("test_fails", 1): "failed"}
+
+    @pytest.mark.parametrize(("suite", "test"), [(FAILS, "test_fails"), (GATE, "test_gate")])
+    def test_somebody_goes_on(self, beside: Beside, quick: pytest.Pytester, suite: str, test: str) -> None:
+        pexpect = pytest.importorskip("pexpect", reason="pexpect is not installed")
+        quick.makepyfile(test_it=suite)
+        child = quick.spawn(
+            f"{sys.executable} -m pytest -p llenergy --energy-report --pdb", expect_timeout=60
+        )
+        child.expect(r"\(Pdb\) ")
+        child.sendline("p 40 + 2")
+        child.expect("42")
+        child.sendline("c")
+        child.expect("energy report: energy.json")
+        child.expect(pexpect.EOF)
+        records = json.loads(Path(quick.path, "energy.json").read_text())["records"]
+        assert {each["id"].partition("::")[2]: each["status"] for each in records}[test] == "failed"

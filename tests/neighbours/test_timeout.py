@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pytest-timeout: a test that takes too long has a record, and the next one finds everything in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.cli import main
+
+from .runs import ONE, Beside
+
+TIMEOUT = ("timeout",)
+
+SLOW = """
+import time, pytest
+@pytest.mark.timeout(1)
+def test_slow(energy):
+    energy(time.sleep, 60)
+@pytest.mark.timeout(1, func_only=True)
+def test_slow_window(energy_meter):
+    with energy_meter("load"):
+        time.sleep(60)
+@pytest.mark.timeout(5)
+@pytest.mark.gpus(1, fallback="cpu")
+def test_slow_rank(workers, energy):
+    workers.run(int, "5")
+    energy(workers.call(time.sleep, 60))
+@pytest.mark.gpus(1, fallback="cpu")
+def test_rank(workers, energy):
+    assert energy(workers.call(int, "5")).result == [5]
+"""
+
+
+def test_by_signal(beside: Beside) -> None:
+    ran = beside(SLOW + ONE, plugins=TIMEOUT)
+    ran.result.assert_outcomes(passed=3, failed=3)
+    assert ran.statuses() == {
+        ("test_slow", 1): "failed",
+        ("test_slow_window", 1): "failed",
+        ("test_slow_rank", 1): "failed",
+        ("test_rank", 1): "measured",
+        ("test_one", 1): "measured",
+    }
+    assert ran.reason("test_slow_rank") == "Failed: Timeout (>5.0s) from pytest-timeout."
+
+
+def test_by_thread_the_journal_is_left(beside: Beside) -> None:
+    """It ends the whole process."""
+    args = ("--timeout=2", "--timeout-method=thread")
+    ran = beside(ONE + "def test_slow(energy):\n    energy(time.sleep, 60)\n", *args, plugins=TIMEOUT)
+    assert ran.result.ret == 1
+    assert not (ran.path / "energy.json").exists()
+    (journal,) = ran.path.glob("energy.*.journal.jsonl")
+    assert main(["merge", str(journal), "-o", str(ran.path / "energy.json")]) == 0
+    assert ran.statuses() == {("test_one", 1): "measured"}
+    assert not ran.report()["run"]["complete"]
+
+
+def test_by_thread_a_worker_dies(beside: Beside) -> None:
+    args = ("-n1", "--timeout=2", "--timeout-method=thread")
+    slow = "def test_slow(energy):\n    energy(time.sleep, 60)\n"
+    ran = beside("import time\n" + slow + ONE, *args, plugins=(*TIMEOUT, "xdist"))
+    assert ran.result.ret == pytest.ExitCode.TESTS_FAILED
+    assert ran.statuses() == {("test_slow", 1): "crashed", ("test_one", 1): "measured"}

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All plugins that are installed, at once, and the other ones that measure energy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_llenergy.cli import main
+
+from .runs import OUTCOMES, STATUSES, SUITE, Beside
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+def test_all_at_once(beside: Beside, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]) -> None:
+    """In an order drawn by lot, with three reports and the data of coverage."""
+    plugins = (
+        *("rerunfailures", "timeout", "randomly", "asyncio", "anyio", "pytest_cov", "metadata", "html"),
+        *("html_fixtures", "pytest_jsonreport", "pytest_reportlog", "sugar", "pytest-split"),
+        *("hypothesispytest", "codecarbon", "xdist"),
+    )
+    args = ["--reruns=1", "--timeout=60", "--cov=test_it", "--html=page.html", "--json-report"]
+    args += ["--report-log=log.jsonl", "--junitxml=junit.xml", "--splits=1", "--group=1"]
+    ran = beside(SUITE, *args, *workers, plugins=plugins)
+    assert ran.result.ret == pytest.ExitCode.TESTS_FAILED
+    assert ran.statuses() == {**STATUSES, ("test_fails", 2): "failed"}
+    summary = json.loads((ran.path / ".report.json").read_text())["summary"]
+    assert {name: summary[name] for name in OUTCOMES} == OUTCOMES
+    for name in (".coverage", "page.html", "log.jsonl", "junit.xml"):
+        assert (ran.path / name).stat().st_size
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_in_any_order(beside: Beside, workers: tuple[str, ...], seed: int) -> None:
+    plugins = ("randomly", "xdist") if workers else ("randomly",)
+    ran = beside(SUITE, f"--randomly-seed={seed}", *workers, plugins=plugins)
+    assert ran.statuses() == STATUSES
+
+
+def test_parts_are_merged_into_the_whole(beside: Beside) -> None:
+    for group in (1, 2):
+        args = ("--splits=2", f"--group={group}", f"--energy-report=part-{group}.json")
+        ran = beside(SUITE, *args, plugins=("pytest-split",))
+    parts = [ran.path / f"part-{group}.json" for group in (1, 2)]
+    assert not ran.statuses(parts[0].name).keys() & ran.statuses(parts[1].name).keys()
+    assert main(["merge", *map(str, parts), "-o", str(ran.path / "energy.json")]) == 0
+    assert ran.statuses() == STATUSES
