@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("pytest_forked") and not config.option.collectonly:
         from pytest_llenergy.integrations.forked import Forked
 
-        config.pluginmanager.register(Forked(), "llenergy-forked")
+        config.pluginmanager.register(Forked(is_measured), "llenergy-forked")
     if is_worker(config):
         if settings.keeps_something:
             _see_to_benchmarks(config)

@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
-
-from pytest_llenergy.fixtures import is_measured
 
 PHASES = ("setup", "call", "teardown")
 
 
 class Forked:
-    """Knows which test runs while its report is told."""
+    """Knows which test runs while its report is told. ``is_measured`` says whether it asks for energy."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_measured: Callable[[pytest.Item], bool]) -> None:
+        self._is_measured = is_measured
         self._item: pytest.Item | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -31,7 +30,7 @@ class Forked:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         item = self._item
         # pytest-forked makes one of no phase, past the hook that makes reports.
-        if item is None or str(report.when) in PHASES or not is_measured(item):
+        if item is None or str(report.when) in PHASES or not self._is_measured(item):
             return
         from pytest_llenergy.recorder import attach_crash
 

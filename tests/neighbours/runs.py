@@ -18,7 +18,7 @@ def test_measured(energy, i):
     energy(time.sleep, 0.05)
 def test_window(energy_meter):
     with energy_meter("load"):
-        time.sleep(0.05)
+        time.sleep(0.2)
 def test_fails(energy):
     energy(time.sleep, 0.05)
     assert False
@@ -82,7 +82,7 @@ class Ran:
         return found
 
     def statuses(self, name: str = "energy.json") -> dict[tuple[str, int], str]:
-        """What became of each. Where something was measured there are joules, as many as ten watts make."""
+        """What became of each. Where something was measured there are joules."""
         found = self.records(name)
         for record in found.values():
             if record["status"] == "measured":
@@ -100,7 +100,7 @@ class Beside(Protocol):
 
 
 def joules(record: dict[str, Any]) -> float:
-    """Of its rounds, or of its windows. Of 50 ms by ten watts, with room for a machine that is busy."""
+    """Of its rounds, or of its windows."""
     metric = record["metrics"].get("energy_j")
     found = metric["value"] if metric else sum(each["energy_j"] for each in record["windows"])
     assert found is not None

@@ -13,7 +13,7 @@ from pytest_llenergy.meters import measure
 {mark}
 async def test_window(energy_meter):
     async with energy_meter("load") as window:
-        await {library}.sleep(0.05)
+        await {library}.sleep(0.2)
     assert (await window.settled()).energy_j > 0.3
 {mark}
 async def test_call(energy):
@@ -24,7 +24,7 @@ async def test_coroutine(energy):
 {mark}
 async def test_measure(energy_meter):
     with energy_meter("load"):
-        time.sleep(0.05)
+        time.sleep(0.2)
     async with measure((), ["estimate"]) as energy:
         await {library}.sleep(0.05)
     assert energy.total.duration_s > 0.04
@@ -38,7 +38,7 @@ class TestIt(unittest.IsolatedAsyncioTestCase):
         self.energy_meter = energy_meter
     async def test_window(self):
         async with self.energy_meter("load") as window:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
         self.assertGreater((await window.settled()).energy_j, 0.3)
 """
 

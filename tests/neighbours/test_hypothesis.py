@@ -20,7 +20,7 @@ def test_examples_as_one_workload(energy):
 @given(strategies.integers())
 def test_a_window_each(energy_meter, i):
     with energy_meter("example"):
-        time.sleep(0.05)
+        time.sleep(0.2)
 @same
 @given(strategies.integers())
 def test_each_measured(energy, i):

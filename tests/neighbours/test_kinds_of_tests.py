@@ -88,7 +88,7 @@ FILE = """
 >>> import time
 >>> energy_meter = getfixture("energy_meter")
 >>> with energy_meter("load") as window:
-...     time.sleep(0.05)
+...     time.sleep(0.2)
 >>> window.energy_j > 0.3
 True
 """
