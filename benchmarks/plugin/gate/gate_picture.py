@@ -29,7 +29,7 @@ ROUNDS = 12
 EVENLY = replace(COMMON, alpha=NOISY_ALPHA)
 #: Changes of the head that are drawn (per cent), and half widths of the interval.
 CHANGES, WIDTHS = (-8.0, 10.0), (0.0, 6.0)
-COLUMNS, ROWS = 361, 181
+COLUMNS, ROWS = 241, 121
 #: What the head of each example really costs, and the noise of its machine.
 EXAMPLES = (
     *((0.06, 0.01), (0.04, 0.01), (0.03, 0.02), (0.06, 0.05)),

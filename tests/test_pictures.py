@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of the documentation show what its pages say of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PLUGIN = Path(__file__).parents[1] / "benchmarks" / "plugin"
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script that draws, with what lies beside it."""
+    path = PLUGIN / name
+    monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_window_is_known_where_two_readings_are_far_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = script("coverage/window_picture.py", monkeypatch)
+    shown = drawn.window(drawn.PHASE)
+    assert shown.error_of_two_readings < -0.3
+    assert abs(shown.energy_j - shown.true_j) < 2 * shown.u_j < 0.02 * shown.true_j
+    drawn.main(tmp_path / "window.svg")
+    assert "what is asked for" in (tmp_path / "window.svg").read_text()
+
+
+def test_most_windows_are_below_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = script("coverage/coverage_picture.py", monkeypatch)
+    drawn.main(tmp_path / "coverage.svg", 2)
+    assert "within 2u" in (tmp_path / "coverage.svg").read_text()
+
+
+def test_there_is_a_region_and_an_example_of_each_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = script("gate/gate_picture.py", monkeypatch)
+    assert {each.estimate.verdict for each in drawn.examples()} == set(drawn.COLOURS)
+    assert [drawn.estimate_of(shift, 0.005).verdict for shift in (-0.05, -0.02, 0.02, 0.05)] == [
+        *("improved", "unchanged", "unchanged", "regressed")
+    ]
+    assert drawn.estimate_of(0.03, 0.05).verdict == "inconclusive"
+    drawn.main(tmp_path / "verdicts.svg")
+    assert "tolerance" in (tmp_path / "verdicts.svg").read_text()
