@@ -114,6 +114,21 @@ def test_a_bad_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:
     assert usage_error(pytester) == "ini key energy_rounds=many: needs a whole number, 1 or more"
 
 
+@pytest.mark.parametrize(
+    ("spec", "is_path"),
+    [("models/mine", True), ("models/other", False), ("random:llama-tiny", False), ("", False)],
+)
+def test_a_models_path_in_an_ini_file_is_taken_from_the_root(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, spec: str, is_path: bool
+) -> None:
+    pytester.mkdir("models")
+    pytester.mkdir("models/mine")
+    pytester.makeini(f"[pytest]\nenergy_model = {spec}\n")
+    monkeypatch.chdir(pytester.mkdir("tests"))
+    model = read_settings(pytester.parseconfig("--rootdir=..", "-c", "../tox.ini")).model
+    assert model == (str(pytester.path / spec) if is_path else spec)
+
+
 def test_a_report_that_is_a_test_path_says_what_was_meant(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_some=MEASURED)
     pytester.mkdir("benchmarks")

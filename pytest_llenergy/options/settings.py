@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -93,9 +94,11 @@ def read_settings(config: pytest.Config) -> Settings:
             raise pytest.UsageError(f"{name}= has no value; leave the option out, or give it one")
         parsed = [_parsed(option, name, text) for text in texts]
         value: Any = tuple(parsed) if option.repeatable else parsed[0]
+        base = config.invocation_params.dir if given is not None else config.rootpath
         if option.is_path and value is not None:
-            base = config.invocation_params.dir if given is not None else config.rootpath
             value = tuple((name, base / path) for name, path in value) if option.repeatable else base / value
+        elif option.may_be_path and value and os.path.exists(base / value):  # noqa: PTH110
+            value = str(base / value)
         values[option.name] = value
     return Settings(**values)
 

@@ -24,7 +24,8 @@ class Option(NamedTuple):
 
     One that is ``repeatable`` is a tuple of what ``parse`` makes of each; in an ini file one stands on a
     line. One that ``is_path`` is taken from where pytest was called, in an ini file from the root directory;
-    a repeatable one of that kind has names with paths.
+    a repeatable one of that kind has names with paths. One that ``may_be_path`` is so where there is such a
+    file.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Option(NamedTuple):
     help: str
     bare: str | None = None
     is_path: bool = False
+    may_be_path: bool = False
     repeatable: bool = False
 
     @property
@@ -96,6 +98,7 @@ OPTIONS = (
         "",
         str,
         "Hub id, directory, .gguf file or random:PRESET.\nDefault: SmolLM2-135M-Instruct.",
+        may_be_path=True,
     ),
     Option("backend", "NAME[,NAME]", "", values.names, "Run only these backends (default: all)"),
     Option(
