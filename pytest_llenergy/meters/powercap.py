@@ -86,6 +86,9 @@ def open_zones(
     except PermissionError as error:
         close_all(zones)
         raise MeterError(f"no permission to read {error.filename}") from error
+    except FileNotFoundError as error:
+        close_all(zones)
+        raise MeterError(f"{error.filename} is not there; container engines hide it") from error
     except (OSError, ValueError) as error:
         close_all(zones)
         raise MeterError(str(error)) from error

@@ -261,6 +261,13 @@ def test_without_permission_the_file_and_a_remedy_that_lasts_are_told() -> None:
     )
 
 
+def test_zones_that_a_container_engine_hides_are_said_to_be(tmp_path: Path) -> None:
+    # It mounts something empty over the directory that the links lead to.
+    (tmp_path / "intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl/intel-rapl:0")
+    with pytest.raises(MeterError, match=r"intel-rapl:0/name is not there; container engines hide it; "):
+        open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path)
+
+
 def test_without_a_package_both_places_are_named(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl").mkdir()
     with pytest.raises(MeterError) as caught:
