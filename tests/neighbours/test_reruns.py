@@ -88,10 +88,3 @@ def test_an_attempt_that_dies_takes_the_place_of_no_other(beside: Beside) -> Non
         ("test_dies_twice", 2): "crashed",
         ("test_dies_twice", 3): "measured",
     }
-
-
-def test_with_dist_each_every_worker_has_a_record(beside: Beside) -> None:
-    """They all count from 1."""
-    suite = "import time\ndef test_one(energy):\n    energy(time.sleep, 0.05)\n"
-    ran = beside(suite, "--dist=each", "--tx=2*popen", plugins=("xdist",))
-    assert ran.statuses() == {("test_one", 1): "measured", ("test_one", 2): "measured"}
