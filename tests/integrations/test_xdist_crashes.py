@@ -126,6 +126,16 @@ def test_however_tests_are_handed_out(
     assert report["run"]["complete"] is True
 
 
+def test_one_that_is_run_again_and_dies_again(dying: pytest.Pytester, read_report: Read) -> None:
+    dying.makepyfile(
+        "import os\ndef test_it(energy):\n    os._exit(1)\ndef test_z(energy):\n    energy(int)\n"
+    )
+    dying.runpytest_subprocess("--energy-report", "-n1", "--dist=loadfile", "--max-worker-restart=2")
+    report = read_report()
+    assert [record["status"] for record in by_test(report)["test_it"]] == ["crashed"] * 3
+    assert report["run"]["complete"] is False, "the other one had no turn"
+
+
 def test_replacements_that_die_too(dying: pytest.Pytester, read_report: Read) -> None:
     dying.makepyfile(
         """

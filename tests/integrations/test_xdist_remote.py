@@ -182,6 +182,16 @@ class TestOtherHosts:
         run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--max-worker-restart=0")
         assert states(read_report()) == {"test_it": "measured", "test_other": "measured", "test_z": "crashed"}
 
+    def test_workers_behind_a_proxy(
+        self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+    ) -> None:
+        proxy, _, place = serve(*OTHER_HOST).partition("//")
+        specs = [f"--px=id=door//{proxy}", f"--tx=2*popen//via=door//{place}"]
+        run(quick, project, *specs).assert_outcomes(passed=2)
+        report = read_report()
+        assert states(report) == {"test_it": "measured", "test_other": "measured"}
+        assert report["environment"]["host"]["name"] == "far-away"
+
     def test_a_killed_controller_leaves_a_journal_that_is_of_the_host(
         self, quick: pytest.Pytester, project: Path, serve: Serve
     ) -> None:
