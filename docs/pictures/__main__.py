@@ -21,7 +21,7 @@ COMMAND = "pytest --energy-report"
 
 def terminal() -> None:
     """The run as it is, as it goes by, and as it can be played."""
-    recording = record(COMMAND, PROJECT, columns=80, rows=32)
+    recording = record(COMMAND, PROJECT, columns=80, rows=34)
     (IMAGES / "terminal.cast").write_text(recording.cast())
     (IMAGES / "terminal.svg").write_text(animated(recording))
     (IMAGES / "summary.svg").write_text(still(recording))
