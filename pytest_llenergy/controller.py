@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llenergy.integrations.xdist import hands_out, is_controller
 from pytest_llenergy.options.places import saved_as
 from pytest_llenergy.options.settings import Settings
+from pytest_llenergy.role import hands_out, is_controller
 
 if TYPE_CHECKING:
     from pytest_llenergy.gating import Stored

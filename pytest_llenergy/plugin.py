@@ -14,7 +14,6 @@ from collections.abc import Generator, Sequence
 import pytest
 
 from pytest_llenergy import hookspecs, marks
-from pytest_llenergy.controller import Controller
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.fixtures import (
     BACKEND_PARAMETER,
@@ -32,10 +31,10 @@ from pytest_llenergy.fixtures import (
     prompts,
     workers,
 )
-from pytest_llenergy.integrations.xdist import is_worker, useful_workers
 from pytest_llenergy.options.places import check_savable, check_writable, saved_as
 from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, read_settings
 from pytest_llenergy.options.table import add_options
+from pytest_llenergy.role import is_worker
 
 #: Set while the body of a test runs. What is reported meanwhile is a subtest, not the test.
 IN_BODY = pytest.StashKey[bool]()
@@ -98,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         check_names(config)
     if not config.option.collectonly:
+        from pytest_llenergy.controller import Controller
+
         config.pluginmanager.register(Controller(config, settings), "llenergy-controller")
         if settings.keeps_something:
             _see_to_benchmarks(config)
@@ -112,6 +113,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    from pytest_llenergy.integrations.xdist import useful_workers
+
     # xdist asks before anything is configured.
     return useful_workers(config, read_settings(config))
 

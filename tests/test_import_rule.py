@@ -23,7 +23,7 @@ FLOORS = [
     {"compare", "report", "doctor", "forges"},
     {"ab", "export", "history", "peers"},
     {"levels"},
-    {"options", "marks", "hookspecs", "errand"},
+    {"options", "marks", "hookspecs", "errand", "role"},
     {"gating", "progress"},
     {"state", "recorder", "diagnosis"},
     {"handles", "leasing"},

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy import marks
-from pytest_llenergy.integrations.xdist import is_worker
 from pytest_llenergy.options.settings import SETTINGS
+from pytest_llenergy.role import is_worker
 
 #: The fixture, and pytest-benchmark as it is registered.
 FIXTURE = PLUGIN = "benchmark"

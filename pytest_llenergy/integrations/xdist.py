@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest-xdist: who has the say, and how many workers help.
-
-Records travel on test reports, so a worker that dies takes with it only the test that it was running.
-"""
+"""pytest-xdist: how many workers help."""
 
 from __future__ import annotations
 
@@ -26,21 +23,6 @@ LOOKING = (
     "setupplan",
     "cacheshow",
 )
-
-
-def is_worker(config: pytest.Config) -> bool:
-    """Whether this process runs tests for a controller."""
-    return hasattr(config, "workerinput")
-
-
-def is_controller(config: pytest.Config) -> bool:
-    """Whether other processes run the tests of this one."""
-    return config.pluginmanager.has_plugin("dsession")
-
-
-def hands_out(config: pytest.Config) -> bool:
-    """Whether this process will have others run its tests, told before these are there."""
-    return bool(config.getoption("dist", "no") != "no")
 
 
 def useful_workers(config: pytest.Config, settings: Settings) -> int | None:
