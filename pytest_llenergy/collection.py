@@ -78,22 +78,15 @@ def _wrong_degrees(item: pytest.Item) -> str | None:
     return wrong_product(degrees, asked.n if asked is not None else 1) if degrees is not None else None
 
 
-def refuse_value(item: pytest.Function) -> None:
-    """A parameter ``gpus`` of the test itself, or of a fixture of that name that others made, is theirs.
-
-    Raises ``CollectError`` where it is given to our fixture.
-    """
-    fixtures = item._fixtureinfo.name2fixturedefs.get(gpus.__name__, ())
-    if fixtures and fixtures[-1].func.__module__ == gpus.__module__:
-        raise pytest.Collector.CollectError(f"{item.nodeid}: {VALUE}")
-
-
 def obey_marks(item: pytest.Item) -> None:
     """Before a test is set up: check marks that its function does not carry, and put its lease first.
 
     Such marks come from ``pytest.param(marks=...)``, from ``add_marker``, and on tests of ``unittest``, for
-    which ``pytest_generate_tests`` is not called. Raises ``PlanError`` naming the test and the mark.
+    which ``pytest_generate_tests`` is not called. Raises ``PlanError`` naming the test and the mark, and for
+    a value that is given to the fixture ``gpus``.
     """
+    if _gives_value(item):
+        raise PlanError(f"{item.nodeid}: {VALUE}")
     try:
         marks.check_all(item)
     except LLEnergyError as error:
@@ -104,6 +97,15 @@ def obey_marks(item: pytest.Item) -> None:
     check_engine(item)
     if isinstance(item, pytest.Function) and (LEASE in names or marks.has(item, marks.gpus)):
         lease_first(item, LEASE)
+
+
+def _gives_value(item: pytest.Item) -> bool:
+    """Whether a parameter goes to our fixture, and not to one of that name that others made, or to the test."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or gpus.__name__ not in callspec.params:
+        return False
+    fixtures = item._fixtureinfo.name2fixturedefs.get(gpus.__name__, ())  # type: ignore[attr-defined]
+    return bool(fixtures) and fixtures[-1].func.__module__ == gpus.__module__
 
 
 def _idle(item: pytest.Item, names: Collection[str]) -> str | None:

@@ -132,21 +132,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         parametrize_backend(metafunc)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pycollect_makeitem() -> Generator[None, object, object]:
-    made = yield
-    for item in made if isinstance(made, list) else []:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and gpus.__name__ in callspec.params:
-            from pytest_llenergy.collection import refuse_value
-
-            refuse_value(item)
-    return made
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if any(marks.has(item, marks.parallel) for item in items):
+    # Names of tests are among their keywords too, which costs a look; marks cost a walk for every test.
+    if any(marks.parallel.__name__ in item.keywords for item in items):
         from pytest_llenergy.collection import check_degrees
 
         check_degrees(config, items)

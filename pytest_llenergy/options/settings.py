@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from pytest_llenergy.report.layout import Layout
 
 
-# Made in a tenth of the time of a dataclass, which every run would pay for.
-class Settings(NamedTuple):
-    """What the options say, checked. Times are seconds; empty tuples and ``None`` mean automatic."""
+class Settings:
+    """What the options say, checked. Times are seconds; empty tuples and ``None`` mean automatic.
+
+    Written out, as every run would pay for a dataclass or a named tuple of so many fields.
+    """
 
     report: Path | None
     html: Path | None
@@ -57,6 +59,12 @@ class Settings(NamedTuple):
     floor: float
     inconclusive: Literal["warn", "fail", "pass"]
     flops: bool
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: settings do not change")
 
     @property
     def keeps_something(self) -> bool:
