@@ -100,7 +100,7 @@ def obey_marks(item: pytest.Item) -> None:
 
 
 def _gives_value(item: pytest.Item) -> bool:
-    """Whether a parameter goes to our fixture, and not to one of that name that others made, or to the test."""
+    """Whether a parameter goes to our fixture, not to the test or to one of that name that others made."""
     callspec = getattr(item, "callspec", None)
     if callspec is None or gpus.__name__ not in callspec.params:
         return False
