@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README as PyPI shows it: links to files lead to the repository that the release is built in."""
+"""The README as PyPI shows it: links to files lead to the repository that the release is made of."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 #: Of a link or picture, and of HTML: what stands before the name of a file.
 LINK = re.compile(r'(!?\[[^\]]*\]\(|(?:src|href|srcset)=")(?![a-z]+:|#)([^)"\s]+)')
 
-#: Where links are to be shown, and where they are to be fetched.
-SHOWN, FETCHED = "blob", "raw"
+#: Where files of a release are, as ``https://github.com/owner/name/blob/v1.2.3``. Only a release says it.
+FILES = "README_LINKS"
 
 PICTURES = (".png", ".svg", ".gif")
 
@@ -26,18 +25,19 @@ class ReadmeHook(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         """Give the README."""
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": absolute(text, os.environ)}
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": absolute(text, os.environ.get(FILES, "")),
+        }
 
 
-def absolute(text: str, environ: Mapping[str, str]) -> str:
-    """With whole addresses, in a workflow of GitHub, which knows them. Elsewhere it stays as it is."""
-    names = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_REF_NAME")
-    server, repository, ref = (environ.get(name, "") for name in names)
-    if not (server and repository and ref):
+def absolute(text: str, files: str) -> str:
+    """With whole addresses, where these are known. Pictures have addresses from which they can be fetched."""
+    if not files:
         return text
 
     def whole(found: re.Match[str]) -> str:
-        kind = FETCHED if found[2].endswith(PICTURES) else SHOWN
-        return f"{found[1]}{server}/{repository}/{kind}/{ref}/{found[2]}"
+        base = files.replace("/blob/", "/raw/", 1) if found[2].endswith(PICTURES) else files
+        return f"{found[1]}{base}/{found[2]}"
 
     return LINK.sub(whole, text)

@@ -24,6 +24,10 @@ UNKNOWN = "unknown"
 #: Which devices of a meter's domain do not tell them apart from others of their kind.
 OF_GPU = "gpu"
 
+#: Flags of rounds during which others used the CPU, and the share of rounds from which that is noted.
+DISTURBED = {"contended": "other processes worked", "stolen": "the hypervisor had other guests"}
+MOSTLY = 0.5
+
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
     """What a test ran on and, with ``meters``, was measured with, in words."""
@@ -105,11 +109,25 @@ def device_differences(
     return differing(device_facts(base, base_on, meters=meters), device_facts(head, head_on, meters=meters))
 
 
+def _disturbed(base: Record, head: Record) -> list[str]:
+    """That others used the CPU during half of the rounds or more, on either side."""
+    notes = []
+    for name, who in DISTURBED.items():
+        told = []
+        for side, record in (("base", base), ("head", head)):
+            count = sum(any(flag.name == name for flag in round_.flags) for round_ in record.rounds)
+            if record.rounds and count >= MOSTLY * len(record.rounds):
+                told.append(f"{count} of {len(record.rounds)} rounds of {side}")
+        if told:
+            notes.append(f"{name}: {who} during {' and '.join(told)}, which may be the difference")
+    return notes
+
+
 def advisories(
     base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
 ) -> list[str]:
-    """What a reader should know of two that are comparable: other boards of the same kind, another host."""
-    notes = []
+    """What a reader should know of two that are comparable: others at work, other boards, another host."""
+    notes = _disturbed(base, head)
     boards = [device for device in base.devices if device != "cpu"]
     others = [device for device in head.devices if device != "cpu"]
     if sorted(boards) != sorted(others):

@@ -18,7 +18,7 @@ from pytest_llenergy.compare.identity import (
 )
 from pytest_llenergy.compare.workload import workload_differences, workload_key
 from pytest_llenergy.model.environment import Board, Environment
-from pytest_llenergy.model.record import Parallel, RankInfo
+from pytest_llenergy.model.record import Flag, Parallel, RankInfo, Record
 
 from ..model.reports import BOARD, HOST, RECORD, REPORT
 from .runs import record_of, round_of
@@ -127,6 +127,20 @@ def test_another_driver_and_another_host_are_notes() -> None:
     assert advisories(on_cpu, on_cpu, HERE, on({"name": "bench-8"})) == [
         "another host of the same kind (bench-7 -> bench-8)"
     ]
+
+
+def test_others_at_work_during_half_of_the_rounds_are_told() -> None:
+    flag = Flag(name="contended", severity="warning", detail="other processes used 1.33 cores")
+
+    def with_flags(flagged: int) -> Record:
+        rounds = [round_of(5.0, flags=[flag] if index < flagged else []) for index in range(4)]
+        return msgspec.structs.replace(RECORD, rounds=rounds)
+
+    assert advisories(with_flags(2), with_flags(4), HERE, HERE) == [
+        "contended: other processes worked during 2 of 4 rounds of base and 4 of 4 rounds of head, which may "
+        "be the difference"
+    ]
+    assert advisories(with_flags(1), with_flags(0), HERE, HERE) == []
 
 
 def test_the_key_is_that_of_the_facts() -> None:

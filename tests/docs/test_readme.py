@@ -3,24 +3,23 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 from .links import links
 from .pages import ROOT
 
-RELEASE = {
-    "GITHUB_SERVER_URL": "https://github.com",
-    "GITHUB_REPOSITORY": "someone/pytest-llenergy",
-    "GITHUB_REF_NAME": "v1.2.3",
-}
+RELEASE = "https://github.com/someone/pytest-llenergy/blob/v1.2.3"
 
 
 def published(**environment: str) -> str:
     """By the program that builds the package."""
-    own = {name: value for name, value in os.environ.items() if name not in RELEASE}
+    own = {name: value for name, value in os.environ.items() if name != "README_LINKS"}
     command = [sys.executable, "-m", "hatchling", "metadata", "readme"]
     done = subprocess.run(
         command, cwd=ROOT, env={**own, **environment}, capture_output=True, text=True, check=True
@@ -34,13 +33,22 @@ def test_where_nothing_is_released_it_is_the_file() -> None:
 
 def test_of_a_release_every_link_leads_to_its_files(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(published(**RELEASE))
+    page.write_text(published(README_LINKS=RELEASE))
     there = [link for _, link in links(ROOT / "README.md")]
     now = [link for _, link in links(page)]
     assert len(now) == len(there) > 10
     for before, after in zip(there, now, strict=True):
         kind = "raw" if before.endswith((".svg", ".png")) else "blob"
         if ":" not in before:
-            assert after == f"https://github.com/someone/pytest-llenergy/{kind}/v1.2.3/{before}"
+            assert after == f"{RELEASE.replace('blob', kind)}/{before}"
         else:
             assert after == before
+
+
+def test_the_release_says_where_its_files_are_to_what_builds_it() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    builds = [step for step in workflow["jobs"]["build"]["steps"] if "package" in step.get("run", "")]
+    assert [set(step["env"]) for step in builds] == [{"README_LINKS"}]
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "tox.ini")
+    assert "README_LINKS" in config["testenv:package"]["pass_env"].split()
