@@ -9,12 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from .links import links
 from .pages import ROOT
 
 RELEASE = "https://github.com/someone/pytest-llenergy/blob/v1.2.3"
+
+
+#: hatchling takes the metadata of a source distribution as they were built.
+OF_A_CHECKOUT = pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="an unpacked source distribution")
 
 
 def published(**environment: str) -> str:
@@ -27,10 +32,12 @@ def published(**environment: str) -> str:
     return done.stdout
 
 
+@OF_A_CHECKOUT
 def test_where_nothing_is_released_it_is_the_file() -> None:
     assert published().strip() == (ROOT / "README.md").read_text().strip()
 
 
+@OF_A_CHECKOUT
 def test_of_a_release_every_link_leads_to_its_files(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(published(README_LINKS=RELEASE))
