@@ -41,7 +41,7 @@ class State:
         # Kept, as what goes with it would end itself, and it is not for this process to end.
         self._before = before
         #: The process whose it is.
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self.settings = settings
         #: As it was when the run began, whatever tests have set since.
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]

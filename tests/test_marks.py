@@ -165,6 +165,8 @@ def test_gpus_without_gpus_skip_with_the_reason(pytester: pytest.Pytester, read_
 def test_degrees_that_are_not_the_devices_are_one_line_at_collection(
     quick: pytest.Pytester, marks: str, told: str, xdist: list[str]
 ) -> None:
+    if xdist:
+        pytest.importorskip("xdist")
     quick.makepyfile(
         f"import pytest\n@pytest.mark.parametrize('i', [0, 1])\n@pytest.mark.{marks}\n"
         "def test_it(workers, i): pass\ndef test_good(): pass\n"
