@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.report.columns import Column
 from pytest_llenergy.report.comment import MOST_REASON, plain
 from pytest_llenergy.report.layout import Layout
-from pytest_llenergy.report.names import short
+from pytest_llenergy.report.names import functions, short
 from pytest_llenergy.report.terminal import has_figures, joules_of, name_of, notes
 from pytest_llenergy.report.verdicts import summary
 
@@ -26,10 +26,11 @@ def render_run(records: Sequence[Record], layout: Layout, most_bytes: int, *, co
     room = most_bytes - _size(head) - _size(foot) - 100
     if room < 0:
         return f"{head}\n" if _size(head) <= most_bytes else ""
+    named = functions(record.id for record in records)
     lines, cut = [head], 0
     for title, group in layout.groups([record for record in records if has_figures(record)]).items():
         begin = ["", *([f"**{plain(title)}**", ""] if title else []), *_above(layout.shown)]
-        rows = [_row(record, layout.shown) for record in group]
+        rows = [_row(record, layout.shown, named) for record in group]
         room -= sum(map(_size, begin))
         kept: list[str] = []
         while len(kept) < len(rows) and (room := room - _size(rows[len(kept)])) >= 0:
@@ -58,10 +59,10 @@ def _above(columns: Sequence[Column]) -> list[str]:
     return [f"| test | {heads} |", f"|---|{aligned}|"]
 
 
-def _row(record: Record, columns: Sequence[Column]) -> str:
+def _row(record: Record, columns: Sequence[Column], named: Mapping[str, str]) -> str:
     cells = " | ".join(plain(column.cell(record)) for column in columns)
     failed = "" if record.counts else f" ({record.status})"
-    return f"| <code>{plain(name_of(record))}</code>{failed} | {cells} |"
+    return f"| <code>{plain(name_of(record, named))}</code>{failed} | {cells} |"
 
 
 def _without_figures(records: Sequence[Record]) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import takewhile
 
@@ -34,6 +35,23 @@ def told_apart(ids: Iterable[str]) -> dict[str, str]:
         for each, path in paths.items():
             names[each] = "/".join([*path[common:], last])
     return names
+
+
+def functions(ids: Iterable[str]) -> dict[str, str]:
+    """The function of each id, without parameters; of those with one name, with the class, or else the file.
+
+    ``test_x.py::TestA::test_m`` is ``test_m``, ``TestA::test_m`` beside a ``TestB::test_m``.
+    """
+    plains = {each: each.partition("[")[0] for each in ids}
+    left = set(plains.values())
+    found: dict[str, str] = {}
+    for first in (-1, 1):
+        names = {plain: "::".join(plain.split("::")[first:]) or plain for plain in left}
+        alike = Counter(names.values())
+        found |= {plain: name for plain, name in names.items() if alike[name] == 1}
+        left -= found.keys()
+    found |= told_apart(sorted(left))
+    return {each: found[plain] for each, plain in plains.items()}
 
 
 def split(name: str) -> tuple[list[str], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -15,7 +15,7 @@ from pytest_llenergy.model.text import cut, one_line
 from pytest_llenergy.report.columns import rounded
 from pytest_llenergy.report.grid import Strip, grids
 from pytest_llenergy.report.layout import PLAIN, Layout
-from pytest_llenergy.report.names import MOST_NAME, short
+from pytest_llenergy.report.names import MOST_NAME, functions, short
 from pytest_llenergy.report.rounds import STYLES, details
 
 #: Parameters that have a column of their own.
@@ -46,16 +46,17 @@ def render(
         no_color=not color,
         highlight=False,
     )
+    named = functions(record.id for record in records)
     groups = layout.groups([record for record in records if has_figures(record)])
     for title, group in groups.items():
         if title:
             console.print(Text(cut(title, MOST_NAME), style="bold"))
-        tests = Strip("test", [name_of(record) for record in group], is_number=False)
+        tests = Strip("test", [name_of(record, named) for record in group], is_number=False)
         strips = [Strip(each.head, list(map(each.cell, group)), each.is_number) for each in layout.shown]
         for table in grids(tests, strips, width):
             console.print(table)
     for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():
-        for part in details(record, name_of(record), width, with_terms=verbosity > 1):
+        for part in details(record, name_of(record, named), width, with_terms=verbosity > 1):
             console.print(part)
     for record in records:
         for window in record.windows:
@@ -63,7 +64,7 @@ def render(
     for line in [
         *_without_result(records),
         *_skipped(records),
-        *_notes([record for record in records if record.meters]),
+        *_notes([record for record in records if record.meters], named),
     ]:
         console.print(line)
     return stream.getvalue().rstrip("\n")
@@ -74,10 +75,9 @@ def has_figures(record: Record) -> bool:
     return any(metric.value is not None for metric in record.metrics.values())
 
 
-def name_of(record: Record) -> str:
-    """Function and parameters, without what has a column of its own."""
-    path, _, ids = record.id.partition("[")
-    test = path.rpartition("::")[2]
+def name_of(record: Record, named: Mapping[str, str]) -> str:
+    """Function, as ``named`` by id, and parameters, without what has a column of its own."""
+    test, ids = named[record.id], record.id.partition("[")[2]
     if any(isinstance(value, str) and len(value) > LONG for value in record.params.values()):
         # Objects are known by the ids that the suite gives them.
         return cut(one_line(f"{test} {ids.removesuffix(']')}"), MOST_NAME)
@@ -116,8 +116,8 @@ def _skipped(records: Sequence[Record]) -> list[Text]:
     return [Text(one_line(f"skipped {count}: {reason}")) for reason, count in reasons.items()]
 
 
-def _notes(records: Sequence[Record]) -> list[Text]:
-    return [*map(Text, notes(records)), *_flags(records)]
+def _notes(records: Sequence[Record], named: Mapping[str, str]) -> list[Text]:
+    return [*map(Text, notes(records)), *_flags(records, named)]
 
 
 def notes(records: Sequence[Record]) -> list[str]:
@@ -132,7 +132,7 @@ def notes(records: Sequence[Record]) -> list[str]:
     return told
 
 
-def _flags(records: Sequence[Record]) -> list[Text]:
+def _flags(records: Sequence[Record], named: Mapping[str, str]) -> list[Text]:
     """One line for each flag that a reader must heed: the first test that has it, and how many more do."""
     first: dict[str, tuple[Record, Flag]] = {}
     count: Counter[str] = Counter()
@@ -144,7 +144,7 @@ def _flags(records: Sequence[Record]) -> list[Text]:
     lines = []
     for name, (record, flag) in first.items():
         more = f" and {count[name] - 1} more" if count[name] > 1 else ""
-        told = one_line(f"{name}: {name_of(record)}{more}: {flag.detail}")
+        told = one_line(f"{name}: {name_of(record, named)}{more}: {flag.detail}")
         lines.append(Text(told, style=STYLES.get(flag.severity, "")))
     return lines
 

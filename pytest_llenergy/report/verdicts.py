@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pytest_llenergy.model.comparison import STATES, Comparison, State
 from pytest_llenergy.model.text import cut, one_line
-from pytest_llenergy.report.names import MOST_NAME, short
+from pytest_llenergy.report.names import MOST_NAME, functions, short
 
 STYLES: dict[State, str] = {
     "regressed": "bold red",
@@ -97,10 +97,11 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
     table.add_column("test", overflow="fold", ratio=1)
     for name in ("base", "head", "change", "limits", "finds"):
         table.add_column(name, justify="right", no_wrap=name != "head")
+    named = functions(each.id for each in comparisons)
     for each in comparisons:
         table.add_row(
             Text(each.verdict, style=STYLES.get(each.verdict, "")),
-            Text(_test(each.id)),
+            Text(_test(each.id, named[each.id])),
             value(each.base),
             Text(value(each.head, one_line(each.unit))),
             change(each),
@@ -110,9 +111,9 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
     return table
 
 
-def _test(name: str) -> str:
-    path, bracket, params = name.partition("[")
-    return cut(one_line(f"{path.rpartition('::')[2]}{bracket}{params}"), MOST_NAME)
+def _test(name: str, function: str) -> str:
+    _, bracket, params = name.partition("[")
+    return cut(one_line(f"{function}{bracket}{params}"), MOST_NAME)
 
 
 def _told(comparison: Comparison) -> str:

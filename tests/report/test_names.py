@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of one name are told apart in every table, and by no more than is needed."""
+
+from __future__ import annotations
+
+from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.record import Flag, Record
+from pytest_llenergy.report.layout import PLAIN
+from pytest_llenergy.report.markdown import render_run
+from pytest_llenergy.report.names import functions
+from pytest_llenergy.report.terminal import render
+from pytest_llenergy.report.verdicts import render_verdicts
+
+from ..compare.runs import record_of
+
+BUSY = Flag(name="contended", severity="warning", detail="others used 0.30 cores")
+
+#: Two classes in two files, and one that stands alone.
+ALIKE = ["a/test_x.py::TestA::test_m", "a/test_x.py::TestB::test_m", "b/test_x.py::TestA::test_m"]
+NAMES = ["a/test_x.py::TestA::test_m", "TestB::test_m", "b/test_x.py::TestA::test_m", "test_n[a::test_m]"]
+
+
+def records() -> list[Record]:
+    return [
+        record_of(each, params={}, ranks=[], flags=[BUSY])
+        for each in [*ALIKE, "test_x.py::test_n[a::test_m]"]
+    ]
+
+
+def test_a_function_is_told_with_its_class_or_file_where_it_must_be() -> None:
+    ids = [
+        "t.py::test_n[a::test_m]",
+        *ALIKE,
+        "d/t.py::test_o",
+        "e/t.py::test_o",
+        "t.py::TestA::test_n2[1]",
+        "doc.rst",
+    ]
+    assert list(functions([*ids, *ids]).values()) == [
+        "test_n",
+        *NAMES[:3],
+        "d/t.py::test_o",
+        "e/t.py::test_o",
+        "test_n2",
+        "doc.rst",
+    ]
+
+
+def test_in_the_summary() -> None:
+    lines = render(records(), 200, color=False).splitlines()
+    assert [line.split()[0] for line in lines[2:6]] == [*NAMES[:3], "test_n"]
+    assert "contended: a/test_x.py::TestA::test_m and 3 more: others used 0.30 cores" in lines
+
+
+def test_in_markdown() -> None:
+    text = render_run(records(), PLAIN, 100_000, complete=True)
+    assert "| <code>TestB::test_m</code> |" in text
+    assert "<code>test_n</code>" in text
+
+
+def test_in_comparisons() -> None:
+    found = [
+        Comparison(
+            id=each.id, metric="energy_j", unit="J", verdict="unchanged", reason="", base=1.0, head=1.0
+        )
+        for each in records()
+    ]
+    rows = render_verdicts(found, 200, color=False).splitlines()
+    assert [line.split()[1] for line in rows if line.startswith("unchanged ")] == NAMES
