@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.model.comparison import STATES, Comparison, State
 from pytest_llenergy.model.text import cut, one_line
+from pytest_llenergy.report.grid import Strip, whole_names
 from pytest_llenergy.report.names import MOST_NAME, functions, short
 
 STYLES: dict[State, str] = {
@@ -41,7 +40,8 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     if len(judged) > MANY_ROWS:
         shown = [each for each in judged if each.verdict != "unchanged"]
     if shown:
-        console.print(_table(shown))
+        for table in whole_names(_tests(shown), _strips(shown), width):
+            console.print(table)
     for state in STATES:
         found = [each for each in comparisons if each.verdict == state and state != "unchanged"]
         if state in ("regressed", "improved"):
@@ -91,24 +91,25 @@ def value(number: float | None, unit: str = "") -> str:
     return "-" if number is None else f"{number:.4g}{f' {unit}' if unit else ''}"
 
 
-def _table(comparisons: Sequence[Comparison]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("test", overflow="fold", ratio=1)
-    for name in ("base", "head", "change", "limits", "finds"):
-        table.add_column(name, justify="right", no_wrap=name != "head")
+def _tests(comparisons: Sequence[Comparison]) -> Strip:
     named = functions(each.id for each in comparisons)
-    for each in comparisons:
-        table.add_row(
-            Text(each.verdict, style=STYLES.get(each.verdict, "")),
-            Text(_test(each.id, named[each.id])),
-            value(each.base),
-            Text(value(each.head, one_line(each.unit))),
-            change(each),
-            interval(each),
-            "-" if each.detectable is None else f"{each.detectable:.1%}",
-        )
-    return table
+    return Strip("test", [_test(each.id, named[each.id]) for each in comparisons], is_number=False)
+
+
+def _strips(comparisons: Sequence[Comparison]) -> list[Strip]:
+    verdicts, styles = (
+        [each.verdict for each in comparisons],
+        [STYLES.get(each.verdict, "") for each in comparisons],
+    )
+    cells: dict[str, Callable[[Comparison], str]] = {
+        "base": lambda each: value(each.base),
+        "head": lambda each: value(each.head, one_line(each.unit)),
+        "change": change,
+        "limits": interval,
+        "finds": lambda each: "-" if each.detectable is None else f"{each.detectable:.1%}",
+    }
+    figures = [Strip(head, list(map(cell, comparisons))) for head, cell in cells.items()]
+    return [Strip("verdict", verdicts, is_number=False, styles=styles), *figures]
 
 
 def _test(name: str, function: str) -> str:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of a comparison in a terminal: names are whole, and no digit is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.report.verdicts import render_verdicts
+
+LIMITS = "-73.2% … +870.8%"
+
+
+def judged(name: str) -> Comparison:
+    return Comparison(
+        id=f"benchmarks/test_x.py::{name}",
+        metric="energy_j",
+        unit="J",
+        verdict="regressed",
+        reason="",
+        base=1.735,
+        head=2.629,
+        ratio=1.504,
+        low=0.268,
+        high=9.708,
+        noise=0.394,
+        detectable=0.139,
+    )
+
+
+def lines_of(*names: str, width: int = 80) -> list[str]:
+    return render_verdicts(list(map(judged, names)), width, color=False).splitlines()
+
+
+def test_a_name_that_fits_is_in_the_row() -> None:
+    lines = lines_of("test_m")
+    assert lines[0].split() == ["verdict", "test", "base", "head", "change", "limits", "finds"]
+    assert [line for line in lines if "test_m" in line and LIMITS in line and "13.9%" in line]
+
+
+@pytest.mark.parametrize("name", ["test_decode[llama-cpp-4]", "test_" + "long_" * 20 + "end[llama-cpp-4]"])
+def test_a_name_that_does_not_is_above_its_row(name: str) -> None:
+    lines = lines_of(name, "test_m")
+    assert max(map(len, lines)) <= 80
+    assert name in "".join(lines)
+    after = lines[lines.index("test_m") + 1]
+    assert after.split() == ["regressed", "1.735", "2.629", "J", "+50.4%", *LIMITS.split(), "13.9%"]
+    assert len([line for line in lines if LIMITS in line]) == 2
+
+
+def test_no_digit_is_lost_where_nothing_fits() -> None:
+    lines = lines_of("test_decode[llama-cpp-4]", width=50)
+    assert max(map(len, lines)) <= 50
+    text = " ".join(" ".join(lines).split())
+    assert all(each in text for each in ("1.735", "2.629 J", "+50.4%", LIMITS, "13.9%"))
+
+
+def test_colours_stay_where_names_are_above() -> None:
+    text = render_verdicts([judged("test_decode[llama-cpp-4]")], 80, color=True)
+    assert "\x1b[1;31mregressed" in text
