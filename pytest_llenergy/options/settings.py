@@ -75,9 +75,9 @@ class Settings:
     @property
     def layout(self) -> Layout:
         """How the summary is laid out."""
-        from pytest_llenergy.report.layout import PLAIN, Layout
+        from pytest_llenergy.report.layout import Layout
 
-        return Layout(self.columns or PLAIN.columns, self.sort or "", self.group_by or ())
+        return Layout(self.columns or (), self.sort or "", self.group_by or ())
 
     @property
     def names_something(self) -> bool:

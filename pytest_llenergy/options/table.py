@@ -206,8 +206,8 @@ OPTIONS = (
         "",
         values.optional(values.columns),
         "Columns of the summary: backend, model, device, meter, rounds or\n"
-        "metrics (default: backend,energy_j,energy_per_output_token_j,\n"
-        "output_tokens_per_s,meter)",
+        "metrics (default: of backend,energy_j,energy_per_output_token_j,\n"
+        "output_tokens_per_s,meter those that are not empty)",
     ),
     Option(
         "sort",

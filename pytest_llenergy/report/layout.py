@@ -36,17 +36,20 @@ NAMES: dict[str, Callable[[Record], str]] = {"name": GROUPS["name"], "fullname":
 class Layout:
     """``sort`` is a name or a metric, with ``-`` before it for the largest first; empty is the run's order.
 
-    Groups come in the order of their first tests; without ``group_by`` there is one.
+    Without ``columns`` there are those of ``DEFAULT`` that have anything in them. Groups come in the order of
+    their first tests; without ``group_by`` there is one.
     """
 
-    columns: tuple[str, ...] = DEFAULT
+    columns: tuple[str, ...] = ()
     sort: str = ""
     group_by: tuple[str, ...] = ()
 
-    @property
-    def shown(self) -> list[Column]:
-        """The columns."""
-        return [COLUMNS[name] for name in self.columns]
+    def shown(self, records: Sequence[Record]) -> list[Column]:
+        """The columns of a summary of these records."""
+        if self.columns:
+            return [COLUMNS[name] for name in self.columns]
+        columns = [COLUMNS[name] for name in DEFAULT]
+        return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
         """Records by the title of their group, sorted. The only group has none."""

@@ -28,9 +28,11 @@ def render_run(records: Sequence[Record], layout: Layout, most_bytes: int, *, co
         return f"{head}\n" if _size(head) <= most_bytes else ""
     named = functions(record.id for record in records)
     lines, cut = [head], 0
-    for title, group in layout.groups([record for record in records if has_figures(record)]).items():
-        begin = ["", *([f"**{plain(title)}**", ""] if title else []), *_above(layout.shown)]
-        rows = [_row(record, layout.shown, named) for record in group]
+    tabled = [record for record in records if has_figures(record)]
+    columns = layout.shown(tabled)
+    for title, group in layout.groups(tabled).items():
+        begin = ["", *([f"**{plain(title)}**", ""] if title else []), *_above(columns)]
+        rows = [_row(record, columns, named) for record in group]
         room -= sum(map(_size, begin))
         kept: list[str] = []
         while len(kept) < len(rows) and (room := room - _size(rows[len(kept)])) >= 0:

@@ -47,12 +47,13 @@ def render(
         highlight=False,
     )
     named = functions(record.id for record in records)
-    groups = layout.groups([record for record in records if has_figures(record)])
+    tabled = [record for record in records if has_figures(record)]
+    groups, columns = layout.groups(tabled), layout.shown(tabled)
     for title, group in groups.items():
         if title:
             console.print(Text(cut(title, MOST_NAME), style="bold"))
         tests = Strip("test", [name_of(record, named) for record in group], is_number=False)
-        strips = [Strip(each.head, list(map(each.cell, group)), each.is_number) for each in layout.shown]
+        strips = [Strip(each.head, list(map(each.cell, group)), each.is_number) for each in columns]
         for table in grids(tests, strips, width):
             console.print(table)
     for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():

@@ -50,7 +50,7 @@ def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, argument
     rows = [line for line in text.splitlines() if line.startswith("| <code>")]
     assert len(rows) == 3
     assert len({row.count("|") for row in rows}) == 1
-    assert any(row.startswith("| <code>test_it text=a&#124;b</code> | - | 0.") for row in rows)
+    assert any(row.startswith("| <code>test_it text=a&#124;b</code> | 0.") for row in rows)
     assert any(row.startswith("| <code>test_fails</code> (failed) | ") for row in rows)
     assert "<img" not in text
     assert "test_window &#183; load</code>: 0." in text

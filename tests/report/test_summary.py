@@ -15,6 +15,7 @@ from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms
 from pytest_llenergy.model.report import encode
 from pytest_llenergy.report.columns import COLUMNS, METRICS
 from pytest_llenergy.report.layout import GROUPS, Layout, read_columns, read_group_by, read_sort
+from pytest_llenergy.report.markdown import render_run
 from pytest_llenergy.report.terminal import render
 
 from ..compare.runs import record_of, report_of, round_of, scaled
@@ -81,6 +82,18 @@ def test_columns_are_those_asked_for_in_that_order() -> None:
     lines = shown(columns=("duration_s", "rounds", "energy_j"))
     assert lines[0].split() == ["test", "s", "rounds", "J", "±", "u"]
     assert lines[2].split()[-5:-3] == ["1", "6"]
+
+
+def test_columns_that_are_empty_are_shown_only_if_asked_for() -> None:
+    metrics = {"energy_j": RECORDS[0].metrics["energy_j"]}
+    plain = record_of("t.py::test_plain", metrics=metrics, params={}, backend=None, ranks=[])
+    assert shown(plain)[0].split() == ["test", "J", "±", "u", "meter"]
+    assert "backend" in shown(plain, columns=("backend", "energy_j"))[0]
+    # One that has something in it keeps the column for all, in every group.
+    lines = shown(plain, RECORDS[0], group_by=("func",))
+    assert [line.split()[1] for line in lines if line.startswith("test ")] == ["backend"] * 2
+    text = render_run([plain], Layout(), 10_000, complete=True)
+    assert "| test | J ± u | meter |" in text.replace("&#177;", "±")
 
 
 @pytest.mark.parametrize(
