@@ -152,9 +152,7 @@ class Controller:
             )
             if text:
                 terminalreporter.section("energy")
-                # Line by line: where the terminal's encoding lacks a character, one line is escaped.
-                for line in text.splitlines():
-                    terminalreporter.line(line)
+                _write(terminalreporter, text)
             self._tell_verdicts(terminalreporter)
         self._tell_gates(terminalreporter)
         for problem in collector.problems:
@@ -180,7 +178,7 @@ class Controller:
         writer = terminalreporter._tw
         terminalreporter.section(f"energy, compared with {stored.origin}")
         text = render_verdicts(comparisons, writer.fullwidth, color=writer.hasmarkup)
-        terminalreporter.write(text + "\n")
+        _write(terminalreporter, text)
 
     def _tell_gates(self, terminalreporter: Any) -> None:
         """Not for ``-q`` to hide: silence would be taken for a pass."""
@@ -261,6 +259,14 @@ def _elsewhere(records: Sequence[Record]) -> list[str]:
 def _worker(node: Any) -> str:
     """Who has run a test; empty for this process."""
     return "" if node is None else str(node.gateway.id)
+
+
+def _write(terminalreporter: Any, text: str) -> None:
+    from pytest_llenergy.model.text import writable
+
+    encoding = getattr(terminalreporter._tw._file, "encoding", None) or "utf-8"
+    for line in writable(text, encoding).splitlines():
+        terminalreporter.line(line)
 
 
 def _relative(path: Path | None) -> str:

@@ -70,6 +70,7 @@ def told(
     import shutil
 
     from pytest_llenergy.cli.color import wants_color
+    from pytest_llenergy.cli.printing import show
     from pytest_llenergy.compare.outcome import REGRESSED, exit_code, over_budget
     from pytest_llenergy.model.text import visible
     from pytest_llenergy.report.file import replace_file
@@ -77,7 +78,9 @@ def told(
 
     width = shutil.get_terminal_size().columns
     text = render(found, form, width, color=output is None and wants_color())
-    if output is None:
+    if output is None and form == "text":
+        show(text)
+    elif output is None:
         print(text)
     else:
         replace_file(output, f"{text}\n".encode())

@@ -93,13 +93,14 @@ def _show(args: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return 0
     from pytest_llenergy.cli.color import wants_color
+    from pytest_llenergy.cli.printing import show
     from pytest_llenergy.history.render import as_markdown, as_text
 
     if args.format == "markdown":
         print(as_markdown(shown), end="")
     else:
         width = shutil.get_terminal_size().columns
-        print(as_text(shown, width, color=wants_color()), end="")
+        show(as_text(shown, width, color=wants_color()), end="")
     return 0
 
 

@@ -53,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         return _write_page(report, args.html, args.history)
     from pytest_llenergy.cli.color import wants_color
+    from pytest_llenergy.cli.printing import show
     from pytest_llenergy.report.terminal import render
 
     width = shutil.get_terminal_size().columns
     shown = render(report.records, width, color=wants_color(), layout=_layout(args), verbosity=args.verbosity)
-    print(shown)
+    show(shown)
     if not report.run.complete:
         print("incomplete: the run did not come to its end")
     return 0

@@ -5,6 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
+#: For encodings that lack them: as wide as what they stand for, so that columns stay in line.
+ASCII = {
+    " ± ": "+/-",
+    " … ": "...",
+    "±": "~",
+    "…": "~",
+    "─": "-",
+    "·": "-",
+    "→": ">",
+    "×": "x",
+    "°": " ",
+    "α": "a",
+}
+
 
 def storable(value: Any) -> Any:
     """The same JSON primitives with every lone surrogate written as its escape."""
@@ -25,6 +39,22 @@ def one_line(text: str) -> str:
 def visible(text: str) -> str:
     """Text with every character that cannot be seen as its escape, those between lines too."""
     return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def writable(text: str, encoding: str) -> str:
+    """Text in what the encoding has: signs of the tables in ASCII, as wide, the rest as escapes."""
+    for sign, plain in ASCII.items():
+        if _lacks(encoding, sign):
+            text = text.replace(sign, plain)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _lacks(encoding: str, text: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def cut(line: str, most: int) -> str:

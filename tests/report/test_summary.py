@@ -285,15 +285,3 @@ def test_verbosity_of_a_run(quick: pytest.Pytester, verbosity: list[str], rounds
     text = quick.runpytest(*verbosity).stdout.str()
     assert ("test_it size=1: 2 rounds of 1 iteration after a warm-up of 0" in text) == rounds
     assert ("resolution J" in text) == terms
-
-
-def test_a_terminal_without_such_characters_loses_no_line(
-    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick.makepyfile(SUITE)
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    result = quick.runpytest_subprocess()
-    result.stdout.fnmatch_lines(["test_it size=1 *ten-watts*", "test_it size=2 *ten-watts*"])
-    assert [
-        line for line in result.stdout.lines if line.startswith("test_it size=1") and "size=2" in line
-    ] == []
