@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.history.standing import Shown, Standing
+from pytest_llenergy.model.text import trimmed
 from pytest_llenergy.report.comment import MOST_REASON, plain
 from pytest_llenergy.report.names import short
 from pytest_llenergy.report.verdicts import value
@@ -34,7 +35,8 @@ def as_text(shown: Shown, width: int, *, color: bool) -> str:
         console.print(table)
     for note in _notes(shown):
         console.print(Text(note))
-    return stream.getvalue()
+    text = trimmed(stream.getvalue())
+    return f"{text}\n" if text else ""
 
 
 def as_markdown(shown: Shown) -> str:

@@ -57,6 +57,11 @@ def _lacks(encoding: str, text: str) -> bool:
     return False
 
 
+def trimmed(text: str) -> str:
+    """Text without blanks at the end of a line, and without empty lines at its own."""
+    return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
+
+
 def cut(line: str, most: int) -> str:
     """At most so many characters of it: its middle is left out, since tests differ at the end."""
     return line if len(line) <= most else f"{line[: most // 2]}…{line[1 - most // 2 :]}"

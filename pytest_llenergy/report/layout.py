@@ -98,10 +98,11 @@ def read_group_by(text: str) -> tuple[str, ...]:
 
 
 def _words(text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    """Each once."""
+    words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
     if not words:
         raise ValueError("names nothing")
-    return words
+    return list(words)
 
 
 def _known(words: Sequence[str], known: Collection[str], more: str = "") -> tuple[str, ...]:

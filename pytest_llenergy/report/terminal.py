@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_llenergy.model.record import Flag, Record, Window
-from pytest_llenergy.model.text import cut, one_line
+from pytest_llenergy.model.text import cut, one_line, trimmed
 from pytest_llenergy.report.columns import rounded
 from pytest_llenergy.report.grid import Strip, grids
 from pytest_llenergy.report.layout import PLAIN, Layout
@@ -68,7 +68,7 @@ def render(
         *_notes([record for record in records if record.meters], named),
     ]:
         console.print(line)
-    return stream.getvalue().rstrip("\n")
+    return trimmed(stream.getvalue())
 
 
 def has_figures(record: Record) -> bool:

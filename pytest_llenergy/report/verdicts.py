@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_llenergy.model.comparison import STATES, Comparison, State
-from pytest_llenergy.model.text import cut, one_line
+from pytest_llenergy.model.text import cut, one_line, trimmed
 from pytest_llenergy.report.grid import Strip, whole_names
 from pytest_llenergy.report.names import MOST_NAME, functions, short
 
@@ -51,7 +51,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
         if len(found) > MANY_LINES:
             console.print(f"{state}: {len(found) - MANY_LINES} more", markup=False)
     console.print(summary(comparisons), markup=False)
-    return stream.getvalue().rstrip("\n")
+    return trimmed(stream.getvalue())
 
 
 def in_order(comparisons: Sequence[Comparison]) -> list[Comparison]:

@@ -94,7 +94,7 @@ def test_the_table_has_room_for_any_id_and_shows_what_cannot_be_seen(compare: Co
     _, out, _ = compare(
         of(record_of(name)), of(Record(id=name, attempt=1, status="failed", reason="\x1b[2J"))
     )
-    (line,) = [line for line in "".join(out.splitlines()).split("invalid: ") if line.startswith("t.py")]
+    (line,) = [line for line in "".join(out.splitlines()).split("invalid:") if line.startswith("t.py")]
     assert "xz]: " in line
     assert all(each.isprintable() or each == "\n" for each in out)
 

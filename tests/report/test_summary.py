@@ -163,6 +163,17 @@ def test_an_unknown_word_is_told_with_the_known_ones(read: object, text: str, me
     assert "\n" not in str(error.value)
 
 
+def test_a_word_that_is_said_twice_is_shown_once() -> None:
+    assert read_columns("rounds,backend,rounds") == ("rounds", "backend")
+    assert read_group_by("param:a,func,param:a") == ("param:a", "func")
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_no_line_ends_with_blanks(width: int) -> None:
+    lines = shown(width=width, verbosity=2, columns=tuple(COLUMNS))
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_every_metric_can_be_shown() -> None:
     assert set(METRICS) == set(COMPARED)
     assert read_columns(",".join(COLUMNS)) == tuple(COLUMNS)
