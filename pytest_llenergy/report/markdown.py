@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.report.columns import Column
 from pytest_llenergy.report.comment import MOST_REASON, plain
 from pytest_llenergy.report.layout import Layout
 from pytest_llenergy.report.names import functions, short
-from pytest_llenergy.report.terminal import has_figures, joules_of, name_of, notes
-from pytest_llenergy.report.verdicts import summary
+from pytest_llenergy.report.terminal import flags, has_figures, joules_of, name_of, notes
+from pytest_llenergy.report.verdicts import change, in_order, summary
 
 #: Lines below the table, before the rest is only counted.
 MOST_LINES = 20
@@ -21,12 +22,12 @@ MOST_LINES = 20
 def render_run(records: Sequence[Record], layout: Layout, most_bytes: int, *, complete: bool) -> str:
     """The tests of a run in ``most_bytes`` at most; rows that do not fit are counted."""
     head = _head(records, complete=complete)
-    foot = "\n".join(["", *_without_figures(records), *_notes(records), ""])
+    named = functions(record.id for record in records)
+    foot = "\n".join(["", *_without_figures(records), *_verdicts(records), *_notes(records, named), ""])
     # For the line that counts what was cut.
     room = most_bytes - _size(head) - _size(foot) - 100
     if room < 0:
         return f"{head}\n" if _size(head) <= most_bytes else ""
-    named = functions(record.id for record in records)
     lines, cut = [head], 0
     tabled = [record for record in records if has_figures(record)]
     columns = layout.shown(tabled)
@@ -79,12 +80,34 @@ def _without_figures(records: Sequence[Record]) -> list[str]:
         for record in records
         if not (record.windows or has_figures(record) or record.status == "skipped")
     ]
+    return _items(lines)
+
+
+def _verdicts(records: Sequence[Record]) -> list[str]:
+    """A line for each comparison that a reader must heed, the worst first."""
+    compared = in_order([each for record in records for each in record.comparisons])
+    return _items(
+        [
+            (short(each.id), f"{each.metric} {each.verdict}{_moved(each)}: {each.reason}")
+            for each in compared
+            if each.verdict not in ("unchanged", "improved", "new")
+        ]
+    )
+
+
+def _moved(comparison: Comparison) -> str:
+    return "" if comparison.ratio is None else f", {change(comparison)}"
+
+
+def _items(lines: Sequence[tuple[str, str]]) -> list[str]:
     shown = [f"- <code>{plain(what)}</code>: {plain(told, MOST_REASON)}" for what, told in lines[:MOST_LINES]]
     return shown + ([f"- {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else [])
 
 
-def _notes(records: Sequence[Record]) -> list[str]:
-    told = notes([record for record in records if record.meters])
+def _notes(records: Sequence[Record], named: Mapping[str, str]) -> list[str]:
+    """What holds for all figures, and the flags."""
+    metered = [record for record in records if record.meters]
+    told = [*notes(metered), *(line for _, line in flags(metered, named))]
     return ["", *(plain(each, MOST_REASON) + "  " for each in told)] if told else []
 
 

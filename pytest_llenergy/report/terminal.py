@@ -118,7 +118,8 @@ def _skipped(records: Sequence[Record]) -> list[Text]:
 
 
 def _notes(records: Sequence[Record], named: Mapping[str, str]) -> list[Text]:
-    return [*map(Text, notes(records)), *_flags(records, named)]
+    flagged = [Text(told, style=STYLES.get(severity, "")) for severity, told in flags(records, named)]
+    return [*map(Text, notes(records)), *flagged]
 
 
 def notes(records: Sequence[Record]) -> list[str]:
@@ -133,20 +134,20 @@ def notes(records: Sequence[Record]) -> list[str]:
     return told
 
 
-def _flags(records: Sequence[Record], named: Mapping[str, str]) -> list[Text]:
-    """One line for each flag that a reader must heed: the first test that has it, and how many more do."""
+def flags(records: Sequence[Record], named: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Severity and a line for each flag that a reader must heed: the first test that has it, and how many."""
     first: dict[str, tuple[Record, Flag]] = {}
     count: Counter[str] = Counter()
     for record in records:
-        flags = [*record.flags, *(flag for window in record.windows for flag in window.flags)]
-        for flag in {flag.name: flag for flag in reversed(flags) if _heeded(flag)}.values():
+        own = [*record.flags, *(flag for window in record.windows for flag in window.flags)]
+        for flag in {flag.name: flag for flag in reversed(own) if _heeded(flag)}.values():
             first.setdefault(flag.name, (record, flag))
             count[flag.name] += 1
-    lines = []
+    lines: list[tuple[str, str]] = []
     for name, (record, flag) in first.items():
         more = f" and {count[name] - 1} more" if count[name] > 1 else ""
         told = one_line(f"{name}: {name_of(record, named)}{more}: {flag.detail}")
-        lines.append(Text(told, style=STYLES.get(flag.severity, "")))
+        lines.append((flag.severity, told))
     return lines
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_llenergy.model.comparison import Comparison, State
+from pytest_llenergy.model.record import Flag
 from pytest_llenergy.report.github import MOST_SUMMARY_BYTES, append_run
 from pytest_llenergy.report.layout import PLAIN, Layout
 from pytest_llenergy.report.markdown import render_run
@@ -101,3 +103,27 @@ def test_without_room_there_is_one_line_or_none(room: int, lines: int) -> None:
     text = render_run([record_of()] * 3, Layout(), room, complete=False)
     assert len(text.encode()) <= room
     assert text.count("### Energy: 3 measured, stopped before its end") == lines
+
+
+def test_warnings_and_verdicts_are_below_the_table() -> None:
+    busy = Flag(name="contended", severity="warning", detail="others used <b>0.30</b> cores")
+    note = Flag(name="estimated", severity="note", detail="a model")
+    unsure = compared("inconclusive", "between -2.0% and +9.0%: more rounds can tell")
+    first = record_of("a/t.py::test_a", flags=[busy, note], params={}, ranks=[], comparisons=[unsure])
+    second = record_of(
+        "a/t.py::test_b", flags=[busy], params={}, ranks=[], comparisons=[compared("unchanged", "it is")]
+    )
+    text = render_run([second, first], Layout(), 100_000, complete=True)
+    below = text.partition("| <code>test_a</code>")[2].replace("&#37;", "%")
+    assert "contended: test_b and 1 more: others used " in below
+    assert "<b>" not in text
+    told = "- <code>t.py::test_a</code>: energy_j inconclusive, +3.0%: between -2.0% and +9.0%: more rounds"
+    assert told in below.replace("&#58;", ":").replace("&#43;", "+")
+    assert "it is" not in text
+    assert "a model" not in text
+
+
+def compared(verdict: State, reason: str) -> Comparison:
+    return Comparison(
+        id="a/t.py::test_a", metric="energy_j", unit="J", verdict=verdict, reason=reason, ratio=1.03
+    )
