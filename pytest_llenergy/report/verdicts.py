@@ -27,6 +27,9 @@ STYLES: dict[State, str] = {
 #: From so many rows on those that are unchanged are only counted.
 MANY_ROWS = 40
 
+#: Below the table.
+LEGEND = "finds: least change found 9 times in 10; noise: scatter of a side's rounds"
+
 #: Lines for tests of one state, before the rest is only counted.
 MANY_LINES = 10
 
@@ -51,6 +54,8 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
         if len(found) > MANY_LINES:
             console.print(f"{state}: {len(found) - MANY_LINES} more", markup=False)
     console.print(summary(comparisons), markup=False)
+    if judged:
+        console.print(LEGEND, markup=False)
     return trimmed(stream.getvalue())
 
 

@@ -70,7 +70,7 @@ def test_the_table_says_what_became_of_each_test(compare: Compare) -> None:
     (row,) = [line for line in out.splitlines() if line.startswith("regressed")]
     assert row.split()[:4] == ["regressed", "test_decode[8]", "0.6253", "0.6878"]
     assert "J/token  +10.0%  +9." in row
-    assert out.splitlines()[-2].startswith("1 regressed; noise 0.")
+    assert out.splitlines()[-3].startswith("1 regressed; noise 0.")
     assert out.splitlines()[-1] == "1x NVIDIA H100 700 W, nvml (measured)"
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.report.verdicts import render_verdicts
+from pytest_llenergy.report.verdicts import LEGEND, render_verdicts
 
 LIMITS = "-73.2% … +870.8%"
 
@@ -46,6 +46,13 @@ def test_a_name_that_does_not_is_above_its_row(name: str) -> None:
     after = lines[lines.index("test_m") + 1]
     assert after.split() == ["regressed", "1.735", "2.629", "J", "+50.4%", *LIMITS.split(), "13.9%"]
     assert len([line for line in lines if LIMITS in line]) == 2
+
+
+def test_finds_and_noise_are_explained_where_they_are_shown() -> None:
+    assert lines_of("test_m")[-2:] == ["1 regressed; noise 39.4% median, 39.4% at most", LEGEND]
+    assert len(LEGEND) <= 80
+    new = Comparison(id="t.py::test_m", metric="energy_j", unit="J", verdict="new", reason="it is new")
+    assert LEGEND not in render_verdicts([new], 80, color=False)
 
 
 def test_no_digit_is_lost_where_nothing_fits() -> None:
