@@ -7,13 +7,17 @@ A plugin object that is registered only in a run that keeps what it measures, or
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_llenergy import marks
 from pytest_llenergy.options.settings import SETTINGS
 from pytest_llenergy.role import is_worker
+
+if TYPE_CHECKING:
+    from pytest_llenergy.handles import Place
 
 #: The fixture, and pytest-benchmark as it is registered.
 FIXTURE = PLUGIN = "benchmark"
@@ -46,7 +50,8 @@ class Benchmarks:
         It has them before anything is set up for it.
         """
         names = getattr(item, "fixturenames", ())
-        if FIXTURE in names and PLACE not in names and self._runs and self._measures(item):
+        asks = FIXTURE in names and PLACE not in names
+        if asks and self._runs and self._measures(item) and _names_it(item):
             from pytest_llenergy.leasing import lease_first
             from pytest_llenergy.recorder import draft_of
 
@@ -68,15 +73,29 @@ class Benchmarks:
         item = request.node
         if not self._measures(item) or MEASURING in item.fixturenames:
             return
-        if type(made).__module__.partition(".")[0] == "pytest_codspeed":
-            self._note(request, OF_CODSPEED)
-        elif _is_pytest_benchmarks(made) and made.enabled:  # type: ignore[attr-defined]
+        named = _names_it(item)
+        if _is_pytest_benchmarks(made) and made.enabled:  # type: ignore[attr-defined]
             from pytest_llenergy.integrations.benchmark_rounds import watch
 
-            self._note(request, NOT_CALLED)
-            watch(made, request.getfixturevalue(PLACE))
+            if named:
+                self._place(request)
+            watch(made, partial(self._place, request))
+        elif not named:
+            return
+        elif type(made).__module__.partition(".")[0] == "pytest_codspeed":
+            self._note(request, OF_CODSPEED)
         elif _is_pytest_benchmarks(made) and is_worker(self._config) and self._asked:
             self._note(request, OFF_IN_WORKERS)
+
+    def _place(self, request: pytest.FixtureRequest) -> Place:
+        """Where the test measures. From now on it has a record, and devices if it had none."""
+        from pytest_llenergy.recorder import draft_of
+
+        self._note(request, NOT_CALLED)
+        if PLACE not in request.node.fixturenames:
+            draft_of(request.node).runs_here = True
+        place: Place = request.getfixturevalue(PLACE)
+        return place
 
     def _note(self, request: pytest.FixtureRequest, unmeasured: str) -> None:
         """The test has a record from now on, with this reason until something is measured."""
@@ -101,6 +120,26 @@ class Benchmarks:
         disabled = option("benchmark_disable", False) and not option("benchmark_enable", False)
         skipped = option("benchmark_skip", False) and not option("benchmark_only", False)
         return bool(self._config.pluginmanager.has_plugin(PLUGIN)) and not (disabled or skipped)
+
+
+def _names_it(item: pytest.Item) -> bool:
+    """Whether the test wants the fixture: names it, also by way of others, or asks for it as it runs.
+
+    One that has it only of a fixture for all tests (``autouse``) may know nothing of it.
+    """
+    if FIXTURE not in getattr(item, "fixturenames", ()) or marks.has(item, marks.energy_gate):
+        return True
+    info = getattr(item, "_fixtureinfo", None)
+    if info is None:
+        return False
+    wanted = [*info.argnames, *(name for mark in item.iter_markers("usefixtures") for name in mark.args)]
+    seen: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name not in seen:
+            seen.add(name)
+            wanted += [asked for each in info.name2fixturedefs.get(name, ()) for asked in each.argnames]
+    return FIXTURE in seen
 
 
 def _is_pytest_benchmarks(made: object) -> bool:

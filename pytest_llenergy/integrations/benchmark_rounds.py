@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +27,8 @@ EVERY_NS = 50_000_000
 WALL_CLOCKS = (time.perf_counter, time.monotonic, time.time)
 
 NOTHING_TOLD = "pytest-benchmark {version} did not tell of any round; this version is not known to work"
+
+RAISED = "the benchmark raised {error}"
 
 
 class UntoldError(Exception):
@@ -82,7 +85,7 @@ class Rounds:
 class Watched:
     """What the class of a fixture is given: the same calls, measured."""
 
-    _llenergy_place: Place
+    _llenergy_place: Callable[[], Place]
     _llenergy_rounds: Rounds | None = None
     _llenergy_used = False
 
@@ -113,7 +116,7 @@ class Watched:
             # It refuses to be used twice, and says so.
             return call(*args, **kwargs)
         self._llenergy_used = True
-        place, result = self._llenergy_place, None
+        place, result = self._llenergy_place(), None
         place.check()
         settings, draft = place.settings, place.draft
 
@@ -123,6 +126,10 @@ class Watched:
             self._llenergy_rounds = rounds = Rounds(between)
             try:
                 result = call(*args, **kwargs)
+            except BaseException as error:
+                # The test may expect it, and pass.
+                draft.unmeasured = RAISED.format(error=type(error).__name__)
+                raise
             finally:
                 self._llenergy_rounds = None
             return rounds.told()
@@ -143,9 +150,20 @@ class Watched:
         return result
 
 
-def watch(fixture: Any, place: Place) -> None:
-    """Let a fixture of pytest-benchmark measure what it is called with, on the devices of the test."""
+def watch(fixture: Any, place: Callable[[], Place]) -> None:
+    """Let a fixture of pytest-benchmark measure what it is called with, on the devices of the test.
+
+    ``place`` is asked for them when it is called.
+    """
     if isinstance(fixture, Watched):
         return
-    kind = type(fixture)
-    fixture.__class__ = type(kind.__name__, (Watched, kind), {"_llenergy_place": place})
+    fixture._llenergy_place = place
+    kind: Any = type(fixture)
+    fixture.__class__ = _watched(kind)
+
+
+@cache
+def _watched(kind: type) -> type:
+    """Called as the class of the fixture is, in messages too."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (Watched, kind), names)

@@ -123,6 +123,20 @@ class TestNotMeasured:
         assert "FixtureAlreadyUsed" in records["test_twice"]["reason"]
         assert "measure_beside" not in result.stdout.str(), "the traceback is that of the test"
 
+    def test_one_that_raises_as_its_test_expects_is_told(
+        self, bench: Callable[..., pytest.RunResult], read_report: Read
+    ) -> None:
+        bench(
+            """
+            import pytest
+            def test_it(benchmark):
+                with pytest.raises(ValueError):
+                    benchmark(int, "seven")
+            """
+        ).assert_outcomes(passed=1)
+        (record,) = read_report()["records"]
+        assert (record["status"], record["reason"]) == ("invalid", "the benchmark raised ValueError")
+
     def test_a_skip_inside_is_a_skip(self, bench: Callable[..., pytest.RunResult], read_report: Read) -> None:
         bench(
             "import pytest\ndef test_it(benchmark):\n    benchmark(lambda: pytest.skip('not here'))\n"
@@ -143,6 +157,57 @@ class TestNotMeasured:
         for record in read_report()["records"]:
             assert record["status"] == "invalid"
             assert "pytest-codspeed" in record["reason"]
+
+    @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["here", "in a worker"])
+    def test_tests_that_have_it_only_of_an_autouse_fixture_have_no_record(
+        self, bench: Callable[..., pytest.RunResult], read_report: Read, options: tuple[str, ...]
+    ) -> None:
+        suite = """
+            import pytest, time
+            @pytest.fixture(autouse=True)
+            def benchmark(benchmark):
+                benchmark.extra_info["of"] = "all"
+                return benchmark
+            @pytest.fixture
+            def bench(benchmark):
+                return benchmark
+            def test_unrelated():
+                pass
+            def test_named(benchmark):
+                benchmark(time.sleep, 0.002)
+            def test_of_another(bench):
+                bench(time.sleep, 0.002)
+            @pytest.mark.usefixtures("benchmark")
+            def test_marked():
+                pass
+            def test_as_it_runs(request):
+                request.getfixturevalue("benchmark")(time.sleep, 0.002)
+            """
+        # pytest-benchmark warns of those that do not call it.
+        bench(suite, "-Wdefault", *options).assert_outcomes(passed=5, warnings=2)
+        found = {name: record["status"] for name, record in by_name(read_report()).items()}
+        if options:
+            assert found == dict.fromkeys(("test_named", "test_of_another", "test_marked"), "invalid")
+        else:
+            assert found == {
+                "test_named": "measured",
+                "test_of_another": "measured",
+                "test_marked": "invalid",
+                "test_as_it_runs": "measured",
+            }
+
+    def test_the_class_of_the_fixture_is_called_as_it_was(
+        self, bench: Callable[..., pytest.RunResult]
+    ) -> None:
+        bench(
+            """
+            from pytest_benchmark.fixture import BenchmarkFixture
+            def test_it(benchmark):
+                assert isinstance(benchmark, BenchmarkFixture)
+                assert repr(type(benchmark)) == repr(BenchmarkFixture)
+                benchmark(int)
+            """
+        ).assert_outcomes(passed=1)
 
     def test_without_a_report_it_is_not_even_imported(self, quick: pytest.Pytester) -> None:
         quick.makepyfile(
