@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_type_hints
 import pytest_llenergy
 from pytest_llenergy.backends.embedding import Embedding, EmbeddingParams
 from pytest_llenergy.backends.generation import Generation, GenerationParams
+from pytest_llenergy.backends.params import Params
 from pytest_llenergy.backends.served import ServedLoad, ServeParams
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.handles import BackendHandle, Workers
@@ -141,7 +142,7 @@ def _annotation(kind: type, name: str) -> str:
     raise ValueError(f"{kind.__name__} has no {name}")
 
 
-def _parameters(kind: type) -> Iterator[str]:
+def _parameters(kind: type[Params]) -> Iterator[str]:
     own: dict[str, Any] = {}
     for each in reversed(kind.__mro__):
         own.update(vars(each).get("__annotations__", {}))

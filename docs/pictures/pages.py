@@ -27,14 +27,14 @@ def photograph(images: Path) -> None:
     if found is None:
         raise SystemExit(f"no Chromium on the path ({', '.join(BROWSERS)})")
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        path = Path(place) / "energy.html"
-        path.write_text(render_compared(pair.base, pair.head, pair.compared, [], pairs="6+6"))
+        shown = Path(place) / "energy.html"
+        shown.write_text(render_compared(pair.base, pair.head, pair.compared, [], pairs="6+6"))
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         light = browser.new_page(viewport=DESKTOP, color_scheme="light")
-        light.goto(path.as_uri())
+        light.goto(shown.as_uri())
         _kept(light, images / "html-light.png")
         dark = browser.new_page(viewport=PHONE, color_scheme="dark")
-        dark.goto(path.as_uri())
+        dark.goto(shown.as_uri())
         _to_the_first_test(dark)
         _kept(dark, images / "html-dark.png")
         browser.close()

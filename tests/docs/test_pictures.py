@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from docs.pictures.recording import Recording, record
-from docs.pictures.svg import animated, still
+from pictures.recording import Recording, record
+from pictures.svg import animated, still
 
 from ..conftest import TEN_WATTS
 from .pages import ROOT
