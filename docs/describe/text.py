@@ -41,7 +41,8 @@ def sentence(docstring: str | None) -> str:
 def help_text(text: str) -> str:
     """Help of an option on one line. Options and commands are code; sphinx would give them long dashes."""
     line = re.sub(r" ([;)])", r"\1", " ".join(text.split())).replace("()", "").strip()
-    line = re.sub(r"'([^']* [^']*)'", r"`\1`", line)
+    # A quote that opens stands after no letter: others are apostrophes.
+    line = re.sub(r"(?<!\w)'([^']* [^']*)'", r"`\1`", line)
     line = re.sub(r'\b([a-z_]+="[^"]*")', r"`\1`", line)
     parts = line.split("`")
     # Every second part is code already.

@@ -62,6 +62,18 @@ def test_a_word_of_the_code_that_changes_is_seen(reference: Any, monkeypatch: py
     assert [path.name for path in reference.stale()] == ["options.md"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("the model's name in the server's API", "the model's name in the server's API"),
+        ("with 'serve -m {model}'; no shell", "with `serve -m {model}`; no shell"),
+        ("as --energy-sort of pytest", "as `--energy-sort` of pytest"),
+    ],
+)
+def test_commands_are_code_and_apostrophes_stay(reference: Any, text: str, shown: str) -> None:
+    assert import_module("describe.text").help_text(text) == shown
+
+
 def titles(name: str, level: int) -> list[str]:
     """Headings of a page of reference."""
     return re.findall(rf"^{'#' * level} (.+)$", (REFERENCE / name).read_text(), re.MULTILINE)
