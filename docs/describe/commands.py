@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
 from pytest_llenergy.cli import parser
 
-from .text import code, help_text, lines_of, page, table
+from .text import capital, code, help_text, lines_of, page, table
 
 INTRODUCTION = """\
 Exit code 2 is a wrong command line, or a file that is not what it should be, told in one line."""
+
+#: As helps tell it, with something before or after it: ``(repeatable; default: all)``.
+DEFAULT = re.compile(r" ?\((?:([^();]+); )?default: ([^();]+)(?:; ([^();]+))?\)")
 
 
 def commands_page() -> str:
@@ -27,7 +31,8 @@ def _commands(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPar
 
 
 def _command(command: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    yield from lines_of(f"{'#' * level} {command.prog}", help_text(command.description or _help_of(command)))
+    told = capital(help_text(command.description or _help_of(command)))
+    yield from lines_of(f"{'#' * level} {command.prog}", f"{told.rstrip('.')}.")
     rows = [_row(action) for group in command._action_groups for action in group._group_actions]
     rows = [row for row in rows if row]
     if rows:
@@ -54,16 +59,24 @@ def _help_of(command: argparse.ArgumentParser) -> str:
 def _row(action: argparse.Action) -> list[str]:
     if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
         return []
-    text = action.help or ""
-    default = action.default
-    if f"(default: {default})" in text:
-        text = text.replace(f"(default: {default})", "")
-    elif default in (None, False, True) or default == [] or action.default is argparse.SUPPRESS:
-        default = ""
+    text, default = without_default((action.help or "").replace("%%", "%"))
+    if isinstance(action.default, str | int) and not isinstance(action.default, bool) and action.default:
+        default = str(action.default)
     if action.choices:
         words = ", ".join(code(str(each)) for each in action.choices)
-        text = f"{text.strip()}: {words}" if text.strip() else words
-    return [_argument(action), help_text(text.replace("%%", "%")), code(str(default)) if default else ""]
+        text = f"{text}: {words}" if text else words
+    # One word is what would be typed; several tell what it is.
+    shown = help_text(default) if " " in default else code(default)
+    return [_argument(action), capital(help_text(text)), shown]
+
+
+def without_default(text: str) -> tuple[str, str]:
+    """Help without what it says in brackets of the default, and that."""
+    found = DEFAULT.search(text)
+    if found is None:
+        return text, ""
+    rest = "; ".join(filter(None, (found[1], found[3])))
+    return text.replace(found[0], f" ({rest})" if rest else "").strip(), found[2]
 
 
 def _argument(action: argparse.Action) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_llenergy.marks import MARKS
 
-from .text import code, help_text, lines_of, page, table, typed
+from .text import capital, code, help_text, lines_of, page, table, typed
 
 #: Where more is told of a mark, with an example.
 SEE = {
@@ -32,7 +32,7 @@ def marks_page() -> str:
 def _mark(name: str) -> Iterator[str]:
     mark = next(each for each in MARKS if each.__name__ == name)
     told = help_text(inspect.getdoc(mark) or "")
-    yield from lines_of(f"## {name}", f"{told[:1].upper()}{told[1:]}", _parameters(name), f"See {SEE[name]}.")
+    yield from lines_of(f"## {name}", capital(told), _parameters(name), f"See {SEE[name]}.")
 
 
 def _parameters(name: str) -> Sequence[str]:

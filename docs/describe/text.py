@@ -52,6 +52,11 @@ def help_text(text: str) -> str:
     return "`".join(parts)
 
 
+def capital(text: str) -> str:
+    """As a sentence begins; what begins with code stays."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def parameters(function: Callable[..., Any], *, skip: Sequence[str] = ("self",)) -> str:
     """The parameters of a function as they are written, without types."""
     signature = inspect.signature(function)

@@ -25,19 +25,23 @@ def add(commands: Commands) -> None:
     adding.set_defaults(run=_add)
     showing = actions.add_parser("show", help="each test's last session against those before it")
     showing.add_argument("test", nargs="?", metavar="ID", help="one test, by its id or what follows its ::")
-    showing.add_argument("--metric", metavar="METRIC", help="(default: joules per token, or joules)")
+    showing.add_argument(
+        "--metric", metavar="METRIC", help="show this metric (default: joules per token, or joules)"
+    )
     showing.add_argument("--device", metavar="KEY", help="one kind of devices")
     showing.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     showing.set_defaults(run=_show)
     accepting = actions.add_parser("accept", help="hold later sessions against those of this commit")
-    accepting.add_argument("commit", metavar="COMMIT")
+    accepting.add_argument(
+        "commit", metavar="COMMIT", help="of which there are sessions; its first letters will do"
+    )
     accepting.add_argument("--reason", required=True, metavar="TEXT", help="why the change is accepted")
     accepting.add_argument(
         "--test",
         action="append",
         default=[],
         metavar="ID",
-        help="for this test alone (repeatable; default: all)",
+        help="for this test alone (repeatable; default: all tests)",
     )
     accepting.set_defaults(run=_accept)
     for action in (adding, showing, accepting):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser("report", help="print the table of a report or journal")
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a report or a journal")
     parser.add_argument(
         "--html",
         type=Path,

@@ -74,6 +74,27 @@ def test_commands_are_code_and_apostrophes_stay(reference: Any, text: str, shown
     assert import_module("describe.text").help_text(text) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("what may differ (default: 1%)", ("what may differ", "1%")),
+        ("(default: one, or two; repeatable)", ("(repeatable)", "one, or two")),
+        ("one test (repeatable; default: all)", ("one test (repeatable)", "all")),
+        ("that of now (default: HEAD); . is the tree", ("that of now; . is the tree", "HEAD")),
+        ("reports (.json)", ("reports (.json)", "")),
+    ],
+)
+def test_defaults_stand_in_their_column(reference: Any, text: str, shown: tuple[str, str]) -> None:
+    assert import_module("describe.commands").without_default(text) == shown
+
+
+def test_every_argument_of_a_command_is_told_as_a_sentence_begins() -> None:
+    for row in re.findall(r"^\| `.*$", (REFERENCE / "commands.md").read_text(), re.MULTILINE):
+        _, _, text, *_ = (cell.strip() for cell in row.split("|"))
+        assert re.match(r"[A-Z`]", text), row
+        assert "default:" not in row, row
+
+
 def titles(name: str, level: int) -> list[str]:
     """Headings of a page of reference."""
     return re.findall(rf"^{'#' * level} (.+)$", (REFERENCE / name).read_text(), re.MULTILINE)
