@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     showing.set_defaults(run=_show)
     accepting = actions.add_parser("accept", help="hold later sessions against those of this commit")
     accepting.add_argument(
-        "commit", metavar="COMMIT", help="of which there are sessions; its first letters will do"
+        "commit", metavar="COMMIT", help="a commit of which there are sessions, by its first letters at least"
     )
     accepting.add_argument("--reason", required=True, metavar="TEXT", help="why the change is accepted")
     accepting.add_argument(
