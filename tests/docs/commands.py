@@ -12,10 +12,12 @@ from packaging.requirements import Requirement
 
 from pytest_llenergy.cli import main, parser
 from pytest_llenergy.compare.outcome import USAGE
+from pytest_llenergy.compare.stages import parse_pairs
 from pytest_llenergy.options.settings import SETTINGS
 
 from .config import read_toml
 from .pages import ROOT
+from .shell import commands
 
 #: Programs of others, of which nothing is looked at.
 OTHERS = {"docker", "git", "mkdir", "pre-commit", "pytest-benchmark", "sudo", "tee", "echo", "bencher"}
@@ -50,6 +52,11 @@ def _pytest(arguments: list[str], pytester: pytest.Pytester) -> None:
         name = path.partition("::")[0]
         there = [place for place in (pytester.path, ROOT) if (place / name).exists()]
         assert there, f"pytest {' '.join(arguments)}: there is no {name}, on this page or in the repository"
+    if config.option.keyword and all((pytester.path / path).exists() for path in config.option.file_or_dir):
+        result = pytester.runpytest_inprocess(*arguments, "--collect-only", "-q")
+        assert result.ret != pytest.ExitCode.NO_TESTS_COLLECTED, (
+            f"pytest {' '.join(arguments)}: -k selects none"
+        )
     report = config.stash[SETTINGS].report
     if report is not None:
         _as_if_written("energy.json", report, pytester)
@@ -62,6 +69,9 @@ def _llenergy(arguments: list[str], pytester: pytest.Pytester) -> None:
     except SystemExit as error:
         raise AssertionError(f"{told}: ends with {error.code}") from None
     if arguments[0] == "ab":
+        parse_pairs(parsed.pairs)
+        for words in commands(parsed.setup, pytester.path) if parsed.setup else ():
+            try_command(words, pytester)
         command = [word for word in parsed.command if word != "--"]
         assert command, f"{told}: names no command"
         try_command(command, pytester)

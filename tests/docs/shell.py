@@ -14,10 +14,13 @@ from .project import QUICK
 
 BASH = shutil.which("bash") or "bash"
 
+#: What bash says of a program that is not there.
+NOT_FOUND = 127
+
 #: Of every command its words, each ended by a zero byte, and their number before them.
 LOOK = """
 PATH=/nowhere
-command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$DOCS_COMMANDS"; }
+command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$DOCS_COMMANDS"; return "${DOCS_STATUS:-0}"; }
 """
 
 #: Those that are run in truth, with the interpreter of these tests; others are looked at as above.
@@ -35,11 +38,14 @@ done
 def commands(text: str, directory: Path) -> list[list[str]]:
     """The words of each command, in the order in which bash comes to them. None of them is run.
 
-    Raises ``AssertionError`` for what bash cannot read, and for programs that are named by a path.
+    Those come last that it only comes to where all others fail: what stands behind ``||``. Raises
+    ``AssertionError`` for what bash cannot read, and for programs that are named by a path.
     """
     done, found = _bash(LOOK + text, directory)
     assert done.returncode == 0, f"bash says {done.returncode}\n{done.stderr}"
-    return found
+    failed, others = _bash(LOOK + text, directory, DOCS_STATUS="1")
+    assert failed.returncode != NOT_FOUND, f"bash says {NOT_FOUND}\n{failed.stderr}"
+    return found + [each for each in others if each not in found]
 
 
 def run(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:

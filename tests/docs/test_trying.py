@@ -29,6 +29,13 @@ WRONG = {
     "a file that is not there": ("```sh\nllenergy report nothing.json\n```", "llenergy report nothing.json"),
     "an environment of tox": ("```sh\npip install tox && tox run -e bunch\n```", "tox has no bunch"),
     "an extra": ("```sh\npip install 'pytest-llenergy[everything]'\n```", "there is no extra everything"),
+    "an extra in the setup of ab": (
+        "```sh\nllenergy ab --setup 'pip install -e .[nope]' -- pytest\n```",
+        "there is no extra nope",
+    ),
+    "pairs": ("```sh\nllenergy ab --pairs nonsense -- pytest\n```", "nonsense"),
+    "a word that is in no name": ("```sh\npytest benchmarks -k nothing\n```", "-k selects none"),
+    "what runs where a command fails": ("```sh\npytest || llenergy compair a b\n```", "ends with 2"),
     "a file for pip": ("```sh\npip install -c constrains.txt -e '.[dev]'\n```", "there is no constrains.txt"),
     "a program": ("```sh\nnvidia-smi\n```", "nvidia-smi: nothing is known of it"),
     "a program by its path": ("```sh\nbin/pytest\n```", "bash says 127"),
