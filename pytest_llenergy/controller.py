@@ -144,7 +144,7 @@ class Controller:
 
             writer = terminalreporter._tw
             text = render(
-                collector.records,
+                self._last(),
                 writer.fullwidth,
                 color=writer.hasmarkup,
                 layout=self._settings.layout,
@@ -157,7 +157,10 @@ class Controller:
         self._tell_gates(terminalreporter)
         for problem in collector.problems:
             terminalreporter.write_line(f"ERROR: {problem}", red=True)
-        for note in [] if quiet else [*_elsewhere(collector.records), *collector.notes]:
+        last = self._last()
+        for note in (
+            [] if quiet else [*_elsewhere(last), *_earlier(collector.records, last), *collector.notes]
+        ):
             terminalreporter.write_line(f"energy: {note}", yellow=True)
         if self._unshown is not None:
             terminalreporter.write_line(f"energy: {self._unshown}", yellow=True)
@@ -254,6 +257,12 @@ def _elsewhere(records: Sequence[Record]) -> list[str]:
 
     places = Counter(flag.detail for record in records for flag in record.flags if flag.name == ELSEWHERE)
     return [f"{count} test{' was' if count == 1 else 's were'} {detail}" for detail, count in places.items()]
+
+
+def _earlier(records: Sequence[Record], last: Sequence[Record]) -> list[str]:
+    """That the table has the last attempts, where there were others."""
+    count = len(records) - len(last)
+    return [f"{count} earlier attempt{'' if count == 1 else 's'} not shown"] if count else []
 
 
 def _worker(node: Any) -> str:

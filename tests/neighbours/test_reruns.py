@@ -56,6 +56,10 @@ def test_each_attempt_has_a_record(beside: Beside, workers: tuple[str, ...]) -> 
         ("test_gate", 2): "failed",
     }
     assert ran.records()["test_gate", 2]["failed_gate"]
+    # The table has the last of them.
+    rows = [line.split()[0] for line in ran.result.outlines if line.rstrip().endswith("ten-watts")]
+    assert sorted(rows) == ["test_flaky", "test_gate", "test_good", "test_set_up"]
+    ran.result.stdout.fnmatch_lines(["energy: 3 earlier attempts not shown"])
     cases = {case.get("name"): case for case in ElementTree.parse(ran.path / "junit.xml").iter("testcase")}
     told = [each.get("name") for each in cases["test_flaky"].iter("property")]
     assert told.count("llenergy.energy_j") == 1
