@@ -38,7 +38,7 @@ class TestNotMeasured:
             assert record["reason"].startswith("pytest-benchmark turns itself off under pytest-xdist, ")
         told = [line for line in result.outlines if line.startswith("INVALID ")]
         assert len(told) == 1
-        assert told[0].endswith("test_call and 1 more: ") or told[0].endswith("test_pedantic and 1 more: ")
+        assert told[0].endswith(("test_call and 1 more:", "test_pedantic and 1 more:"))
 
     @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
     def test_under_xdist_those_that_were_not_to_run_have_no_record(

@@ -16,8 +16,11 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _numpy_stays() -> None:
-    """An inner run in this process forgets what it has imported, and numpy cannot be loaded anew."""
+    """An inner run in this process forgets what it has imported, and neither can numpy be loaded anew nor the
+    half of matplotlib.
+    """
     import_module("matplotlib.backends.backend_svg")
+    import_module("matplotlib.figure")
 
 
 TEST = """
