@@ -60,19 +60,25 @@ class Errand:
         }
 
     def tell_tests(self, node_ids: Sequence[str]) -> None:
-        """That these will measure, as far as can be seen."""
+        """That these will measure, as far as can be seen. Where that is first: it may die here."""
+        self._tell_where()
         self._send(HAS, list(node_ids))
 
     def tell_begin(self, node_id: str, attempt: int) -> None:
-        """That one begins which measures; where that is, before the first one."""
-        if self.elsewhere is not None and not self._told_where:
-            import msgspec
-
-            from pytest_llenergy.report.provenance import environment
-
-            self._told_where = True
-            self._send(RUNS_ON, msgspec.json.encode(environment()))
+        """That one begins which measures."""
+        self._tell_where()
         self._send(BEGINS, [node_id, attempt])
+
+    def _tell_where(self) -> None:
+        """Once, before anything that makes a record of this worker."""
+        if self.elsewhere is None or self._told_where:
+            return
+        import msgspec
+
+        from pytest_llenergy.report.provenance import environment
+
+        self._told_where = True
+        self._send(RUNS_ON, msgspec.json.encode(environment()))
 
     @property
     def elsewhere(self) -> str | None:

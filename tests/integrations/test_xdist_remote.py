@@ -30,6 +30,15 @@ def test_other(energy):
     energy(time.sleep, 0.02)
 """
 
+#: The first worker, as soon as it has a test to run.
+DIES_AT_ONCE = """
+import os
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart(nodeid):
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+        os._exit(3)
+"""
+
 #: A host of another name: that of a namespace, which is what the kernel tells who is in it.
 OTHER_HOST = ("unshare", "--uts", "sh", "-c", 'hostname far-away && exec "$@"', "sh")
 
@@ -181,6 +190,20 @@ class TestOtherHosts:
         (project / "test_it.py").write_text(SUITE + "def test_z(energy):\n    import os\n    os._exit(1)\n")
         run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--max-worker-restart=0")
         assert states(read_report()) == {"test_it": "measured", "test_other": "measured", "test_z": "crashed"}
+
+    def test_one_that_dies_before_its_first_test_was_there_too(
+        self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
+    ) -> None:
+        """Nothing ran where the controller is, so nothing is told of the hardware there."""
+        with (project / "conftest.py").open("a") as conftest:
+            conftest.write(DIES_AT_ONCE)
+        one_core = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+        specs = [f"--tx={serve(*OTHER_HOST, *one_core)}" for _ in range(2)]
+        result = run(quick, project, *specs, "--max-worker-restart=0")
+        report = read_report()
+        assert sorted(states(report).values()) == ["crashed", "measured"]
+        assert report["environment"]["host"]["name"] == "far-away"
+        result.stdout.no_fnmatch_line("energy: tests ran on different hardware*")
 
     def test_workers_behind_a_proxy(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
