@@ -141,6 +141,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         check_degrees(config, items)
 
 
+# First: from what xdist's own tells on, the controller waits for these tests, also if others here die.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     if is_worker(session.config):
         measured = [item.nodeid for item in session.items if is_measured(item)]

@@ -51,6 +51,15 @@ def test_plain():
     pass
 """
 
+#: Dies when its controller knows what it has to run, and perhaps has handed it out.
+DIES_COLLECTED = """
+import os
+def pytest_collection_finish():
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
+        time.sleep(1)
+        os._exit(1)
+"""
+
 HOWS = {"exit": "os._exit(0)", "kill": "os.kill(os.getpid(), 9)"}
 
 
@@ -151,6 +160,20 @@ def test_replacements_that_die_too(dying: pytest.Pytester, read_report: Read) ->
     report = read_report()
     states = [(record["id"][-2], record["status"]) for record in report["records"]]
     assert sorted(states) == [(str(i), "crashed" if i in (1, 2, 4) else "measured") for i in range(6)]
+    assert report["run"]["complete"] is True
+
+
+def test_a_worker_that_dies_when_it_has_collected(dying: pytest.Pytester, read_report: Read) -> None:
+    """Hooks of a conftest run after xdist's, which has told by then which tests there are."""
+    with (dying.path / "conftest.py").open("a") as conftest:
+        conftest.write(DIES_COLLECTED)
+    dying.makepyfile(
+        "import time, pytest\n@pytest.mark.parametrize('i', range(2))\ndef test_it(energy, i):\n"
+        "    energy(time.sleep, 0.01)\n"
+    )
+    dying.runpytest_subprocess("--energy-report", "-n2", "--max-worker-restart=0")
+    report = read_report()
+    assert sorted(record["status"] for record in report["records"]) == ["crashed", "measured"]
     assert report["run"]["complete"] is True
 
 
