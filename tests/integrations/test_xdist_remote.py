@@ -39,6 +39,13 @@ def pytest_runtest_logstart(nodeid):
         os._exit(3)
 """
 
+#: The controller, when all tests have run.
+KILLED_WRITING = """
+import os
+def pytest_llenergy_report(config, report):
+    os.kill(os.getpid(), 9)
+"""
+
 #: A host of another name: that of a namespace, which is what the kernel tells who is in it.
 OTHER_HOST = ("unshare", "--uts", "sh", "-c", 'hostname far-away && exec "$@"', "sh")
 
@@ -220,16 +227,28 @@ class TestOtherHosts:
     ) -> None:
         from pytest_llenergy.report.file import read_report as read
 
-        (project / "conftest.py").write_text(
-            (project / "conftest.py").read_text()
-            + "\ndef pytest_llenergy_report(config, report):\n    import os\n    os.kill(os.getpid(), 9)\n"
-        )
+        with (project / "conftest.py").open("a") as conftest:
+            conftest.write(KILLED_WRITING)
         run(quick, project, f"--tx={serve(*OTHER_HOST)}")
         (journal,) = quick.path.glob("*.jsonl")
         left = read(journal)
         assert left.environment is not None
         assert left.environment.host.name == "far-away"
         assert len(left.records) == 2
+
+    def test_its_journal_is_of_both_hosts_where_there_are_two(
+        self, quick: pytest.Pytester, project: Path, serve: Serve
+    ) -> None:
+        from pytest_llenergy.report.file import read_report as read
+
+        with (project / "conftest.py").open("a") as conftest:
+            conftest.write(KILLED_WRITING)
+        run(quick, project, f"--tx={serve(*OTHER_HOST)}", f"--tx={serve()}", "--dist=each")
+        (journal,) = quick.path.glob("*.jsonl")
+        left = read(journal)
+        assert left.environment is not None
+        assert sorted(left.environment.host.name.split(", ")) == sorted(["far-away", whereabouts()[0]])
+        assert len(left.records) == 4
 
 
 class TestOtherPythons:
