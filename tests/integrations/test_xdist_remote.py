@@ -121,6 +121,22 @@ def test_another_directory(quick: pytest.Pytester, project: Path, read_report: R
     assert tables(result) == 1
 
 
+@pytest.mark.parametrize("door", [False, True], ids=["chdir", "via"])
+def test_a_baseline_goes_along_to_another_directory(
+    quick: pytest.Pytester, project: Path, read_report: Read, tmp_path: Path, door: bool
+) -> None:
+    """The name of the file is one of where the run was started."""
+    (tmp_path / "there").mkdir()
+    place = f"popen//chdir={tmp_path / 'there'}"
+    specs = [f"--px=id=door//{place}", "--tx=popen//via=door"] if door else [f"--tx={place}"]
+    run(quick, project, *specs, "--energy-report=base.json").assert_outcomes(passed=2)
+    run(quick, project, *specs, "--energy-compare=base.json").assert_outcomes(passed=2)
+    report = read_report()
+    assert states(report) == {"test_it": "measured", "test_other": "measured"}
+    assert [len(record["comparisons"]) for record in report["records"]] == [1, 1]
+    assert report["baseline"]["absent"] == []
+
+
 def test_a_socket_on_this_host(
     quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
 ) -> None:
