@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import pytest_llenergy
+
 if TYPE_CHECKING:
     # A process that measures nothing pays for no import.
     from pytest_llenergy.model.record import Flag
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 #: Our place in ``workerinput``.
 KEY = "llenergy"
 
-#: What a worker tells: tests that it has and that measure, one that begins, what it runs on.
-HAS, BEGINS, RUNS_ON = "has", "begins", "runs-on"
+#: What a worker tells: its version of this package, tests that it has and that measure, one that begins,
+#: what it runs on.
+VERSION, HAS, BEGINS, RUNS_ON = "version", "has", "begins", "runs-on"
 
 #: The flag of what was not measured where its run was started.
 ELSEWHERE = "elsewhere"
@@ -61,6 +64,7 @@ class Errand:
 
     def tell_tests(self, node_ids: Sequence[str]) -> None:
         """That these will measure, as far as can be seen. Where that is first: it may die here."""
+        self._send(VERSION, pytest_llenergy.__version__)
         self._tell_where()
         self._send(HAS, list(node_ids))
 
@@ -117,7 +121,9 @@ def errand_of(config: pytest.Config) -> Errand:
         return NONE
     if ERRAND not in config.stash:
         packed = config.workerinput.get(KEY)
-        config.stash[ERRAND] = Errand(**packed) if packed is not None else NONE
+        # A controller of another version may give more along. It refuses the worker when that says its own.
+        known = {name: value for name, value in (packed or {}).items() if name in NONE.packed()}
+        config.stash[ERRAND] = Errand(**known)
     return config.stash[ERRAND]
 
 

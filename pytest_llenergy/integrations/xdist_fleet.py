@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.errand import BEGINS, HAS, KEY, RUNS_ON, Errand, record_id, whereabouts
+import pytest_llenergy
+from pytest_llenergy.errand import BEGINS, HAS, KEY, RUNS_ON, VERSION, Errand, record_id, whereabouts
 
 #: What a baseline is called and what it holds, for workers that may not have the file.
 Baseline = tuple[str, bytes]
@@ -29,6 +30,7 @@ class Fleet:
         self._all: dict[str | None, Sequence[str]] = {}
         self._seen: set[tuple[str | None, str]] = set()
         # What workers tell; noted in the thread that receives it, looked at when they have died.
+        self._versions: dict[str, str] = {}
         self._has: dict[str, frozenset[str]] = {}
         self._begun: dict[tuple[str, str], int] = {}
         self._runs_on: dict[str, bytes] = {}
@@ -54,7 +56,17 @@ class Fleet:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
-        """Under ``--dist=each`` every worker has all tests to run, otherwise they share them."""
+        """Under ``--dist=each`` every worker has all tests to run, otherwise they share them.
+
+        Raises ``pytest.UsageError`` for a worker that measures with another version of this package.
+        """
+        here = pytest_llenergy.__version__
+        there = self._versions.get(node.gateway.id, here)
+        if there != here:
+            raise pytest.UsageError(
+                f"worker {node.gateway.id} has pytest-llenergy {there}, this run was started with {here}: "
+                "install the same version for both"
+            )
         self._all.setdefault(self._label(node), ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -98,7 +110,9 @@ class Fleet:
 
     def _hear(self, worker: str, message: tuple[str, Any]) -> None:
         kind, content = message
-        if kind == HAS:
+        if kind == VERSION:
+            self._versions[worker] = content
+        elif kind == HAS:
             self._has[worker] = frozenset(content)
         elif kind == BEGINS:
             node_id, attempt = content

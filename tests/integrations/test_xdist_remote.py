@@ -46,6 +46,16 @@ def pytest_llenergy_report(config, report):
     os.kill(os.getpid(), 9)
 """
 
+#: Workers are of a version of their own, and given more than they know.
+OTHER_VERSION = """
+import os, pytest_llenergy
+if os.environ.get("PYTEST_XDIST_WORKER"):
+    pytest_llenergy.__version__ = "9.8.7"
+@pytest.hookimpl(optionalhook=True, trylast=True)
+def pytest_configure_node(node):
+    node.workerinput["llenergy"]["unheard-of"] = 1
+"""
+
 #: A host of another name: that of a namespace, which is what the kernel tells who is in it.
 OTHER_HOST = ("unshare", "--uts", "sh", "-c", 'hostname far-away && exec "$@"', "sh")
 
@@ -294,6 +304,27 @@ class TestOtherPythons:
         }
         assert {name.partition("@")[2] for name in told} == {"other"}
         assert all(f" in {Path(other).parents[1]};" in detail for detail in told.values())
+
+
+class TestOtherVersions:
+    """Of this package: what a worker is given and what it tells need not be what the other end expects."""
+
+    def test_one_line_says_who_has_which(self, quick: pytest.Pytester) -> None:
+        with (quick.path / "conftest.py").open("a") as conftest:
+            conftest.write(OTHER_VERSION)
+        quick.makepyfile(SUITE)
+        result = quick.runpytest_subprocess("--energy-report", "-n1")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        (line,) = [each for each in result.errlines + result.outlines if "install the same" in each]
+        assert line.startswith("ERROR: worker gw0 has pytest-llenergy 9.8.7, this run was started with ")
+        assert "Traceback" not in result.stdout.str() + result.stderr.str()
+        assert not (quick.path / "energy.json").exists()
+
+    def test_a_run_that_measures_nothing_does_not_care(self, quick: pytest.Pytester) -> None:
+        with (quick.path / "conftest.py").open("a") as conftest:
+            conftest.write(OTHER_VERSION)
+        quick.makepyfile("def test_it():\n    pass\n")
+        quick.runpytest_subprocess("--energy-report", "-n1").assert_outcomes(passed=1)
 
 
 def test_who_is_at_home() -> None:
