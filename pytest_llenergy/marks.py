@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.levels import levels
 
 if TYPE_CHECKING:
     # What the marks become is imported when one is read: registering them is all that most runs need.
@@ -159,6 +158,9 @@ def check_all(item: pytest.Item) -> None:
 
 def _each_level(item: pytest.Item, mark: Callable[..., Any]) -> Iterator[Any]:
     """What the marks of a kind say on each level that has one, the closest first."""
+    # Most runs have no test that gets here.
+    from pytest_llenergy.levels import levels
+
     for level in levels(item):
         found = [each for each in level if each.name == mark.__name__]
         if found:
