@@ -28,11 +28,25 @@ MEASURED = pytest.StashKey[bool]()
 BACKEND_PARAMETER = "_llenergy_backend"
 
 
+class Ever:
+    """Whether any test of this process has asked for energy."""
+
+    measured = False
+
+
 def is_measured(item: pytest.Item) -> bool:
     """Whether a test asks for energy. It then has a record, whatever becomes of it."""
     # ``get`` would raise and catch an error for every test that asks for nothing.
-    asked = MEASURED in item.stash and item.stash[MEASURED]
-    return asked or MEASURING in getattr(item, "fixturenames", ())
+    asked = MEASURING in getattr(item, "fixturenames", ()) or (
+        MEASURED in item.stash and item.stash[MEASURED]
+    )
+    Ever.measured |= asked
+    return asked
+
+
+def was_measured(item: pytest.Item) -> bool:
+    """The same, of a test that has been set up. Costs nothing where none has ever asked."""
+    return Ever.measured and is_measured(item)
 
 
 @pytest.fixture
@@ -73,7 +87,7 @@ def _llenergy_measured(request: pytest.FixtureRequest) -> None:
         from pytest_llenergy.recorder import announce
 
         announce(request.node)
-    request.node.stash[MEASURED] = True
+    request.node.stash[MEASURED] = Ever.measured = True
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from pytest_llenergy.fixtures import (
     gpus,
     is_measured,
     prompts,
+    was_measured,
     workers,
 )
 from pytest_llenergy.options.places import check_savable, check_writable, saved_as
@@ -134,8 +135,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Names of tests are among their keywords too, which costs a look; marks cost a walk for every test.
-    if any(marks.parallel.__name__ in item.keywords for item in items):
+    if _anyone_has(items, marks.parallel.__name__):
         from pytest_llenergy.collection import check_degrees
 
         check_degrees(config, items)
@@ -190,7 +190,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[IN_BODY] = True
     try:
         result = yield
-        if is_measured(item):
+        if was_measured(item):
             from pytest_llenergy.recorder import judge
 
             judge(item)
@@ -199,7 +199,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         raise _failure(item, "call", error) from None
     finally:
         item.stash[IN_BODY] = False
-        if is_measured(item):
+        if was_measured(item):
             from pytest_llenergy.recorder import tell_junit
 
             tell_junit(item)
@@ -217,7 +217,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if is_measured(item):
+    # Others may have ended a test before it was set up here.
+    if was_measured(item) or (call.when == "setup" and is_measured(item)):
         from pytest_llenergy.recorder import attach, note_part
 
         (note_part if item.stash.get(IN_BODY, False) else attach)(item, report)
@@ -232,6 +233,20 @@ def _see_to_benchmarks(config: pytest.Config) -> None:
         from pytest_llenergy.integrations.benchmark import Benchmarks
 
         manager.register(Benchmarks(config), BENCHMARKS)
+
+
+def _anyone_has(items: Sequence[pytest.Item], name: str) -> bool:
+    """Whether a test has a mark. What many of them are in is looked at once."""
+    seen: set[int] = set()
+    for item in items:
+        node: pytest.Item | pytest.Collector | None = item
+        while node is not None and id(node) not in seen:
+            for mark in node.own_markers:
+                if mark.name == name:
+                    return True
+            seen.add(id(node))
+            node = node.parent
+    return False
 
 
 def _has_marks(item: pytest.Item) -> bool:
