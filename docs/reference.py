@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
+# Sphinx and the tests import this file from elsewhere, so the package beside it is found only from here on.
 sys.path.insert(0, str(DOCS))
 
 from describe.commands import commands_page  # noqa: E402

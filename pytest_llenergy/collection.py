@@ -104,6 +104,7 @@ def _gives_value(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     if callspec is None or gpus.__name__ not in callspec.params:
         return False
+    # Which fixture of a name a test has is told nowhere else; only functions have parameters.
     fixtures = item._fixtureinfo.name2fixturedefs.get(gpus.__name__, ())  # type: ignore[attr-defined]
     return bool(fixtures) and fixtures[-1].func.__module__ == gpus.__module__
 

@@ -74,6 +74,7 @@ class Benchmarks:
         if not self._measures(item) or MEASURING in item.fixturenames:
             return
         named = _names_it(item)
+        # That package has no types, and need not be installed.
         if _is_pytest_benchmarks(made) and made.enabled:  # type: ignore[attr-defined]
             from pytest_llenergy.integrations.benchmark_rounds import watch
 

@@ -127,7 +127,7 @@ class Watched:
             try:
                 result = call(*args, **kwargs)
             except BaseException as error:
-                # The test may expect it, and pass.
+                # Whatever it was, also what ends the run: noted, and raised again. The test may expect it.
                 draft.unmeasured = RAISED.format(error=type(error).__name__)
                 raise
             finally:

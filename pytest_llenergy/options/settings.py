@@ -105,6 +105,7 @@ def read_settings(config: pytest.Config) -> Settings:
         base = config.invocation_params.dir if given is not None else config.rootpath
         if option.is_path and value is not None:
             value = tuple((name, base / path) for name, path in value) if option.repeatable else base / value
+        # ``Path.exists`` raises for a name that is too long for a file, which is no file.
         elif option.may_be_path and value and os.path.exists(base / value):  # noqa: PTH110
             value = str(base / value)
         values[option.name] = value

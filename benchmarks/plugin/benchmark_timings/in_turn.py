@@ -24,6 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests once, then all of them again."""
+    # All of them are functions with that parameter, which the type of an item does not say.
     items.sort(key=lambda item: item.callspec.params["turn"])  # type: ignore[attr-defined]
 
 
