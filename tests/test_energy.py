@@ -12,6 +12,8 @@ import pytest
 from pytest_llenergy.model.report import json_schema
 from pytest_llenergy.recorder import NOTHING_MEASURED
 
+from .conftest import TEN_WATTS
+
 Read = Callable[..., dict[str, Any]]
 
 SLEEPY = """
@@ -331,3 +333,23 @@ def pytest_llenergy_report(config, report):
     result = quick.runpytest("--energy-report", "-s")
     result.stdout.fnmatch_lines(["*REPORT 1*"])
     assert read_report()["records"][0]["reason"] == "seen by a hook"
+
+
+def test_what_another_plugin_ends_before_it_is_set_up_has_its_record(
+    quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
+) -> None:
+    quick.makeconftest(
+        TEN_WATTS
+        + """
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    pytest.skip("not today")
+    yield
+"""
+    )
+    quick.makepyfile("def test_it(energy): energy(int)")
+    # In a process in which nothing has been measured before. pytest's own logging fails by such a plugin.
+    result = quick.runpytest_subprocess("--energy-report", "-p", "no:logging")
+    result.assert_outcomes(skipped=1)
+    (record,) = read_report()["records"]
+    assert (record["status"], record["reason"]) == ("skipped", "not today")
