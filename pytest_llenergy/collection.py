@@ -8,12 +8,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from pytest_llenergy import marks
-from pytest_llenergy.engines import ELSEWHERE, OF_BACKEND, check_engine
+from pytest_llenergy import marked, marks
+from pytest_llenergy.engines import ELSEWHERE, OF_BACKEND, check_engine, parametrize_backend, see_to_engine
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.fixtures import BACKEND_PARAMETER, LEASE, gpus
+from pytest_llenergy.fixtures import gpus
 from pytest_llenergy.leasing import lease_first, leased
-from pytest_llenergy.recorder import draft_of
+from pytest_llenergy.process import BACKEND_PARAMETER, LEASE, is_measured
+from pytest_llenergy.recorder import begin, draft_of
+from pytest_llenergy.start import see_to_benchmarks
 from pytest_llenergy.workers.plan import wrong_product
 
 IDLE_GATE = (
@@ -36,18 +38,23 @@ RUNS_RANKS = frozenset((BACKEND_PARAMETER, "workers"))
 IDLE_OF_BACKEND = "is for the engine of the fixture backend, and the test does not use it"
 
 
-def check_marks(metafunc: pytest.Metafunc) -> None:
-    """Hold a test's marks against what it uses: no mark may be there and do nothing.
+def see_to_function(metafunc: pytest.Metafunc) -> None:
+    """Once for all parameters of a test: its marks are held against what it uses, and it gets its engines.
 
-    Raises ``CollectError``, the one exception that pytest prints as a clean collection error.
+    No mark may be there and do nothing. Raises ``CollectError``, the one exception that pytest prints as a
+    clean collection error.
     """
     node = metafunc.definition
     try:
-        marks.check_all(node)
+        marked.check_all(node)
     except LLEnergyError as error:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
     if (idle := _idle(node, metafunc.fixturenames)) is not None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {idle}")
+    if marked.has(node, marks.energy_gate):
+        see_to_benchmarks(metafunc.config)
+    if BACKEND_PARAMETER in metafunc.fixturenames:
+        parametrize_backend(metafunc)
 
 
 def check_degrees(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,32 +78,43 @@ def _wrong_degrees(item: pytest.Item) -> str | None:
     if not RUNS_RANKS.intersection(getattr(item, "fixturenames", ())):
         return None
     try:
-        degrees, asked = marks.read(item, marks.parallel), marks.read(item, marks.gpus)
+        degrees, asked = marked.read(item, marks.parallel), marked.read(item, marks.gpus)
     except LLEnergyError:
         # A bad mark that a hook has added is told when its test is set up.
         return None
     return wrong_product(degrees, asked.n if asked is not None else 1) if degrees is not None else None
 
 
-def obey_marks(item: pytest.Item) -> None:
-    """Before a test is set up: check marks that its function does not carry, and put its lease first.
+def see_to_test(item: pytest.Item) -> None:
+    """Before a test is set up: begin its record, check marks that its function does not carry, lease first.
 
     Such marks come from ``pytest.param(marks=...)``, from ``add_marker``, and on tests of ``unittest``, for
     which ``pytest_generate_tests`` is not called. Raises ``PlanError`` naming the test and the mark, and for
     a value that is given to the fixture ``gpus``.
     """
+    if is_measured(item):
+        # Plugins that run a test again do so within one protocol.
+        begin(item)
+    names = getattr(item, "fixturenames", ())
+    if LEASE not in names and not marks.on(item):
+        return
     if _gives_value(item):
         raise PlanError(f"{item.nodeid}: {VALUE}")
     try:
-        marks.check_all(item)
+        marked.check_all(item)
     except LLEnergyError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
-    names = getattr(item, "fixturenames", ())
     if (idle := _idle(item, names)) is not None:
         raise PlanError(f"{item.nodeid}: {idle}")
     check_engine(item)
-    if isinstance(item, pytest.Function) and (LEASE in names or marks.has(item, marks.gpus)):
+    if isinstance(item, pytest.Function) and (LEASE in names or marked.has(item, marks.gpus)):
         lease_first(item, LEASE)
+
+
+def see_to_late_marks(item: pytest.Item) -> None:
+    """After a test was set up: fixtures may have added some. Raises ``PlanError`` for what comes too late."""
+    _see_to_lease(item)
+    see_to_engine(item)
 
 
 def _gives_value(item: pytest.Item) -> bool:
@@ -111,21 +129,21 @@ def _gives_value(item: pytest.Item) -> bool:
 
 def _idle(item: pytest.Item, names: Collection[str]) -> str | None:
     """What is wrong where a mark of the test would do nothing, by the names of its fixtures."""
-    if marks.has(item, marks.energy_gate) and not any(name in names for name in JUDGED):
+    if marked.has(item, marks.energy_gate) and not any(name in names for name in JUDGED):
         return IDLE_GATE
-    idle = [mark.__name__ for mark in OF_BACKEND if marks.has(item, mark) and BACKEND_PARAMETER not in names]
+    idle = [mark.__name__ for mark in OF_BACKEND if marked.has(item, mark) and BACKEND_PARAMETER not in names]
     return f"@pytest.mark.{idle[0]} {IDLE_OF_BACKEND}" if idle else None
 
 
-def see_to_lease(item: pytest.Item) -> None:
-    """After a test was set up: the lease of one that is no function, until its teardown.
+def _see_to_lease(item: pytest.Item) -> None:
+    """The lease of a test that is no function, until its teardown.
 
     Raises ``PlanError`` for a mark of a function that came when its devices had been chosen.
     """
-    if not marks.has(item, marks.gpus) or item.config.getoption("setupplan", False):
+    if not marked.has(item, marks.gpus) or item.config.getoption("setupplan", False):
         return
     if isinstance(item, pytest.Function):
-        asked, draft = marks.read(item, marks.gpus), draft_of(item)
+        asked, draft = marked.read(item, marks.gpus), draft_of(item)
         if draft.lease is None or draft.asked != asked:
             raise PlanError(f"{item.nodeid}: @pytest.mark.{asked} {LATE}")
     elif LEASE not in getattr(item, "fixturenames", ()):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that has the say: it receives records from the tests and writes the report.
 
-Under pytest-xdist that is the controller, otherwise the only process. Nothing is imported before the
-first record arrives.
+Under pytest-xdist that is the controller, otherwise the only process. What receives them is imported when the
+first arrives.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.options.places import saved_as
-from pytest_llenergy.options.settings import Settings
-from pytest_llenergy.role import hands_out, is_controller
+from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.process import hands_out, is_controller
 
 if TYPE_CHECKING:
     from pytest_llenergy.gating import Stored
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class Controller:
-    """A plugin object, registered on the controller only."""
+    """A plugin object, registered on the controller only. ``began_s`` is when the run did (seconds)."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+    def __init__(self, config: pytest.Config, began_s: float) -> None:
         self._config = config
-        self._settings = settings
+        self._settings = settings = settings_of(config)
         self._paths = [settings.report] if settings.report is not None else []
         self._paths += [saved_as(config, settings.save)] if settings.save is not None else []
-        self._started = datetime.now(timezone.utc)
+        self._started = datetime.fromtimestamp(began_s, timezone.utc)
         self._fleet: Fleet | None = None
         if hands_out(config):
             from pytest_llenergy.integrations.xdist_fleet import Fleet

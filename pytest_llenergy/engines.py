@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llenergy import marks
+from pytest_llenergy import marked, marks
 from pytest_llenergy.backends.demand import Demand, refuse, refuse_all
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.fixtures import BACKEND_PARAMETER
 from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.process import BACKEND_PARAMETER
 from pytest_llenergy.state import state_of
 
 ELSEWHERE = "add it in pytest_collection_modifyitems, or write pytest.param(..., marks=...)"
@@ -97,9 +97,9 @@ def _backend_of(item: pytest.Item) -> str | None:
 
 def _asked(item: pytest.Item) -> Demand:
     """What the marks of a test ask of its engine. Raises ``PlanError``."""
-    devices, parallel = marks.read(item, marks.gpus), marks.read(item, marks.parallel)
-    options = marks.read(item, marks.backend_options) or {}
-    needs = marks.read(item, marks.backend_needs) or Demand()
+    devices, parallel = marked.read(item, marks.gpus), marked.read(item, marks.parallel)
+    options = marked.read(item, marks.backend_options) or {}
+    needs = marked.read(item, marks.backend_needs) or Demand()
     n = devices.n if devices is not None else 1
     implied = f"with {n} devices and no mark parallel(...) a test is data parallel" if n > 1 else ""
     return replace(

@@ -8,45 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_llenergy.process import MEASURED, READY, is_measured
+
 if TYPE_CHECKING:
     # Defining fixtures costs every run; what they are made of is imported by the first test that asks.
     from pytest_llenergy.devices.lease import Lease
     from pytest_llenergy.handles import BackendHandle, Place, Workers
     from pytest_llenergy.model.prompts import Prompts
     from pytest_llenergy.runs import Energy, EnergyMeter
-
-#: What every fixture that measures asks for, so that users' own names and overrides cannot deceive.
-MEASURING = "_llenergy_measured"
-
-#: The fixture that takes the lease, for the same reason. ``gpus`` hands it out.
-LEASE = "_llenergy_lease"
-
-#: Set once a test has asked for energy, also where it did so by ``request.getfixturevalue``.
-MEASURED = pytest.StashKey[bool]()
-
-#: The fixture whose parameter names the backend of a test.
-BACKEND_PARAMETER = "_llenergy_backend"
-
-
-class Ever:
-    """Whether any test of this process has asked for energy."""
-
-    measured = False
-
-
-def is_measured(item: pytest.Item) -> bool:
-    """Whether a test asks for energy. It then has a record, whatever becomes of it."""
-    # ``get`` would raise and catch an error for every test that asks for nothing.
-    asked = MEASURING in getattr(item, "fixturenames", ()) or (
-        MEASURED in item.stash and item.stash[MEASURED]
-    )
-    Ever.measured |= asked
-    return asked
-
-
-def was_measured(item: pytest.Item) -> bool:
-    """The same, of a test that has been set up. Costs nothing where none has ever asked."""
-    return Ever.measured and is_measured(item)
 
 
 @pytest.fixture
@@ -68,26 +37,22 @@ def gpus(_llenergy_lease: Lease) -> Lease:
 
 @pytest.fixture
 def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[Place]:
-    from pytest_llenergy import marks
-    from pytest_llenergy.handles import Place
-    from pytest_llenergy.recorder import draft_of
-    from pytest_llenergy.state import state_of
+    from pytest_llenergy.handles import place_of
 
-    item = request.node
-    degrees = marks.read(item, marks.parallel)
-    place = Place(state_of(request.config), _llenergy_lease, degrees, draft_of(item), item.nodeid)
+    place = place_of(request.node, _llenergy_lease)
     yield place
     place.end()
 
 
 @pytest.fixture
 def _llenergy_measured(request: pytest.FixtureRequest) -> None:
+    request.config.stash[READY]()
     if not is_measured(request.node):
         # It asks for it as it runs.
         from pytest_llenergy.recorder import announce
 
         announce(request.node)
-    request.node.stash[MEASURED] = Ever.measured = True
+    request.node.stash[MEASURED] = True
 
 
 @pytest.fixture
@@ -140,23 +105,9 @@ def backend(
 
     ``backend.generate(prompts, ...)`` generates; ``energy(backend.generate, ...)`` measures it.
     """
-    from pytest_llenergy import marks
-    from pytest_llenergy.backends.model import resolve
-    from pytest_llenergy.handles import BackendHandle
+    from pytest_llenergy.handles import backend_of
 
-    state = _llenergy_place.state
-    spec = state.backends[_llenergy_backend]
-    model = resolve(energy_model)
-    refused = spec.refuses(model)
-    if refused is None and _llenergy_place.lease.uuids and not spec.capabilities.gpu:
-        refused = f"{spec.name} does not run on GPUs here"
-    if refused is None and not _llenergy_place.lease.uuids and not spec.capabilities.cpu:
-        why = spec.capabilities.reasons.get("cpu", "")
-        refused = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
-    if refused is not None:
-        pytest.skip(refused)
-    options = marks.read(request.node, marks.backend_options)
-    return BackendHandle(spec, model, _llenergy_place, dict(options or {}))
+    return backend_of(request.node, _llenergy_place, _llenergy_backend, energy_model)
 
 
 @pytest.fixture

@@ -28,8 +28,9 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Primitive, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import storable
-from pytest_llenergy.options.places import SAVED, saved_as
-from pytest_llenergy.options.settings import SETTINGS, Settings
+from pytest_llenergy.options import SAVED
+from pytest_llenergy.options.places import saved_as
+from pytest_llenergy.options.settings import Settings, settings_of
 from pytest_llenergy.report.file import Place, decode_report, origin, read_file, read_report
 from pytest_llenergy.report.journal import SUFFIX
 from pytest_llenergy.report.provenance import environment
@@ -135,7 +136,7 @@ GATING = pytest.StashKey[Gating]()
 def gating_of(config: pytest.Config) -> Gating:
     """That of this process."""
     if GATING not in config.stash:
-        config.stash[GATING] = Gating(config, config.stash[SETTINGS])
+        config.stash[GATING] = Gating(config, settings_of(config))
     return config.stash[GATING]
 
 
@@ -144,7 +145,7 @@ def check(config: pytest.Config) -> None:
 
     Raises ``pytest.UsageError``.
     """
-    settings = config.stash[SETTINGS]
+    settings = settings_of(config)
     if settings.compare is None:
         # In an ini file it may wait for a baseline.
         if config.getoption("energy_fail_on", None) is not None:

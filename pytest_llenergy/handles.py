@@ -14,11 +14,12 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from pytest_llenergy import marked, marks
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.embedding import Embedding
 from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.model import ModelSource, resolve
 from pytest_llenergy.backends.near import did_you_mean
 from pytest_llenergy.backends.params import Params
 from pytest_llenergy.backends.served import ServedLoad
@@ -30,8 +31,8 @@ from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.prompts import prompts_digest
 from pytest_llenergy.model.record import BackendInfo, Parallel
 from pytest_llenergy.options.settings import Settings
-from pytest_llenergy.recorder import Draft
-from pytest_llenergy.state import State
+from pytest_llenergy.recorder import Draft, draft_of
+from pytest_llenergy.state import State, state_of
 from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
@@ -120,6 +121,12 @@ class Place:
         if draft.experiment is None:
             draft.parallel, draft.launch, draft.start_method = plan.parallel, plan.launch, group.start_method
             draft.ranks, draft.start_s = group.ranks, group.start_s
+
+
+def place_of(item: pytest.Item, lease: Lease) -> Place:
+    """Where a test with this lease runs. Raises ``PlanError`` for its degrees."""
+    degrees = marked.read(item, marks.parallel)
+    return Place(state_of(item.config), lease, degrees, draft_of(item), item.nodeid)
 
 
 @dataclass(frozen=True)
@@ -284,6 +291,25 @@ class Workers:
     def call(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
         """The same call, not yet made: ``energy(workers.call(step))`` measures it."""
         return Call(self, function, args, kwargs)
+
+
+def backend_of(item: pytest.Item, place: Place, name: str, model: str) -> BackendHandle:
+    """An engine, by its name, with a model, for one test. Skips the test where the two do not go together.
+
+    Raises ``ModelError`` and ``PlanError``.
+    """
+    spec, lease = place.state.backends[name], place.lease
+    source = resolve(model)
+    refused = spec.refuses(source)
+    if refused is None and lease.uuids and not spec.capabilities.gpu:
+        refused = f"{spec.name} does not run on GPUs here"
+    if refused is None and not lease.uuids and not spec.capabilities.cpu:
+        why = spec.capabilities.reasons.get("cpu", "")
+        refused = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
+    if refused is not None:
+        pytest.skip(refused)
+    options = marked.read(item, marks.backend_options)
+    return BackendHandle(spec, source, place, dict(options or {}))
 
 
 def _told(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_llenergy import marks
+from pytest_llenergy import marked, marks
 from pytest_llenergy.devices.allot import allot, every_visible
 from pytest_llenergy.devices.busy import wait_until_free
 from pytest_llenergy.devices.claims import CPU, Claim
@@ -29,13 +29,13 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     still hold the devices after ``--energy-lease-timeout``, or use them after ``--energy-busy-timeout``.
     """
     state, draft = state_of(item.config), draft_of(item)
-    marked = draft.asked = marks.read(item, marks.gpus)
+    wanted = draft.asked = marked.read(item, marks.gpus)
     # An earlier attempt may have had one.
     draft.lease = None
     try:
         # Without a mark, code in this process has what this process may use.
-        here = marked is None and draft.runs_here
-        asked = every_visible(state.settings.gpus, state.environment) if here else marked
+        here = wanted is None and draft.runs_here
+        asked = every_visible(state.settings.gpus, state.environment) if here else wanted
         possible = allot(asked, state.settings.gpus, state.environment, warm=state.warm)
     except ShortageError as error:
         # The one reason that is nobody's mistake: this host has fewer GPUs. The record says so.

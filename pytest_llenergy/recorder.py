@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pytest_llenergy import marks
+from pytest_llenergy import marked, marks
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errand import errand_of, record_id
@@ -29,7 +29,7 @@ from pytest_llenergy.model.record import (
     Status,
 )
 from pytest_llenergy.model.text import storable, visible
-from pytest_llenergy.options.settings import SETTINGS
+from pytest_llenergy.options.settings import settings_of
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate
@@ -206,8 +206,8 @@ def tell_junit(item: pytest.Item) -> None:
 
 def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]) -> list[str]:
     """A line for each gate that was not passed."""
-    gate: Gate | None = marks.read(item, marks.energy_gate)
-    settings = item.config.stash[SETTINGS]
+    gate: Gate | None = marked.read(item, marks.energy_gate)
+    settings = settings_of(item.config)
     failed: list[str] = []
     if gate is not None and gate.budget is not None:
         meters = draft.experiment.meters if draft.experiment is not None else []

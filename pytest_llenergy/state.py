@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import pytest
@@ -24,7 +24,8 @@ from pytest_llenergy.errors import BackendError, LLEnergyError, MeterError, Unco
 from pytest_llenergy.meters.known import BUILTIN, KnownMeters
 from pytest_llenergy.meters.protocol import MeterSpec
 from pytest_llenergy.meters.select import check_names as check_meters
-from pytest_llenergy.options.settings import ENVIRONMENT, SETTINGS, Settings
+from pytest_llenergy.options.settings import Settings, settings_of
+from pytest_llenergy.process import ENVIRONMENT
 from pytest_llenergy.progress import Progress
 from pytest_llenergy.workers.keeper import Keeper
 from pytest_llenergy.workers.pool import RankPool
@@ -160,8 +161,10 @@ STATE = pytest.StashKey[State]()
 def state_of(config: pytest.Config) -> State:
     """The state of this process; in a fork of it that runs a test a new one, beside that of its parent."""
     before = config.stash.get(STATE, None)
+    if before is None:
+        config.add_cleanup(partial(_close, config))
     if before is None or before.pid != os.getpid():
-        config.stash[STATE] = State(config, config.stash[SETTINGS], before)
+        config.stash[STATE] = State(config, settings_of(config), before)
     return config.stash[STATE]
 
 
@@ -190,7 +193,6 @@ def leave_terminal(config: pytest.Config) -> None:
         config.stash[STATE].progress.leave()
 
 
-def close(config: pytest.Config) -> None:
-    """End what the run has started."""
-    if STATE in config.stash:
-        config.stash[STATE].close()
+def _close(config: pytest.Config) -> None:
+    """End what the run has started, or a fork of it that goes on alone."""
+    config.stash[STATE].close()

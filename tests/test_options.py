@@ -8,8 +8,8 @@ import os
 import pytest
 
 from pytest_llenergy.backends.registry import BUILTIN
+from pytest_llenergy.options import OPTIONS
 from pytest_llenergy.options.settings import read_settings
-from pytest_llenergy.options.table import OPTIONS
 
 BACKENDS = ", ".join(spec.name for spec in BUILTIN)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.generation import GenerationParams
 from pytest_llenergy.backends.near import did_you_mean
+from pytest_llenergy.backends.tasks import TASKS
+from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Parallel
 
 
@@ -63,6 +66,23 @@ class Demand:
             if asked is not None and not met:
                 offered = f"it has: {', '.join(has) or 'none'}"
                 yield f"{what}{_aside(offered, row.reasons.get(name, ''))}"
+
+
+def read_needs(**asked: str | None) -> Demand:
+    """The demand for a task, a cache, batching or timestamps. Raises ``PlanError`` for unknown words."""
+    row = get_type_hints(Capabilities)
+    known: dict[str, tuple[str, ...]] = {
+        "task": tuple(TASKS),
+        "cache": get_args(get_type_hints(GenerationParams)["cache"]),
+        "batching": get_args(get_args(row["batching"])[0]),
+        "timestamps": tuple(word for word in get_args(row["timestamps"]) if word != "none"),
+    }
+    for name, value in asked.items():
+        if value is not None and value not in known[name]:
+            raise PlanError(f"{name} is {value!r}, knows: {', '.join(known[name])}")
+    if all(value is None for value in asked.values()):
+        raise PlanError('asks for nothing; name what the test needs, such as timestamps="token"')
+    return Demand(**asked)  # type: ignore[arg-type]  # the keys of known are fields
 
 
 def refuse(spec: BackendSpec, demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:

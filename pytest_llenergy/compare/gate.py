@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_llenergy.compare.budget import Budget
+from pytest_llenergy.compare.budget import Budget, parse_budget
 from pytest_llenergy.compare.comparison import Asked
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import COMMON, Rule
@@ -32,6 +32,16 @@ class Gate:
 
     budget: Budget | None = None
     threshold: Threshold | None = None
+
+
+def read_gate(metric: str | None, budget: str | None, threshold: str | None) -> Gate:
+    """The gate with these, as they are written. Raises ``PlanError``."""
+    if budget is None and threshold is None:
+        raise PlanError('needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both')
+    return Gate(
+        parse_budget(metric, budget) if budget is not None else None,
+        read_threshold(metric, threshold) if threshold is not None else None,
+    )
 
 
 def read_fail_on(text: str) -> Threshold:

@@ -25,7 +25,7 @@ class GpuRequest:
 
     ``name`` is a part of the product name in either case, ``memory`` the least total of each as in
     ``"40 GB"`` or ``"40 GiB"``, ``mig`` a profile as in ``1g.10gb``, which asks for instances instead of
-    boards; ``fallback="cpu"`` allows CPU ranks. Raises ``PlanError`` for a memory or profile that is none.
+    boards; ``fallback="cpu"`` allows CPU ranks. Raises ``PlanError`` for a value that is none of these.
     """
 
     n: int = 1
@@ -35,6 +35,12 @@ class GpuRequest:
     mig: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
+            raise PlanError(f"n is {self.n!r}, needs a whole number, 1 or more")
+        if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
+            raise PlanError(f'name is {self.name!r}, needs a part of the product name, such as "H200"')
+        if self.fallback not in (None, "cpu"):
+            raise PlanError(f'fallback is {self.fallback!r}, knows only "cpu"')
         if self.memory is not None:
             parse_memory(self.memory)
         if self.mig is not None and not (isinstance(self.mig, str) and PROFILE.fullmatch(self.mig.lower())):

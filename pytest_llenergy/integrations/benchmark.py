@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llenergy import marks
-from pytest_llenergy.options.settings import SETTINGS
-from pytest_llenergy.role import is_worker
+from pytest_llenergy import marked, marks
+from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.process import LEASE, MEASURING, PLACE, is_worker
 
 if TYPE_CHECKING:
     from pytest_llenergy.handles import Place
 
 #: The fixture, and pytest-benchmark as it is registered.
 FIXTURE = PLUGIN = "benchmark"
-
-#: Fixtures of ours, by which a test asks for devices, for what it needs to measure, and for a record. A test
-#: that asks for the last one itself says what is measured.
-LEASE, PLACE, MEASURING = "_llenergy_lease", "_llenergy_place", "_llenergy_measured"
 
 NOT_CALLED = "the test asks for the fixture benchmark and has not called it"
 OFF_IN_WORKERS = (
@@ -107,7 +103,7 @@ class Benchmarks:
 
     def _measures(self, item: pytest.Item) -> bool:
         """Whether somebody wants to know its joules."""
-        return self._config.stash[SETTINGS].keeps_something or marks.has(item, marks.energy_gate)
+        return settings_of(self._config).keeps_something or marked.has(item, marks.energy_gate)
 
     @property
     def _runs(self) -> bool:
@@ -128,7 +124,7 @@ def _names_it(item: pytest.Item) -> bool:
 
     One that has it only of a fixture for all tests (``autouse``) may know nothing of it.
     """
-    if FIXTURE not in getattr(item, "fixturenames", ()) or marks.has(item, marks.energy_gate):
+    if FIXTURE not in getattr(item, "fixturenames", ()) or marked.has(item, marks.energy_gate):
         return True
     info = getattr(item, "_fixtureinfo", None)
     if info is None:

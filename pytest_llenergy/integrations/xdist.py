@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pytest_llenergy.options.settings import Settings
+from pytest_llenergy.options.settings import read_settings
 
 #: How xdist is told the number for ``-n auto``.
 SAID = "PYTEST_XDIST_AUTO_NUM_WORKERS"
@@ -25,13 +25,14 @@ LOOKING = (
 )
 
 
-def useful_workers(config: pytest.Config, settings: Settings) -> int | None:
+def useful_workers(config: pytest.Config) -> int | None:
     """How many workers leases can keep busy, for ``-n auto``: one for each GPU, and one where there is none.
 
     A test on the CPU has the host to itself. Where the GPUs cannot be told there is one, with a warning.
     ``None`` leaves it to others: in a run that keeps no report or runs no test, and where
-    ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it.
+    ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it. Raises ``pytest.UsageError`` like ``read_settings``.
     """
+    settings = read_settings(config)
     looks = any(config.getoption(name, default=False) for name in LOOKING)
     if not settings.keeps_something or looks or os.environ.get(SAID):
         return None

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-#: Where ``--energy-save=NAME`` keeps reports, in the root directory.
-SAVED = ".llenergy"
+from pytest_llenergy.options import SAVED
 
 
 def check_writable(path: Path, flag: str = "--energy-report") -> None:

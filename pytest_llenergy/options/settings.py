@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_llenergy.options.table import OPTIONS, Option
+from pytest_llenergy.options import OPTIONS, Option
+from pytest_llenergy.options.values import READERS
 
 if TYPE_CHECKING:
-    # Every run pays for what is imported here.
     from pytest_llenergy.compare.threshold import Threshold
     from pytest_llenergy.report.layout import Layout
 
@@ -87,8 +86,12 @@ class Settings:
 
 SETTINGS = pytest.StashKey[Settings]()
 
-#: The environment as the run found it: what a test sets there must not give later ones other devices.
-ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
+
+def settings_of(config: pytest.Config) -> Settings:
+    """Those of this run, read once. Raises like ``read_settings``."""
+    if SETTINGS not in config.stash:
+        config.stash[SETTINGS] = read_settings(config)
+    return config.stash[SETTINGS]
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -123,6 +126,6 @@ def _texts(option: Option, given: object, ini: str) -> list[str]:
 
 def _parsed(option: Option, name: str, text: str) -> Any:
     try:
-        return option.parse(text)
+        return READERS[option.name](text)
     except ValueError as error:
         raise pytest.UsageError(f"{name}={text}: {error}") from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the value of an option may be. Each raises ``ValueError`` saying what it needs."""
+"""What the value of each option may be. What reads one raises ``ValueError`` saying what it needs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.options.places import SAVED
+from pytest_llenergy.options import DEFAULT_PAGE, DEFAULT_REPORT, SAVED
 
 if TYPE_CHECKING:
-    # Every run pays for what is imported here.
+    # What only a comparison needs is imported there.
     from pytest_llenergy.compare.threshold import Threshold
 
 
@@ -171,3 +171,43 @@ def fail_on(text: str) -> Threshold:
         return read_fail_on(text)
     except PlanError as error:
         raise ValueError(str(error)) from None
+
+
+#: What reads the text of each option of the table.
+READERS: dict[str, Callable[[str], Any]] = {
+    "report": optional(file("report", "--energy-report", DEFAULT_REPORT)),
+    "html": optional(file("page", "--energy-html", DEFAULT_PAGE)),
+    "rounds": count(1),
+    "warmup": warmup,
+    "gap": seconds,
+    "target": share,
+    "budget": seconds,
+    "model": str,
+    "backend": names,
+    "python": python,
+    "gpus": optional(str.strip),
+    "meter": meters,
+    "require": optional(word("measured")),
+    "threads": optional(count(1)),
+    "start_method": word("spawn", "forkserver"),
+    "isolation": word("test", "backend", "run"),
+    "rank_logs": optional(Path),
+    "timeout": seconds,
+    "lease_timeout": seconds,
+    "busy": word("fail", "skip"),
+    "busy_timeout": seconds,
+    "prompts": optional(Path),
+    "save": optional(saved_name),
+    "compare": optional(str.strip),
+    "fail_on": fail_on,
+    "columns": optional(columns),
+    "sort": optional(sort),
+    "group_by": optional(group_by),
+    "server_command": command,
+    "server_url": str.strip,
+    "server_health": path,
+    "server_model": str.strip,
+    "floor": share,
+    "inconclusive": word("warn", "fail", "pass"),
+    "flops": switch("--energy-flops"),
+}

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from pytest_llenergy.cli import main, parser
 from pytest_llenergy.compare.outcome import USAGE
 from pytest_llenergy.compare.stages import parse_pairs
-from pytest_llenergy.options.settings import SETTINGS
+from pytest_llenergy.options.settings import settings_of
 
 from .config import read_toml
 from .pages import ROOT
@@ -57,7 +57,7 @@ def _pytest(arguments: list[str], pytester: pytest.Pytester) -> None:
         assert result.ret != pytest.ExitCode.NO_TESTS_COLLECTED, (
             f"pytest {' '.join(arguments)}: -k selects none"
         )
-    report = config.stash[SETTINGS].report
+    report = settings_of(config).report
     if report is not None:
         _as_if_written("energy.json", report, pytester)
 

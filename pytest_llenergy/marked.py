@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the marks of a test say, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from inspect import Parameter, signature
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.levels import levels
+from pytest_llenergy.marks import MARKS
+
+
+def has(item: pytest.Item, mark: Callable[..., Any]) -> bool:
+    """Whether a test has a mark of a kind."""
+    return item.get_closest_marker(mark.__name__) is not None
+
+
+def read(item: pytest.Item, mark: Callable[..., Any]) -> Any:
+    """The closest mark of a kind as its data; ``None`` without one. Raises ``PlanError``."""
+    return next(_each_level(item, mark), None)
+
+
+def parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
+    """A mark's arguments as its data. Raises ``PlanError`` that names what is wrong."""
+    try:
+        signature(mark).bind(*found.args, **found.kwargs)
+        return mark(*found.args, **found.kwargs)
+    except (TypeError, LLEnergyError) as error:
+        known = ", ".join(map(_taken, signature(mark).parameters.values()))
+        raise PlanError(f"@pytest.mark.{mark.__name__}: {error} (it takes: {known})") from None
+
+
+def _taken(parameter: Parameter) -> str:
+    """A parameter as it is given. What takes keywords of any name has none of its own."""
+    any_name = parameter.kind is Parameter.VAR_KEYWORD
+    return 'keyword arguments, such as dtype="float32"' if any_name else parameter.name
+
+
+def check_all(item: pytest.Item) -> None:
+    """Parse every mark of ours that a test has, those that others overrule too. Raises ``PlanError``."""
+    for mark in MARKS:
+        for _ in _each_level(item, mark):
+            pass
+
+
+def _each_level(item: pytest.Item, mark: Callable[..., Any]) -> Iterator[Any]:
+    """What the marks of a kind say on each level that has one, the closest first."""
+    for level in levels(item):
+        found = [each for each in level if each.name == mark.__name__]
+        if found:
+            yield _agreed(found, mark)
+
+
+def _agreed(found: list[pytest.Mark], mark: Callable[..., Any]) -> Any:
+    """What all marks of one level say. Which of several counts would be chance."""
+    first = parse(found[0], mark)
+    for other in found[1:]:
+        if parse(other, mark) != first:
+            raise PlanError(f"{_show(other)} and {_show(found[0])} stand in one place; keep one of them")
+    return first
+
+
+def _show(mark: pytest.Mark) -> str:
+    """As it is written."""
+    given = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return f"@pytest.mark.{mark.name}({', '.join(given)})"

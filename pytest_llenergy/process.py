@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of pytest knows: its part under pytest-xdist, how its run began, and which tests are ours.
+
+Records travel on test reports, so a worker that dies takes with it only the test that it was running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+#: The environment as the run found it: what a test sets there must not give later ones other devices.
+ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
+
+#: When the run began (seconds since the epoch).
+BEGAN = pytest.StashKey[float]()
+
+#: Readies the run for tests of ours, where none was known of when tests were collected.
+READY = pytest.StashKey[Callable[[], None]]()
+
+#: Set once a test has asked for energy, also where it did so by ``request.getfixturevalue``.
+MEASURED = pytest.StashKey[bool]()
+
+#: Fixtures by which a test asks for devices, for what it needs to measure, and for a record. Every fixture
+#: that measures asks for them, so that users' own names and overrides cannot deceive.
+LEASE, PLACE, MEASURING = "_llenergy_lease", "_llenergy_place", "_llenergy_measured"
+
+#: The fixture whose parameter names the backend of a test.
+BACKEND_PARAMETER = "_llenergy_backend"
+
+
+class Known:
+    """What is known of the tests of this process, so that most runs ask each of them next to nothing."""
+
+    #: Whether there may be any that measures, leases or has a mark of ours.
+    ours = False
+
+    #: The one whose body runs, if any.
+    in_body: pytest.Item | None = None
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Whether a test asks for energy. It then has a record, whatever becomes of it."""
+    # ``get`` would raise and catch an error for every test that asks for nothing.
+    return MEASURING in getattr(item, "fixturenames", ()) or (MEASURED in item.stash and item.stash[MEASURED])
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs tests for a controller."""
+    return hasattr(config, "workerinput")
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether other processes run the tests of this one."""
+    return config.pluginmanager.has_plugin("dsession")
+
+
+def hands_out(config: pytest.Config) -> bool:
+    """Whether this process will have others run its tests, told before these are there."""
+    return bool(config.getoption("dist", "no") != "no")

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run needs that has, or may have, tests of ours. Others are spared what is imported here."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_llenergy.process import BEGAN, hands_out, is_worker
+
+
+def ready(config: pytest.Config) -> None:
+    """Put in place what is not there yet."""
+    manager = config.pluginmanager
+    if not hands_out(config) and not manager.has_plugin("llenergy-outcome"):
+        from pytest_llenergy import outcome
+
+        manager.register(outcome, "llenergy-outcome")
+    if is_worker(config) or config.option.collectonly or manager.has_plugin("llenergy-controller"):
+        return
+    from pytest_llenergy.controller import Controller
+
+    manager.register(Controller(config, config.stash[BEGAN]), "llenergy-controller")

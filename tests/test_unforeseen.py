@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs without an option in which no test is known to be of ours until it asks, as it runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pytest_llenergy.recorder import NOTHING_MEASURED
+
+from .conftest import TEN_WATTS
+
+#: What is finished, as other plugins are told of it.
+TELL = (
+    TEN_WATTS
+    + """
+import json, pathlib
+
+def pytest_llenergy_record(item, record):
+    with pathlib.Path("told.jsonl").open("a") as file:
+        file.write(json.dumps([record.id, record.status, record.reason]) + "\\n")
+"""
+)
+
+LATE = """
+def test_before(): pass
+
+def test_late(request):
+    with request.getfixturevalue("energy_meter")("a"):
+        sum(range(10**6))
+
+def test_after(): pass
+"""
+
+
+def run(pytester: pytest.Pytester, tests: str, *args: str) -> tuple[pytest.RunResult, list[Any]]:
+    """Each in a process of its own, which knows of no test that was before."""
+    pytester.makeconftest(TELL)
+    pytester.makepyfile(tests)
+    result = pytester.runpytest_subprocess(*args)
+    told = pytester.path / "told.jsonl"
+    return result, [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+
+
+@pytest.mark.parametrize("args", [(), ("-n2",)], ids=["one process", "workers"])
+def test_one_that_asks_in_its_body_has_its_record_and_its_row(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    result, told = run(pytester, LATE, *args)
+    result.assert_outcomes(passed=3)
+    assert [(name.rpartition("::")[2], status) for name, status, _ in told] == [("test_late", "measured")]
+    result.stdout.fnmatch_lines(["*= energy =*", "*test_late*"])
+
+
+def test_so_has_one_whose_own_fixture_asks(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+@pytest.fixture
+def meter(request):
+    return request.getfixturevalue("energy_meter")
+
+@pytest.fixture
+def user(meter):
+    with meter("a"):
+        sum(range(10**6))
+
+def test_late(request):
+    request.getfixturevalue("user")
+"""
+    result, told = run(pytester, tests)
+    result.assert_outcomes(passed=1)
+    assert [status for _, status, _ in told] == ["measured"]
+    result.stdout.fnmatch_lines(["*= energy =*", "*test_late*"])
+
+
+def test_one_that_measures_nothing_fails(pytester: pytest.Pytester) -> None:
+    result, told = run(pytester, "def test_late(request): request.getfixturevalue('energy')")
+    result.assert_outcomes(failed=1)
+    assert [(status, reason) for _, status, reason in told] == [("failed", f"Failed: {NOTHING_MEASURED}")]
+
+
+def test_a_part_that_fails_is_of_the_test(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("_pytest.subtests", reason="this pytest has no subtests of its own")
+    tests = """
+def test_late(request, subtests):
+    with request.getfixturevalue("energy_meter")("a"):
+        for index in range(3):
+            with subtests.test(index=index):
+                assert index != 1
+"""
+    _, told = run(pytester, tests)
+    assert [(status, reason) for _, status, reason in told] == [("failed", "1 failed subtest")]
+
+
+@pytest.mark.parametrize("place", ["setup", "call"])
+def test_an_error_of_ours_is_one_line(pytester: pytest.Pytester, place: str) -> None:
+    tests = """
+import pytest
+from pytest_llenergy.errors import PlanError
+
+@pytest.fixture
+def setup():
+    raise PlanError("no such plan")
+
+def test_setup(setup): pass
+
+def test_call():
+    raise PlanError("no such plan")
+"""
+    result, told = run(pytester, tests, "-k", place)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    shown = [line for line in result.outlines if "no such plan" in line]
+    assert "PlanError: no such plan" in shown
+    # What pytest shows of other errors is their source.
+    assert not [line for line in shown if "raise" in line]
+    assert not told
+
+
+def test_a_mark_that_a_fixture_adds_does_not_do_nothing(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+@pytest.fixture(autouse=True)
+def late(request): request.node.add_marker(pytest.mark.gpus(2))
+
+def test_it(): pass
+"""
+    result, _ = run(pytester, tests)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["*PlanError: *test_it: @pytest.mark.gpus(2) was added while the test was set up*"]
+    )
+
+
+def test_a_mark_that_another_plugin_adds_after_all_others_is_obeyed(pytester: pytest.Pytester) -> None:
+    tests = "def test_it(): pass"
+    pytester.makepyfile(
+        marker="""
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.add_marker(pytest.mark.gpus(0))
+"""
+    )
+    result, _ = run(pytester, tests, "-p", "marker")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*PlanError: *@pytest.mark.gpus: n is 0, needs a whole number, 1 or more*"])
