@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import random
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,9 @@ WORKLOADS = {
 
 #: What must not be imported by an idle run, whatever else is.
 HEAVY = {"torch", "numpy", "pynvml", "psutil", "transformers"}
+
+#: Counts instructions, and those of the program alone: the same in each run, however busy the machine is.
+COUNTER = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
 
 #: Resamples of the rounds, for the interval of a ratio.
 RESAMPLES = 2000
@@ -105,6 +110,22 @@ def imported(plugin: str, installed: Sequence[str], folder: Path) -> set[str]:
     return set(json.loads(note.read_text()))
 
 
+def instructions(run: Sequence[str], folder: Path) -> int | None:
+    """How many one run takes, its hashes not drawn by lot; ``None`` where nothing counts them."""
+    if shutil.which(COUNTER[0]) is None:
+        return None
+    counted = subprocess.run(
+        [*COUNTER, *run],
+        cwd=folder,
+        env={**environment(folder), "PYTHONHASHSEED": "0"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    told = re.search(r"I\s+refs:\s+([\d,]+)", counted.stderr)
+    return int(told[1].replace(",", "")) if told is not None else None
+
+
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Median, and 95 % of the medians when rounds are drawn again (bootstrap)."""
     draw = random.Random(0)
@@ -119,6 +140,10 @@ def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> d
     with suite() as folder:
         # The first run of each compiles what is to be imported.
         modules = {name: imported(name, installed, folder) for name in order}
+        counted = {
+            work: {name: instructions(command(name, installed, arguments), folder) for name in order}
+            for work, arguments in WORKLOADS.items()
+        }
         for index in range(rounds):
             for work, arguments in WORKLOADS.items():
                 for name in random.Random(index).sample(order, len(order)):
@@ -130,6 +155,7 @@ def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> d
         "rounds": rounds,
         "versions": {name: version(PLUGINS[name]) for name in compared} | {"pytest": version("pytest")},
         "modules": {name: sorted(modules[name] - modules[NONE]) for name in compared},
+        "instructions": counted,
         "runs": {
             work: {
                 name: [{"wall_s": one.wall_s, "cpu_s": one.cpu_s} for one in each]
@@ -147,6 +173,12 @@ def ratios(content: Mapping[str, Any], work: str, name: str, figure: str) -> tup
     return interval([mine[figure] / bare[figure] for mine, bare in pairs])
 
 
+def share(counted: Mapping[str, int | None], name: str) -> str:
+    """Instructions with the plugin over without."""
+    mine, bare = counted[name], counted[NONE]
+    return f"{mine / bare:.4f}" if mine is not None and bare is not None else "not counted"
+
+
 def markdown(content: Mapping[str, Any]) -> str:
     """The tables."""
     lines = []
@@ -156,11 +188,12 @@ def markdown(content: Mapping[str, Any]) -> str:
             f"{work}: {median(one['wall_s'] for one in base):.3f} s without any of them, "
             f"{median(one['cpu_s'] for one in base):.3f} s of CPU time; {len(base)} rounds.",
             "",
-            "| idle plugin | wall time, ratio | CPU time, ratio | modules more | of these heavy |",
-            "| --- | ---: | ---: | ---: | --- |",
+            "| idle plugin | ratio: instructions | wall time | CPU time | modules more | heavy |",
+            "| --- | ---: | ---: | ---: | ---: | --- |",
         ]
         for name, modules in content["modules"].items():
-            cells = [
+            cells = [share(content["instructions"][work], name)]
+            cells += [
                 "{:.3f} [{:.3f}–{:.3f}]".format(*ratios(content, work, name, figure))
                 for figure in ("wall_s", "cpu_s")
             ]
