@@ -18,7 +18,7 @@ import pytest
 
 from pytest_llenergy.options.places import saved_as
 from pytest_llenergy.options.settings import settings_of
-from pytest_llenergy.process import hands_out, is_controller
+from pytest_llenergy.process import hands_out
 
 if TYPE_CHECKING:
     from pytest_llenergy.gating import Stored
@@ -217,7 +217,8 @@ class Controller:
                 [str(arg) for arg in args],
                 self._started,
                 copies=self._paths[1:],
-                apart=is_controller(self._config),
+                # Whether others run the tests.
+                apart=self._config.pluginmanager.has_plugin("dsession"),
             )
         told = self._fleet.runs_on(node) if self._fleet is not None else None
         self._collector.add(record, worker=_worker(node), told=told)

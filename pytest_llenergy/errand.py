@@ -115,9 +115,14 @@ NONE = Errand()
 ERRAND = pytest.StashKey[Errand]()
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs tests for a controller."""
+    return hasattr(config, "workerinput")
+
+
 def errand_of(config: pytest.Config) -> Errand:
     """That of this process; an empty one where it is no worker."""
-    if not hasattr(config, "workerinput"):
+    if not is_worker(config):
         return NONE
     if ERRAND not in config.stash:
         packed = config.workerinput.get(KEY)

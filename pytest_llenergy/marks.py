@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks, each a function: its signature is what ``--markers`` shows and what is checked."""
+"""The marks, each a function: its docstring is what ``--markers`` shows, its signature what is checked."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,17 +24,19 @@ def gpus(
     mig: str | None = None,
     fallback: str | None = None,
 ) -> GpuRequest:
-    """lease n GPUs for the test; it is skipped with the reason where there are fewer. name is a part of \
-the product name, memory the least total of each such as "40 GB", mig a profile such as "1g.10gb", which \
-asks for MIG instances; fallback="cpu" runs n CPU ranks instead, and the record says so."""
+    """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None): lease n GPUs for the test; it is \
+skipped with the reason where there are fewer. name is a part of the product name, memory the least \
+total of each such as "40 GB", mig a profile such as "1g.10gb", which asks for MIG instances; \
+fallback="cpu" runs n CPU ranks instead, and the record says so."""
     from pytest_llenergy.devices.request import GpuRequest
 
     return GpuRequest(n, name, fallback, memory, mig)
 
 
 def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: int = 1) -> Parallel:
-    """degrees of parallelism; they multiply to the number of devices. placement is the number of \
-devices that the layers of one model are spread over in one process, where they work in turn."""
+    """parallel(*, data=1, tensor=1, pipeline=1, placement=1): degrees of parallelism; they multiply to the \
+number of devices. placement is the number of devices that the layers of one model are spread over \
+in one process, where they work in turn."""
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.model.record import Parallel
 
@@ -49,17 +50,18 @@ devices that the layers of one model are spread over in one process, where they 
 def energy_gate(
     *, metric: str | None = None, budget: str | None = None, threshold: str | None = None
 ) -> Gate:
-    """fail the test when a metric exceeds its budget, such as budget="5 J" or \
-metric="energy_per_output_token_j", budget="300 mJ", or when it is worse than in the baseline of \
---energy-compare by a threshold, such as threshold="3%" or threshold="3%+2J"."""
+    """energy_gate(*, metric=None, budget=None, threshold=None): fail the test when a metric exceeds its \
+budget, such as budget="5 J" or metric="energy_per_output_token_j", budget="300 mJ", or when it is \
+worse than in the baseline of --energy-compare by a threshold, such as threshold="3%" or \
+threshold="3%+2J"."""
     from pytest_llenergy.compare.gate import read_gate
 
     return read_gate(metric, budget, threshold)
 
 
 def backend_options(**load_options: Any) -> dict[str, Any]:
-    """load options of the backend fixture's engine, such as dtype="float32"; engines that do not take \
-them are skipped with the reason."""
+    """backend_options(**load_options): load options of the backend fixture's engine, such as \
+dtype="float32"; engines that do not take them are skipped with the reason."""
     from pytest_llenergy.errors import PlanError
 
     if not load_options:
@@ -74,8 +76,9 @@ def backend_needs(
     batching: str | None = None,
     timestamps: str | None = None,
 ) -> Demand:
-    """run the test with engines only whose capability row has this: a task, a kind of key-value cache, \
-batching="static" or "continuous", timestamps="step" or "token"; the others are skipped with the reason."""
+    """backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run the test with engines \
+only whose capability row has this: a task, a kind of key-value cache, batching="static" or \
+"continuous", timestamps="step" or "token"; the others are skipped with the reason."""
     from pytest_llenergy.backends.demand import read_needs
 
     return read_needs(task=task, cache=cache, batching=batching, timestamps=timestamps)
@@ -83,15 +86,6 @@ batching="static" or "continuous", timestamps="step" or "token"; the others are 
 
 MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, backend_options, backend_needs, energy_gate)
 NAMES = frozenset(mark.__name__ for mark in MARKS)
-
-
-def marker_lines() -> Iterator[str]:
-    """Lines for the ini key ``markers``: name, parameters and what it does."""
-    for mark in MARKS:
-        signature = inspect.signature(mark)
-        bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-        taken = signature.replace(parameters=bare, return_annotation=signature.empty)
-        yield f"{mark.__name__}{taken}: {mark.__doc__}"
 
 
 def on(node: pytest.Item | pytest.Collector | None) -> bool:
@@ -106,4 +100,4 @@ def on(node: pytest.Item | pytest.Collector | None) -> bool:
 
 def among(found: Sequence[pytest.Mark]) -> bool:
     """Whether one of them is among these."""
-    return any(mark.name in NAMES for mark in found)
+    return not NAMES.isdisjoint([mark.name for mark in found])

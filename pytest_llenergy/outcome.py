@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of a run that has tests of ours: records go on the reports of the phases that decide tests."""
+"""Hooks of a run that has tests of ours: records go on the reports of the phases that decide tests.
+
+Reports are what pytest-xdist carries, so a worker that dies takes with it only the test that it was running.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from collections.abc import Generator, Sequence
 import pytest
 
 from pytest_llenergy.engines import told_of_engines
-from pytest_llenergy.errand import errand_of
-from pytest_llenergy.process import BACKEND_PARAMETER, Known, is_measured, is_worker
+from pytest_llenergy.errand import errand_of, is_worker
+from pytest_llenergy.process import BACKEND_PARAMETER, Known, is_measured
 from pytest_llenergy.recorder import attach, note_part
 from pytest_llenergy.state import leave_terminal
 

@@ -63,8 +63,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in marks.marker_lines():
-        config.addinivalue_line("markers", line)
+    for mark in marks.MARKS:
+        config.addinivalue_line("markers", str(mark.__doc__))
     config.stash[ENVIRONMENT] = dict(os.environ)
     config.stash[BEGAN] = time.time()
     config.stash[READY] = lambda: _ready(config)

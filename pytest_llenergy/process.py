@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of pytest knows: its part under pytest-xdist, how its run began, and which tests are ours.
+"""What a process of pytest knows of its run: how it began, whether it hands tests out, and which are ours.
 
-Records travel on test reports, so a worker that dies takes with it only the test that it was running.
+Every run of pytest imports this.
 """
 
 from __future__ import annotations
@@ -44,16 +44,6 @@ def is_measured(item: pytest.Item) -> bool:
     """Whether a test asks for energy. It then has a record, whatever becomes of it."""
     # ``get`` would raise and catch an error for every test that asks for nothing.
     return MEASURING in getattr(item, "fixturenames", ()) or (MEASURED in item.stash and item.stash[MEASURED])
-
-
-def is_worker(config: pytest.Config) -> bool:
-    """Whether this process runs tests for a controller."""
-    return hasattr(config, "workerinput")
-
-
-def is_controller(config: pytest.Config) -> bool:
-    """Whether other processes run the tests of this one."""
-    return config.pluginmanager.has_plugin("dsession")
 
 
 def hands_out(config: pytest.Config) -> bool:

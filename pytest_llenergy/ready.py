@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.process import BEGAN, hands_out, is_worker
+from pytest_llenergy.errand import is_worker
+from pytest_llenergy.process import BEGAN, hands_out
 
 
 def ready(config: pytest.Config) -> None:

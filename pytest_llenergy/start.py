@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_llenergy.errand import is_worker
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.gating import check
 from pytest_llenergy.options.places import check_savable, check_writable, saved_as
 from pytest_llenergy.options.settings import settings_of
-from pytest_llenergy.process import is_worker
 from pytest_llenergy.state import check_names
 
 #: Plugins that have a fixture ``benchmark``, and the object that measures its tests.

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from pytest_llenergy.marks import MARKS
 
 Read = Callable[..., dict[str, Any]]
 
@@ -130,7 +133,7 @@ def test_the_gate_of_a_parameter_goes_before_its_functions(quick: pytest.Pyteste
     quick.runpytest().assert_outcomes(passed=1, failed=1)
 
 
-def test_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:
+def test_marks_are_registered(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--markers")
     result.stdout.fnmatch_lines(
         [
@@ -139,6 +142,14 @@ def test_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -
             "@pytest.mark.energy_gate(*, metric=None, budget=None, threshold=None): fail the test *",
         ]
     )
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=lambda mark: mark.__name__)
+def test_what_is_shown_of_a_mark_begins_with_its_signature(mark: Callable[..., Any]) -> None:
+    taken = inspect.signature(mark)
+    bare = [each.replace(annotation=each.empty) for each in taken.parameters.values()]
+    signature = taken.replace(parameters=bare, return_annotation=taken.empty)
+    assert str(mark.__doc__).startswith(f"{mark.__name__}{signature}: ")
 
 
 def test_gpus_without_gpus_skip_with_the_reason(pytester: pytest.Pytester, read_report: Read) -> None:

@@ -31,7 +31,8 @@ def marks_page() -> str:
 
 def _mark(name: str) -> Iterator[str]:
     mark = next(each for each in MARKS if each.__name__ == name)
-    told = help_text(inspect.getdoc(mark) or "")
+    # Behind the signature, with which it begins.
+    told = help_text((inspect.getdoc(mark) or "").partition("): ")[2])
     yield from lines_of(f"## {name}", capital(told), _parameters(name), f"See {SEE[name]}.")
 
 

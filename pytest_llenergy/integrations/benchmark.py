@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy import marked, marks
+from pytest_llenergy.errand import is_worker
 from pytest_llenergy.options.settings import settings_of
-from pytest_llenergy.process import LEASE, MEASURING, PLACE, is_worker
+from pytest_llenergy.process import LEASE, MEASURING, PLACE
 
 if TYPE_CHECKING:
     from pytest_llenergy.handles import Place

@@ -8,7 +8,7 @@ pytest need not import.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -19,33 +19,37 @@ DEFAULT_REPORT, DEFAULT_PAGE = "energy.json", "energy.html"
 SAVED = ".llenergy"
 
 
-class Option(NamedTuple):
+class Option:
     """One option: ``--energy-NAME`` and ini ``energy_NAME``.
 
     One that is ``repeatable`` is a tuple of what each is read as; in an ini file one stands on a line. One
     that ``is_path`` is taken from where pytest was called, in an ini file from the root directory; a
     repeatable one of that kind has names with paths. One that ``may_be_path`` is so where there is such a
-    file.
+    file. Written out, as every run would pay for a dataclass or a named tuple.
     """
 
-    name: str
-    metavar: str
-    default: str
-    help: str
-    bare: str | None = None
-    is_path: bool = False
-    may_be_path: bool = False
-    repeatable: bool = False
-
-    @property
-    def flag(self) -> str:
-        """Its name on the command line."""
-        return f"--energy-{self.name.replace('_', '-')}"
-
-    @property
-    def ini(self) -> str:
-        """Its name in an ini file."""
-        return f"energy_{self.name}"
+    def __init__(
+        self,
+        name: str,
+        metavar: str,
+        default: str,
+        help: str,  # noqa: A002 - as argparse calls it
+        bare: str | None = None,
+        *,
+        is_path: bool = False,
+        may_be_path: bool = False,
+        repeatable: bool = False,
+    ) -> None:
+        self.name = name
+        self.metavar = metavar
+        self.default = default
+        self.help = help
+        self.bare = bare
+        self.is_path = is_path
+        self.may_be_path = may_be_path
+        self.repeatable = repeatable
+        self.flag = f"--energy-{name.replace('_', '-')}"
+        self.ini = f"energy_{name}"
 
 
 OPTIONS = (

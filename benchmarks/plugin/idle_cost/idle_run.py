@@ -122,8 +122,9 @@ def instructions(run: Sequence[str], folder: Path) -> int | None:
         capture_output=True,
         text=True,
     )
-    told = re.search(r"I\s+refs:\s+([\d,]+)", counted.stderr)
-    return int(told[1].replace(",", "")) if told is not None else None
+    # Forks tell theirs too, and end before.
+    told = re.findall(r"I\s+refs:\s+([\d,]+)", counted.stderr)
+    return int(told[-1].replace(",", "")) if told else None
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
