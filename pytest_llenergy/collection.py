@@ -8,11 +8,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from pytest_llenergy import marked, marks
+from pytest_llenergy import marks
 from pytest_llenergy.engines import ELSEWHERE, OF_BACKEND, check_engine, parametrize_backend, see_to_engine
+from pytest_llenergy.errand import errand_of, is_worker
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import gpus
 from pytest_llenergy.leasing import lease_first, leased
+from pytest_llenergy.marked import check_marks, has_mark, read_mark
 from pytest_llenergy.process import BACKEND_PARAMETER, LEASE, is_measured
 from pytest_llenergy.recorder import begin, draft_of
 from pytest_llenergy.start import see_to_benchmarks
@@ -46,22 +48,28 @@ def see_to_function(metafunc: pytest.Metafunc) -> None:
     """
     node = metafunc.definition
     try:
-        marked.check_all(node)
+        check_marks(node)
     except LLEnergyError as error:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
     if (idle := _idle(node, metafunc.fixturenames)) is not None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {idle}")
-    if marked.has(node, marks.energy_gate):
+    if has_mark(node, marks.energy_gate):
         see_to_benchmarks(metafunc.config)
     if BACKEND_PARAMETER in metafunc.fixturenames:
         parametrize_backend(metafunc)
 
 
-def check_degrees(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out each test whose degrees do not multiply to the devices of its mark: a collection error.
+def see_to_tests(session: pytest.Session) -> None:
+    """Once all are collected and have their marks: which of them can be, and who is to wait for them."""
+    _check_degrees(session.config, session.items)
+    measured = [item.nodeid for item in session.items if is_measured(item)]
+    # From what xdist tells next on, the controller waits for these, also if others here die.
+    if measured and is_worker(session.config):
+        errand_of(session.config).tell_tests(measured)
 
-    Only when all are collected: hooks may have added the mark ``gpus`` to tests until then.
-    """
+
+def _check_degrees(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out each test whose degrees do not multiply to the devices of its mark: a collection error."""
     # Once for all parameters of a test.
     told: dict[tuple[str, str], None] = {}
     for item in tuple(items):
@@ -78,7 +86,7 @@ def _wrong_degrees(item: pytest.Item) -> str | None:
     if not RUNS_RANKS.intersection(getattr(item, "fixturenames", ())):
         return None
     try:
-        degrees, asked = marked.read(item, marks.parallel), marked.read(item, marks.gpus)
+        degrees, asked = read_mark(item, marks.parallel), read_mark(item, marks.gpus)
     except LLEnergyError:
         # A bad mark that a hook has added is told when its test is set up.
         return None
@@ -101,13 +109,13 @@ def see_to_test(item: pytest.Item) -> None:
     if _gives_value(item):
         raise PlanError(f"{item.nodeid}: {VALUE}")
     try:
-        marked.check_all(item)
+        check_marks(item)
     except LLEnergyError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
     if (idle := _idle(item, names)) is not None:
         raise PlanError(f"{item.nodeid}: {idle}")
     check_engine(item)
-    if isinstance(item, pytest.Function) and (LEASE in names or marked.has(item, marks.gpus)):
+    if isinstance(item, pytest.Function) and (LEASE in names or has_mark(item, marks.gpus)):
         lease_first(item, LEASE)
 
 
@@ -129,9 +137,9 @@ def _gives_value(item: pytest.Item) -> bool:
 
 def _idle(item: pytest.Item, names: Collection[str]) -> str | None:
     """What is wrong where a mark of the test would do nothing, by the names of its fixtures."""
-    if marked.has(item, marks.energy_gate) and not any(name in names for name in JUDGED):
+    if has_mark(item, marks.energy_gate) and not any(name in names for name in JUDGED):
         return IDLE_GATE
-    idle = [mark.__name__ for mark in OF_BACKEND if marked.has(item, mark) and BACKEND_PARAMETER not in names]
+    idle = [mark.__name__ for mark in OF_BACKEND if has_mark(item, mark) and BACKEND_PARAMETER not in names]
     return f"@pytest.mark.{idle[0]} {IDLE_OF_BACKEND}" if idle else None
 
 
@@ -140,10 +148,10 @@ def _see_to_lease(item: pytest.Item) -> None:
 
     Raises ``PlanError`` for a mark of a function that came when its devices had been chosen.
     """
-    if not marked.has(item, marks.gpus) or item.config.getoption("setupplan", False):
+    if not has_mark(item, marks.gpus) or item.config.getoption("setupplan", False):
         return
     if isinstance(item, pytest.Function):
-        asked, draft = marked.read(item, marks.gpus), draft_of(item)
+        asked, draft = read_mark(item, marks.gpus), draft_of(item)
         if draft.lease is None or draft.asked != asked:
             raise PlanError(f"{item.nodeid}: @pytest.mark.{asked} {LATE}")
     elif LEASE not in getattr(item, "fixturenames", ()):

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_llenergy import marked, marks
+from pytest_llenergy import marks
 from pytest_llenergy.backends.demand import Demand, refuse, refuse_all
 from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.marked import read_mark
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.process import BACKEND_PARAMETER
 from pytest_llenergy.state import state_of
@@ -97,9 +98,9 @@ def _backend_of(item: pytest.Item) -> str | None:
 
 def _asked(item: pytest.Item) -> Demand:
     """What the marks of a test ask of its engine. Raises ``PlanError``."""
-    devices, parallel = marked.read(item, marks.gpus), marked.read(item, marks.parallel)
-    options = marked.read(item, marks.backend_options) or {}
-    needs = marked.read(item, marks.backend_needs) or Demand()
+    devices, parallel = read_mark(item, marks.gpus), read_mark(item, marks.parallel)
+    options = read_mark(item, marks.backend_options) or {}
+    needs = read_mark(item, marks.backend_needs) or Demand()
     n = devices.n if devices is not None else 1
     implied = f"with {n} devices and no mark parallel(...) a test is data parallel" if n > 1 else ""
     return replace(

@@ -122,7 +122,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 def errand_of(config: pytest.Config) -> Errand:
     """That of this process; an empty one where it is no worker."""
-    if not is_worker(config):
+    if not hasattr(config, "workerinput"):
         return NONE
     if ERRAND not in config.stash:
         packed = config.workerinput.get(KEY)

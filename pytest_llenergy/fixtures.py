@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
     from pytest_llenergy.leasing import leased
 
+    request.config.stash[READY]()
     with leased(request.node) as lease:
         yield lease
 
@@ -116,5 +117,6 @@ def prompts(request: pytest.FixtureRequest) -> Prompts:
     from pytest_llenergy.model.prompts import default_prompts, read_prompts
     from pytest_llenergy.state import state_of
 
+    request.config.stash[READY]()
     path = state_of(request.config).settings.prompts
     return default_prompts() if path is None else read_prompts(path)

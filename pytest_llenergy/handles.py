@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from pytest_llenergy import marked, marks
+from pytest_llenergy import marks
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.capabilities import Capabilities
 from pytest_llenergy.backends.embedding import Embedding
@@ -28,6 +28,7 @@ from pytest_llenergy.devices.host import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.diagnosis import diagnosed
 from pytest_llenergy.errors import BackendError, PlanError
+from pytest_llenergy.marked import read_mark
 from pytest_llenergy.model.prompts import prompts_digest
 from pytest_llenergy.model.record import BackendInfo, Parallel
 from pytest_llenergy.options.settings import Settings
@@ -125,7 +126,7 @@ class Place:
 
 def place_of(item: pytest.Item, lease: Lease) -> Place:
     """Where a test with this lease runs. Raises ``PlanError`` for its degrees."""
-    degrees = marked.read(item, marks.parallel)
+    degrees = read_mark(item, marks.parallel)
     return Place(state_of(item.config), lease, degrees, draft_of(item), item.nodeid)
 
 
@@ -308,7 +309,7 @@ def backend_of(item: pytest.Item, place: Place, name: str, model: str) -> Backen
         refused = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
     if refused is not None:
         pytest.skip(refused)
-    options = marked.read(item, marks.backend_options)
+    options = read_mark(item, marks.backend_options)
     return BackendHandle(spec, source, place, dict(options or {}))
 
 

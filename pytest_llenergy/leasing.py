@@ -9,13 +9,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_llenergy import marked, marks
+from pytest_llenergy import marks
 from pytest_llenergy.devices.allot import allot, every_visible
 from pytest_llenergy.devices.busy import wait_until_free
 from pytest_llenergy.devices.claims import CPU, Claim
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.shortage import ShortageError
 from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.marked import read_mark
 from pytest_llenergy.recorder import Draft, draft_of
 from pytest_llenergy.state import State, state_of
 
@@ -29,7 +30,7 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     still hold the devices after ``--energy-lease-timeout``, or use them after ``--energy-busy-timeout``.
     """
     state, draft = state_of(item.config), draft_of(item)
-    wanted = draft.asked = marked.read(item, marks.gpus)
+    wanted = draft.asked = read_mark(item, marks.gpus)
     # An earlier attempt may have had one.
     draft.lease = None
     try:

@@ -14,17 +14,17 @@ from pytest_llenergy.levels import levels
 from pytest_llenergy.marks import MARKS
 
 
-def has(item: pytest.Item, mark: Callable[..., Any]) -> bool:
+def has_mark(item: pytest.Item, mark: Callable[..., Any]) -> bool:
     """Whether a test has a mark of a kind."""
     return item.get_closest_marker(mark.__name__) is not None
 
 
-def read(item: pytest.Item, mark: Callable[..., Any]) -> Any:
+def read_mark(item: pytest.Item, mark: Callable[..., Any]) -> Any:
     """The closest mark of a kind as its data; ``None`` without one. Raises ``PlanError``."""
     return next(_each_level(item, mark), None)
 
 
-def parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
+def _parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
     """A mark's arguments as its data. Raises ``PlanError`` that names what is wrong."""
     try:
         signature(mark).bind(*found.args, **found.kwargs)
@@ -40,7 +40,7 @@ def _taken(parameter: Parameter) -> str:
     return 'keyword arguments, such as dtype="float32"' if any_name else parameter.name
 
 
-def check_all(item: pytest.Item) -> None:
+def check_marks(item: pytest.Item) -> None:
     """Parse every mark of ours that a test has, those that others overrule too. Raises ``PlanError``."""
     for mark in MARKS:
         for _ in _each_level(item, mark):
@@ -57,9 +57,9 @@ def _each_level(item: pytest.Item, mark: Callable[..., Any]) -> Iterator[Any]:
 
 def _agreed(found: list[pytest.Mark], mark: Callable[..., Any]) -> Any:
     """What all marks of one level say. Which of several counts would be chance."""
-    first = parse(found[0], mark)
+    first = _parse(found[0], mark)
     for other in found[1:]:
-        if parse(other, mark) != first:
+        if _parse(other, mark) != first:
             raise PlanError(f"{_show(other)} and {_show(found[0])} stand in one place; keep one of them")
     return first
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin ``llenergy``: pytest's hooks, each handed on in a line or two.
 
-Every run of pytest pays for what is imported here and for what each test is asked, so the rooms behind it
-are imported when needed, the errors that are caught here among them.
+Every run of pytest pays for what is imported here and for what each test is asked. So the rooms behind it are
+imported when needed, and hooks that only tests of ours need stand in ``hooks``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,15 +31,13 @@ from pytest_llenergy.options import add_options, says_something
 from pytest_llenergy.process import (
     BEGAN,
     ENVIRONMENT,
+    HOOKS,
     LEASE,
     READY,
     Known,
     hands_out,
     is_measured,
 )
-
-if TYPE_CHECKING:
-    from pytest_llenergy.errors import LLEnergyError
 
 __all__ = [
     "_llenergy_backend",
@@ -98,33 +95,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         see_to_function(metafunc)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _any_is_ours(items):
-        from pytest_llenergy.collection import check_degrees
+# First: what is told of the tests that there are is told of those that are left.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if _any_is_ours(session.items):
+        from pytest_llenergy.collection import see_to_tests
 
-        _ready(config)
-        check_degrees(config, items)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    try:
-        if Known.ours or (item.own_markers and marks.among(item.own_markers)):
-            from pytest_llenergy.collection import see_to_test
-
-            see_to_test(item)
-        result = yield
-        # Fixtures may have added some.
-        if marks.on(item):
-            from pytest_llenergy.collection import see_to_late_marks
-
-            see_to_late_marks(item)
-        return result
-    except _error() as error:
-        from pytest_llenergy.failure import failure
-
-        raise failure(item, "setup", error) from None
+        _ready(session.config)
+        see_to_tests(session)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -132,16 +110,18 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     # A test may run others within it.
     before, Known.in_body = Known.in_body, item
     try:
+        if marks.on(item) and not item.config.pluginmanager.has_plugin(HOOKS):
+            from pytest_llenergy.collection import see_to_late_marks
+
+            # Added since tests were collected, when there was none.
+            _ready(item.config)
+            see_to_late_marks(item)
         result = yield
         if Known.ours and is_measured(item):
             from pytest_llenergy.recorder import judge
 
             judge(item)
         return result
-    except _error() as error:
-        from pytest_llenergy.failure import failure
-
-        raise failure(item, "call", error) from None
     finally:
         Known.in_body = before
         if Known.ours and is_measured(item):
@@ -168,10 +148,3 @@ def _any_is_ours(items: Sequence[pytest.Item]) -> bool:
             if marks.on(above):
                 return True
     return False
-
-
-def _error() -> type[LLEnergyError]:
-    """The base of our errors, asked for only where something was raised."""
-    from pytest_llenergy.errors import LLEnergyError
-
-    return LLEnergyError

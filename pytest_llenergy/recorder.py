@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from pytest_llenergy import marked, marks
+from pytest_llenergy import marks
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errand import errand_of, record_id
+from pytest_llenergy.marked import read_mark
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.comparison import Comparison
@@ -206,7 +207,7 @@ def tell_junit(item: pytest.Item) -> None:
 
 def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]) -> list[str]:
     """A line for each gate that was not passed."""
-    gate: Gate | None = marked.read(item, marks.energy_gate)
+    gate: Gate | None = read_mark(item, marks.energy_gate)
     settings = settings_of(item.config)
     failed: list[str] = []
     if gate is not None and gate.budget is not None:

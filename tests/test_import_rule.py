@@ -32,7 +32,8 @@ FLOORS = [
     {"fixtures", "integrations", "cli", "conformance"},
     {"start"},
     {"engines"},
-    {"collection", "controller", "outcome"},
+    {"collection", "controller"},
+    {"hooks"},
     {"ready"},
     {"plugin"},
 ]

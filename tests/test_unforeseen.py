@@ -99,23 +99,20 @@ def test_late(request, subtests):
 def test_an_error_of_ours_is_one_line(pytester: pytest.Pytester, place: str) -> None:
     tests = """
 import pytest
-from pytest_llenergy.errors import PlanError
 
 @pytest.fixture
-def setup():
-    raise PlanError("no such plan")
+def setup(request): return request.getfixturevalue("prompts")[:100]
 
 def test_setup(setup): pass
 
-def test_call():
-    raise PlanError("no such plan")
+def test_call(request): request.getfixturevalue("prompts")[:100]
 """
     result, told = run(pytester, tests, "-k", place)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    shown = [line for line in result.outlines if "no such plan" in line]
-    assert "PlanError: no such plan" in shown
+    shown = [line for line in result.outlines if "prompts[:100]: " in line]
+    assert shown[0].startswith("LLEnergyError: prompts[:100]: the set has 8 prompts")
     # What pytest shows of other errors is their source.
-    assert not [line for line in shown if "raise" in line]
+    assert not [line for line in result.outlines if line.startswith(("E  ", ">  "))]
     assert not told
 
 
@@ -129,14 +126,32 @@ def late(request): request.node.add_marker(pytest.mark.gpus(2))
 def test_it(): pass
 """
     result, _ = run(pytester, tests)
-    result.assert_outcomes(errors=1)
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*PlanError: *test_it: @pytest.mark.gpus(2) was added while the test was set up*"]
     )
 
 
-def test_a_mark_that_another_plugin_adds_after_all_others_is_obeyed(pytester: pytest.Pytester) -> None:
-    tests = "def test_it(): pass"
+@pytest.mark.parametrize("args", [(), ("--co",)], ids=["run", "collected"])
+def test_a_mark_that_a_hook_adds_last_of_all_is_obeyed(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(
+        marker="""
+import pytest
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.parallel(data=2))
+"""
+    )
+    result, _ = run(pytester, "def test_it(workers): pass", "-p", "marker", *args)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*test_it: @pytest.mark.parallel(data=2)*"])
+
+
+def test_one_that_comes_later_still_is_told(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         marker="""
 import pytest
@@ -146,6 +161,6 @@ def pytest_runtest_protocol(item):
     item.add_marker(pytest.mark.gpus(0))
 """
     )
-    result, _ = run(pytester, tests, "-p", "marker")
-    result.assert_outcomes(errors=1)
+    result, _ = run(pytester, "def test_it(): pass", "-p", "marker")
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*PlanError: *@pytest.mark.gpus: n is 0, needs a whole number, 1 or more*"])

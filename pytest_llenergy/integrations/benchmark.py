@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llenergy import marked, marks
+from pytest_llenergy import marks
 from pytest_llenergy.errand import is_worker
+from pytest_llenergy.marked import has_mark
 from pytest_llenergy.options.settings import settings_of
 from pytest_llenergy.process import LEASE, MEASURING, PLACE
 
@@ -104,7 +105,7 @@ class Benchmarks:
 
     def _measures(self, item: pytest.Item) -> bool:
         """Whether somebody wants to know its joules."""
-        return settings_of(self._config).keeps_something or marked.has(item, marks.energy_gate)
+        return settings_of(self._config).keeps_something or has_mark(item, marks.energy_gate)
 
     @property
     def _runs(self) -> bool:
@@ -125,7 +126,7 @@ def _names_it(item: pytest.Item) -> bool:
 
     One that has it only of a fixture for all tests (``autouse``) may know nothing of it.
     """
-    if FIXTURE not in getattr(item, "fixturenames", ()) or marked.has(item, marks.energy_gate):
+    if FIXTURE not in getattr(item, "fixturenames", ()) or has_mark(item, marks.energy_gate):
         return True
     info = getattr(item, "_fixtureinfo", None)
     if info is None:
