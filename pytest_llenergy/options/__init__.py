@@ -48,8 +48,8 @@ class Option:
         self.is_path = is_path
         self.may_be_path = may_be_path
         self.repeatable = repeatable
-        self.flag = f"--energy-{name.replace('_', '-')}"
-        self.ini = f"energy_{name}"
+        self.flag: str = f"--energy-{name.replace('_', '-')}"
+        self.ini: str = f"energy_{name}"
 
 
 OPTIONS = (
