@@ -95,7 +95,7 @@ def test_late(request, subtests):
     assert [(status, reason) for _, status, reason in told] == [("failed", "1 failed subtest")]
 
 
-@pytest.mark.parametrize("place", ["setup", "call"])
+@pytest.mark.parametrize("place", ["setup", "call", "teardown", "part"])
 def test_an_error_of_ours_is_one_line(pytester: pytest.Pytester, place: str) -> None:
     tests = """
 import pytest
@@ -106,7 +106,21 @@ def setup(request): return request.getfixturevalue("prompts")[:100]
 def test_setup(setup): pass
 
 def test_call(request): request.getfixturevalue("prompts")[:100]
+
+@pytest.fixture
+def teardown(request):
+    prompts = request.getfixturevalue("prompts")
+    yield
+    prompts[:100]
+
+def test_teardown(teardown): pass
+
+def test_part(request):
+    with request.getfixturevalue("subtests").test():
+        request.getfixturevalue("prompts")[:100]
 """
+    if place == "part":
+        pytest.importorskip("_pytest.subtests", reason="this pytest has no subtests of its own")
     result, told = run(pytester, tests, "-k", place)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     shown = [line for line in result.outlines if "prompts[:100]: " in line]
