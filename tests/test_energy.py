@@ -55,7 +55,7 @@ def test_a_callable_is_measured_in_this_process(quick: pytest.Pytester, read_rep
     }
     for round_ in record["rounds"]:
         truth = 10 * round_["duration_s"]
-        assert abs(round_["energy_j"] - truth) <= 2 * round_["energy_u_j"] + 1e-3
+        assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"] + 1e-3
         assert round_["by_domain"]["cpu:ten"]["kind"] == "measured"
     assert report["run"]["complete"] is True
     assert report["run"]["exit_status"] == 0

@@ -32,7 +32,7 @@ class TestMeasured:
             found = energy(record)
             assert record["status"] == "measured"
             assert record["devices"] == ["cpu"]
-            assert abs(found["value"] - true_j) <= 2 * found["uncertainty_absolute"] + 1e-4 * true_j
+            assert abs(found["value"] - true_j) <= 4 * found["uncertainty_absolute"] + 1e-4 * true_j
             assert record["procedure"]["criterion"].startswith("pytest-benchmark 5.")
             extra = told[name]["extra_info"]
             assert extra["energy_j"] == found["value"]
@@ -56,7 +56,7 @@ class TestMeasured:
         assert iterations == told["stats"]["rounds"] * told["stats"]["iterations"]
         found = energy(record)
         true_j = WATTS * told["stats"]["mean"]
-        assert abs(found["value"] - true_j) <= 2 * found["uncertainty_absolute"] + 0.01 * true_j
+        assert abs(found["value"] - true_j) <= 4 * found["uncertainty_absolute"] + 0.01 * true_j
         (flag,) = [flag for flag in record["flags"] if flag["name"] == "joined-rounds"]
         assert flag["detail"].startswith(f"{told['stats']['rounds']} rounds of ")
 
