@@ -40,8 +40,19 @@ WORKLOADS = {
 #: What must not be imported by an idle run, whatever else is.
 HEAVY = {"torch", "numpy", "pynvml", "psutil", "transformers"}
 
-#: Counts instructions, and those of the program alone: the same in each run, however busy the machine is.
-COUNTER = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+#: Counts what a program does on a simulated CPU: the same in each run, however busy the machine is.
+COUNTER = ["valgrind", "--tool=cachegrind", "--cache-sim=yes", "--branch-sim=yes"]
+
+#: What is counted, as cachegrind calls it, and the cycles that each costs beside one for an instruction: the
+#: rule of thumb by which KCachegrind estimates cycles (Ir + 10 Bm + 10 L1m + 100 LLm).
+COUNTS = {
+    "I refs": 1,
+    "I1 misses": 10,
+    "D1 misses": 10,
+    "LLi misses": 100,
+    "LLd misses": 100,
+    "Mispredicts": 10,
+}
 
 #: Resamples of the rounds, for the interval of a ratio.
 RESAMPLES = 2000
@@ -110,21 +121,23 @@ def imported(plugin: str, installed: Sequence[str], folder: Path) -> set[str]:
     return set(json.loads(note.read_text()))
 
 
-def instructions(run: Sequence[str], folder: Path) -> int | None:
-    """How many one run takes, its hashes not drawn by lot; ``None`` where nothing counts them."""
+def counted(run: Sequence[str], folder: Path) -> dict[str, int] | None:
+    """Instructions and estimated cycles of one run, hashes not drawn by lot; ``None`` without valgrind."""
     if shutil.which(COUNTER[0]) is None:
         return None
-    counted = subprocess.run(
-        [*COUNTER, *run],
+    told = subprocess.run(
+        [*COUNTER, "--cachegrind-out-file=/dev/null", *run],
         cwd=folder,
         env={**environment(folder), "PYTHONHASHSEED": "0"},
         check=True,
         capture_output=True,
         text=True,
-    )
+    ).stderr
+    counts = {name: re.findall(rf"{name.replace(' ', ' +')}: +([0-9,]+)", told) for name in COUNTS}
     # Forks tell theirs too, and end before.
-    told = re.findall(r"I\s+refs:\s+([\d,]+)", counted.stderr)
-    return int(told[-1].replace(",", "")) if told else None
+    last = {name: int(found[-1].replace(",", "")) for name, found in counts.items()}
+    cycles = sum(count * COUNTS[name] for name, count in last.items())
+    return {"instructions": last["I refs"], "cycles": cycles}
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -141,8 +154,8 @@ def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> d
     with suite() as folder:
         # The first run of each compiles what is to be imported.
         modules = {name: imported(name, installed, folder) for name in order}
-        counted = {
-            work: {name: instructions(command(name, installed, arguments), folder) for name in order}
+        counts = {
+            work: {name: counted(command(name, installed, arguments), folder) for name in order}
             for work, arguments in WORKLOADS.items()
         }
         for index in range(rounds):
@@ -156,7 +169,7 @@ def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> d
         "rounds": rounds,
         "versions": {name: version(PLUGINS[name]) for name in compared} | {"pytest": version("pytest")},
         "modules": {name: sorted(modules[name] - modules[NONE]) for name in compared},
-        "instructions": counted,
+        "counts": counts,
         "runs": {
             work: {
                 name: [{"wall_s": one.wall_s, "cpu_s": one.cpu_s} for one in each]
@@ -174,10 +187,10 @@ def ratios(content: Mapping[str, Any], work: str, name: str, figure: str) -> tup
     return interval([mine[figure] / bare[figure] for mine, bare in pairs])
 
 
-def share(counted: Mapping[str, int | None], name: str) -> str:
-    """Instructions with the plugin over without."""
-    mine, bare = counted[name], counted[NONE]
-    return f"{mine / bare:.4f}" if mine is not None and bare is not None else "not counted"
+def share(counts: Mapping[str, dict[str, int] | None], name: str, what: str) -> str:
+    """With the plugin over without."""
+    mine, bare = counts[name], counts[NONE]
+    return f"{mine[what] / bare[what]:.4f}" if mine is not None and bare is not None else "not counted"
 
 
 def markdown(content: Mapping[str, Any]) -> str:
@@ -189,11 +202,11 @@ def markdown(content: Mapping[str, Any]) -> str:
             f"{work}: {median(one['wall_s'] for one in base):.3f} s without any of them, "
             f"{median(one['cpu_s'] for one in base):.3f} s of CPU time; {len(base)} rounds.",
             "",
-            "| idle plugin | ratio: instructions | wall time | CPU time | modules more | heavy |",
-            "| --- | ---: | ---: | ---: | ---: | --- |",
+            "| idle plugin | instructions | estimated cycles | wall time | CPU time | modules | heavy |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
         ]
         for name, modules in content["modules"].items():
-            cells = [share(content["instructions"][work], name)]
+            cells = [share(content["counts"][work], name, what) for what in ("instructions", "cycles")]
             cells += [
                 "{:.3f} [{:.3f}–{:.3f}]".format(*ratios(content, work, name, figure))
                 for figure in ("wall_s", "cpu_s")
