@@ -116,7 +116,8 @@ def environment(folder: Path) -> dict[str, str]:
 def imported(plugin: str, installed: Sequence[str], folder: Path) -> set[str]:
     """Every module that one run of the suite has imported."""
     note = folder.parent / "modules.json"
-    spied = {**environment(folder), "IDLE_SPY": str(note), "PYTHONPATH": str(Path(__file__).parent)}
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    spied = {**environment(folder), "IDLE_SPY": str(note), "PYTHONPATH": paths}
     spend([*command(plugin, installed, []), "-p", "idle_spy"], folder, spied)
     return set(json.loads(note.read_text()))
 
