@@ -15,6 +15,7 @@ from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import gpus
 from pytest_llenergy.leasing import lease_first, leased
 from pytest_llenergy.marked import check_marks, has_mark, read_mark
+from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.process import BACKEND_PARAMETER, LEASE, is_measured
 from pytest_llenergy.recorder import begin, draft_of
 from pytest_llenergy.start import see_to_benchmarks
@@ -31,6 +32,9 @@ VALUE = (
     "the fixture gpus takes no value: what is leased is what the mark says; write pytest.param(..., "
     "marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in pytest_collection_modifyitems"
 )
+
+#: What the mark ``parallel`` said before a test was set up.
+DEGREES = pytest.StashKey["Parallel | None"]()
 
 LATE = f"was added while the test was set up, after its devices were leased; {ELSEWHERE}"
 
@@ -53,8 +57,6 @@ def see_to_function(metafunc: pytest.Metafunc) -> None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
     if (idle := _idle(node, metafunc.fixturenames)) is not None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {idle}")
-    if has_mark(node, marks.energy_gate):
-        see_to_benchmarks(metafunc.config)
     if BACKEND_PARAMETER in metafunc.fixturenames:
         parametrize_backend(metafunc)
 
@@ -62,6 +64,8 @@ def see_to_function(metafunc: pytest.Metafunc) -> None:
 def see_to_tests(session: pytest.Session) -> None:
     """Once all are collected and have their marks: which of them can be, and who is to wait for them."""
     _check_degrees(session.config, session.items)
+    if any(has_mark(item, marks.energy_gate) for item in session.items):
+        see_to_benchmarks(session.config)
     measured = [item.nodeid for item in session.items if is_measured(item)]
     # From what xdist tells next on, the controller waits for these, also if others here die.
     if measured and is_worker(session.config):
@@ -103,26 +107,34 @@ def see_to_test(item: pytest.Item) -> None:
     if is_measured(item):
         # Plugins that run a test again do so within one protocol.
         begin(item)
-    names = getattr(item, "fixturenames", ())
-    if LEASE not in names and not marks.on(item):
+    if LEASE not in getattr(item, "fixturenames", ()) and not marks.on(item):
         return
     if _gives_value(item):
         raise PlanError(f"{item.nodeid}: {VALUE}")
-    try:
-        check_marks(item)
-    except LLEnergyError as error:
-        raise PlanError(f"{item.nodeid}: {error}") from None
-    if (idle := _idle(item, names)) is not None:
-        raise PlanError(f"{item.nodeid}: {idle}")
+    item.stash[DEGREES] = _check(item)
     check_engine(item)
-    if isinstance(item, pytest.Function) and (LEASE in names or has_mark(item, marks.gpus)):
+    if isinstance(item, pytest.Function) and (LEASE in item.fixturenames or has_mark(item, marks.gpus)):
         lease_first(item, LEASE)
 
 
 def see_to_late_marks(item: pytest.Item) -> None:
     """After a test was set up: fixtures may have added some. Raises ``PlanError`` for what comes too late."""
+    if _check(item) != item.stash.get(DEGREES, None):
+        raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
     _see_to_lease(item)
     see_to_engine(item)
+
+
+def _check(item: pytest.Item) -> Parallel | None:
+    """Hold all marks of a test against what it uses; gives its degrees. Raises ``PlanError`` naming both."""
+    try:
+        check_marks(item)
+    except LLEnergyError as error:
+        raise PlanError(f"{item.nodeid}: {error}") from None
+    if (idle := _idle(item, getattr(item, "fixturenames", ()))) is not None:
+        raise PlanError(f"{item.nodeid}: {idle}")
+    degrees: Parallel | None = read_mark(item, marks.parallel)
+    return degrees
 
 
 def _gives_value(item: pytest.Item) -> bool:

@@ -95,6 +95,10 @@ def energy_model(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def _llenergy_backend(request: pytest.FixtureRequest) -> str:
+    if not hasattr(request, "param"):
+        from pytest_llenergy.errors import PlanError
+
+        raise PlanError("a test runs once for each engine: name the fixture backend among its parameters")
     return str(request.param)
 
 
@@ -117,6 +121,5 @@ def prompts(request: pytest.FixtureRequest) -> Prompts:
     from pytest_llenergy.model.prompts import default_prompts, read_prompts
     from pytest_llenergy.state import state_of
 
-    request.config.stash[READY]()
     path = state_of(request.config).settings.prompts
     return default_prompts() if path is None else read_prompts(path)

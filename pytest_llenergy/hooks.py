@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of a run that has tests of ours: what its marks make of a test, and the record on its report.
+"""Hooks that only a run with tests of ours has: the record of a test goes on the report that decides it.
 
 Reports are what pytest-xdist carries, so a worker that dies takes with it only the test that it was running.
 """
@@ -10,8 +10,6 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-from pytest_llenergy import marks
-from pytest_llenergy.collection import see_to_late_marks, see_to_test
 from pytest_llenergy.engines import told_of_engines
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.failure import failure
@@ -30,21 +28,12 @@ class Hooks:
         used = any(BACKEND_PARAMETER in getattr(item, "fixturenames", ()) for item in items)
         return told_of_engines(config) if used else None
 
-    # Within what others begin before a test is set up, and end when it could not be.
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """What a test has by its marks, also by those that a fixture adds."""
-        see_to_test(item)
-        result = yield
-        if marks.on(item):
-            see_to_late_marks(item)
-        return result
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Around all others, so that what they make of a test is what its record says."""
+        """Around those that are there by then, so that what they make of a test is what its record says."""
+        # Of set-up and body they are failures already; this is of teardown, and of parts of a test.
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, LLEnergyError):
             call.excinfo = pytest.ExceptionInfo.from_exception(failure(item, call.when, error))

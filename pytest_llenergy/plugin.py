@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin ``llenergy``: pytest's hooks, each handed on in a line or two.
+"""The plugin ``llenergy``: the hooks of pytest that every run has, each handed on where there is need.
 
-Every run of pytest pays for what is imported here and for what each test is asked. So the rooms behind it are
-imported when needed, and hooks that only tests of ours need stand in ``hooks``.
+Every run pays for what is imported here and for what each test is asked. So the rooms behind it are imported
+when needed, and hooks that only tests of ours need stand in ``hooks``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,15 +30,18 @@ from pytest_llenergy.fixtures import (
 )
 from pytest_llenergy.options import add_options, says_something
 from pytest_llenergy.process import (
+    BACKEND_PARAMETER,
     BEGAN,
     ENVIRONMENT,
-    HOOKS,
     LEASE,
     READY,
     Known,
     hands_out,
     is_measured,
 )
+
+if TYPE_CHECKING:
+    from pytest_llenergy.errors import LLEnergyError
 
 __all__ = [
     "_llenergy_backend",
@@ -89,7 +93,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if LEASE in metafunc.fixturenames or marks.on(metafunc.definition):
+    if BACKEND_PARAMETER in metafunc.fixturenames or marks.on(metafunc.definition):
         from pytest_llenergy.collection import see_to_function
 
         see_to_function(metafunc)
@@ -98,11 +102,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 # First: what is told of the tests that there are is told of those that are left.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if _any_is_ours(session.items):
+    # Of tests that are only collected, those with an engine have something to tell.
+    fixture = BACKEND_PARAMETER if session.config.option.collectonly else LEASE
+    if _any_is_ours(session.items, fixture):
         from pytest_llenergy.collection import see_to_tests
 
         _ready(session.config)
         see_to_tests(session)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        # Hooks may have added marks since tests were collected.
+        if Known.ours or (item.own_markers and marks.among(item.own_markers)):
+            from pytest_llenergy.collection import see_to_test
+
+            see_to_test(item)
+        result = yield
+        # So may fixtures.
+        if marks.on(item):
+            from pytest_llenergy.collection import see_to_late_marks
+
+            see_to_late_marks(item)
+        return result
+    except _error() as error:
+        from pytest_llenergy.failure import failure
+
+        raise failure(item, "setup", error) from None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -110,24 +137,29 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     # A test may run others within it.
     before, Known.in_body = Known.in_body, item
     try:
-        if marks.on(item) and not item.config.pluginmanager.has_plugin(HOOKS):
-            from pytest_llenergy.collection import see_to_late_marks
-
-            # Added since tests were collected, when there was none.
-            _ready(item.config)
-            see_to_late_marks(item)
         result = yield
         if Known.ours and is_measured(item):
             from pytest_llenergy.recorder import judge
 
             judge(item)
         return result
+    except _error() as error:
+        from pytest_llenergy.failure import failure
+
+        raise failure(item, "call", error) from None
     finally:
         Known.in_body = before
         if Known.ours and is_measured(item):
             from pytest_llenergy.recorder import tell_junit
 
             tell_junit(item)
+
+
+def _error() -> type[LLEnergyError]:
+    """The base of our errors, asked for only where something was raised."""
+    from pytest_llenergy.errors import LLEnergyError
+
+    return LLEnergyError
 
 
 def _ready(config: pytest.Config) -> None:
@@ -137,11 +169,13 @@ def _ready(config: pytest.Config) -> None:
     ready(config)
 
 
-def _any_is_ours(items: Sequence[pytest.Item]) -> bool:
-    """Whether a test has devices or a mark of ours. What many of them are in is looked at once."""
+def _any_is_ours(items: Sequence[pytest.Item], fixture: str) -> bool:
+    """Whether a test has this fixture or a mark of ours. What many of them are in is looked at once."""
     above = None
     for item in items:
-        if LEASE in getattr(item, "fixturenames", ()) or (item.own_markers and marks.among(item.own_markers)):
+        if fixture in getattr(item, "fixturenames", ()) or (
+            item.own_markers and marks.among(item.own_markers)
+        ):
             return True
         if item.parent is not above:
             above = item.parent

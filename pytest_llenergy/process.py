@@ -19,9 +19,6 @@ BEGAN = pytest.StashKey[float]()
 #: Readies the run for tests of ours, where none was known of when tests were collected.
 READY = pytest.StashKey[Callable[[], None]]()
 
-#: The plugin that only runs with tests of ours have.
-HOOKS = "llenergy-hooks"
-
 #: Set once a test has asked for energy, also where it did so by ``request.getfixturevalue``.
 MEASURED = pytest.StashKey[bool]()
 
@@ -36,7 +33,7 @@ BACKEND_PARAMETER = "_llenergy_backend"
 class Known:
     """What is known of the tests of this process, so that most runs ask each of them next to nothing."""
 
-    #: Whether there may be any that measures, leases or has a mark of ours; stays so in a process.
+    #: Whether there may be any that measures, leases or has a mark of ours. Once it was so, each is asked.
     ours = False
 
     #: The one whose body runs, if any.
@@ -52,4 +49,5 @@ def is_measured(item: pytest.Item) -> bool:
 def hands_out(config: pytest.Config) -> bool:
     """Whether this process will have others run its tests, told before these are there."""
     # As pytest-xdist decides it: a way to hand them out alone is none.
-    return bool(config.getoption("dist", "no") != "no" and config.getoption("tx", None))
+    others = config.getoption("dist", "no") != "no" and config.getoption("tx", None)
+    return bool(others) and not config.option.collectonly

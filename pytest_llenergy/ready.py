@@ -6,16 +6,16 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.errand import is_worker
-from pytest_llenergy.process import BEGAN, HOOKS, hands_out
+from pytest_llenergy.process import BEGAN, hands_out
 
 
 def ready(config: pytest.Config) -> None:
     """Put in place what is not there yet."""
     manager = config.pluginmanager
-    if not hands_out(config) and not manager.has_plugin(HOOKS):
+    if not hands_out(config) and not manager.has_plugin("llenergy-hooks"):
         from pytest_llenergy.hooks import Hooks
 
-        manager.register(Hooks(), HOOKS)
+        manager.register(Hooks(), "llenergy-hooks")
     if is_worker(config) or config.option.collectonly or manager.has_plugin("llenergy-controller"):
         return
     from pytest_llenergy.controller import Controller

@@ -161,10 +161,10 @@ STATE = pytest.StashKey[State]()
 def state_of(config: pytest.Config) -> State:
     """The state of this process; in a fork of it that runs a test a new one, beside that of its parent."""
     before = config.stash.get(STATE, None)
-    if before is None:
-        config.add_cleanup(partial(_close, config))
     if before is None or before.pid != os.getpid():
         config.stash[STATE] = State(config, settings_of(config), before)
+    if before is None:
+        config.add_cleanup(partial(_close, config))
     return config.stash[STATE]
 
 

@@ -92,7 +92,7 @@ def test_nothing_is_imported_made_or_started(pytester: pytest.Pytester, args: li
 ENOUGH = ["", ".fixtures", ".hookspecs", ".marks", ".options", ".plugin", ".process"]
 
 
-@pytest.mark.parametrize("args", [[], ["--co"]], ids=str)
+@pytest.mark.parametrize("args", [["-k", "not measured"], ["--co"]], ids=str)
 def test_little_of_the_package_is_imported(pytester: pytest.Pytester, args: list[str]) -> None:
     pytester.makeconftest(
         "import sys\ndef pytest_unconfigure(config):\n"
@@ -111,6 +111,8 @@ def test_little_of_the_package_is_imported(pytester: pytest.Pytester, args: list
 
         class TestCase(unittest.TestCase):
             def test_it(self): pass
+
+        def test_measured(energy, gpus): energy(int)
         """
     )
     result = pytester.runpytest_subprocess(*args, *BLOCKED)

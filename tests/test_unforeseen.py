@@ -105,10 +105,13 @@ def setup(request): return request.getfixturevalue("prompts")[:100]
 
 def test_setup(setup): pass
 
-def test_call(request): request.getfixturevalue("prompts")[:100]
+def test_call(request):
+    from pytest_llenergy.model.prompts import default_prompts
+    default_prompts()[:100]
 
 @pytest.fixture
 def teardown(request):
+    request.getfixturevalue("gpus")
     prompts = request.getfixturevalue("prompts")
     yield
     prompts[:100]
@@ -116,6 +119,7 @@ def teardown(request):
 def test_teardown(teardown): pass
 
 def test_part(request):
+    request.getfixturevalue("gpus")
     with request.getfixturevalue("subtests").test():
         request.getfixturevalue("prompts")[:100]
 """
@@ -130,20 +134,78 @@ def test_part(request):
     assert not told
 
 
-def test_a_mark_that_a_fixture_adds_does_not_do_nothing(pytester: pytest.Pytester) -> None:
-    tests = """
+MARKS = [
+    "gpus(2)",
+    "parallel(data=0)",
+    "parallel(data=7)",
+    "backend_options(dtype='x')",
+    "backend_needs(task='nonsense')",
+    "energy_gate(budget='1 J')",
+]
+
+
+@pytest.mark.parametrize("before", ["", "request.getfixturevalue('energy_meter')"], ids=["idle", "woken"])
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_mark_that_a_fixture_adds_does_not_do_nothing(
+    pytester: pytest.Pytester, mark: str, before: str
+) -> None:
+    tests = f"""
 import pytest
 
 @pytest.fixture(autouse=True)
-def late(request): request.node.add_marker(pytest.mark.gpus(2))
+def late(request):
+    {before}
+    request.node.add_marker(pytest.mark.{mark})
 
 def test_it(): pass
 """
     result, _ = run(pytester, tests)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*PlanError: *test_it: @pytest.mark.gpus(2) was added while the test was set up*"]
-    )
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"PlanError: *test_it: *@pytest.mark.{mark.partition('(')[0]}*"])
+
+
+def test_degrees_that_change_when_ranks_were_chosen_are_refused(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+@pytest.fixture
+def late(request, workers): request.node.add_marker(pytest.mark.parallel(data=7))
+
+def test_it(late): pass
+"""
+    result, _ = run(pytester, tests)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["PlanError: *test_it: @pytest.mark.parallel was added while *"])
+
+
+ADDS = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.add_marker(pytest.mark.{mark})
+"""
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_one_that_a_hook_adds_to_a_test_is_told_as_ever(pytester: pytest.Pytester, mark: str) -> None:
+    pytester.makepyfile(marker=ADDS.format(mark=mark))
+    result, _ = run(pytester, "def test_it(): pass", "-p", "marker")
+    if mark == "gpus(2)":
+        result.assert_outcomes(skipped=1)
+    elif mark == "parallel(data=7)":
+        # Of a test without ranks; what it would do is not known to do nothing.
+        result.assert_outcomes(passed=1)
+    else:
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines([f"PlanError: *test_it: *@pytest.mark.{mark.partition('(')[0]}*"])
+
+
+def test_a_lease_that_a_hook_adds_is_taken(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(marker=ADDS.format(mark="gpus(1, fallback='cpu')"))
+    tests = "def test_it(request): assert request.getfixturevalue('gpus').devices == ('cpu',)"
+    result, _ = run(pytester, tests, "-p", "marker")
+    result.assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize("args", [(), ("--co",)], ids=["run", "collected"])
@@ -165,16 +227,7 @@ def pytest_collection_modifyitems(items):
     result.stdout.fnmatch_lines(["*test_it: @pytest.mark.parallel(data=2)*"])
 
 
-def test_one_that_comes_later_still_is_told(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        marker="""
-import pytest
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item):
-    item.add_marker(pytest.mark.gpus(0))
-"""
-    )
-    result, _ = run(pytester, "def test_it(): pass", "-p", "marker")
+def test_an_engine_is_not_asked_for_as_the_test_runs(pytester: pytest.Pytester) -> None:
+    result, _ = run(pytester, "def test_it(request): request.getfixturevalue('backend')")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*PlanError: *@pytest.mark.gpus: n is 0, needs a whole number, 1 or more*"])
+    result.stdout.fnmatch_lines(["PlanError: a test runs once for each engine: name the fixture backend *"])

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class Settings:
-    """What the options say, checked. Times are seconds; empty tuples and ``None`` mean automatic.
-
-    Written out, as every run would pay for a dataclass or a named tuple of so many fields.
-    """
+    """What the options say, checked. Times are seconds; empty tuples and ``None`` mean automatic."""
 
     report: Path | None
     html: Path | None

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 def count(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        # No pattern: every run would wait for it to be compiled.
         if not (text.isascii() and text.strip().isdecimal()) or int(text) < least:
             raise ValueError(f"needs a whole number, {least} or more")
         return int(text)

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_llenergy.model.report import json_schema
 
+from ..conftest import TEN_WATTS
 from .suites import BOTH, SHORT, WATTS, Read, by_name, dumped, energy, seconds
 
 
@@ -177,3 +178,16 @@ class TestGates:
         result = quick.runpytest(*SHORT)
         assert result.parseoutcomes() == {outcome: 1}
         assert not (quick.path / "energy.json").exists()
+
+    @pytest.mark.parametrize(("budget", "outcome"), [("1 J", "passed"), ("1 mJ", "failed")])
+    def test_so_is_one_that_a_hook_adds(self, quick: pytest.Pytester, budget: str, outcome: str) -> None:
+        quick.makeconftest(
+            TEN_WATTS
+            + f"""
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.energy_gate(budget={budget!r}))
+"""
+        )
+        quick.makepyfile(self.SLEEPS.format(seconds=0.02))
+        assert quick.runpytest(*SHORT).parseoutcomes() == {outcome: 1}

@@ -117,15 +117,15 @@ def test_a_target_that_is_met_ends_the_rounds() -> None:
 def test_a_target_that_cannot_be_met_ends_with_the_budget_and_says_what_was_reached() -> None:
     lengths = count(1)
     workload = CallWorkload(lambda: time.sleep(0.05 * (1 + next(lengths) % 3)))
-    plan = RoundPlan(rounds=3, warmup=0, gap_s=0.05, target=0.0001, budget_s=3.0)
+    plan = RoundPlan(rounds=2, warmup=0, gap_s=0.05, target=0.0001, budget_s=4.0)
     result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
-    assert len(result.rounds) > 3
-    assert result.procedure.measuring_s >= 3.0
+    assert len(result.rounds) > 2
+    assert result.procedure.measuring_s >= 4.0
     (flag,) = (flag for flag in result.flags if flag.name == "inconclusive")
     assert flag.severity == "warning"
     assert flag.detail == (
         f"standard uncertainty {result.procedure.reached:.1%} after {len(result.rounds)} rounds and "
-        f"{result.procedure.measuring_s:.0f} s; the target is 0.0% (--energy-target), the budget 3 s "
+        f"{result.procedure.measuring_s:.0f} s; the target is 0.0% (--energy-target), the budget 4 s "
         "(--energy-budget)"
     )
 

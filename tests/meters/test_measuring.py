@@ -230,7 +230,7 @@ def test_a_window_is_entered_once(world: World) -> None:
 def test_async_code_can_wait_for_the_joules_without_blocking(world: World) -> None:
     world.update(0, latch_ns=100 * MS)
 
-    async def body() -> tuple[float | None, float, int]:
+    async def body() -> int:
         turns = 0
 
         async def others() -> None:
@@ -247,12 +247,10 @@ def test_async_code_can_wait_for_the_joules_without_blocking(world: World) -> No
             await window.settled()
             seen = turns
             busy.cancel()
-            return window.energy_j, window.duration_s, seen
+            check(world, window)
+            return seen
 
-    energy_j, duration_s, turns = asyncio.run(body())
-    # A sleep may be longer than it was meant to be.
-    assert energy_j == pytest.approx(100 * duration_s, rel=0.2)
-    assert turns > 1
+    assert asyncio.run(body()) > 1
 
 
 class TestPlainScripts:
