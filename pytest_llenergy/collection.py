@@ -33,8 +33,8 @@ VALUE = (
     "marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in pytest_collection_modifyitems"
 )
 
-#: What the mark ``parallel`` said before a test was set up.
-DEGREES = pytest.StashKey["Parallel | None"]()
+#: What the marks said before a test was set up: its degrees, and whether it has a gate.
+BEFORE = pytest.StashKey[tuple[Parallel, bool]]()
 
 LATE = f"was added while the test was set up, after its devices were leased; {ELSEWHERE}"
 
@@ -57,6 +57,8 @@ def see_to_function(metafunc: pytest.Metafunc) -> None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
     if (idle := _idle(node, metafunc.fixturenames)) is not None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {idle}")
+    if has_mark(node, marks.energy_gate):
+        see_to_benchmarks(metafunc.config)
     if BACKEND_PARAMETER in metafunc.fixturenames:
         parametrize_backend(metafunc)
 
@@ -111,7 +113,9 @@ def see_to_test(item: pytest.Item) -> None:
         return
     if _gives_value(item):
         raise PlanError(f"{item.nodeid}: {VALUE}")
-    item.stash[DEGREES] = _check(item)
+    item.stash[BEFORE] = _, gated = _check(item)
+    if gated:
+        see_to_benchmarks(item.config)
     check_engine(item)
     if isinstance(item, pytest.Function) and (LEASE in item.fixturenames or has_mark(item, marks.gpus)):
         lease_first(item, LEASE)
@@ -119,22 +123,29 @@ def see_to_test(item: pytest.Item) -> None:
 
 def see_to_late_marks(item: pytest.Item) -> None:
     """After a test was set up: fixtures may have added some. Raises ``PlanError`` for what comes too late."""
-    if _check(item) != item.stash.get(DEGREES, None):
+    degrees, gated = _check(item)
+    degrees_before, gated_before = item.stash.get(BEFORE, (Parallel(), False))
+    if degrees != degrees_before:
         raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
+    # Of a test that is measured it is judged, whenever it came.
+    if gated and not gated_before and not is_measured(item):
+        raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")
     _see_to_lease(item)
     see_to_engine(item)
 
 
-def _check(item: pytest.Item) -> Parallel | None:
-    """Hold all marks of a test against what it uses; gives its degrees. Raises ``PlanError`` naming both."""
+def _check(item: pytest.Item) -> tuple[Parallel, bool]:
+    """Hold all marks of a test against what it uses; gives its degrees and whether it has a gate.
+
+    Raises ``PlanError`` naming test and mark.
+    """
     try:
         check_marks(item)
     except LLEnergyError as error:
         raise PlanError(f"{item.nodeid}: {error}") from None
     if (idle := _idle(item, getattr(item, "fixturenames", ()))) is not None:
         raise PlanError(f"{item.nodeid}: {idle}")
-    degrees: Parallel | None = read_mark(item, marks.parallel)
-    return degrees
+    return read_mark(item, marks.parallel) or Parallel(), has_mark(item, marks.energy_gate)
 
 
 def _gives_value(item: pytest.Item) -> bool:

@@ -114,8 +114,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     try:
-        # Hooks may have added marks since tests were collected.
-        if Known.ours or (item.own_markers and marks.among(item.own_markers)):
+        # Hooks may have added marks, or tests, since tests were collected.
+        if Known.ours or LEASE in getattr(item, "fixturenames", ()) or marks.on(item):
             from pytest_llenergy.collection import see_to_test
 
             see_to_test(item)

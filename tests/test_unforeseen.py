@@ -231,3 +231,84 @@ def test_an_engine_is_not_asked_for_as_the_test_runs(pytester: pytest.Pytester) 
     result, _ = run(pytester, "def test_it(request): request.getfixturevalue('backend')")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["PlanError: a test runs once for each engine: name the fixture backend *"])
+
+
+HOLDS = """
+import pytest
+
+held = []
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    held.extend(item for item in session.items if "held" in item.nodeid)
+    session.items[:] = [item for item in session.items if item not in held]
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session):
+    session.items.extend(held)
+    return (yield)
+"""
+
+
+def test_tests_that_come_when_others_were_collected_are_no_others(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.gpus(1, fallback="cpu")
+class TestHeld:
+    def test_held(self, request): assert request.getfixturevalue("gpus").devices == ("cpu",)
+    def test_held_too(self): pass
+
+@pytest.mark.gpus(99)
+def test_held_skipped(): pass
+
+@pytest.mark.parametrize("gpus", [3], indirect=True)
+def test_held_value(gpus): pass
+"""
+    pytester.makepyfile(holder=HOLDS)
+    result, _ = run(pytester, tests, "-p", "holder")
+    result.assert_outcomes(passed=3, skipped=1, errors=1)
+    result.stdout.fnmatch_lines(["PlanError: *test_held_value*: the fixture gpus takes no value*"])
+
+
+def test_a_mark_on_what_a_test_is_in_is_obeyed_from_the_next_test_on(pytester: pytest.Pytester) -> None:
+    tests = """
+import pytest
+
+class TestIt:
+    @pytest.fixture(autouse=True, scope="class")
+    def late(self, request): request.node.add_marker(pytest.mark.gpus(1, fallback="cpu"))
+
+    def test_first(self): pass
+    def test_second(self): pass
+    def test_third(self): pass
+"""
+    result, _ = run(pytester, tests)
+    result.assert_outcomes(errors=1, passed=2)
+
+
+@pytest.mark.parametrize("gated", ["hook", "fixture", "held"])
+def test_a_gate_that_comes_late_to_a_benchmark_judges_it_or_is_refused(
+    pytester: pytest.Pytester, gated: str
+) -> None:
+    pytest.importorskip("pytest_benchmark")
+    gate = "energy_gate(budget='0.1 mJ')"
+    plugin = {"hook": ADDS.format(mark=gate), "fixture": "", "held": HOLDS}[gated]
+    decorator = f"@pytest.mark.{gate}" if gated == "held" else ""
+    tests = f"""
+import time
+import pytest
+
+@pytest.fixture(autouse={gated == "fixture"})
+def late(request): request.node.add_marker(pytest.mark.{gate})
+
+def test_plain(): pass
+
+{decorator}
+def test_held(benchmark): benchmark.pedantic(time.sleep, args=(0.02,), rounds=3)
+"""
+    pytester.makepyfile(marker=plugin)
+    result, _ = run(pytester, tests, "-p", "marker", "-p", "no:xdist", "-k", "held")
+    result.assert_outcomes(**{"errors" if gated == "fixture" else "failed": 1})
