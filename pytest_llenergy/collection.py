@@ -36,7 +36,7 @@ VALUE = (
 #: What the marks said before a test was set up: its degrees, and whether it has a gate.
 BEFORE = pytest.StashKey[tuple[Parallel, bool]]()
 
-LATE = f"was added while the test was set up, after its devices were leased; {ELSEWHERE}"
+LATE = f"was added while the test was set up, too late to count; {ELSEWHERE}"
 
 #: Fixtures whose ranks the degrees are for.
 RUNS_RANKS = frozenset((BACKEND_PARAMETER, "workers"))

@@ -308,6 +308,7 @@ def backend_of(item: pytest.Item, place: Place, name: str, model: str) -> Backen
         why = spec.capabilities.reasons.get("cpu", "")
         refused = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
     if refused is not None:
+        # The record says why: the engine and the model, or the devices, do not go together.
         pytest.skip(refused)
     options = read_mark(item, marks.backend_options)
     return BackendHandle(spec, source, place, dict(options or {}))

@@ -379,7 +379,7 @@ class TestSpan:
         )
         result.assert_outcomes(errors=1)
         assert (
-            "PlanError: test_it.py::test_it: @pytest.mark.gpus(2) was added while the test was set up, after "
-            "its devices were leased; add it in pytest_collection_modifyitems, or write pytest.param(..., "
+            "PlanError: test_it.py::test_it: @pytest.mark.gpus(2) was added while the test was set up, too "
+            "late to count; add it in pytest_collection_modifyitems, or write pytest.param(..., "
             "marks=...)"
         ) in result.stdout.str()
