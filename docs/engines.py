@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.facts import Fact, facts
 from pytest_llenergy.backends.registry import BUILTIN
+from pytest_llenergy.doctor.text import Fact, facts
 
 PAGE = Path(__file__).parent / "engines.md"
 

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llenergy.process import MEASURED, READY, is_measured
+from pytest_llenergy.stash import MEASURED, READY, is_measured
 
 if TYPE_CHECKING:
     # Defining fixtures costs every run; what they are made of is imported by the first test that asks.
+    from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Place, Workers
     from pytest_llenergy.devices.lease import Lease
-    from pytest_llenergy.handles import BackendHandle, Place, Workers
     from pytest_llenergy.model.prompts import Prompts
-    from pytest_llenergy.runs import Energy, EnergyMeter
 
 
 @pytest.fixture
 def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
-    from pytest_llenergy.leasing import leased
+    from pytest_llenergy.session import leased
 
     request.config.stash[READY]()
     with leased(request.node) as lease:
@@ -38,7 +37,7 @@ def gpus(_llenergy_lease: Lease) -> Lease:
 
 @pytest.fixture
 def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[Place]:
-    from pytest_llenergy.handles import place_of
+    from pytest_llenergy.api import place_of
 
     place = place_of(request.node, _llenergy_lease)
     yield place
@@ -62,7 +61,7 @@ def energy(_llenergy_measured: None, _llenergy_place: Place) -> Energy:
 
     The call is repeated: warm-up, then ``--energy-rounds`` rounds with quiet gaps between them.
     """
-    from pytest_llenergy.runs import Energy
+    from pytest_llenergy.api import Energy
 
     return Energy(_llenergy_place)
 
@@ -70,7 +69,7 @@ def energy(_llenergy_measured: None, _llenergy_place: Place) -> Energy:
 @pytest.fixture
 def energy_meter(_llenergy_measured: None, _llenergy_place: Place) -> Iterator[EnergyMeter]:
     """Measure stretches of a test: with energy_meter("load") as window: ...; window.energy_j."""
-    from pytest_llenergy.runs import EnergyMeter
+    from pytest_llenergy.api import EnergyMeter
 
     meter = EnergyMeter(_llenergy_place)
     yield meter
@@ -80,7 +79,7 @@ def energy_meter(_llenergy_measured: None, _llenergy_place: Place) -> Iterator[E
 @pytest.fixture
 def workers(_llenergy_place: Place) -> Workers:
     """The ranks of this test: workers.run(fn, *args) calls fn on each and gives the results by rank."""
-    from pytest_llenergy.handles import Workers
+    from pytest_llenergy.api import Workers
 
     return Workers(_llenergy_place)
 
@@ -88,7 +87,7 @@ def workers(_llenergy_place: Place) -> Workers:
 @pytest.fixture
 def energy_model(request: pytest.FixtureRequest) -> str:
     """The model for the backend fixture; override it to choose another for a module or a test."""
-    from pytest_llenergy.state import state_of
+    from pytest_llenergy.session import state_of
 
     return state_of(request.config).settings.model
 
@@ -110,7 +109,7 @@ def backend(
 
     ``backend.generate(prompts, ...)`` generates; ``energy(backend.generate, ...)`` measures it.
     """
-    from pytest_llenergy.handles import backend_of
+    from pytest_llenergy.api import backend_of
 
     return backend_of(request.node, _llenergy_place, _llenergy_backend, energy_model)
 
@@ -119,7 +118,7 @@ def backend(
 def prompts(request: pytest.FixtureRequest) -> Prompts:
     """A small set of prompts of mixed length; --energy-prompts=FILE names another."""
     from pytest_llenergy.model.prompts import default_prompts, read_prompts
-    from pytest_llenergy.state import state_of
+    from pytest_llenergy.session import state_of
 
     path = state_of(request.config).settings.prompts
     return default_prompts() if path is None else read_prompts(path)

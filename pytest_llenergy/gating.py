@@ -17,24 +17,36 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Asked, Measured, interrupted, judge, without_baseline
-from pytest_llenergy.compare.gate import Gate, Inconclusive, asked_of
-from pytest_llenergy.compare.pairing import last_attempts, measured_something, side_of
-from pytest_llenergy.compare.threshold import check_floor, with_floor
-from pytest_llenergy.errand import errand_of
+from pytest_llenergy.compare.comparison import (
+    Asked,
+    Measured,
+    interrupted,
+    judge,
+    last_attempts,
+    measured_something,
+    side_of,
+    without_baseline,
+)
+from pytest_llenergy.compare.gate import Gate, Inconclusive, asked_of, check_floor, with_floor
 from pytest_llenergy.errors import PlanError, ReportError
+from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import BackendInfo, Primitive, Record
+from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import storable
-from pytest_llenergy.options import SAVED
-from pytest_llenergy.options.places import saved_as
-from pytest_llenergy.options.settings import Settings, settings_of
-from pytest_llenergy.report.file import Place, decode_report, origin, read_file, read_report
-from pytest_llenergy.report.journal import SUFFIX
+from pytest_llenergy.options import SAVED, Settings, saved_as, settings_of
 from pytest_llenergy.report.provenance import environment
-from pytest_llenergy.report.remote import is_address
+from pytest_llenergy.report.store import (
+    SUFFIX,
+    Place,
+    decode_report,
+    is_address,
+    origin,
+    read_file,
+    read_report,
+)
+from pytest_llenergy.xdist import errand_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
 

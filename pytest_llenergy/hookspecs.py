@@ -10,7 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_llenergy.backends.base import BackendSpec
-    from pytest_llenergy.meters.protocol import MeterSpec
+    from pytest_llenergy.meters.base import MeterSpec
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pytest
 
     # What the marks become is imported when one is read: registering them is all that most runs need.
-    from pytest_llenergy.backends.demand import Demand
+    from pytest_llenergy.backends.registry import Demand
     from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.devices.request import GpuRequest
     from pytest_llenergy.model.record import Parallel
@@ -79,7 +79,7 @@ def backend_needs(
     """backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run the test with engines \
 only whose capability row has this: a task, a kind of key-value cache, batching="static" or \
 "continuous", timestamps="step" or "token"; the others are skipped with the reason."""
-    from pytest_llenergy.backends.demand import read_needs
+    from pytest_llenergy.backends.registry import read_needs
 
     return read_needs(task=task, cache=cache, batching=batching, timestamps=timestamps)
 

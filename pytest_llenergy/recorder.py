@@ -13,10 +13,9 @@ import pytest
 from pytest_llenergy import marks
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.errand import errand_of, record_id
-from pytest_llenergy.marked import read_mark
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
+from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import (
     BackendInfo,
@@ -24,13 +23,14 @@ from pytest_llenergy.model.record import (
     MeterInfo,
     Metric,
     Parallel,
-    Primitive,
     RankInfo,
     Record,
     Status,
 )
 from pytest_llenergy.model.text import storable, visible
-from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.options import settings_of
+from pytest_llenergy.plan import read_mark
+from pytest_llenergy.xdist import errand_of, record_id
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.model.places import cache_root
+from pytest_llenergy.model.base import cache_root
 
 from .nvml_sim.fixtures import nvml_attach, nvml_children, nvml_library
 
@@ -25,7 +25,7 @@ pytest_plugins = ["pytester"]
 TEN_WATTS = """
 import time
 import pytest
-from pytest_llenergy.meters.protocol import Domain, MeterSpec, within
+from pytest_llenergy.meters.base import Domain, MeterSpec, within
 
 class TenWatts:
     name = "ten-watts"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.diagnosis import diagnosed
 from pytest_llenergy.errors import WorkerError, WorkerPlacementError
+from pytest_llenergy.session import diagnosed
 
 from .workers.groups import PLAIN, TORCH, plan
 

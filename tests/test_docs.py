@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_llenergy.export.formats import TARGETS
-from pytest_llenergy.report.formats import FORMATS
+from pytest_llenergy.cli.compare import FORMATS
+from pytest_llenergy.export import TARGETS
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,11 +15,12 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.devices.claims import CPU, Claim, Request
-from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.lease import CPU, Claim, Request
+from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.doctor.checkup import Finding, check
-from pytest_llenergy.meters import powercap, rapl
+from pytest_llenergy.meters import rapl
+from pytest_llenergy.meters import rapl as powercap
 
 from .meters.unprivileged import open_directory, unprivileged
 from .nvml_sim import Board, MigInstance, Process, World

@@ -101,7 +101,7 @@ def test_require_measured_refuses_to_estimate_and_says_why(
     pytester.makeconftest(
         "import pytest_llenergy.meters.rapl as rapl\nfrom pathlib import Path\n"
         "def pytest_llenergy_meters(config):\n"
-        "    from pytest_llenergy.meters.protocol import MeterSpec\n"
+        "    from pytest_llenergy.meters.base import MeterSpec\n"
         "    return [MeterSpec('rapl', 'measured', lambda targets: rapl.open_rapl(\n"
         "        targets, powercap_root=Path('nowhere'), system_root=Path('nowhere')))]\n"
     )

@@ -20,9 +20,9 @@ NOTING = """
 import time
 from pathlib import Path
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.generation import Generation
-from pytest_llenergy.model.flops import Flops
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.model.timeline import Flops
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 

@@ -24,8 +24,8 @@ ENGINE = """
 import os
 import time
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.generation import Generation
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 

@@ -1,60 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rooms may only look down: see docs/architecture.md."""
+"""Rooms import only downwards, without circles: see docs/architecture.md."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import pytest_llenergy
 
 PACKAGE = Path(pytest_llenergy.__file__).parent
 
-#: Lower floors first. A room may import its own floor's modules only within itself.
-FLOORS = [
+#: Lower tiers first. What stands in one tier may import its neighbours, as long as no circle comes of it.
+TIERS = [
     {"errors"},
     {"model"},
     {"devices", "backends"},
-    {"meters"},
-    {"measure", "workers"},
-    {"compare", "report", "doctor", "forges"},
-    {"ab", "export", "history", "peers"},
-    {"levels"},
-    {"marks", "hookspecs", "process", "options", "errand", "failure"},
-    {"marked"},
-    {"gating", "progress"},
-    {"state", "recorder", "diagnosis"},
-    {"handles", "leasing"},
-    {"runs"},
-    {"fixtures", "integrations", "cli", "conformance"},
-    {"start"},
-    {"engines"},
-    {"collection", "controller"},
-    {"hooks"},
-    {"ready"},
-    {"plugin"},
+    {"meters", "workers"},
+    {"measure"},
+    {"compare"},
+    {"report", "doctor", "forges"},
+    {"ab", "export", "history"},
+    {"stash", "options", "marks", "hookspecs", "plan", "xdist", "progress", "gating", "recorder", "session"},
+    {"api", "fixtures", "collection", "controller", "integrations", "conformance", "cli", "plugin"},
 ]
-#: Rooms that must work where pytest is not installed.
-WITHOUT_PYTEST = {
-    "errors",
-    "model",
-    "meters",
-    "devices",
-    "backends",
-    "measure",
-    "workers",
-    "compare",
-    "report",
-    "doctor",
-    "forges",
-    "ab",
-    "export",
-    "history",
-    "peers",
-}
+#: From this tier on a module may import pytest; ``cli`` never does.
+PLUGIN_TIER = 8
 HEAVY = {
     "torch",
     "transformers",
@@ -74,43 +46,85 @@ HEAVY = {
 }
 
 
-def floor(room: str) -> int:
-    return next(index for index, rooms in enumerate(FLOORS) if room in rooms)
+def tier(room: str) -> int:
+    return next(index for index, rooms in enumerate(TIERS) if room in rooms)
 
 
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+MODULES = {
+    module_name(path): ast.parse(path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path != PACKAGE / "__init__.py"
+}
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        # Names that do not say where they begin would be held to nothing here.
-        assert not (isinstance(node, ast.ImportFrom) and node.level), "a relative import"
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def room_of(module: str) -> str:
+    return module.split(".")[1]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_imports_only_the_floors_below(path: Path) -> None:
-    own = room_of(path)
-    for name in imports(ast.parse(path.read_text())):
-        parts = name.split(".")
-        if parts[0] != "pytest_llenergy" or len(parts) < 2 or parts[1].startswith("_"):
+def statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Every import statement, inside functions too, but those that only type checkers see."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
-        assert parts[1] == own or floor(parts[1]) < floor(own), f"{own} imports {name}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        yield from statements(node)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_heavy_is_imported_at_module_level(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {name.split(".")[0] for node in top for name in imports(node)}
-    assert not names & HEAVY
-    if room_of(path) in WITHOUT_PYTEST or room_of(path) == "cli":
-        everything = {name.split(".")[0] for name in imports(tree)}
-        assert "pytest" not in everything
+def names(statement: ast.stmt) -> Iterator[str]:
+    assert not (isinstance(statement, ast.ImportFrom) and statement.level), "a relative import"
+    if isinstance(statement, ast.Import):
+        yield from (alias.name for alias in statement.names)
+    elif isinstance(statement, ast.ImportFrom) and statement.module:
+        for alias in statement.names:
+            inner = f"{statement.module}.{alias.name}"
+            yield inner if inner in MODULES else statement.module
+
+
+def imported(tree: ast.AST) -> set[str]:
+    return {name for statement in statements(tree) for name in names(statement)}
+
+
+def test_a_room_imports_only_its_own_tier_and_those_below() -> None:
+    upward = [
+        f"{module} imports {name}"
+        for module, tree in MODULES.items()
+        for name in sorted(imported(tree))
+        if name in MODULES and tier(room_of(name)) > tier(room_of(module))
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {module: imported(tree) & MODULES.keys() - {module} for module, tree in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_nothing_heavy_is_imported_at_module_level() -> None:
+    found = [
+        f"{module} imports {name}"
+        for module, tree in MODULES.items()
+        for statement in tree.body
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for name in names(statement)
+        if name.partition(".")[0] in HEAVY
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_only_the_plugin_itself_imports_pytest() -> None:
+    found = [
+        module
+        for module, tree in MODULES.items()
+        if (tier(room_of(module)) < PLUGIN_TIER or room_of(module) == "cli")
+        and "pytest" in {name.partition(".")[0] for name in imported(tree)}
+    ]
+    assert not found, "\n".join(found)

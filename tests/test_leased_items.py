@@ -17,7 +17,7 @@ Run = Callable[..., pytest.RunResult]
 #: Whether somebody holds a device, as another process would see it.
 LEASED = """
 import fcntl, os, pathlib
-from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.lockfiles import lock_name
 def leased(uuid):
     path = pathlib.Path(os.environ["LLENERGY_LOCK_DIR"], lock_name(uuid))
     if not path.exists():

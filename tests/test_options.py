@@ -8,8 +8,7 @@ import os
 import pytest
 
 from pytest_llenergy.backends.registry import BUILTIN
-from pytest_llenergy.options import OPTIONS
-from pytest_llenergy.options.settings import read_settings
+from pytest_llenergy.options import OPTIONS, read_settings
 
 BACKENDS = ", ".join(spec.name for spec in BUILTIN)
 

@@ -18,7 +18,7 @@ ASKS = "def test_it(backend): pass\n"
 
 SPEC = """
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 SPEC = BackendSpec("whole", "whole:Whole", (), "pip install whole", Capabilities(data=True))
 """
 

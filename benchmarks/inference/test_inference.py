@@ -12,9 +12,8 @@ from itertools import cycle, islice
 
 import pytest
 
-from pytest_llenergy.handles import BackendHandle
+from pytest_llenergy.api import BackendHandle, Energy
 from pytest_llenergy.model.prompts import Prompts
-from pytest_llenergy.runs import Energy
 
 pytestmark = pytest.mark.gpus(1, fallback="cpu")
 

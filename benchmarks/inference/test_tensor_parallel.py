@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.handles import BackendHandle
+from pytest_llenergy.api import BackendHandle, Energy
 from pytest_llenergy.model.prompts import Prompts
-from pytest_llenergy.runs import Energy
 
 TOKENS = 8
 

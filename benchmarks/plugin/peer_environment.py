@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llenergy.model.places import cache_root
+from pytest_llenergy.model.base import cache_root
 
 #: Oldest Python for which the pinned versions exist.
 LEAST_PYTHON = (3, 11)

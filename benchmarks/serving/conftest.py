@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_llenergy.backends import server
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.server import spec as server
 
 PROGRAM = Path(__file__).parent / "llama_server.py"
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.backends.models import ModelSource, resolve
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
 from pytest_llenergy.model.record import BackendInfo
 

@@ -14,7 +14,7 @@ from pytest_llenergy.devices.inventory import present
 from pytest_llenergy.devices.nvml import Quantity, Session, optional
 from pytest_llenergy.devices.visibility import visible
 from pytest_llenergy.errors import DeviceError, NoDriverError
-from pytest_llenergy.meters.sources import COUNTERS, POWERS
+from pytest_llenergy.meters.nvml import COUNTERS, POWERS
 from pytest_llenergy.report.provenance import environment, source
 
 from .results import Gpu, Machine

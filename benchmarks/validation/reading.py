@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_llenergy.devices.nvml import Quantity, Session
+from pytest_llenergy.meters.nvml import COUNTERS
 from pytest_llenergy.meters.selfcheck import Reading
-from pytest_llenergy.meters.sources import COUNTERS
 
 from .machine import AVERAGE, INSTANT
 from .part import module_command

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_llenergy.model.data import Data, Primitive
+from pytest_llenergy.model.base import Data, Primitive
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.report import Source
 

@@ -11,9 +11,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.meters.checkresult import CheckResult
-from pytest_llenergy.meters.selfcheck import judge
-from pytest_llenergy.meters.sensors import coverage
+from pytest_llenergy.meters.nvml import coverage
+from pytest_llenergy.meters.selfcheck import CheckResult, judge
 
 from . import reading
 from .part import Notebook, main

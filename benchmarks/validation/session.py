@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.file import read_report
+from pytest_llenergy.report.store import read_report
 
 from .machine import ROOT
 from .part import Notebook, python_path

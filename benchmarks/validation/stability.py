@@ -7,12 +7,11 @@ import math
 import time
 from dataclasses import dataclass
 
-from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.devices.allocation import GpuRequest, allot
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.meters.known import KnownMeters
-from pytest_llenergy.meters.protocol import Targets
-from pytest_llenergy.meters.select import open_meters
+from pytest_llenergy.measure.rounds import CallWorkload
+from pytest_llenergy.meters.base import Targets
+from pytest_llenergy.meters.select import KnownMeters, open_meters
 
 from .work import Steps
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.transformers.spec import SPEC
+from pytest_llenergy.backends.transformers import SPEC
 
 #: Monotonic seconds at which all tests have to be over, and how long one may take: more where it compiles.
 UNTIL_VARIABLE = "LLENERGY_VALIDATION_UNTIL"

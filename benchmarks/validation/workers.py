@@ -16,8 +16,8 @@ from statistics import median
 
 import psutil
 
-from pytest_llenergy.devices.claims import CPU, Claim, Request
 from pytest_llenergy.devices.inventory import present
+from pytest_llenergy.devices.lease import CPU, Claim, Request
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
 from tests.workers.survivors import MARKER, survivors

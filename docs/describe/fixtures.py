@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest_llenergy
-from pytest_llenergy.backends.embedding import Embedding, EmbeddingParams
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.params import Params
-from pytest_llenergy.backends.served import ServedLoad, ServeParams
+from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Run, Workers
+from pytest_llenergy.backends.tasks import (
+    Embedding,
+    EmbeddingParams,
+    Generation,
+    GenerationParams,
+    Params,
+    ServedLoad,
+    ServeParams,
+)
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.handles import BackendHandle, Workers
 from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.meters import Measuring, Window, measure
-from pytest_llenergy.runs import Energy, EnergyMeter, Run
 
 from .text import code, lines_of, page, parameters, prose, table, typed
 

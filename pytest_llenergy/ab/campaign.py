@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions in turn, stage by stage, until every test is done."""
+"""Run sessions of both sides in turn until every test has a verdict."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -12,23 +13,79 @@ from pathlib import Path
 import msgspec
 
 import pytest_llenergy
+from pytest_llenergy.ab.checkouts import last_line, tail
 from pytest_llenergy.ab.command import Command
-from pytest_llenergy.ab.environment import last_line, tail
-from pytest_llenergy.ab.failures import Failed
-from pytest_llenergy.ab.gathered import Gathered, Part, changed_workload, put_aside
-from pytest_llenergy.ab.look import Look
-from pytest_llenergy.ab.pairing import Names, common_names, lonely_line, same_names
-from pytest_llenergy.ab.schedule import Schedule, Turn
+from pytest_llenergy.ab.gather import (
+    Gathered,
+    Names,
+    Part,
+    changed_workload,
+    common_names,
+    lonely_line,
+    put_aside,
+    same_names,
+)
+from pytest_llenergy.ab.schedule import Schedule, Side, Turn
 from pytest_llenergy.ab.session import arguments, run_session
-from pytest_llenergy.ab.sides import Side
 from pytest_llenergy.ab.state import End, State
 from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.compare.outcome import over_budget
+from pytest_llenergy.compare.gate import over_budget
+from pytest_llenergy.compare.metrics import Direction
+from pytest_llenergy.compare.stages import Policy, judge
+from pytest_llenergy.compare.statistics import Estimate, Rule, Sample
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
-from pytest_llenergy.model.paired import PairedReport, SideName
-from pytest_llenergy.model.report import SCHEMA_VERSION, Report, Tool
-from pytest_llenergy.report.remote import without_secrets
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
+from pytest_llenergy.report.store import without_secrets
+
+# What failed in sessions, of either side.
+
+#: Names of tests in one line.
+MANY = 5
+
+
+class Failed:
+    """In how many sessions of one side each test has failed."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._sessions = 0
+
+    def add(self, names: Iterable[str]) -> None:
+        """The failures of a session."""
+        self._counts.update(names)
+        self._sessions += 1
+
+    def line(self, side: str) -> str | None:
+        """A note of them; ``None`` where nothing has failed."""
+        if not self._counts:
+            return None
+        told = [f"{name} ({count} of {self._sessions})" for name, count in self._counts.items()]
+        rest = f" and {len(told) - MANY} more" if len(told) > MANY else ""
+        return f"{side}: failed in sessions: {', '.join(told[:MANY])}{rest}"
+
+
+# One look at all rounds so far: the verdict of each test's stage, and which tests take more pairs.
+
+
+class Look:
+    """Finds estimates for ``compare_reports``. ``open`` are the tests of which a metric is not clear yet."""
+
+    def __init__(self, policy: Policy, stage_of: Callable[[str], int]) -> None:
+        self._policy = policy
+        self._stage_of = stage_of
+        self.open: set[str] = set()
+
+    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
+        """The estimate of a metric, at the stage at which its test is."""
+        step = judge(base, head, self._stage_of(record.id), self._policy, rule, better)
+        if not step.done:
+            self.open.add(record.id)
+        return step.estimate
+
+
+# Sessions in turn, stage by stage, until every test is done.
 
 
 @dataclass(frozen=True)

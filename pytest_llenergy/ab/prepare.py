@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest_llenergy
-from pytest_llenergy.ab import origin, state, worktree
+from pytest_llenergy.ab import checkouts as worktree
+from pytest_llenergy.ab import imported_code, state
 from pytest_llenergy.ab.campaign import Plan, Watcher
+from pytest_llenergy.ab.checkouts import Repository, activated, inherited, python_of, repository, set_up, tail
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
-from pytest_llenergy.ab.environment import activated, inherited, python_of, set_up, tail
-from pytest_llenergy.ab.repository import Repository, repository
-from pytest_llenergy.ab.schedule import Schedule, schedule
-from pytest_llenergy.ab.sides import Side
+from pytest_llenergy.ab.schedule import Schedule, Side, schedule
 from pytest_llenergy.ab.state import Asked, State
 from pytest_llenergy.compare import comparison
 from pytest_llenergy.compare.gate import asked_for
 from pytest_llenergy.compare.stages import parse_pairs
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.paired import SideName
+from pytest_llenergy.model.report import SideName
 
 #: The user's own directory, committed or not.
 WORKING_TREE = "."
@@ -129,13 +128,13 @@ def _commits(
     origins = {"base": named, "head": "working tree" if here else request.head or "HEAD"}
     below = directory.resolve().relative_to(found.root.resolve())
     sides: dict[SideName, Side] = {}
-    told: dict[SideName, origin.Told] = {}
+    told: dict[SideName, imported_code.Told] = {}
     for name, commit in (("base", base), ("head", f"{head}{tree}")):
         side = _side(name, origins[name], roots[name], below, commit)
         side = _with_environment(side, request.setup, commit, kept, say)
         other = roots["head" if side.name == "base" else "base"]
-        told[side.name] = origin.ask(side)
-        origin.check_named(side, told[side.name], found.root, other)
+        told[side.name] = imported_code.ask(side)
+        imported_code.check_named(side, told[side.name], found.root, other)
         sides[side.name] = side
 
     def before(side: Side) -> None:
@@ -144,7 +143,7 @@ def _commits(
 
     def check(side: Side, modules: Sequence[Path]) -> None:
         other = sides["head" if side.name == "base" else "base"]
-        origin.check_imported(side, told[side.name], modules, found.root, other.root)
+        imported_code.check_imported(side, told[side.name], modules, found.root, other.root)
 
     measured = Plan(
         sides,
@@ -208,7 +207,7 @@ def _option_sets(
         say(line)
     _tell_state(kept, plan, root, say)
     for side in sides.values():
-        origin.ask(side)
+        imported_code.ask(side)
 
     def before(_: Side) -> None:
         if found is not None and found.working_tree() != tree:

@@ -1,14 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order sessions run: in turn, so that what drifts hits both sides alike."""
+"""The two sides and the order of their sessions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from pytest_llenergy.compare.stages import Policy
-from pytest_llenergy.model.paired import SideName
+from pytest_llenergy.model.report import SideName
+
+# What a side is: code, interpreter, environment and options of pytest.
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side. ``origin`` is what people call it, ``short`` is its name in a line.
+
+    ``root`` is its checkout, ``directory`` where pytest is started, ``venv`` the environment that was made
+    for it.
+    """
+
+    name: SideName
+    origin: str
+    short: str
+    root: Path
+    directory: Path
+    python: Path
+    environment: Mapping[str, str] = field(repr=False)
+    options: tuple[str, ...] = ()
+    venv: Path | None = None
+
+
+# In which order sessions run: in turn, so that what drifts hits both sides alike.
 
 
 @dataclass(frozen=True)

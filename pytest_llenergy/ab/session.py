@@ -17,8 +17,8 @@ import msgspec
 
 from pytest_llenergy.ab import session_plugin
 from pytest_llenergy.ab.command import GPUS, Command
-from pytest_llenergy.ab.sides import Side
-from pytest_llenergy.workers.family import end_with_parent
+from pytest_llenergy.ab.schedule import Side
+from pytest_llenergy.workers.proctree import end_with_parent
 
 #: How long a session that was interrupted may take to tidy up (seconds), and then one that was terminated.
 PATIENCE_S = (30.0, 5.0)

@@ -16,11 +16,9 @@ import msgspec
 from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.session import Files
 from pytest_llenergy.errors import PlanError, ReportError
-from pytest_llenergy.model.data import Data
-from pytest_llenergy.model.places import cache_root
+from pytest_llenergy.model.base import Data, cache_root
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.file import read_report, replace_file
-from pytest_llenergy.report.journal import SUFFIX, left_over
+from pytest_llenergy.report.store import SUFFIX, left_over, read_report, replace_file
 
 #: Changes at every boot (proc(5)).
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -1,18 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that transformers can load, made of what it cannot load fast or at all.
-
-Reading a GGUF file through transformers dequantises it anew each time (tens of seconds); the same
-weights as bf16 safetensors load in about one. Runs in a rank, never in the pytest process.
-"""
+"""Convert models between formats and cache the results."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.cache import cached, file_digest
-from pytest_llenergy.backends.model import ModelSource
+import msgspec
+
+from pytest_llenergy.backends.models import ModelSource, explain
 from pytest_llenergy.errors import ModelError
+from pytest_llenergy.model.base import cache_root
+
+# Models that were built here, kept in the user's cache directory and used by every process.
+#
+# An entry is a directory that appears whole or not at all, with the checksum of each of its files. It is
+# built by one process while the others wait for it.
+
+MANIFEST = "llenergy-checksums.json"
+
+
+def file_digest(path: Path) -> str:
+    """BLAKE2b of a file, 128 bits in hexadecimal."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def cached(name: str, build: Callable[[Path], None]) -> Path:
+    """The directory ``name`` of the cache, built by ``build(directory)`` if it is missing or damaged.
+
+    Raises ``ModelError`` when the cache cannot be written.
+    """
+    from filelock import FileLock
+
+    root = cache_root() / "models"
+    entry = root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{name}.lock"):
+            if not _intact(entry):
+                _build(entry, build)
+    except OSError as error:
+        raise ModelError(
+            f"cannot keep the converted model in {root} ({error}); set LLENERGY_CACHE_DIR to a directory "
+            "with room"
+        ) from error
+    return entry
+
+
+class _File(msgspec.Struct, frozen=True):
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+def _build(entry: Path, build: Callable[[Path], None]) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+    try:
+        build(scratch)
+        files = sorted(path for path in scratch.rglob("*") if path.is_file())
+        manifest = {str(path.relative_to(scratch)): _describe(path) for path in files}
+        (scratch / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        if entry.exists():
+            shutil.rmtree(entry)
+        scratch.rename(entry)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _describe(path: Path) -> _File:
+    state = path.stat()
+    return _File(state.st_size, state.st_mtime_ns, file_digest(path))
+
+
+def _intact(entry: Path) -> bool:
+    try:
+        manifest = msgspec.json.decode((entry / MANIFEST).read_bytes(), type=dict[str, _File])
+        return all(_unchanged(entry / name, file) for name, file in manifest.items())
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+def _unchanged(path: Path, file: _File) -> bool:
+    """Untouched since it was built, or else still of the same content."""
+    state = path.stat()
+    if state.st_size != file.size:
+        return False
+    return state.st_mtime_ns == file.mtime_ns or file_digest(path) == file.digest
+
+
+# Directories that transformers can load, made of what it cannot load fast or at all.
+#
+# Reading a GGUF file through transformers dequantises it anew each time (tens of seconds); the same
+# weights as bf16 safetensors load in about one. Runs in a rank, never in the pytest process.
 
 #: Part of the cache key: raise it when the same input gives another directory.
 FORMAT = 1
@@ -128,3 +222,150 @@ def _random_bert(vocabulary: int) -> Any:
             pad_token_id=0,
         )
     )
+
+
+# Directories that ONNX Runtime GenAI can load, made once of a model in another format.
+#
+# Its own model builder does that, in a process of its own: it imports torch, which the engine does not need.
+
+#: Part of the cache key: raise it when the same input gives another directory.
+FORMAT = 1
+
+#: What makes a directory one that the engine reads.
+CONFIG = "genai_config.json"
+
+#: Without it ONNX Runtime starts a thread that reports to its makers, while energy is measured.
+QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
+
+BUILDER = "onnxruntime_genai.models.builder"
+NEEDED = ("torch", "transformers", "onnx_ir")
+
+
+def is_converted(source: ModelSource) -> bool:
+    """Whether the engine reads it as it is."""
+    return source.kind == "directory" and (Path(source.location) / CONFIG).exists()
+
+
+def cannot_convert(source: ModelSource) -> str | None:
+    """Which modules that the builder needs are not here, with the command that mends it."""
+    absent = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    if not absent:
+        return None
+    return (
+        f"onnxruntime needs the module {', '.join(absent)} to convert {source.label}; pip install "
+        f"'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds {CONFIG}"
+    )
+
+
+def downloaded(source: ModelSource) -> ModelSource:
+    """A hub model as the directory that it is downloaded to, whose name is its commit; others as they are.
+
+    Raises ``ModelError`` when the hub does not give it.
+    """
+    if source.kind != "hub":
+        return source
+    try:
+        from huggingface_hub import snapshot_download
+
+        return ModelSource("directory", snapshot_download(source.location))
+    except Exception as error:
+        # Its errors come from several libraries.
+        raise ModelError(explain(source, error)) from error
+
+
+def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
+    """The model as ONNX of that ``precision`` (``fp32``, ``int8``, ``int4``), converted on first use.
+
+    ``version`` is that of the builder. Raises ``ModelError`` when a module is missing or the builder fails.
+    """
+    key = f"{_key(source)}-onnx-{precision}-{version}-v{FORMAT}"
+    return cached(key, lambda directory: _convert(source, precision, directory))
+
+
+def _key(source: ModelSource) -> str:
+    if source.kind == "random":
+        return f"random-{source.location}"
+    path = Path(source.location)
+    if source.kind == "gguf":
+        return f"{path.stem}-{file_digest(path)[:16]}"
+    # Reading all weights would take longer than loading them.
+    files = sorted((file.name, file.stat()) for file in path.iterdir() if file.is_file())
+    told = repr([(name, state.st_size, state.st_mtime_ns) for name, state in files])
+    digest = hashlib.blake2b(f"{path} {told}".encode(), digest_size=8).hexdigest()
+    return f"{path.name}-{digest}"
+
+
+def _convert(source: ModelSource, precision: str, directory: Path) -> None:
+    given = local_directory(source)
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".builder-") as scratch:
+        command = [sys.executable, "-m", BUILDER, "-i", given, "-o", str(directory), "-p", precision]
+        done = subprocess.run(
+            [*command, "-e", "cpu", "-c", scratch],
+            env={**os.environ, **QUIET, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode or not (directory / CONFIG).exists():
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        raise ModelError(
+            f"model {source.label}: the builder of onnxruntime-genai cannot make {precision} of it ({reason})"
+        )
+
+
+# Converting a model by pytest's own Python, for ranks of another one that cannot do it themselves.
+
+#: In a process of its own: pytest's loads no framework. The search path is pytest's.
+PROGRAM = """
+import json, sys
+source, path = json.loads(sys.argv[1])
+sys.path[:] = path
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.errors import ModelError
+try:
+    said = {"directory": local_directory(ModelSource(**source))}
+except ModelError as error:
+    said = {"error": str(error)}
+print(json.dumps(said))
+"""
+
+#: Of a large file it takes minutes, once.
+TIMEOUT_S = 3600.0
+
+
+def converted(source: ModelSource) -> ModelSource:
+    """A model with the ``directory`` that was made of it; as it is where it needs no conversion.
+
+    Raises ``ModelError`` when that fails.
+    """
+    if source.kind not in ("gguf", "random"):
+        return source
+    told = json.dumps([asdict(source), [path for path in sys.path if isinstance(path, str)]])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, told],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+            # It runs beside the test's devices, and not on them.
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ModelError(f"{source.label}: not converted within {TIMEOUT_S:g} s") from None
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = done.stderr.strip().splitlines()
+        last = said[-1] if said else f"exit code {done.returncode}"
+        raise ModelError(
+            f"{source.label}: pytest's own Python converts it for engines of other environments, and cannot "
+            f"({last}); pip install 'pytest-llenergy[transformers]', or name a directory"
+        )
+    answer = json.loads(lines[-1])
+    if "error" in answer:
+        raise ModelError(answer["error"])
+    return replace(source, directory=answer["directory"])

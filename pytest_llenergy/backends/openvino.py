@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, RankContext
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.decoder import from_source
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import ModelSource, as_gguf
-from pytest_llenergy.backends.positions import positions
-from pytest_llenergy.backends.tasks import Result
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
+from pytest_llenergy.backends.flops import from_source
+from pytest_llenergy.backends.models import ModelSource, as_gguf, positions
+from pytest_llenergy.backends.tasks import Generation, GenerationParams, Result
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.flops import Flops
 from pytest_llenergy.model.record import BackendInfo
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.model.timeline import Flops, RequestTimeline
 
 #: Prompt tokens that one step may take, high enough that a whole batch is prefilled at once.
 MAX_BATCHED_TOKENS = 8192

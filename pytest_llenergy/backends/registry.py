@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every backend that can be named: built in, from entry points, from hooks."""
+"""Registry of backends, and matching of a test's needs with their capabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_type_hints
 
-from pytest_llenergy.backends import openvino
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.llama_cpp import spec as llama_cpp
-from pytest_llenergy.backends.onnxruntime import spec as onnxruntime
-from pytest_llenergy.backends.server import spec as server
-from pytest_llenergy.backends.sglang import spec as sglang
-from pytest_llenergy.backends.tensorrt_llm import spec as tensorrt_llm
-from pytest_llenergy.backends.transformers import spec as transformers
-from pytest_llenergy.backends.vllm import spec as vllm
-from pytest_llenergy.errors import BackendError
-from pytest_llenergy.model.installed import Broken, installed
+from pytest_llenergy.backends import (
+    llama_cpp,
+    onnxruntime,
+    openvino,
+    server,
+    sglang,
+    tensorrt_llm,
+    transformers,
+    vllm,
+)
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.tasks import TASKS, GenerationParams
+from pytest_llenergy.errors import BackendError, PlanError
+from pytest_llenergy.model.entry_points import Broken, installed
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.model.text import did_you_mean
+
+# Every backend that can be named: built in, from entry points, from hooks.
 
 BUILTIN = (
     *(transformers.SPEC, openvino.SPEC, onnxruntime.SPEC, llama_cpp.SPEC),
@@ -55,3 +64,101 @@ def select(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[Backe
         return [specs[name] for name in names]
     found = [spec for spec in specs.values() if spec.missing() is None]
     return found or [spec for spec in specs.values() if spec.needs is None]
+
+
+# What a test asks of an engine, held against capability rows before anything is started.
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Degrees, load options, and what the row must have with them; ``None`` is no matter.
+
+    ``implied`` says why a degree is asked for that the test does not name. Stamps of each token are stamps of
+    each step too.
+    """
+
+    parallel: Parallel = field(default_factory=Parallel)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    task: str | None = None
+    cache: str | None = None
+    batching: str | None = None
+    timestamps: str | None = None
+    implied: str = ""
+
+    def unmet(self, row: Capabilities) -> Iterator[str]:
+        """What a row does not have, each in words with the row's reason."""
+        row = row.loaded_with(self.options)
+        kinds = row.lacks(self.parallel)
+        if kinds:
+            reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
+            yield f"{' and '.join(kinds)} parallelism{_aside(*reasons, self.implied)}"
+        unknown = [name for name in self.options if name not in row.options]
+        if unknown:
+            takes = f"it takes: {', '.join(row.options) or 'none'}"
+            why = (row.reasons.get("options", ""), did_you_mean(unknown, row.options))
+            yield f"the load option {' and '.join(unknown)}{_aside(takes, *why)}"
+        stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
+        for asked, met, what, has, name in (
+            (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks, "tasks"),
+            (self.cache, self.cache in row.caches, f"a {self.cache} cache", row.caches, "caches"),
+            (
+                self.batching,
+                self.batching in row.batching,
+                f"{self.batching} batching",
+                row.batching,
+                "batching",
+            ),
+            (
+                self.timestamps,
+                row.timestamps in stamps,
+                f"timestamps of each {self.timestamps}",
+                (row.timestamps,),
+                "timestamps",
+            ),
+        ):
+            if asked is not None and not met:
+                offered = f"it has: {', '.join(has) or 'none'}"
+                yield f"{what}{_aside(offered, row.reasons.get(name, ''))}"
+
+
+def read_needs(**asked: str | None) -> Demand:
+    """The demand for a task, a cache, batching or timestamps. Raises ``PlanError`` for unknown words."""
+    row = get_type_hints(Capabilities)
+    known: dict[str, tuple[str, ...]] = {
+        "task": tuple(TASKS),
+        "cache": get_args(get_type_hints(GenerationParams)["cache"]),
+        "batching": get_args(get_args(row["batching"])[0]),
+        "timestamps": tuple(word for word in get_args(row["timestamps"]) if word != "none"),
+    }
+    for name, value in asked.items():
+        if value is not None and value not in known[name]:
+            raise PlanError(f"{name} is {value!r}, knows: {', '.join(known[name])}")
+    if all(value is None for value in asked.values()):
+        raise PlanError('asks for nothing; name what the test needs, such as timestamps="token"')
+    return Demand(**asked)  # type: ignore[arg-type]  # the keys of known are fields
+
+
+def refuse(spec: BackendSpec, demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
+    """Why a backend cannot run what is asked for, and which of those that are known could; else ``None``."""
+    unmet = list(demand.unmet(spec.capabilities))
+    if not unmet:
+        return None
+    able = ", ".join(_able(demand, known)) or "none here"
+    return f"{spec.name} does not offer {' and '.join(unmet)}; backends that do: {able}"
+
+
+def refuse_all(specs: Sequence[BackendSpec], demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
+    """Why no backend that is known can run it, by the rows of these; ``None`` where one can."""
+    if _able(demand, known):
+        return None
+    whys = (f"{spec.name} does not offer {' and '.join(demand.unmet(spec.capabilities))}" for spec in specs)
+    return f"{'; '.join(whys)}; backends that do: none here"
+
+
+def _able(demand: Demand, known: Mapping[str, BackendSpec]) -> list[str]:
+    return [name for name, each in known.items() if not any(demand.unmet(each.capabilities))]
+
+
+def _aside(*texts: str) -> str:
+    said = "; ".join(text for text in texts if text)
+    return f" ({said})" if said else ""

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 
 import pytest_llenergy
-from pytest_llenergy.cli import ab, comment, compare, doctor, export, history, importing, merge, report
+from pytest_llenergy.cli import ab, comment, compare, doctor, export, history, merge, report
 from pytest_llenergy.errors import LLEnergyError
 
 #: Each has ``add``, which gives it a parser, and ``run``.
-COMMANDS = (ab, compare, comment, report, merge, export, importing, history, doctor)
+COMMANDS = (ab, compare, comment, report, merge, export, history, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code, or 2 with one line on standard error."""
-    from pytest_llenergy.compare.outcome import USAGE
+    from pytest_llenergy.compare.gate import USAGE
 
     args = parser().parse_args(argv)
     try:

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.asking import add_questions
+from pytest_llenergy.cli.compare import FORMATS, add_questions
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.report.formats import FORMATS
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.cli.console import Commands
 
 OUTPUT = Path(".llenergy") / "ab.json"
 
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     # As systems and CI end what they have started: sessions are to end with it.
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        from pytest_llenergy.compare.outcome import USAGE
+        from pytest_llenergy.compare.gate import USAGE
 
         return _run(args)
     except LLEnergyError as error:
@@ -114,11 +113,10 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.ab.campaign import Campaign
     from pytest_llenergy.ab.prepare import Request, prepare
-    from pytest_llenergy.cli.compare import told
+    from pytest_llenergy.cli.compare import Found, told
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.model.paired import encode_paired
-    from pytest_llenergy.report.file import replace_file
-    from pytest_llenergy.report.formats import Found
+    from pytest_llenergy.model.report import encode_paired
+    from pytest_llenergy.report.store import replace_file
 
     if args.output is not None and not args.output.absolute().parent.is_dir():
         raise PlanError(f"--output={args.output}: no directory {args.output.parent}; make it first")

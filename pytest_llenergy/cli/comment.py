@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
-    from pytest_llenergy.forges.thread import Thread
+    from pytest_llenergy.cli.console import Commands
+    from pytest_llenergy.forges import Thread
 
 
 def add(commands: Commands) -> None:
@@ -29,9 +29,9 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Comment. Returns 0."""
-    from pytest_llenergy.forges.thread import post
-    from pytest_llenergy.report.comment import render_comment
-    from pytest_llenergy.report.file import read_sides
+    from pytest_llenergy.forges import post
+    from pytest_llenergy.report.pr_comment import render_comment
+    from pytest_llenergy.report.store import read_sides
 
     body = render_comment(read_sides(args.file).compared)
     if args.dry_run:
@@ -43,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _thread(number: int | None) -> Thread:
-    from pytest_llenergy.forges.github import pull_request
-    from pytest_llenergy.forges.gitlab import merge_request
+    from pytest_llenergy.forges import merge_request, pull_request
 
     return (
         merge_request(os.environ, number) if "GITLAB_CI" in os.environ else pull_request(os.environ, number)

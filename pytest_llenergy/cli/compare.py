@@ -1,21 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy compare``: each test of two reports, before and after."""
+"""``llenergy compare``: compare the tests of two reports."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from pytest_llenergy.cli.asking import add_questions
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.report.formats import FORMATS
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.compare.gate import Inconclusive
-    from pytest_llenergy.report.formats import Format, Found
+    from pytest_llenergy.model.comparison import ComparedReports
+    from pytest_llenergy.model.report import PairedReport, Report
+
+
+# What is asked of a comparison: metrics, thresholds, and what to do where neither can be told.
+
+
+def add_questions(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that compares."""
+    parser.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="METRIC",
+        help="compare this metric (default: energy_per_output_token_j, or energy_j of tests without tokens; "
+        "repeatable)",
+    )
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="METRIC:EXPR",
+        help="compare this metric with a threshold of its own, such as energy_j:3%% or energy_j:3%%+2J "
+        "(repeatable)",
+    )
+    parser.add_argument(
+        "--floor",
+        metavar="PERCENT",
+        help="what two runs of the same code differ by here; what may be less is no change (default: 1%%)",
+    )
+    parser.add_argument(
+        "--inconclusive",
+        choices=("warn", "fail", "pass"),
+        default="warn",
+        help="what to do where neither can be told (default: warn)",
+    )
+
+
+# Comparisons in every form that they can be shown in.
+
+#: For a terminal, a pull request, a program, GitHub's log, GitLab's widget, and whatever reads JUnit.
+Format = Literal["text", "markdown", "json", "github", "gitlab", "junit", "html"]
+
+FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "gitlab", "junit", "html")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A comparison, and the two reports that it is of; ``pairs`` where they were measured in turn."""
+
+    compared: ComparedReports
+    reports: tuple[Report, Report]
+    pairs: str | None = None
+
+    @classmethod
+    def of(cls, paired: PairedReport) -> Found:
+        """What ``llenergy ab`` wrote."""
+        return cls(paired.compared, (paired.base, paired.head), paired.pairs)
+
+
+def render(found: Found, form: Format, width: int = 80, *, color: bool = False) -> str:
+    """What to print, without its last line break. ``width`` and ``color`` are for ``text``.
+
+    ``github`` also appends the Markdown to the file that ``GITHUB_STEP_SUMMARY`` names. Raises
+    ``ReportError`` where that cannot be written.
+    """
+    return _rendered(found, form, width, color=color).removesuffix("\n")
+
+
+def _rendered(found: Found, form: Format, width: int, *, color: bool) -> str:
+    compared = found.compared
+    if form == "html":
+        from pytest_llenergy.report.html.page import render_compared
+
+        return render_compared(*found.reports, compared, pairs=found.pairs)
+    if form == "json":
+        import msgspec
+
+        return msgspec.json.format(msgspec.json.encode(compared)).decode()
+    if form == "markdown":
+        from pytest_llenergy.report.pr_comment import render_comment
+
+        return render_comment(compared)
+    if form == "github":
+        from pytest_llenergy.report.ci import append_summary, commands
+
+        append_summary(compared)
+        return commands(compared)
+    if form == "gitlab":
+        from pytest_llenergy.report.ci import metrics_report
+
+        return metrics_report(compared)
+    if form == "junit":
+        from pytest_llenergy.report.ci import junit_xml
+
+        return junit_xml(compared)
+    from pytest_llenergy.model.text import one_line
+    from pytest_llenergy.report.verdicts import render_verdicts
+
+    table = render_verdicts(compared.comparisons, width, color=color)
+    return "\n".join([table, *map(one_line, [*compared.devices, *compared.notes])])
+
+
+# ``llenergy compare``: each test of two reports, before and after.
 
 
 def add(commands: Commands) -> None:
@@ -47,8 +149,8 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print. Returns the exit code of ``compare.outcome``."""
-    from pytest_llenergy.compare.outcome import USAGE
-    from pytest_llenergy.report.file import check_apart, place_of
+    from pytest_llenergy.compare.gate import USAGE
+    from pytest_llenergy.report.store import check_apart, place_of
 
     try:
         if args.output is not None:
@@ -69,12 +171,10 @@ def told(
     """
     import shutil
 
-    from pytest_llenergy.cli.color import wants_color
-    from pytest_llenergy.cli.printing import show
-    from pytest_llenergy.compare.outcome import REGRESSED, exit_code, over_budget
+    from pytest_llenergy.cli.console import show, wants_color
+    from pytest_llenergy.compare.gate import REGRESSED, exit_code, over_budget
     from pytest_llenergy.model.text import visible
-    from pytest_llenergy.report.file import replace_file
-    from pytest_llenergy.report.formats import render
+    from pytest_llenergy.report.store import replace_file
 
     width = shutil.get_terminal_size().columns
     text = render(found, form, width, color=output is None and wants_color())
@@ -100,8 +200,7 @@ def told(
 def _found(args: argparse.Namespace) -> Found:
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import asked_for
-    from pytest_llenergy.report.file import origin, place_of, read_report, read_sides
-    from pytest_llenergy.report.formats import Found
+    from pytest_llenergy.report.store import origin, place_of, read_report, read_sides
 
     base = place_of(args.base)
     if args.head is None:

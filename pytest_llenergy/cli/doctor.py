@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.cli.console import Commands
 
 
 def add(commands: Commands) -> None:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     for line in lines(checkup):
         say(line)
     if not args.no_steps:
-        from pytest_llenergy.doctor.tour import toured
+        from pytest_llenergy.doctor.trial import toured
 
         checkup = toured(checkup, say)
     if args.json:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_backends(*, as_json: bool) -> int:
-    from pytest_llenergy.doctor.engines import broken, rows
+    from pytest_llenergy.doctor.checkup import broken, rows
     from pytest_llenergy.doctor.text import broken_line, row_lines
 
     found, wrong = list(rows()), broken()

@@ -7,10 +7,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.export.formats import TARGETS, WITH_SIDES
+from pytest_llenergy.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.cli.console import Commands
 
 
 def add(commands: Commands) -> None:
@@ -36,10 +36,9 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.export.formats import export
-    from pytest_llenergy.export.sides import Side
-    from pytest_llenergy.model.paired import PairedReport
-    from pytest_llenergy.report.file import check_apart, origin, place_of, read_any, replace_file
+    from pytest_llenergy.export import Side, export
+    from pytest_llenergy.model.report import PairedReport
+    from pytest_llenergy.report.store import check_apart, origin, place_of, read_any, replace_file
 
     place = place_of(args.file)
     if args.output is not None:

@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.cli.console import Commands
 
 #: Where a history is kept unless it is told.
 DEFAULT_PLACE = ".llenergy/history"
@@ -56,11 +56,11 @@ def add(commands: Commands) -> None:
 def _add(args: argparse.Namespace) -> int:
     import sys
 
-    from pytest_llenergy.compare.outcome import USAGE
+    from pytest_llenergy.compare.gate import USAGE
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.history.add import add
-    from pytest_llenergy.history.place import place_at
-    from pytest_llenergy.report.file import origin, place_of, read_report
+    from pytest_llenergy.history.store import place_at
+    from pytest_llenergy.report.store import origin, place_of, read_report
 
     place = place_at(args.at)
     refused = 0
@@ -86,8 +86,8 @@ def _show(args: argparse.Namespace) -> int:
     import shutil
 
     from pytest_llenergy.compare.gate import known_metric
-    from pytest_llenergy.history.place import place_at
-    from pytest_llenergy.history.standing import stand
+    from pytest_llenergy.history.store import place_at
+    from pytest_llenergy.history.trend import stand
 
     metric = known_metric(args.metric) if args.metric is not None else None
     shown = stand(place_at(args.at), test=args.test, metric=metric, device_key=args.device)
@@ -96,8 +96,7 @@ def _show(args: argparse.Namespace) -> int:
 
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return 0
-    from pytest_llenergy.cli.color import wants_color
-    from pytest_llenergy.cli.printing import show
+    from pytest_llenergy.cli.console import show, wants_color
     from pytest_llenergy.history.render import as_markdown, as_text
 
     if args.format == "markdown":
@@ -109,8 +108,8 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _accept(args: argparse.Namespace) -> int:
-    from pytest_llenergy.history.accept import accept
-    from pytest_llenergy.history.place import place_at
+    from pytest_llenergy.history.add import accept
+    from pytest_llenergy.history.store import place_at
 
     place = place_at(args.at)
     accepted = accept(place, args.commit, args.reason, args.test)

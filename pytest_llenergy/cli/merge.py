@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.cli.console import Commands
 
 
 def add(commands: Commands) -> None:
@@ -27,8 +27,8 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge. Returns 0."""
-    from pytest_llenergy.report.file import check_apart, origin, place_of, read_report, write_report
     from pytest_llenergy.report.merge import Part, merge
+    from pytest_llenergy.report.store import check_apart, origin, place_of, read_report, write_report
 
     places = [place_of(text) for text in args.files]
     check_apart(args.output, places)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_llenergy.errors import PlanError
 
 if TYPE_CHECKING:
-    from pytest_llenergy.cli.parsers import Commands
+    from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.model.report import Report
-    from pytest_llenergy.report.html.trend import Trend
-    from pytest_llenergy.report.layout import Layout
+    from pytest_llenergy.report.columns import Layout
+    from pytest_llenergy.report.html.comparison_charts import Trend
 
 
 def add(commands: Commands) -> None:
@@ -45,15 +45,14 @@ def run(args: argparse.Namespace) -> int:
     """Print it, or write its page. Returns 0."""
     import shutil
 
-    from pytest_llenergy.report.file import check_apart, read_report
+    from pytest_llenergy.report.store import check_apart, read_report
 
     if args.html is not None:
         check_apart(args.html, [args.file])
     report = read_report(args.file)
     if args.html is not None:
         return _write_page(report, args.html, args.history)
-    from pytest_llenergy.cli.color import wants_color
-    from pytest_llenergy.cli.printing import show
+    from pytest_llenergy.cli.console import show, wants_color
     from pytest_llenergy.report.terminal import render
 
     width = shutil.get_terminal_size().columns
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _layout(args: argparse.Namespace) -> Layout:
     """Raises ``PlanError`` for a word that it does not know."""
-    from pytest_llenergy.report.layout import PLAIN, read_columns, read_group_by, read_sort
+    from pytest_llenergy.report.columns import PLAIN, read_columns, read_group_by, read_sort
 
     said = {"columns": args.columns, "sort": args.sort, "group_by": args.group_by}
     read = {"columns": read_columns, "sort": read_sort, "group_by": read_group_by}
@@ -81,8 +80,8 @@ def _layout(args: argparse.Namespace) -> Layout:
 
 
 def _write_page(report: Report, path: Path, history: str | None) -> int:
-    from pytest_llenergy.report.file import replace_file
     from pytest_llenergy.report.html.page import render_report
+    from pytest_llenergy.report.store import replace_file
 
     trends = _trends(report, history) if history is not None else []
     replace_file(path, render_report(report, trends).encode())
@@ -92,9 +91,9 @@ def _write_page(report: Report, path: Path, history: str | None) -> int:
 
 def _trends(report: Report, place: str) -> list[Trend]:
     """Of each test of the report that the history has, on the devices of its last session there."""
-    from pytest_llenergy.history.place import place_at
-    from pytest_llenergy.history.standing import trends
-    from pytest_llenergy.report.html.trend import Trend, TrendPoint
+    from pytest_llenergy.history.store import place_at
+    from pytest_llenergy.history.trend import trends
+    from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 
     names = {record.id for record in report.records}
     return [

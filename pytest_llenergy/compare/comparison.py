@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One test of two runs: comparable or not, and the verdict; then all tests of two reports."""
+"""Compare the tests of two reports."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
@@ -12,18 +12,89 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.compare.correction import corrected
-from pytest_llenergy.compare.identity import advisories, device_differences, device_line
+from pytest_llenergy.compare.comparability import (
+    advisories,
+    device_differences,
+    device_line,
+    workload_differences,
+)
 from pytest_llenergy.compare.metrics import METRICS, Direction
-from pytest_llenergy.compare.pairing import last_attempts, pairs, side_of, usual_metric
-from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare
-from pytest_llenergy.compare.workload import workload_differences
+from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, corrected
+from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import FIGURES, Value, applies, values_of
-from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, State
-from pytest_llenergy.model.data import without_collecting
+from pytest_llenergy.model.base import without_collecting
+from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side, State
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
+
+# Which records of two reports belong together.
+
+PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
+
+
+def last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
+    """The record of the last attempt of each test, by id: a rerun replaces what was before it.
+
+    Raises ``ReportError`` for an attempt that is there twice: which of them counts would be chance.
+    """
+    found: dict[str, Record] = {}
+    attempts: dict[str, set[int]] = {}
+    for record in records:
+        known = len(found)
+        before = found.setdefault(record.id, record)
+        if len(found) > known:
+            continue
+        seen = attempts.setdefault(record.id, {before.attempt})
+        if record.attempt in seen:
+            raise ReportError(
+                f"{origin}: {record.id} is there twice (attempt {record.attempt}); "
+                "make one report a run, or join them with llenergy merge"
+            )
+        seen.add(record.attempt)
+        if record.attempt > before.attempt:
+            found[record.id] = record
+    return found
+
+
+def pairs(
+    base: Mapping[str, Record], head: Mapping[str, Record]
+) -> Iterator[tuple[Record | None, Record | None]]:
+    """The records of every test of either side: those of ``head`` first, in their order."""
+    for name, record in head.items():
+        yield base.get(name), record
+    for name, record in base.items():
+        if name not in head:
+            yield record, None
+
+
+def usual_metric(*records: Record | None) -> str:
+    """Joules per output token where every side counts tokens, joules otherwise."""
+    known = [record for record in records if record is not None and record.rounds]
+    if known and all(applies(PER_TOKEN, record.rounds) for record in known):
+        return PER_TOKEN
+    return PER_ITERATION
+
+
+def measured_something(records: Mapping[str, Record]) -> bool:
+    """Whether there is a test to compare with."""
+    return any(record.counts and record.rounds for record in records.values())
+
+
+def side_of(report: Report, origin: str) -> Side:
+    """Where a report comes from."""
+    return Side(
+        origin=origin,
+        run_id=report.run.id,
+        started_at=report.run.started_at,
+        complete=report.run.complete,
+        commit=report.source.commit,
+        branch=report.source.branch,
+        dirty=report.source.dirty,
+    )
+
+
+# One test of two runs: comparable or not, and the verdict; then all tests of two reports.
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,182 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fails a test: its budget, or what became of it against a baseline."""
+"""Gates: thresholds, budgets, and the exit status of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Literal
 
-from pytest_llenergy.compare.budget import Budget, parse_budget
 from pytest_llenergy.compare.comparison import Asked
-from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.metrics import METRICS, PREFIXES, Direction
 from pytest_llenergy.compare.statistics import COMMON, Rule
-from pytest_llenergy.compare.threshold import (
-    Threshold,
-    check_floor,
-    parse_fail_on,
-    parse_floor,
-    parse_threshold,
-)
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.record import Metric, Record
+from pytest_llenergy.model.report import Report
+
+# A threshold as a person writes it: ``energy_j:3%``, ``energy_per_output_token_j:2.5%+0.1J``.
+
+#: A plain decimal number, without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
+NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+
+
+#: A change that no gate needs to allow: ten times as much more.
+LARGEST = 10.0
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From when on ``metric`` counts as changed: by ``relative``, and by ``absolute`` in its base unit."""
+
+    metric: str
+    relative: float
+    absolute: float
+    text: str
+
+    @property
+    def better(self) -> Direction:
+        """Which way the metric is better."""
+        return METRICS[self.metric].better
+
+    def rule(self, common: Rule = COMMON) -> Rule:
+        """``common`` with this threshold.
+
+        A tolerance below the threshold is raised to it: otherwise what lies between the two could never be
+        told, by however many rounds.
+        """
+        return replace(
+            common,
+            threshold=self.relative,
+            threshold_absolute=self.absolute,
+            tolerance=max(common.tolerance, self.relative),
+        )
+
+
+def with_floor(floor: float) -> Rule:
+    """The common rule where changes up to ``floor`` have no reason, as two runs of the same code show.
+
+    A threshold or tolerance below the floor is raised to it: what lies between could never be told.
+    """
+    return replace(
+        COMMON,
+        floor=floor,
+        threshold=max(COMMON.threshold, floor),
+        tolerance=max(COMMON.tolerance, floor),
+    )
+
+
+def check_floor(thresholds: Iterable[Threshold], floor: float) -> None:
+    """Raises ``PlanError`` for a threshold below the floor, which no change between the two would reach."""
+    for each in thresholds:
+        if each.relative < floor:
+            raise PlanError(
+                f"threshold {each.text!r} of {each.metric} is below the floor of {floor:.3g}: changes up "
+                "to it are none; raise the one or lower the other"
+            )
+
+
+def parse_floor(text: str) -> Rule:
+    """Read ``"1.5%"``. Raises ``PlanError`` for what is no percentage from 0 to 100."""
+    match = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", text)
+    floor = float(match.group(1)) / 100 if match else -1.0
+    if not 0 <= floor < 1:
+        raise PlanError(f"floor {text!r} is no percentage below 100%, such as '1%'")
+    return with_floor(floor)
+
+
+def parse_fail_on(text: str) -> Threshold:
+    """Read ``METRIC:PERCENT%`` or ``METRIC:PERCENT%+QUANTITY``. Raises ``PlanError`` for what is none."""
+    metric, colon, expression = str(text).partition(":")
+    if not colon:
+        raise PlanError(
+            f"{text!r} is no METRIC:PERCENT%, such as 'energy_j:3%' or 'energy_per_output_token_j:2.5%+0.1J'"
+        )
+    return parse_threshold(metric.strip(), expression)
+
+
+def parse_threshold(metric: str | None, text: str) -> Threshold:
+    """Read ``"3%"``, ``"2.5%+0.1J"``, ``"5 % + 300 mJ"`` of ``metric`` (``energy_j``, if ``None``).
+
+    Raises ``PlanError`` for an unknown metric, and for what is no positive percentage with, if given, a
+    positive quantity in the unit of the metric.
+    """
+    name = "energy_j" if metric is None else metric
+    if name not in METRICS:
+        raise PlanError(f"unknown metric {name!r}; a gate can compare: {', '.join(FIGURES)}")
+    unit = METRICS[name].unit
+    written = re.escape(unit).replace("token", "tokens?")
+    match = re.fullmatch(
+        rf"\s*({NUMBER})\s*%\s*(?:\+\s*({NUMBER})\s*([umkMG]?){written}(?:/(?:token|request))?\s*)?",
+        str(text),
+    )
+    relative = float(match.group(1)) / 100 if match else 0.0
+    absolute = float(match.group(2)) * PREFIXES[match.group(3)] if match and match.group(2) else 0.0
+    if match is None or relative <= 0 or not isfinite(absolute):
+        raise PlanError(
+            f"threshold {text!r} of {name} is no percentage above zero, such as '3%' or '3%+2{unit}'"
+        )
+    if relative > LARGEST:
+        raise PlanError(f"threshold {text!r} of {name} would let everything pass; {LARGEST:.0%} is the most")
+    if match.group(2) and absolute <= 0:
+        raise PlanError(f"threshold {text!r} of {name} adds nothing: write '{match.group(1)}%' alone")
+    return Threshold(name, relative, absolute, str(text).strip())
+
+
+# A budget: an upper limit for one metric of one test.
+
+#: Metrics that a budget can bound: those of which less is better, with their base unit.
+UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """``metric`` may be at most ``limit``, in its base unit."""
+
+    metric: str
+    limit: float
+    text: str
+
+    def judge(self, metrics: Mapping[str, Metric], *, estimated: bool = False) -> str | None:
+        """Why the test fails; ``None`` within budget. A metric without a value is no pass.
+
+        ``estimated`` says that the joules are those of a model, which the reason then says too.
+        """
+        metric = metrics.get(self.metric)
+        if metric is None or metric.value is None:
+            reason = metric.reason if metric is not None else "nothing was measured"
+            return f"energy_gate: {self.metric} has no value ({reason}), so its budget cannot be checked"
+        if metric.value <= self.limit:
+            return None
+        u = metric.uncertainty_absolute
+        shown = f"{metric.value:.4g} ± {u:.2g}" if u else f"{metric.value:.4g}"
+        kind = " (estimated)" if estimated else ""
+        return f"energy_gate: {self.metric} is {shown} {metric.unit}{kind}, over the budget of {self.text}"
+
+
+def parse_budget(metric: str | None, text: str) -> Budget:
+    """Read ``"5 J"``, ``"300 mJ"``, ``"1.5 kW"``. Raises ``PlanError`` for what is none."""
+    name = metric or "energy_j"
+    if name not in UNITS:
+        raise PlanError(f"unknown metric {name!r}; a budget can bound: {', '.join(UNITS)}")
+    unit = UNITS[name]
+    match = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([pnumkMG]?){unit}(?:/\w+)?\s*", str(text))
+    try:
+        if match is None:
+            raise ValueError
+        limit = float(match.group(1)) * PREFIXES[match.group(2)]
+        if not math.isfinite(limit):
+            raise ValueError
+        return Budget(name, limit, str(text))
+    except ValueError:
+        raise PlanError(f"budget {text!r} of {name} is no quantity in {unit}, such as '5 {unit}'") from None
+
+
+# What fails a test: its budget, or what became of it against a baseline.
 
 #: What to do about a comparison that is inconclusive.
 Inconclusive = Literal["warn", "fail", "pass"]
@@ -127,3 +283,37 @@ def shown(value: float | None) -> str:
 def _comparable(threshold: Threshold) -> Threshold:
     known_metric(threshold.metric)
     return threshold
+
+
+# What a comparison comes to for a program that asks: its exit code.
+
+PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
+
+
+def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> int:
+    """The code of the worst that was found.
+
+    What could not be judged is no pass: 3 where a test is not comparable, 5 where one has no valid
+    measurement, or where nothing was judged at all. New and removed tests are told and nothing else.
+    """
+    found = list(comparisons)
+    verdicts = {each.verdict for each in found if each.gated}
+    if "regressed" in verdicts:
+        return REGRESSED
+    if "not comparable" in verdicts:
+        return NOT_COMPARABLE
+    if "invalid" in verdicts or not any(each.judged for each in found):
+        return NOTHING_VALID
+    if "inconclusive" in verdicts and inconclusive == "fail":
+        return INCONCLUSIVE
+    return PASSED
+
+
+def over_budget(base: Report, head: Report) -> list[Record]:
+    """Tests of the head that are over their budget and on the base are not."""
+    before: Mapping[str, Record] = {record.id: record for record in base.records}
+    return [
+        record
+        for record in head.records
+        if record.failed_gate and not (record.id in before and before[record.id].failed_gate)
+    ]

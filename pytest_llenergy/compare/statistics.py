@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is it more: the rule, and the verdict on two samples of rounds. Pure functions over plain numbers.
-
-The estimate is the Hodges-Lehmann shift of the logarithms, so a ratio; its limits are the exact order
-statistics of the Mann-Whitney test. Why these and not means, medians, t or a bootstrap: see
-``docs/gating.md``.
-"""
+"""The statistical rule: verdict, interval and power for two samples of rounds."""
 
 from __future__ import annotations
 
@@ -16,9 +11,22 @@ from operator import truediv
 from statistics import NormalDist
 from typing import Literal
 
-from pytest_llenergy.compare.metrics import Direction as Direction
-from pytest_llenergy.compare.rank import chances_of_shift, differences, limit_rank, middle, slope, trend
+from pytest_llenergy.compare.metrics import Direction
+from pytest_llenergy.compare.rank_statistics import (
+    chances_of_shift,
+    differences,
+    limit_rank,
+    middle,
+    slope,
+    trend,
+)
 from pytest_llenergy.errors import PlanError
+
+# Is it more: the rule, and the verdict on two samples of rounds. Pure functions over plain numbers.
+#
+# The estimate is the Hodges-Lehmann shift of the logarithms, so a ratio; its limits are the exact order
+# statistics of the Mann-Whitney test. Why these and not means, medians, t or a bootstrap: see
+# ``docs/gating.md``.
 
 Verdict = Literal["regressed", "improved", "unchanged", "inconclusive", "invalid"]
 
@@ -330,3 +338,42 @@ def _judge(
 
 def _counts(shift: float, low: float, rule: Rule) -> bool:
     return shift >= log1p(rule.threshold) - ROUNDING and low > log1p(rule.floor)
+
+
+# Many benchmarks, many chances of a false alarm: the correction for a suite.
+
+#: Suites below it are not corrected: a handful of benchmarks has a handful of chances.
+FEWEST_BENCHMARKS = 10
+
+
+def corrected(estimates: Sequence[Estimate], q: float = 0.10) -> list[Estimate]:
+    """Keep of all changes those that hold among so many comparisons; the others become ``inconclusive``.
+
+    At most the share ``q`` of the changes that are kept is expected to be false: Y. Benjamini, Y. Hochberg,
+    "Controlling the false discovery rate", J. R. Stat. Soc. B 57 (1995). Regressions and improvements are two
+    families, each over all benchmarks that have a p. In the order given.
+    """
+    known = [one for one in estimates if one.p is not None]
+    if len(known) < FEWEST_BENCHMARKS:
+        return list(estimates)
+    bounds = {
+        "regressed": _bound([one.p for one in known if one.p is not None], q),
+        "improved": _bound([one.p_improved for one in known if one.p_improved is not None], q),
+    }
+    return [_kept(one, bounds, len(known), q) for one in estimates]
+
+
+def _bound(chances: Sequence[float], q: float) -> float:
+    """The largest p that is kept; -1.0 where none is."""
+    ordered = sorted(chances)
+    return max((p for i, p in enumerate(ordered, 1) if p <= q * i / len(ordered)), default=-1.0)
+
+
+def _kept(one: Estimate, bounds: dict[str, float], count: int, q: float) -> Estimate:
+    p = one.p if one.verdict == "regressed" else one.p_improved
+    if one.verdict not in bounds or p is None or p <= bounds[one.verdict]:
+        return one
+    reason = (
+        f"{one.verdict} alone, but p {p:.2g} is no discovery among {count} benchmarks (q {q:g}); {one.reason}"
+    )
+    return replace(one, verdict="inconclusive", reason=reason)

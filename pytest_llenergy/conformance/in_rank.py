@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_llenergy.backends.base import RankContext, create
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.workers.leftovers import Leftovers
-from pytest_llenergy.workers.memory import memory_bytes
+from pytest_llenergy.workers.isolation import Leftovers
+from pytest_llenergy.workers.usage import memory_bytes
 
 #: Of a model smaller than this more cycles are made: what a process keeps anyway is of its order (bytes).
 SMALL_BYTES = 64 << 20

@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import DEGREES
-from pytest_llenergy.backends.demand import Demand, refuse
-from pytest_llenergy.backends.model import resolve
-from pytest_llenergy.conformance import degrees, in_rank, memory, messages, prefill, stamps, tokens
-from pytest_llenergy.conformance.engine import Engine
+from pytest_llenergy.backends.base import DEGREES, BackendSpec
+from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.registry import Demand, refuse
+from pytest_llenergy.conformance import checks, in_rank
+from pytest_llenergy.conformance.harness import Engine
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.state import State, state_of
+from pytest_llenergy.session import State, state_of
 from pytest_llenergy.workers.workload import split
 
 #: Of unequal lengths, with the tokens that models of random weights make of them: one a byte.
@@ -82,11 +81,11 @@ class BackendConformance:
 
     def test_prompts_are_counted_without_padding(self, engine: Engine) -> None:
         made = engine.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
-        verdict(tokens.prompts_counted(made, self._prompts))
+        verdict(checks.prompts_counted(made, self._prompts))
 
     def test_outputs_are_counted_as_produced(self, engine: Engine) -> None:
         made = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        verdict(tokens.outputs_counted(made, SHORT))
+        verdict(checks.outputs_counted(made, SHORT))
 
     def test_a_stop_token_ends_its_sequence(self, engine: Engine) -> None:
         texts = list(self._prompts)
@@ -94,28 +93,28 @@ class BackendConformance:
             self._refuses_stop_tokens(engine, texts)
             pytest.skip(self.why_no_stop_tokens)
         free = self._batch(engine, texts)
-        stop = tokens.stop_token(free)
+        stop = checks.stop_token(free)
         if stop is None:
             pytest.fail("no token ends one of these prompts early and others later; give others", False)
         made = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
-        verdict(tokens.stopped(made, free, stop))
+        verdict(checks.stopped(made, free, stop))
 
     def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, engine: Engine) -> None:
         if self.why_batches_differ:
             pytest.skip(self.why_batches_differ)
         texts = list(self._prompts)
         batch = self._batch(engine, texts)
-        verdict(tokens.alike(batch))
-        verdict(tokens.same(batch, self._alone(engine), texts, ("in a batch", "alone")))
+        verdict(checks.alike(batch))
+        verdict(checks.same(batch, self._alone(engine), texts, ("in a batch", "alone")))
 
     def test_timestamps_are_what_the_row_says(self, engine: Engine) -> None:
         made = engine.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
-        verdict(stamps.stamped(made, self.spec.capabilities))
+        verdict(checks.stamped(made, self.spec.capabilities))
         batch = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        verdict(stamps.stamped(batch, self.spec.capabilities))
+        verdict(checks.stamped(batch, self.spec.capabilities))
 
     def test_prompts_that_were_seen_before_cost_what_new_ones_cost(self, engine: Engine) -> None:
-        found = prefill.compared(engine, self.longest_prompt)
+        found = checks.compared(engine, self.longest_prompt)
         if found is None:
             pytest.skip(
                 f"a prompt of {self.longest_prompt} characters takes hardly longer than a short one here, so "
@@ -153,14 +152,14 @@ class BackendConformance:
         own, (_, info) = self._alone(engine), engine.loaded()
         options = {"dtype": info.dtype} if self.reference_options is None else self.reference_options
         others = self._alone(self._engine(spec, options, state, engine.lease))
-        verdict(tokens.alike(own))
-        verdict(tokens.same(own, others, list(self._prompts), (self.spec.name, spec.name)))
+        verdict(checks.alike(own))
+        verdict(checks.same(own, others, list(self._prompts), (self.spec.name, spec.name)))
 
     def test_unloading_frees_the_memory(self, engine: Engine) -> None:
         found = self._loaded_again_and_again(engine)
         if found is None:
             pytest.skip("this system does not tell the memory of a process")
-        verdict(memory.freed(found))
+        verdict(checks.freed(found))
 
     def test_nothing_runs_on_after_close(self, engine: Engine) -> None:
         found = self._loaded_again_and_again(engine)
@@ -170,7 +169,7 @@ class BackendConformance:
             )
 
     def test_a_model_that_is_broken_is_told_in_one_line(self, engine: Engine, tmp_path: Path) -> None:
-        bad = messages.bad_models(tmp_path)
+        bad = checks.bad_models(tmp_path)
         read = [model for model in bad if self.spec.refuses(model) is None]
         for model in bad:
             refusal = self.spec.refuses(model)
@@ -179,16 +178,16 @@ class BackendConformance:
         tries = [{"model": asdict(model)} for model in read]
         refusals = self._attempt(engine, tries) if read else []
         for model, refused in zip(read, refusals, strict=True):
-            verdict(messages.told(refused, f"the broken model {model.label}", model.label))
+            verdict(checks.told(refused, f"the broken model {model.label}", model.label))
 
     def test_a_bad_option_is_told_in_one_line(self, engine: Engine) -> None:
         names = self.spec.capabilities.options
         if not names:
             pytest.skip("the row names no load option")
-        values = {name: self.bad_options.get(name, messages.NO_VALUE) for name in names}
+        values = {name: self.bad_options.get(name, checks.NO_VALUE) for name in names}
         tries = [{"options": {**self.options, name: value}} for name, value in values.items()]
         for (name, value), refusal in zip(values.items(), self._attempt(engine, tries), strict=True):
-            verdict(messages.told(refusal, f"{name}={value!r}", name))
+            verdict(checks.told(refusal, f"{name}={value!r}", name))
 
     @pytest.mark.parametrize("kind", DEGREES)
     def test_the_degree_asked_is_the_degree_seen_or_refused(self, engine: Engine, kind: str) -> None:
@@ -210,13 +209,13 @@ class BackendConformance:
         parts = split(texts, 2) if kind == "data" else [texts]
         single = [ids for part in parts for ids in self._batch(engine, part)]
         group, _ = engine.loaded(asked)
-        verdict(degrees.processes_seen(engine, group.ranks, asked))
+        verdict(checks.processes_seen(engine, group.ranks, asked))
         made = engine.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
-        verdict(degrees.shared(engine, made, asked))
+        verdict(checks.shared(engine, made, asked))
         if kind == "data" or not self.why_shards_differ:
-            verdict(tokens.same(made.token_ids, single, texts, (f"{kind}=2", "on one device")))
+            verdict(checks.same(made.token_ids, single, texts, (f"{kind}=2", "on one device")))
         if kind in ("tensor", "pipeline") and self.spec.capabilities.launch == "ranks":
-            verdict(degrees.needs_the_others(engine, asked, texts[0]))
+            verdict(checks.needs_the_others(engine, asked, texts[0]))
 
     @property
     def _prompts(self) -> Mapping[str, int]:

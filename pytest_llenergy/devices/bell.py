@@ -15,7 +15,7 @@ import sys
 import time
 
 from pytest_llenergy.devices.lockdir import Directory
-from pytest_llenergy.devices.tickets import NAME
+from pytest_llenergy.devices.queue import NAME
 
 #: Bits of events (Linux: include/uapi/linux/inotify.h).
 CLOSE_WRITE, MOVED_FROM, MOVED_TO, DELETE, OVERFLOW = 0x8, 0x40, 0x80, 0x200, 0x4000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory in which all users of a host meet to share its devices out."""
+"""The lock directory that all users of a host share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,57 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_llenergy.devices.mounts import NETWORK, Mount, mount_of, mounts
+from pytest_llenergy.devices.condition import FIRST_PID_NAMESPACE
 from pytest_llenergy.errors import DeviceError
+
+# What is mounted where, as the kernel tells it.
+
+#: File systems whose locks other hosts, or nobody, would see. FUSE may be anything, sshfs included.
+NETWORK = (
+    r"(nfs4?|cifs|smb3|smbfs|ncpfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|coda|9p|fuse(\..*)?)$"
+)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mount: where it is, of what kind, from what source, and which of its directories is shown there."""
+
+    point: Path
+    kind: str
+    source: str
+    root: str
+
+
+def mounts(mountinfo: Path) -> tuple[Mount, ...]:
+    """Every mount of this process, in the order of mounting; empty where the system does not tell.
+
+    The format is that of ``/proc/PID/mountinfo``, proc_pid_mountinfo(5).
+    """
+    try:
+        lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ()
+    return tuple(_mount(line) for line in lines)
+
+
+def mount_of(path: Path, among: Sequence[Mount]) -> Mount | None:
+    """The one that a path without symbolic links lies on; later mounts hide earlier ones."""
+    holding = [mount for mount in among if path == mount.point or mount.point in path.parents]
+    longest = max((len(mount.point.parts) for mount in holding), default=0)
+    return next((mount for mount in reversed(holding) if len(mount.point.parts) == longest), None)
+
+
+def _mount(line: str) -> Mount:
+    before, _, after = line.partition(" - ")
+    fields, (kind, source) = before.split(), after.split()[:2]
+    return Mount(Path(_plain(fields[4])), kind, _plain(source), _plain(fields[3]))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+# The directory in which all users of a host meet to share its devices out.
 
 VARIABLE = "LLENERGY_LOCK_DIR"
 
@@ -160,3 +209,47 @@ def _remote(path: Path, mountinfo: Path) -> str | None:
 def found_mount(path: Path, mountinfo: Path) -> Mount | None:
     """The mount that holds a path; ``None`` where the system does not tell. Read once a process."""
     return mount_of(path.resolve(), mounts(mountinfo))
+
+
+# Whether leases taken here are seen by the rest of the host.
+
+#: What container engines leave in the root of the file system.
+MARKERS = (".dockerenv", "run/.containerenv")
+
+
+def uncoordinated(directory: Path, root: Path = Path("/")) -> str | None:
+    """Why leases in this directory are not those of the host, and what to do; ``None`` if they are.
+
+    That is so in a container whose directory is its own. ``root`` is ``/`` but in tests.
+    """
+    sign = container(root)
+    if sign is None or _from_outside(found_mount(directory, root / "proc/self/mountinfo")):
+        return None
+    return (
+        f"GPU leases are not coordinated with the host: this is a container ({sign}) and {directory} is its "
+        f"own; mount a directory of the host, such as -v {CANDIDATES[0]}:{CANDIDATES[0]}, "
+        f"and name it in {VARIABLE}"
+    )
+
+
+def container(root: Path = Path("/")) -> str | None:
+    """The sign by which this is known to be a container; ``None`` if there is none."""
+    for marker in MARKERS:
+        if (root / marker).exists():
+            return f"/{marker}"
+    try:
+        namespace = (root / "proc/self/ns/pid").readlink().name
+    except OSError:
+        return None
+    return None if namespace == f"pid:[{FIRST_PID_NAMESPACE}]" else "a pid namespace of its own"
+
+
+def _from_outside(mount: Mount | None) -> bool:
+    """A part of a file system, or a whole disk, was mounted here; engines' own tmpfs are whole ones.
+
+    Their ``/dev/shm`` is known by its source, ``shm``; that of the host (``--ipc=host``) is not.
+    """
+    if mount is None or mount.point == Path("/"):
+        return False
+    shm = mount.point == Path("/dev/shm") and mount.source != "shm"
+    return mount.root != "/" or mount.source.startswith("/dev/") or shm

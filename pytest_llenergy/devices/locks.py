@@ -14,13 +14,12 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Protocol
 
-from pytest_llenergy.devices import holders
+from pytest_llenergy.devices import queue
 from pytest_llenergy.devices.bell import Bell
-from pytest_llenergy.devices.claims import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, Claim, Request
 from pytest_llenergy.devices.lockdir import VARIABLE, Directory, lock_directory
-from pytest_llenergy.devices.lockfile import is_at, lock_name, try_lock, unlock
-from pytest_llenergy.devices.tickets import Ticket
-from pytest_llenergy.devices.turns import Turn
+from pytest_llenergy.devices.lockfiles import is_at, lock_name, try_lock, unlock
+from pytest_llenergy.devices.queue import Ticket, Turn
 from pytest_llenergy.errors import DeviceError
 
 #: The first sleep after a bell (seconds), and by how much the next is longer: a bell may ring just before a
@@ -235,7 +234,7 @@ def _from_own(request: Request) -> Borrowed | None:
     own = tuple(dict.fromkeys(claim for held in owners for claim in held.claims))
     chosen = request.fit(set(own).issuperset)
     if chosen is None:
-        raise DeviceError(holders.overreach(own, request))
+        raise DeviceError(queue.overreach(own, request))
     return Borrowed(owners, request.claims(chosen), chosen)
 
 
@@ -256,9 +255,9 @@ def _wait(
                 return chosen
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise DeviceError(holders.waited(request, wait_s, scene, refused))
+                raise DeviceError(queue.waited(request, wait_s, scene, refused))
             if time.monotonic() > tell_s:
-                tell(holders.waits(request, scene, refused))
+                tell(queue.describe_wait(request, scene, refused))
                 tell_s = time.monotonic() + TOLD_EVERY_S
             if turn.out_of_patience and not firm:
                 ticket.become("firm")

@@ -1,20 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``CUDA_VISIBLE_DEVICES`` by CUDA's own rules: which of the host's GPUs this process may use.
-
-Identity is the full UUID. Numbers count what NVML shows, which inside a container or a Slurm step with
-device cgroups is only what was given to it. ``NVIDIA_VISIBLE_DEVICES`` speaks to the container runtime and
-``SLURM_JOB_GPUS`` to people; both may count the boards of the whole host, and neither is read as a list.
-"""
+"""Which GPUs this process may use: CUDA_VISIBLE_DEVICES and --energy-gpus."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import takewhile
 
 from pytest_llenergy.devices import mig
-from pytest_llenergy.devices.grammar import BOARD_PREFIX, Visible, by_name, read_list
 from pytest_llenergy.devices.inventory import Present
+from pytest_llenergy.devices.mig import EMPTY
 from pytest_llenergy.errors import DeviceError
+
+# The grammar of ``CUDA_VISIBLE_DEVICES``: a text and the names that it may hold, without a driver.
+#
+# As the CUDA programming guide and torch's parser have it: an element that is negative, out of range,
+# ambiguous or unknown ends the list; the form of the first element (number, ``GPU-``, ``MIG-``) rules; a
+# device named twice leaves none.
+
+BOARD_PREFIX = "GPU-"
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Full UUIDs in the order of the list, and why it gives fewer than it names, if it does."""
+
+    uuids: tuple[str, ...]
+    reason: str | None = None
+
+
+def read_list(value: str, uuids: Sequence[str]) -> Visible:
+    """A list of numbers, or of beginnings of UUIDs, that selects among boards in this order."""
+    if value.startswith(BOARD_PREFIX):
+        return by_name(value, BOARD_PREFIX, [(uuid, uuid) for uuid in uuids])
+    return _by_number(value, uuids)
+
+
+def by_name(value: str, prefix: str, names: Sequence[tuple[str, str]]) -> Visible:
+    """A list of elements that begin with the prefix, among devices given as (name, UUID)."""
+    elements = value.split(",")
+    of_form = [*takewhile(lambda element: element.startswith(prefix), elements)]
+    chosen: list[str] = []
+    reason = None
+    for element in of_form:
+        matches = matching(element, names)
+        if len(matches) != 1:
+            has = "is the beginning of more than one" if matches else "names none that the driver shows"
+            reason = f"{element!r} {has}"
+            break
+        chosen.append(matches[0])
+    # A text repeated after the end of the list counts too.
+    repeated = _repeated(of_form, of_form) or _repeated(chosen, of_form)
+    if repeated is not None:
+        return Visible((), _twice(repeated))
+    after = elements[len(of_form) : len(of_form) + 1]
+    if reason is None and after and after[0].strip():
+        reason = f"{after[0]!r} does not begin with {prefix} as the first does"
+    return Visible(tuple(chosen), reason)
+
+
+def matching(element: str, names: Iterable[tuple[str, str]]) -> list[str]:
+    """The UUIDs, given as (name, UUID), whose name this is or begins with it. Legacy MIG names are whole."""
+    pairs = list(names)
+    whole = [uuid for name, uuid in pairs if name == element]
+    return whole or [uuid for name, uuid in pairs if "/" not in name and name.startswith(element)]
+
+
+def _by_number(value: str, uuids: Sequence[str]) -> Visible:
+    elements = value.split(",")
+    numbers = [*takewhile(lambda number: number >= 0, map(_number, elements))]
+    repeated = _repeated(numbers, elements)
+    if repeated is not None:
+        return Visible((), _twice(repeated))
+    chosen = tuple(uuids[number] for number in takewhile(lambda number: number < len(uuids), numbers))
+    return Visible(chosen, _why_ended(elements, len(numbers), len(chosen), len(uuids)))
+
+
+def _why_ended(elements: Sequence[str], numbers: int, chosen: int, present: int) -> str | None:
+    if chosen == len(elements):
+        return None
+    element = elements[chosen]
+    if chosen < numbers:
+        return f"{element!r} is out of range: the driver shows {present}, counted from 0"
+    if not element.strip() or element.strip().startswith("-"):
+        # How one says that nothing follows.
+        return None
+    if numbers:
+        return f"{element!r} is no number as the first is"
+    return f"{element!r} neither is a number nor begins with GPU- or MIG-"
+
+
+def _number(element: str) -> int:
+    # strtoul semantics: leading blanks and trailing text are ignored.
+    number = re.match(r"\s*([+-]?[0-9]+)", element)
+    return whole_number(number.group(1)) if number else -1
+
+
+def whole_number(text: str) -> int:
+    """Of any length: ``int`` alone refuses more than some thousand digits."""
+    return int(Decimal(text))
+
+
+def _repeated(values: Sequence[object], elements: Sequence[str]) -> str | None:
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            return elements[place]
+    return None
+
+
+def _twice(element: str) -> str:
+    return f"{element!r} names what is named before it, and CUDA then shows none"
+
+
+# ``CUDA_VISIBLE_DEVICES`` by CUDA's own rules: which of the host's GPUs this process may use.
+#
+# Identity is the full UUID. Numbers count what NVML shows, which inside a container or a Slurm step with
+# device cgroups is only what was given to it. ``NVIDIA_VISIBLE_DEVICES`` speaks to the container runtime and
+# ``SLURM_JOB_GPUS`` to people; both may count the boards of the whole host, and neither is read as a list.
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -86,3 +190,45 @@ def _check_order(value: str, environment: Mapping[str, str], found: Visible, pre
         f"{VARIABLE}={value!r} counts the fastest GPU first, which NVML cannot tell of different models: "
         f"{told}; set {ORDER}=PCI_BUS_ID, or list UUIDs"
     )
+
+
+# ``--energy-gpus``: GPUs that are chosen on purpose, whatever the environment says.
+
+
+def choose(selection: str, present: Present) -> tuple[str, ...]:
+    """The UUIDs of ``all`` boards, or those of a list of numbers in PCI order and of (beginnings of) UUIDs.
+
+    Several MIG instances may be named: each rank gets one. Raises ``DeviceError`` naming the element that
+    fits no board or instance, or more than one, or a board that is divided, or that comes a second time.
+    """
+    if selection == "all":
+        return present.uuids
+    chosen: list[str] = []
+    for element in (part.strip() for part in selection.split(",")):
+        uuid = _device(element, present)
+        if uuid in chosen:
+            raise DeviceError(f"--energy-gpus: {element!r} is {uuid}, which is named before; name each once")
+        chosen.append(uuid)
+    return tuple(chosen)
+
+
+def _device(element: str, present: Present) -> str:
+    if element.isdecimal():
+        matches = list(present.uuids[whole_number(element) :][:1])
+    else:
+        names = [(uuid, uuid) for uuid in present.uuids] + instance_names(present)
+        matches = matching(element, names) if element else []
+    if len(matches) != 1:
+        labels = [*present.uuids, *(instance.label for instance in present.instances)]
+        told = ", ".join(labels) or f"none ({present.missing or 'NVML shows none'})"
+        raise DeviceError(f"--energy-gpus: {element!r} names no single GPU; present: {told}")
+    parts = present.parts(matches[0])
+    if parts:
+        labels = [instance.label for instance in parts]
+        raise DeviceError(
+            f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name of it: "
+            f"{', '.join(labels)}"
+        )
+    if matches[0] in present.mig_enabled:
+        raise DeviceError(f"--energy-gpus: {element!r} ({matches[0]}) is {EMPTY}")
+    return matches[0]

@@ -1,32 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor finds, as plain data; nothing here prints."""
+"""What the doctor finds: driver, boards, meters, backends, leases."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_llenergy.devices import lockfile
-from pytest_llenergy.devices.allot import allowed
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.registry import found_backends
+from pytest_llenergy.devices import lockfiles
+from pytest_llenergy.devices.allocation import allowed
 from pytest_llenergy.devices.amd import AmdBoard, boards
-from pytest_llenergy.devices.busy import BoardUse, look
-from pytest_llenergy.devices.claims import CPU
-from pytest_llenergy.devices.holders import told
-from pytest_llenergy.devices.host import host
+from pytest_llenergy.devices.cpu import host
 from pytest_llenergy.devices.inventory import Present, answering
+from pytest_llenergy.devices.lease import CPU
 from pytest_llenergy.devices.lockdir import Directory, lock_directory
 from pytest_llenergy.devices.mig import EMPTY, Instance
 from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.devices.tickets import living
+from pytest_llenergy.devices.occupancy import BoardUse, look
+from pytest_llenergy.devices.queue import living, told
 from pytest_llenergy.devices.visibility import VARIABLE, visible
-from pytest_llenergy.doctor import pci
-from pytest_llenergy.doctor.engines import EngineFacts, MeterFacts, broken, broken_meters, engines, meters
 from pytest_llenergy.doctor.steps import Trial
-from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
+from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
+from pytest_llenergy.meters.select import KnownMeters
+from pytest_llenergy.model.entry_points import Broken
 from pytest_llenergy.model.environment import Host
+
+# What can measure and what can run here.
+
+
+@dataclass(frozen=True)
+class MeterFacts:
+    """A meter for one target, ``cpu`` or a UUID; ``None`` for one that has to be told what to read."""
+
+    name: str
+    target: str | None
+    available: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """A backend; ``missing`` is why it cannot run, and what to do. ``framework`` is what it runs in."""
+
+    name: str
+    missing: str | None
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """A backend with its capability row. ``missing`` is why it cannot run here, ``install`` what mends it."""
+
+    name: str
+    missing: str | None
+    install: str
+    managed_by: str
+    capabilities: Capabilities
+
+
+def broken() -> tuple[Broken, ...]:
+    """Entry points of others that give no backend; every test that asks for a backend fails by one."""
+    return found_backends()[1]
+
+
+def broken_meters() -> tuple[Broken, ...]:
+    """Entry points of others that give no meter; no test can be measured until they are mended."""
+    return KnownMeters().broken
+
+
+def rows() -> Iterator[EngineRow]:
+    """The row of every known backend."""
+    for name, backend in found_backends()[0].items():
+        row = backend.capabilities
+        yield EngineRow(name, backend.missing(), backend.install, row.managed_by, row)
+
+
+def engines() -> Iterator[EngineFacts]:
+    """Every known backend."""
+    for name, backend in found_backends()[0].items():
+        yield EngineFacts(name, backend.missing(), backend.capabilities.framework)
+
+
+def meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
+    """Every known meter, opened for the CPU and for each GPU that it applies to."""
+    for name, meter in KnownMeters(whole_only=True).items():
+        if meter.takes_argument:
+            yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
+            continue
+        for targets in [Targets(), *(Targets((uuid,)) for uuid in uuids)]:
+            yield from _opened(name, meter, targets)
+
+
+def _opened(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFacts]:
+    target = targets.gpus[0] if targets.gpus else "cpu"
+    try:
+        found = meter.open(targets)
+    except MeterDoesNotApply:
+        return
+    except MeterError as error:
+        yield MeterFacts(name, target, False, str(error))
+        return
+    for each in found:
+        each.close()
+        for domain in each.domains:
+            yield MeterFacts(name, target, True, _domain(domain))
+
+
+def _domain(domain: Domain) -> str:
+    """What it reads, how often it ticks, how much of the time it looks, what is odd."""
+    period = f", every {domain.update_period_s * 1e3:.4g} ms" if domain.update_period_s else ""
+    sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
+    odd = "".join(f"; {flag.name}: {flag.detail}" for flag in domain.flags)
+    return f"{domain.kind}, {domain.name} by {domain.source}{period}{sees}{odd}"
+
+
+# GPUs that the kernel sees on the PCI bus, driver or not.
+
+SYSFS = Path("/sys/bus/pci/devices")
+
+#: PCI vendors (pci.ids), and the class of display controllers (PCI Code and ID Assignment, base class 03h).
+NVIDIA, AMD = 0x10DE, 0x1002
+DISPLAY = 0x03
+
+
+def display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:
+    """PCI addresses of the vendor's display controllers; empty where the bus cannot be read."""
+    found = []
+    with suppress(OSError, ValueError):
+        for device in sorted(root.iterdir()):
+            kind = int((device / "class").read_text(), 16) >> 16
+            if kind == DISPLAY and int((device / "vendor").read_text(), 16) == vendor:
+                found.append(device.name)
+    return tuple(found)
+
+
+# What the doctor finds, as plain data; nothing here prints.
 
 
 @dataclass(frozen=True)
@@ -96,9 +210,9 @@ class Checkup:
         return any(finding.misconfigured for finding in self.findings)
 
 
-def check(environment: Mapping[str, str] = os.environ, sysfs: Path = pci.SYSFS) -> Checkup:
+def check(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS) -> Checkup:
     """Look at everything. What fails becomes a finding; raises ``ModelError`` without the default model."""
-    from pytest_llenergy.backends.model import resolve
+    from pytest_llenergy.backends.models import resolve
 
     findings: list[Finding] = []
     found = _present(findings, sysfs)
@@ -129,7 +243,7 @@ def _present(findings: list[Finding], sysfs: Path) -> Present:
 
 def _amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
     """Boards of AMD, asked for only where the bus has some."""
-    found = pci.display_devices(pci.AMD, sysfs)
+    found = display_devices(AMD, sysfs)
     if not found:
         return ()
     where = ", ".join(found)
@@ -148,7 +262,7 @@ def _amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
 
 def _no_boards(found: Present, sysfs: Path) -> Finding:
     """A host without a GPU is in order; one with a GPU that NVML does not show is not."""
-    nvidia = pci.display_devices(pci.NVIDIA, sysfs)
+    nvidia = display_devices(NVIDIA, sysfs)
     if find_spec("pynvml") is None:
         return Finding(str(found.missing))
     if not nvidia:
@@ -222,6 +336,6 @@ def _bad_files(found: Present, directory: Directory) -> Iterator[Finding]:
     instances = [part.uuid for board in boards for part in found.parts(board)]
     for device in (CPU, *boards, *instances):
         try:
-            lockfile.check(directory, device)
+            lockfiles.check(directory, device)
         except DeviceError as error:
             yield Finding(f"{device}: {error}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps from a bare process to ranks that talk to each other, and what came of them, as plain data."""
+"""The steps of the check, and advice for each that fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,78 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_llenergy.doctor.advice import advice
+# What to do about a step that failed.
+
+#: By what the step said. Names and meanings of CUDA's: cuda.h, ``cudaError_enum``.
+BY_WORD = {
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
+        "libcuda.so.1 and the kernel module are of different drivers: restart the host after an update, and "
+        "take any other libcuda.so.1 (cuda-compat) off LD_LIBRARY_PATH"
+    ),
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
+        "take the libcuda.so.1 of cuda-compat off LD_LIBRARY_PATH; this board has no forward compatibility"
+    ),
+    "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, or wait until it is ready",
+    "CUDA_ERROR_UNKNOWN": (
+        "load the module nvidia_uvm anew (modprobe -r nvidia_uvm; modprobe nvidia_uvm), or restart the host; "
+        "under WSL2, wsl --shutdown"
+    ),
+    "CUDA_ERROR_NO_DEVICE": "see nvidia-smi -L, and whether this user may open /dev/nvidia*",
+    "libcuda.so.1": (
+        "install the driver's CUDA library; in a container, start it with --gpus all and "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    ),
+    "no kernel image": "install a torch that was built for this board's compute capability",
+    "out of memory": "see nvidia-smi for who has the memory",
+    "built without CUDA": "install a torch that is built with CUDA (https://pytorch.org/get-started)",
+    "Argument list too long": "unset what is not needed of the environment; no variable may have 128 KiB",
+    "SIGILL": "a library was built for another CPU: reinstall it for this one; lscpu lists what it has",
+    "SIGKILL": "see the kernel's log (dmesg) for the out-of-memory killer",
+    "SIGBUS": "see whether /dev/shm is full",
+}
+
+BY_STEP = {
+    "process": "see sitecustomize, .pth files and PYTHONSTARTUP of this interpreter",
+    "NVML": "see nvidia-smi",
+    "driver": "see nvidia-smi, and LD_LIBRARY_PATH for another libcuda.so.1",
+    "import torch": "reinstall torch, and see LD_LIBRARY_PATH for another copy of its libraries",
+    "count": "see nvidia-smi -L",
+    "allocation": "see nvidia-smi for the state of the board",
+    "matmul": "reinstall torch with the libraries it names",
+    "convolution": "reinstall torch",
+    "cuDNN convolution": (
+        "a single process fails, so it is not how processes are started: reinstall torch with its own cuDNN, "
+        "and see LD_LIBRARY_PATH for another one"
+    ),
+    "two ranks with gloo": "see whether the loopback interface is up, and what firewall is on it",
+    "NCCL": "NCCL_DEBUG=INFO says more; see that /dev/shm is large enough (docker run --shm-size)",
+}
+
+#: Where a runtime that does not fit the driver can be what is wrong.
+OF_CUDA = ("count", "allocation", "matmul", "cuDNN convolution", "NCCL")
+
+
+def advice(step: str, detail: str, versions: Mapping[str, str]) -> str:
+    """What to do, by what the step said, by the versions, or by the step. Empty for an unknown one."""
+    told = next((text for word, text in BY_WORD.items() if word in detail), BY_STEP.get(step, ""))
+    return "; ".join(filter(None, (_mismatch(versions) if step in OF_CUDA else "", told)))
+
+
+def _mismatch(versions: Mapping[str, str]) -> str:
+    """A runtime of another major version than the driver's: older ones should run, newer ones do not."""
+    driver, runtime = versions.get("driver_cuda"), versions.get("torch_cuda")
+    if not driver or not runtime or _major(driver) == _major(runtime):
+        return ""
+    if _major(runtime) > _major(driver):
+        return f"update the driver, or install a torch that is built for CUDA {_major(driver)}"
+    return f"try a torch that is built for CUDA {_major(driver)}, as the driver is"
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+# The steps from a bare process to ranks that talk to each other, and what came of them, as plain data.
 
 PROCESS, NVML, DRIVER, TORCH, COUNT = "process", "NVML", "driver", "import torch", "count"
 ALLOCATION, MATMUL, GLOO, NCCL = "allocation", "matmul", "two ranks with gloo", "NCCL"

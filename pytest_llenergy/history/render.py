@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.history.standing import Shown, Standing
-from pytest_llenergy.model.text import trimmed
-from pytest_llenergy.report.comment import MOST_REASON, plain
-from pytest_llenergy.report.names import short
+from pytest_llenergy.history.trend import Shown, Standing
+from pytest_llenergy.model.text import short, trimmed
+from pytest_llenergy.report.pr_comment import MOST_REASON, plain
 from pytest_llenergy.report.verdicts import value
 
 #: Columns of numbers.

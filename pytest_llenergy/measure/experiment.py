@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement from open meters to figures.
+"""Run one measurement from open meters to figures.
 
 Warm-up, calibration, then rounds until the target is met or the budget is spent; each joined with the
 trace, and all of them summarised.
@@ -16,19 +16,24 @@ from typing import Protocol
 import msgspec
 
 from pytest_llenergy.devices.condition import BoardWatch, Condition
-from pytest_llenergy.devices.host import load_average
+from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.measure.calibration import iterations_for
-from pytest_llenergy.measure.energy import account
-from pytest_llenergy.measure.lookout import Watch
+from pytest_llenergy.measure.accounting import account
 from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
-from pytest_llenergy.measure.phase import PhaseDither, strata_for
 from pytest_llenergy.measure.power_trace import median_round, power_trace
-from pytest_llenergy.measure.progress import Outlook, Tell, nobody
 from pytest_llenergy.measure.quality import compare_rounds, drift_flags
-from pytest_llenergy.measure.rounds import MeasuredRound, Workload, gap_needed_s, run_round
-from pytest_llenergy.measure.warmup import WarmUp, warm_up
+from pytest_llenergy.measure.remaining_time import Outlook, Tell, nobody
+from pytest_llenergy.measure.rounds import (
+    MeasuredRound,
+    PhaseDither,
+    Watch,
+    Workload,
+    gap_needed_s,
+    run_round,
+    strata_for,
+)
+from pytest_llenergy.measure.warmup import WarmUp, iterations_for, warm_up
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series

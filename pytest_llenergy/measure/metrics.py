@@ -1,16 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds → the figures of a test, each per iteration of the work.
-
-Each figure is the mean over the valid rounds. What a meter cannot know at the edges of a round differs
-from round to round, because rounds start in shuffled phase to its ticks. It therefore shows in the scatter
-of the rounds, s/√n, and that is the standard uncertainty; unless the rounds happen to agree better than
-the meter can know, which is no knowledge: then it is the meter's, over √n. What a part-time sensor did not
-see counts in full where the rounds did not start all over a tick. ``uncertainty_absolute`` adds the
-source's own accuracy, which does not shrink with n.
-
-A percentile of latencies is that of all requests of all valid rounds together, and how the percentiles of
-single rounds scatter about each other tells its uncertainty (batch means).
-"""
+"""Metrics of a test, computed from its rounds."""
 
 from __future__ import annotations
 
@@ -18,13 +7,121 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
+from statistics import fmean, linear_regression, quantiles, stdev
 
 import msgspec
 
-from pytest_llenergy.measure import spread
-from pytest_llenergy.measure.percentile import PERCENTILES, percentile
+from pytest_llenergy.meters.uncertainty import student
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms
+from pytest_llenergy.model.timeline import Flops
+
+# Percentiles of latencies.
+
+#: Those that are told of every latency of a served load.
+PERCENTILES = (50, 90, 99)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """By ``statistics.quantiles(method="inclusive")``; needs one value.
+
+    That is linear interpolation between order statistics (definition 7 of Hyndman and Fan, 1996), the default
+    of ``numpy.percentile``, which the benchmarks of vLLM and ML.ENERGY use.
+    """
+    if len(values) == 1:
+        return values[0]
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+# Figures for one operation, made of joules that were measured and operations that were counted apart.
+
+
+def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
+    """``flops`` of an iteration, and joules for each. ``energy`` is that of an iteration (J)."""
+    count = Metric(
+        value=flops.count,
+        unit="FLOP",
+        n=int(flops.count is not None),
+        reason=flops.reason,
+        source=flops.source,
+    )
+    return {"flops": count, "energy_per_flop_j": energy_per_flop(energy, count)}
+
+
+def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
+    """Joules for one floating-point operation; relative uncertainties are those of the energy."""
+    if not flops.value:
+        reason = flops.reason or "no floating-point operations were counted"
+        return Metric(value=None, unit="J", reason=reason, source=flops.source)
+    scaled = {
+        name: None if value is None else value / flops.value
+        for name in ("value", "uncertainty", "spread", "uncertainty_absolute")
+        for value in (getattr(energy, name),)
+    }
+    return msgspec.structs.replace(energy, unit="J", source=flops.source, **scaled)
+
+
+# What the scatter of the rounds says about their mean.
+
+
+def of_mean(values: Sequence[float]) -> float:
+    """s/√n, widened for few values (GUM 4.2.3, G.3.2). Needs two values."""
+    n = len(values)
+    return stdev(values) / math.sqrt(n) * student(n - 1)
+
+
+def of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
+    """The same for values of which each was taken in a stratum of its own.
+
+    Only neighbouring strata differ by chance; what changes slowly over the phase is averaged out. Uses
+    the successive differences in the order of phase, a closed ring (Wolter, Introduction to Variance
+    Estimation, 2nd ed., chapter 8); these count for two thirds of as many independent values.
+    """
+    n = len(values)
+    ordered = [value for _, value in sorted(zip(phases, values, strict=True))]
+    squares = sum((b - a) ** 2 for a, b in zip(ordered, [*ordered[1:], ordered[0]], strict=True))
+    return math.sqrt(squares / 2) / n * student(max(1, (n - 1) * 2 / 3))
+
+
+def covers_tick(phases: Sequence[float | None], seen: float) -> bool:
+    """Whether rounds started all over a tick, so that their mean is that of every phase.
+
+    A sensor that sees the share ``seen`` of each tick sees something of any load, however short, unless
+    all rounds miss a stretch of the tick as long as that.
+    """
+    known = sorted(phase for phase in phases if phase is not None)
+    if not known or len(known) < len(phases):
+        return False
+    holes = [b - a for a, b in zip(known, [*known[1:], known[0] + 1], strict=True)]
+    return max(holes) <= seen
+
+
+def drift(values: Sequence[float]) -> tuple[float, float] | None:
+    """Change from the first to the last value by a straight line, relative to their mean, and its t value.
+
+    ``None`` below four values.
+    """
+    n = len(values)
+    if n < 4:
+        return None
+    mean, order = fmean(values), range(n)
+    slope, start = linear_regression(order, values)
+    rest = sum((value - start - slope * index) ** 2 for index, value in enumerate(values))
+    error = math.sqrt(rest / (n - 2) / sum((index - (n - 1) / 2) ** 2 for index in order))
+    change = slope * (n - 1) / mean if mean else 0.0
+    return change, slope / error if error else math.copysign(math.inf, slope) if slope else 0.0
+
+
+# Rounds → the figures of a test, each per iteration of the work.
+#
+# Each figure is the mean over the valid rounds. What a meter cannot know at the edges of a round differs
+# from round to round, because rounds start in shuffled phase to its ticks. It therefore shows in the scatter
+# of the rounds, s/√n, and that is the standard uncertainty; unless the rounds happen to agree better than
+# the meter can know, which is no knowledge: then it is the meter's, over √n. What a part-time sensor did not
+# see counts in full where the rounds did not start all over a tick. ``uncertainty_absolute`` adds the
+# source's own accuracy, which does not shrink with n.
+#
+# A percentile of latencies is that of all requests of all valid rounds together, and how the percentiles of
+# single rounds scatter about each other tells its uncertainty (batch means).
 
 #: Why a served load may have no figure of its steady state.
 NO_STEADY = "the load has no steady state (send more requests), or how many tokens a chunk holds is not told"
@@ -159,13 +256,13 @@ def _mean(values: Sequence[Value], unit: str, coverage: float, *, gross: bool) -
         return Metric(value=mean, unit=unit, n=1, reason=reason)
     phases = [each.phase for each in values]
     unseen = fmean(each.unseen for each in values)
-    dithered = unseen > 0 and spread.covers_tick(phases, coverage)
+    dithered = unseen > 0 and covers_tick(phases, coverage)
     numbers = [each.value for each in values]
     if dithered:
-        scatter = spread.of_dithered_mean(numbers, [phase or 0.0 for phase in phases])
+        scatter = of_dithered_mean(numbers, [phase or 0.0 for phase in phases])
         unseen = 0.0
     else:
-        scatter = spread.of_mean(numbers)
+        scatter = of_mean(numbers)
     meter = math.sqrt(fmean(each.meter**2 for each in values) / n)
     uncertainty = math.hypot(max(scatter, meter), unseen)
     return Metric(

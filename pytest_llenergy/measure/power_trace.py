@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from pytest_llenergy.measure.energy import spans_of
+from pytest_llenergy.measure.accounting import spans_of
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.edges import Quiet, at_end, at_start, quiet_power

@@ -9,11 +9,11 @@ from statistics import median
 import msgspec
 
 from pytest_llenergy.devices.condition import Condition, foreign, own_tree, sees_all_pids
+from pytest_llenergy.measure.metrics import drift
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.measure.spread import drift
-from pytest_llenergy.meters.flags import trace_flags
-from pytest_llenergy.meters.quantities import Energy
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.uncertainty import Energy
+from pytest_llenergy.meters.window_arithmetic import trace_flags
 from pytest_llenergy.model.record import Flag, Round
 
 #: Cores that others may use during a round before it is called contended, or stolen by a hypervisor.

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.meters.measuring import Measuring, measure
-from pytest_llenergy.meters.window import Window
+from pytest_llenergy.meters.window import Measuring, Window, measure
 
 __all__ = ["Measuring", "Window", "measure"]

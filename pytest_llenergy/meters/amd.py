@@ -14,8 +14,7 @@ from typing import Any
 
 from pytest_llenergy.devices.amd import import_smi, one_line
 from pytest_llenergy.errors import DeviceError, MeterError
-from pytest_llenergy.meters.accuracy import unknown
-from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
+from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown
 from pytest_llenergy.model.record import Flag
 
 MICRO = 1e-6

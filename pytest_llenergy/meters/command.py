@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.accuracy import Accuracy, split_accuracy
-from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
+from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, split_accuracy
 
 FIRST_LINE_S = 5.0
 #: A program is silent when nothing came for this many of its usual intervals, and at least this long.

@@ -1,22 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model for hosts without any counter: CPU time times published watts per virtual CPU.
-
-    E = n · P_idle · t + (P_full − P_idle) · t_busy
-
-with n logical CPUs of the host and t_busy their busy seconds summed. The coefficients are those of the
-Cloud Carbon Footprint project (https://www.cloudcarbonfootprint.org/docs/methodology/, appendix I),
-derived from SPECpower results. The point uses its averages over processor families (AWS: 0.74 W and
-3.5 W); the limits are the lowest and highest family in its table, so the true value of a given host
-may lie anywhere between them. It covers processor power only: no memory, no fans, no supply losses.
-"""
+"""Estimate CPU energy from CPU time where no counter exists."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from pytest_llenergy.errors import MeterDoesNotApply
-from pytest_llenergy.meters.cpu_time import cpu_time
-from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
+from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
+
+# How much CPU time the host has used, as its kernel counts it.
+
+#: nice, irq, softirq and steal exist on some systems only.
+BUSY_STATES = ("user", "nice", "system", "irq", "softirq")
+
+#: Where the root group of control groups (version 2) may be mounted.
+GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """CPU seconds since the host started: ``busy`` with its processes, ``stolen`` by its hypervisor."""
+
+    busy_s: float
+    stolen_s: float
+
+
+def cpu_time(groups: Sequence[Path] = GROUPS) -> CpuTime:
+    """Summed over all logical CPUs."""
+    import psutil
+
+    times = psutil.cpu_times()
+    busy_s = root_group_busy_s(groups)
+    if busy_s is None:
+        busy_s = sum(getattr(times, state, 0.0) for state in BUSY_STATES)
+    return CpuTime(busy_s, getattr(times, "steal", 0.0))
+
+
+def root_group_busy_s(groups: Sequence[Path]) -> float | None:
+    """The same sum of states as in /proc/stat, in microseconds and not in ticks of 10 ms.
+
+    The root group's cpu.stat is made of the kernel's CPU states, not of its processes (kernel:
+    kernel/cgroup/rstat.c, ``root_cgroup_cputime``). ``None`` where the root group is not in sight, as in
+    most containers.
+    """
+    for group in groups:
+        # Every group but the root has this file; such a group holds only a part of the host.
+        if not (group / "cgroup.events").exists() and (group / "cpu.stat").exists():
+            fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            if "user_usec" in fields:
+                return (int(fields["user_usec"]) + int(fields["system_usec"])) / 1e6
+    return None
+
+
+# A model for hosts without any counter: CPU time times published watts per virtual CPU.
+#
+#     E = n · P_idle · t + (P_full − P_idle) · t_busy
+#
+# with n logical CPUs of the host and t_busy their busy seconds summed. The coefficients are those of the
+# Cloud Carbon Footprint project (https://www.cloudcarbonfootprint.org/docs/methodology/, appendix I),
+# derived from SPECpower results. The point uses its averages over processor families (AWS: 0.74 W and
+# 3.5 W); the limits are the lowest and highest family in its table, so the true value of a given host
+# may lie anywhere between them. It covers processor power only: no memory, no fans, no supply losses.
 
 #: Watts per virtual CPU at 0 % and at 100 % load: average over families, lowest, highest.
 AVERAGE_W = (0.74, 3.5)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.accuracy import Accuracy, split_accuracy
-from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets
-from pytest_llenergy.meters.refresh import Refresh, refresh_seen, refreshed_every
+from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, split_accuracy
+from pytest_llenergy.meters.power_readings import Refresh, refresh_seen, refreshed_every
 from pytest_llenergy.model.record import Flag
 
 ROOT = Path("/sys/class/hwmon")

@@ -1,26 +1,198 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA boards: the energy counter that the driver keeps, or else its power reading, integrated."""
+"""NVIDIA boards: energy counters and power sensors read through NVML."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.checkcache import CheckCache, CheckedBoard, boot_id
-from pytest_llenergy.meters.checkresult import CheckResult
-from pytest_llenergy.meters.power import IntegratedPower
-from pytest_llenergy.meters.protocol import Domain, MeterSpec, Targets, within
-from pytest_llenergy.meters.refresh import Refresh, refresh_seen
-from pytest_llenergy.meters.sensors import SLOWEST_REFRESH_S, coverage, known_share
-from pytest_llenergy.meters.sources import Sources, find_sources
+from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
+from pytest_llenergy.meters.power_readings import IntegratedPower, Refresh, refresh_seen
+from pytest_llenergy.meters.selfcheck import CheckCache, CheckedBoard, CheckResult, boot_id
 from pytest_llenergy.model.record import Flag
 
 if TYPE_CHECKING:
     from pytest_llenergy.meters.selfcheck import Poll
+
+
+# What is known of the power sensors on NVIDIA boards, by product: when they look and for how long.
+#
+# Measured by Yang, Adamek and Armour, "Part-time Power Measurements: nvidia-smi's Lack of Attention",
+# SC 2024, and in the workbook that comes with the authors' code (github.com/JimZeyuYang/GPU_Power_Benchmark).
+# They measured the power reading. Whether the energy counter has the same blind time is not settled; it is
+# assumed here, since that can only make an uncertainty too wide.
+
+#: The slowest refresh of a power reading that was measured, in seconds: every board since Turing.
+SLOWEST_REFRESH_S = 0.1
+
+#: The span over which boards since Ampere, but for GA100, average what nvmlDeviceGetPowerUsage and field
+#: 185 tell, in seconds (nvml.h, nvmlDeviceGetPowerUsage).
+AVERAGING_S = 1.0
+
+#: ``NVML_DEVICE_ARCH_AMPERE`` (nvml.h).
+AMPERE = 7
+
+
+class _Sensor(NamedTuple):
+    """Looks for ``window_s`` seconds in every ``refresh_s``."""
+
+    products: tuple[str, ...]
+    window_s: float
+    refresh_s: float
+    source: str
+
+
+_PAPER = "Yang, Adamek, Armour, SC 2024"
+_GA100 = ("A100", "A100X", "A800", "A30", "A30X")
+
+_PART_TIME = (
+    _Sensor((*_GA100, "H100"), 0.025, 0.1, _PAPER),
+    _Sensor(("H800", "H200", "H20", "GH200"), 0.025, 0.1, f"as on the H100, of the same die; {_PAPER}"),
+    _Sensor(("P100", "V100"), 0.01, 0.02, _PAPER),
+    _Sensor(("Quadro RTX 8000",), 0.02, 0.1, _PAPER),
+)
+
+
+def coverage(product_name: str, update_period_s: float | None = None) -> tuple[float, str]:
+    """The share of each tick that the sensor of a product sees (0 to 1), and where that is known from.
+
+    It is window / max(refresh, ``update_period_s``): ticks in quicker succession than the sensor refreshes
+    do not make it look longer. Products that are not in the table count as always looking, which was
+    measured on Turing, Ampere and Ada boards for desktops and workstations and is a guess on others.
+    """
+    for sensor in _PART_TIME:
+        if _is_one_of(product_name, sensor.products):
+            share = sensor.window_s / max(sensor.refresh_s, update_period_s or 0.0)
+            looks = f"{sensor.window_s * 1e3:.0f} ms of each {sensor.refresh_s * 1e3:.0f} ms"
+            return share, f"the power sensor looks for {looks} ({sensor.source})"
+    return 1.0, "no blind time of the power sensor is known"
+
+
+def known_share(product_name: str) -> float | None:
+    """The share of each refresh of which a power reading is the mean; ``None`` where nobody measured it."""
+    share, _ = coverage(product_name)
+    return share if share < 1 else None
+
+
+def averaging_s(product_name: str, architecture: int | None) -> float:
+    """Seconds over which ``nvmlDeviceGetPowerUsage`` averages; the longest where nothing is known.
+
+    ``architecture`` is NVML's number, ``None`` where the driver does not tell.
+    """
+    if _is_one_of(product_name, _GA100) or (architecture is not None and architecture < AMPERE):
+        return 0.0
+    return AVERAGING_S
+
+
+def _is_one_of(product_name: str, products: tuple[str, ...]) -> bool:
+    """Whole words: "A1000" is no A100, and neither is a "RTX 8000 Ada" a "Quadro RTX 8000"."""
+    return any(
+        re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", product_name) for name in products
+    )
+
+
+# What an NVIDIA board can be asked for: found by asking, as neither architecture nor product name tells.
+
+#: Counters, the best first. Grace Hopper has none for the GPU by itself: there the whole module counts.
+COUNTERS = (
+    Quantity("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", field=(83, 0)),
+    Quantity("NVML_FI_DEV_ENERGY", field=(191, 0)),
+    Quantity("nvmlDeviceGetTotalEnergyConsumption"),
+    Quantity("NVML_FI_DEV_ENERGY", "module", field=(191, 1)),
+)
+
+POWER_USAGE = Quantity("nvmlDeviceGetPowerUsage")
+
+#: Power readings, the best first: what is drawn now, then what may be an average.
+POWERS = (
+    Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0)),
+    Quantity("NVML_FI_DEV_POWER_INSTANT", "module", field=(186, 1)),
+    POWER_USAGE,
+)
+
+
+class Sources(NamedTuple):
+    """The counter of a board, the power to hold it against, and the power to fall back on.
+
+    ``averaging_s`` is the span in seconds over which ``nvmlDeviceGetPowerUsage`` averages on this board.
+    ``limit_w`` is its enforced power limit, ``None`` where the driver does not tell.
+    """
+
+    board: BoardHandle
+    counter: Quantity | None
+    cross_check: Quantity | None
+    power: Quantity | None
+    averaging_s: float
+    limit_w: float | None
+
+    @property
+    def watched(self) -> Quantity | None:
+        """The power that the self-check polls, beside the counter if there is one."""
+        return self.cross_check if self.counter is not None else self.power
+
+    @property
+    def polled(self) -> list[Quantity]:
+        """What the self-check reads."""
+        return [quantity for quantity in (self.counter, self.watched) if quantity is not None]
+
+    def smear_s(self, power: Quantity | None) -> float:
+        """Seconds that a change of power takes to be over in a power reading."""
+        return self.averaging_s if power == POWER_USAGE else 0.0
+
+    @property
+    def power_age_s(self) -> float:
+        """How late, in seconds, the watched power may tell what was drawn."""
+        return max(SLOWEST_REFRESH_S, self.smear_s(self.watched))
+
+
+def find_sources(session: Session, board: BoardHandle) -> Sources:
+    """Ask a board for everything it may have. Raises ``MeterError`` with every answer if it has nothing."""
+    answers: dict[str, str] = {}
+    counters = _answering(session, board, COUNTERS, answers)
+    powers = _answering(session, board, POWERS, answers)
+    if not counters and not powers:
+        said = "; ".join(f"{label}: {answer}" for label, answer in answers.items())
+        raise MeterError(f"nvml: {board.uuid} ({board.name}) tells neither energy nor power ({said})")
+    counter = counters[0] if counters else None
+    limit = _optional(session, board, "nvmlDeviceGetEnforcedPowerLimit")
+    architecture = _optional(session, board, "nvmlDeviceGetArchitecture")
+    return Sources(
+        board=board,
+        counter=counter,
+        cross_check=next((power for power in powers if counter and power.scope == counter.scope), None),
+        power=powers[0] if powers else None,
+        averaging_s=averaging_s(board.name, architecture),
+        limit_w=None if limit is None else limit / 1000,
+    )
+
+
+def _answering(
+    session: Session, board: BoardHandle, quantities: Sequence[Quantity], answers: dict[str, str]
+) -> list[Quantity]:
+    """Those that have a value. Each is asked by itself: one refusal must not pass for that of others."""
+    found = []
+    for quantity in quantities:
+        (value,) = session.read(board.handle, (quantity,))
+        if isinstance(value, str):
+            answers[quantity.label] = value
+        else:
+            found.append(quantity)
+    return found
+
+
+def _optional(session: Session, board: BoardHandle, function: str) -> int | None:
+    try:
+        return int(getattr(session.module, function)(board.handle))
+    except session.module.NVMLError:
+        return None
+
+
+# NVIDIA boards: the energy counter that the driver keeps, or else its power reading, integrated.
 
 #: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
 #: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them

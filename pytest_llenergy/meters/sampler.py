@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.protocol import Meter
-from pytest_llenergy.meters.reader import Reader
+from pytest_llenergy.meters.base import Meter
+from pytest_llenergy.meters.schedule import Reader
 from pytest_llenergy.meters.trace import Mark, Series
 
 #: Longest sleep from which the thread cannot be called (seconds).

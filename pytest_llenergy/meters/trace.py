@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from pytest_llenergy.meters.protocol import Domain
+from pytest_llenergy.meters.base import Domain
 
 #: A counter of known period cannot have been still for longer than this many periods before it was seen
 #: to have moved, however long nobody looked.

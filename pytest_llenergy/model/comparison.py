@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_llenergy.model.data import Data, Kind
+from pytest_llenergy.model.base import Data, Kind
 
 #: The first four are verdicts of the rule. The others say why there is none: ``new`` and ``removed`` tests
 #: are on one side only, ``invalid`` ones have no valid measurement on one, ``not comparable`` ones ran on

@@ -7,7 +7,7 @@ import hashlib
 
 import msgspec
 
-from pytest_llenergy.model.data import Data
+from pytest_llenergy.model.base import Data
 
 
 class Host(Data, frozen=True):

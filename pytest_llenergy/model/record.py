@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pytest_llenergy.model.base import Data, Kind, Primitive
 from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.data import Data as Data
-from pytest_llenergy.model.data import Kind as Kind
-from pytest_llenergy.model.data import Primitive as Primitive
 from pytest_llenergy.model.environment import Board
 
 Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run: its records, how it ended, where it ran. Strict reading, published JSON Schema."""
+"""Files of runs: a report, a lean report for comparisons, a paired report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.comparison import Baseline
-from pytest_llenergy.model.data import Data, without_collecting
+from pytest_llenergy.model.base import Data, without_collecting
+from pytest_llenergy.model.comparison import Baseline, ComparedReports
 from pytest_llenergy.model.environment import Environment
-from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.record import Record, Round
+
+# One run: its records, how it ended, where it ran. Strict reading, published JSON Schema.
 
 #: 1: first published format (0.1.0).
 SCHEMA_VERSION = 1
@@ -142,3 +144,125 @@ def schema_of(kind: type[Data], what: str) -> dict[str, Any]:
         "title": f"pytest-llenergy {what}, schema version {SCHEMA_VERSION}",
         **msgspec.json.schema(kind),
     }
+
+
+# Reports as a comparison needs them: without what it does not look at, which is half of the memory.
+#
+# The same fields are there and no others may be; only what is inside the left-out ones is not looked at. Such
+# records are for reading alone: written, they would be broken. mypy is told to ignore each field that is left
+# out: another type in the place of a field's own is the very point.
+
+
+class Unread(msgspec.Struct, frozen=True, gc=False):
+    """Stands for any object."""
+
+
+class LeanMetric(msgspec.Struct, frozen=True, gc=False):
+    """Its value alone."""
+
+    value: float | None
+
+
+class LeanRound(Round, frozen=True):
+    """Without its domains."""
+
+    by_domain: Unread = Unread()  # type: ignore[assignment]
+
+
+class LeanRecord(Record, frozen=True):
+    """Without how it was measured, its windows, and what was made of it before."""
+
+    procedure: Unread | None = None  # type: ignore[assignment]
+    rounds: list[LeanRound] = []  # type: ignore[assignment]
+    windows: list[Unread] = []  # type: ignore[assignment]
+    metrics: dict[str, LeanMetric] = {}  # type: ignore[assignment]
+    power_trace: Unread | None = None  # type: ignore[assignment]
+    comparisons: list[Unread] = []  # type: ignore[assignment]
+
+
+class LeanReport(Report, frozen=True):
+    """Of such records."""
+
+    records: list[LeanRecord]  # type: ignore[assignment]
+
+
+def decode_lean(data: bytes, origin: str) -> Report:
+    """Read a report as strictly as ``decode`` does, but for what is left out. Raises ``ReportError``."""
+    return cast(Report, decode_as(LeanReport, data, origin))
+
+
+# The file that ``llenergy ab`` writes: both sides with all rounds, and what was made of them.
+
+SideName = Literal["base", "head"]
+
+
+class Session(Data, frozen=True):
+    """One pytest run of one side. Times are RFC 3339 in UTC; ``None`` for one that was killed."""
+
+    side: SideName
+    run_id: str
+    started_at: str
+    finished_at: str | None
+    exit_status: int | None
+
+
+class PairedReport(Data, frozen=True):
+    """Both sides of ``llenergy ab``, measured in turn: what was run, all rounds, and the verdicts.
+
+    ``schema_version`` is that of reports, ``pairs`` the policy, such as ``6+6``. ``sessions`` are in the
+    order in which they ran. ``base`` and ``head`` have one record a test, whose rounds are in that
+    order too: their ``start_s`` rises within a boot of the machine. ``compared`` is what ``llenergy compare``
+    prints. ``complete`` is whether every session came to its end.
+    """
+
+    schema_version: int
+    tool: Tool
+    pairs: str
+    complete: bool
+    sessions: list[Session]
+    base: Report
+    head: Report
+    compared: ComparedReports
+
+
+def encode_paired(paired: PairedReport) -> bytes:
+    """As UTF-8 JSON, with a line for each record. NaN and infinity become ``null``."""
+    base, head = (msgspec.structs.replace(each, records=[]) for each in (paired.base, paired.head))
+    rest = msgspec.structs.replace(paired, base=base, head=head)
+    return with_lines(rest, paired.base.records, paired.head.records)
+
+
+def is_paired(data: bytes) -> bool:
+    """Whether this is of ``llenergy ab``, by its key ``compared``, and no report of one run."""
+    try:
+        return msgspec.json.decode(data, type=_Kind).compared is not msgspec.UNSET
+    except msgspec.DecodeError:
+        return False
+
+
+def decode_paired(data: bytes, origin: str) -> PairedReport:
+    """Read such a file strictly. ``origin`` names it in the error.
+
+    Raises ``ReportError`` for anything that is none, or is of a version not known here.
+    """
+    if not is_paired(data):
+        # What is no report either is told as such.
+        decode(data, origin)
+        told = "one report has nothing to be compared with; name two, or one of llenergy ab"
+        raise ReportError(f"{origin}: {told}")
+    check_version(msgspec.json.decode(data, type=_Kind).schema_version, origin)
+    try:
+        with without_collecting():
+            return msgspec.json.decode(data, type=PairedReport)
+    except msgspec.DecodeError as error:
+        raise ReportError(f"{origin}: broken report of llenergy ab ({error})") from None
+
+
+def paired_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of such a file, generated from the types that read it."""
+    return schema_of(PairedReport, "comparison of two sides")
+
+
+class _Kind(msgspec.Struct):
+    schema_version: int
+    compared: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.report.columns import Column
-from pytest_llenergy.report.comment import MOST_REASON, plain
-from pytest_llenergy.report.layout import Layout
-from pytest_llenergy.report.names import functions, short
+from pytest_llenergy.model.text import functions, short
+from pytest_llenergy.report.columns import Column, Layout
+from pytest_llenergy.report.pr_comment import MOST_REASON, plain
 from pytest_llenergy.report.terminal import flags, has_figures, joules_of, name_of, notes
 from pytest_llenergy.report.verdicts import change, in_order, summary
 

@@ -8,8 +8,8 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pytest_llenergy.devices.host import host
-from pytest_llenergy.devices.inquiry import ask, ask_apart
+from pytest_llenergy.devices.cpu import host
+from pytest_llenergy.devices.query_boards import ask, ask_apart
 from pytest_llenergy.model.environment import Environment, device_key
 from pytest_llenergy.model.report import Source
 

@@ -1,22 +1,216 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table that a person reads, 80 columns wide if need be."""
+"""The table in the terminal."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.model.record import Flag, Record, Window
-from pytest_llenergy.model.text import cut, one_line, trimmed
-from pytest_llenergy.report.columns import rounded
-from pytest_llenergy.report.grid import Strip, grids
-from pytest_llenergy.report.layout import PLAIN, Layout
-from pytest_llenergy.report.names import MOST_NAME, functions, short
-from pytest_llenergy.report.rounds import STYLES, details
+from pytest_llenergy.model.record import Flag, Record, Round, Terms, Window
+from pytest_llenergy.model.text import MOST_NAME, cut, functions, one_line, short, trimmed
+from pytest_llenergy.report.columns import PLAIN, Layout, rounded
+
+# Tables of a terminal that lose no digit: what does not fit gets a table or line of its own.
+
+#: What the first column is given at least, unless all of it is shorter (characters).
+LEAST_FIRST = 12
+
+#: Characters between two columns.
+BETWEEN = 2
+
+#: Characters before a row that is below its name.
+INDENT = 2
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One column: what stands above it, what is in it, one cell a row."""
+
+    head: str
+    cells: Sequence[str]
+    is_number: bool = True
+    styles: Sequence[str] = ()
+
+    @property
+    def width(self) -> int:
+        """Of its widest cell (characters)."""
+        return max(map(cell_len, [self.head, *self.cells]))
+
+
+def grids(first: Strip, strips: Sequence[Strip], width: int) -> Iterator[Table]:
+    """Tables that are no wider than ``width`` characters, each with the first column and some of the others.
+
+    The first column is folded where it must be, and so is another that would not fit by itself.
+    """
+    least = min(LEAST_FIRST, first.width)
+    kept: list[Strip] = []
+    for strip in strips:
+        if kept and least + sum(each.width + BETWEEN for each in [*kept, strip]) > width:
+            yield _table(first, kept)
+            kept = []
+        kept.append(strip)
+    yield _table(first, kept)
+
+
+def whole_names(names: Strip, strips: Sequence[Strip], width: int) -> Iterator[Table | Above]:
+    """One table in which no name is folded: behind the first column, or above its row where it must be.
+
+    Where not even the other columns fit beside each other they are as ``grids`` has them.
+    """
+    others = sum(each.width + BETWEEN for each in strips)
+    first, *rest = strips
+    if names.width + others <= width:
+        yield _table(first, [names, *rest])
+    elif INDENT + others - BETWEEN <= width:
+        yield Above(names.cells, _table(first, rest))
+    else:
+        yield from grids(names, strips, width)
+
+
+@dataclass(frozen=True)
+class Above:
+    """A table, of one line for each row, with a name above each."""
+
+    names: Sequence[str]
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self.table, options.update_width(options.max_width - INDENT), pad=False)
+        head, rows = lines[: -len(self.names)], lines[-len(self.names) :]
+        for line in head:
+            yield from _indented(line)
+        for name, line in zip(self.names, rows, strict=True):
+            yield Text(name, overflow="fold")
+            yield from _indented(line)
+
+
+def _indented(line: Sequence[Segment]) -> Iterator[Segment]:
+    yield from (Segment(" " * INDENT), *line, Segment.line())
+
+
+def _table(first: Strip, strips: Sequence[Strip]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first.head, overflow="fold")
+    for strip in strips:
+        alone = len(strips) == 1
+        justify = "right" if strip.is_number else "left"
+        table.add_column(strip.head, justify=justify, no_wrap=not alone, overflow="fold")  # type: ignore[arg-type]
+    for row in zip(*map(_texts, [first, *strips]), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _texts(strip: Strip) -> Iterator[Text]:
+    styles = strip.styles or [""] * len(strip.cells)
+    return (Text(cell, style=style) for cell, style in zip(strip.cells, styles, strict=True))
+
+
+# One test in detail: its rounds, and with more verbosity what is not known of them and every flag.
+
+#: How a line on a flag looks.
+STYLES = {"warning": "yellow", "invalid": "red"}
+
+#: What is not known of an energy, by cause.
+TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
+
+
+def details(record: Record, name: str, width: int, *, with_terms: bool) -> Iterator[Table | Text]:
+    """What ``-v`` shows of a test, and ``-vv`` if ``with_terms``; nothing of one without rounds."""
+    if not record.rounds:
+        return
+    yield Text(f"{name}: {_procedure(record)}", style="bold")
+    numbers = Strip("round", [str(number) for number in range(1, len(record.rounds) + 1)])
+    yield from grids(numbers, _strips(record.rounds), width)
+    if with_terms:
+        yield from grids(numbers, [_terms(term, record.rounds) for term in TERMS], width)
+        yield from _uncertainty(record)
+        yield from _flags(record)
+
+
+def _strips(rounds: Sequence[Round]) -> list[Strip]:
+    """Columns without those that no round has anything in."""
+    strips = [
+        Strip("s", [f"{each.duration_s:.3g}" for each in rounds]),
+        Strip("J ± u", [_joules(each) for each in rounds]),
+        Strip("idle W", [_number(each.idle_power_w) for each in rounds]),
+        Strip("token", [str(each.tokens.output) if each.tokens else "-" for each in rounds]),
+        Strip("°C", [_number(each.temperature_start_c) for each in rounds]),
+        Strip("other CPU s", [_number(each.other_cpu_s) for each in rounds]),
+        Strip("flags", [",".join(flag.name for flag in each.flags) or "-" for each in rounds], False),
+    ]
+    return [strip for strip in strips if set(strip.cells) != {"-"}]
+
+
+def _terms(name: str, rounds: Sequence[Round]) -> Strip:
+    terms = [each.terms for each in rounds]
+    return Strip(f"{name.removesuffix('_j')} J", [_term(each, name) for each in terms])
+
+
+def _term(terms: Terms | None, name: str) -> str:
+    return "-" if terms is None else f"{getattr(terms, name):.2g}"
+
+
+def _joules(round_: Round) -> str:
+    return "-" if round_.energy_j is None else rounded(round_.energy_j, round_.energy_u_absolute_j)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _procedure(record: Record) -> str:
+    """``6 rounds of 2 iterations after a warm-up of 3 (settled)``."""
+    rounds = _count(len(record.rounds), "round")
+    done = record.procedure
+    if done is None:
+        return rounds
+    settled = {True: " (settled)", False: " (not settled)", None: ""}[done.settled]
+    each = _count(done.iterations, "iteration")
+    return f"{rounds} of {each} after a warm-up of {done.warmup_iterations}{settled}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _uncertainty(record: Record) -> Iterator[Text]:
+    """Where that of the mean comes from."""
+    metric = record.metrics.get("energy_j")
+    if metric is None or metric.value is None or metric.uncertainty is None:
+        return
+    told = [f"{metric.uncertainty:.2g} J between runs on these devices"]
+    if metric.spread is not None:
+        told.append(f"{metric.spread:.2g} J of it from the scatter of {_count(metric.n, 'round')}")
+    if metric.uncertainty_absolute is not None:
+        told.append(f"{metric.uncertainty_absolute:.2g} J with the accuracy of the source")
+    if record.procedure is not None and record.procedure.reached is not None:
+        told.append(f"reached {record.procedure.reached:.1%}, target {record.procedure.target:.1%}")
+    yield Text(f"u of an iteration: {', '.join(told)}")
+
+
+def _flags(record: Record) -> Iterator[Text]:
+    """Those of the test, then those of each round."""
+    for flag in record.flags:
+        yield _line(flag, flag.name)
+    for number, round_ in enumerate(record.rounds, 1):
+        for flag in round_.flags:
+            yield _line(flag, f"round {number}: {flag.name}")
+
+
+def _line(flag: Flag, where: str) -> Text:
+    return Text(one_line(f"{where} ({flag.severity}): {flag.detail}"), style=STYLES.get(flag.severity, ""))
+
+
+# The table that a person reads, 80 columns wide if need be.
 
 #: Parameters that have a column of their own.
 OWN_COLUMN = frozenset({"backend"})

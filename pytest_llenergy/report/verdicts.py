@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_llenergy.model.comparison import STATES, Comparison, State
-from pytest_llenergy.model.text import cut, one_line, trimmed
-from pytest_llenergy.report.grid import Strip, whole_names
-from pytest_llenergy.report.names import MOST_NAME, functions, short
+from pytest_llenergy.model.text import MOST_NAME, cut, functions, one_line, short, trimmed
+from pytest_llenergy.report.terminal import Strip, whole_names
 
 STYLES: dict[State, str] = {
     "regressed": "bold red",

@@ -20,12 +20,11 @@ import msgspec
 from pytest_llenergy.backends.interpreter import entered
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import RankInfo
-from pytest_llenergy.workers import failure, stacks
-from pytest_llenergy.workers.channel import Channel
+from pytest_llenergy.workers import failure
+from pytest_llenergy.workers import failure as stacks
 from pytest_llenergy.workers.host import Host, Started, StartMethod
-from pytest_llenergy.workers.placement import check_placement
-from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, RankPlan
-from pytest_llenergy.workers.surroundings import inherited
+from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, RankPlan, check_placement, inherited
+from pytest_llenergy.workers.transport import Channel
 
 START_TIMEOUT_S = 120.0
 #: How long the other ranks may take to say what happened to them once one has failed.

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_llenergy.workers import family
+from pytest_llenergy.workers import proctree
 
 #: How often to look for what the kernel does not tell of (seconds): a parent without pidfd, what is stuck.
 LOOK_S = 0.2
@@ -47,7 +47,7 @@ def shielded(parent_pid: int, directory: str, descriptor: int) -> int:
     ``directory`` is then removed. ``descriptor`` is the child's alone. Returns, in the child, a descriptor:
     once that has been written to the child is told by SIGTERM instead, and ends by itself.
     """
-    family.adopt_orphans()
+    proctree.adopt_orphans()
     pid = os.getpid()
     read, write = os.pipe()
     child = os.fork()
@@ -56,7 +56,7 @@ def shielded(parent_pid: int, directory: str, descriptor: int) -> int:
         os.close(descriptor)
         _Guard(parent_pid, directory, child, read).run()
     os.close(read)
-    family.end_with_parent(pid)
+    proctree.end_with_parent(pid)
     return write
 
 
@@ -96,7 +96,7 @@ class _Guard:
                 continue
             if deadline_s is not None and time.monotonic() > deadline_s:
                 # It was stopped, or waits for somebody.
-                family.end({self._child, *self._children()})
+                proctree.end({self._child, *self._children()})
             heard.poll(LOOK_S * 1e3 if self._parent is None or deadline_s is not None else None)
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
@@ -127,19 +127,19 @@ class _Guard:
         if ready and os.read(self._told, 1):
             os.kill(self._child, signal.SIGTERM)
         else:
-            family.end({self._child, *self._children()})
+            proctree.end({self._child, *self._children()})
 
     def _end_rest(self) -> None:
         pause_s = PAUSE_S
         while left := self._children():
-            family.end(left)
+            proctree.end(left)
             self._reap()
             time.sleep(pause_s)
             # What is stuck in a driver may be so for hours.
             pause_s = min(2 * pause_s, LOOK_S)
 
     def _children(self) -> list[int]:
-        return family.children().get(os.getpid(), [])
+        return proctree.children().get(os.getpid(), [])
 
     def _end_as(self, code: int) -> NoReturn:
         if code < 0:

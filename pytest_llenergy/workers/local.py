@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.workers import family, guard, stacks, wire
+from pytest_llenergy.workers import failure, guard, proctree, wire
 from pytest_llenergy.workers.failure import signal_name
 from pytest_llenergy.workers.host import Started, StartMethod
 from pytest_llenergy.workers.plan import OF_ONE_RANK
@@ -131,12 +131,12 @@ class Supervised:
             # One that is still importing does not listen, nor does one that has let others wait.
             self._await_end(END_TIMEOUT_S if self._booted and not self._silent else 0.0)
         except subprocess.TimeoutExpired:
-            family.end({self._popen.pid})
+            proctree.end({self._popen.pid})
             self._popen.kill()
             self._popen.wait()
         if self._popen.returncode != 0:
             # What has lost both the supervisor and its guard.
-            family.end(family.marked(wire.SUPERVISOR, str(self.directory)))
+            proctree.end(proctree.marked(wire.SUPERVISOR, str(self.directory)))
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ask(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
@@ -148,8 +148,8 @@ class Supervised:
         except TimeoutError:
             self._broken = self._silent = True
             why = (
-                stacks.STATES["T"]
-                if stacks.is_stopped(self.pid)
+                failure.STATES["T"]
+                if failure.is_stopped(self.pid)
                 else f"did not answer within {timeout_s:g} s"
             )
             raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}") from None
@@ -173,7 +173,7 @@ class Supervised:
                 self._popen.wait(max(0.0, min(STOPPED_LOOK_S, deadline - time.monotonic())))
                 return
             except subprocess.TimeoutExpired:
-                stopped = stopped + 1 if any(map(stacks.is_stopped, {self.pid, self._popen.pid})) else 0
+                stopped = stopped + 1 if any(map(failure.is_stopped, {self.pid, self._popen.pid})) else 0
                 if stopped >= STOPPED_LOOKS or time.monotonic() >= deadline:
                     raise
 
@@ -183,7 +183,7 @@ class Supervised:
         heard = select.poll()
         heard.register(self._socket, select.POLLIN)
         while not heard.poll(STOPPED_LOOK_S * 1e3):
-            stopped = stopped + 1 if stacks.is_stopped(self.pid) else 0
+            stopped = stopped + 1 if failure.is_stopped(self.pid) else 0
             if stopped >= STOPPED_LOOKS or time.monotonic() > deadline:
                 raise TimeoutError
 

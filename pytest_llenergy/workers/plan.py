@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process plan: how many ranks, which device and cores each has, and the environment it lives in.
-
-Made by one function; everything else reads it.
-"""
+"""The process plan: ranks, their devices, cores and environment, and checks against it."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from pytest_llenergy.backends.capabilities import DEGREES, Capabilities
+import msgspec
+import psutil
+
+from pytest_llenergy.backends.base import DEGREES, Capabilities, EngineWorker
 from pytest_llenergy.devices.lease import CPU, Lease
-from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.errors import PlanError, WorkerPlacementError
+from pytest_llenergy.model.record import Parallel, RankInfo
+
+# The process plan: how many ranks, which device and cores each has, and the environment it lives in.
+#
+# Made by one function; everything else reads it.
 
 #: Libraries that decide their thread count from the environment when they are imported.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -195,3 +201,128 @@ def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) 
     devices = lease.devices
     # Of a CPU there is one, however many share it.
     return [tuple(dict.fromkeys(devices[start : start + size])) for start in range(0, len(devices), size)]
+
+
+# What runs, held against the plan.
+
+
+def check_placement(plan: ProcessPlan, seen: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:
+    """The ranks as records tell them, of what each saw of itself. Both in rank order.
+
+    Raises ``WorkerPlacementError`` naming both sides where they differ.
+    """
+    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, seen, strict=True)}
+    if len(pids) != len(plan.ranks):
+        raise WorkerPlacementError(f"planned {len(plan.ranks)} processes, found {len(pids)}")
+    for planned, facts in zip(plan.ranks, seen, strict=True):
+        found = ",".join(facts["devices"])
+        if found != planned.device:
+            raise WorkerPlacementError(f"rank {planned.rank}: planned on {planned.device}, found on {found}")
+        if plan.framework == "torch" and facts["world_size"] != planned.world_size:
+            raise WorkerPlacementError(
+                f"rank {planned.rank}: planned in a world of {planned.world_size}, found in one of "
+                f"{facts['world_size']}"
+            )
+    return tuple(
+        RankInfo(
+            rank=planned.rank,
+            local_rank=planned.local_rank,
+            pid=facts["pid"],
+            device=",".join(facts["devices"]),
+            threads=facts["threads"],
+            cpus=facts["cpus"],
+            host=planned.host,
+        )
+        for planned, facts in zip(plan.ranks, seen, strict=True)
+    )
+
+
+def check_workers(
+    plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[EngineWorker]]
+) -> tuple[RankInfo, ...]:
+    """The ranks with the processes that the engine in each has started, in the order of the engine's ranks.
+
+    Raises ``WorkerPlacementError`` where these are not as many as the plan gives a replica, where they see
+    another world, or where one is not there.
+    """
+    if plan.launch != "engine":
+        return tuple(ranks)
+    return tuple(
+        msgspec.structs.replace(rank, workers=_checked(plan, rank, found))
+        for rank, found in zip(ranks, workers, strict=True)
+    )
+
+
+def _checked(plan: ProcessPlan, rank: RankInfo, workers: Sequence[EngineWorker]) -> list[int]:
+    degrees = plan.parallel
+    planned = degrees.tensor * degrees.pipeline * (degrees.data // len(plan.ranks))
+    ordered = sorted(workers, key=lambda worker: worker.rank)
+    pids = [worker.pid for worker in ordered]
+    worlds = sorted({worker.world_size for worker in ordered})
+    said = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
+    if len(set(pids)) != planned or worlds != [degrees.tensor * degrees.pipeline]:
+        raise WorkerPlacementError(
+            f"rank {rank.rank}: planned {planned} processes of the engine, tensor {degrees.tensor} by "
+            f"pipeline {degrees.pipeline}; found {said}"
+        )
+    if rank.host == LOCALHOST:
+        here = {rank.pid, *(child.pid for child in psutil.Process(rank.pid).children(recursive=True))}
+        attached = {worker.pid for worker in ordered if worker.attached}
+        strangers = [pid for pid in pids if pid not in here and pid not in attached]
+        if strangers:
+            raise WorkerPlacementError(
+                f"rank {rank.rank}: the engine names processes that are not its own: {strangers}"
+            )
+    return [pid for pid in pids if pid]
+
+
+# What pytest's own process means for its ranks: the environment they inherit, and what would break them.
+
+#: Told anew for every phase of every test; ranks outlive the test that started them.
+OF_ONE_TEST = ("PYTEST_CURRENT_TEST",)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What ranks take over from pytest's process when they start."""
+
+    environment: dict[str, str]
+    directory: str
+    search_path: tuple[str, ...]
+
+
+def surroundings() -> Surroundings:
+    """As they are now. A directory that is gone is none."""
+    try:
+        directory = str(Path.cwd())
+    except OSError:
+        directory = ""
+    return Surroundings(inherited(), directory, tuple(path for path in sys.path if isinstance(path, str)))
+
+
+def inherited() -> dict[str, str]:
+    """The environment of ranks that are started now, but for what the plan sets."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in OF_ONE_TEST and not name.startswith(STALE_PREFIXES)
+    }
+
+
+def hazards() -> Iterator[str]:
+    """What a test file or a plugin has done to this process that users take for a fault of the ranks."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None:
+        chosen = multiprocessing.get_start_method(allow_none=True)
+        # The platform's own is set by any library that makes a queue or a lock, by no choice of anybody's.
+        if chosen not in (None, "spawn", multiprocessing.get_all_start_methods()[0]):
+            yield (
+                f"multiprocessing's start method was set to {chosen!r} in pytest's process; ranks do not "
+                "follow it, they are started as --energy-start-method says"
+            )
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        yield (
+            "CUDA is initialised in pytest's own process, by a test file or a plugin: it holds memory of a "
+            "GPU, and processes forked from it cannot use CUDA; move the call into workers.run"
+        )

@@ -14,16 +14,21 @@ from typing import Any, Literal
 import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec, EngineWorker
-from pytest_llenergy.backends.beforehand import converted
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.convert import converted
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host, StartMethod
 from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.placement import check_workers
-from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan
-from pytest_llenergy.workers.surroundings import Surroundings, hazards, surroundings
+from pytest_llenergy.workers.plan import (
+    LOCALHOST,
+    ProcessPlan,
+    Surroundings,
+    check_workers,
+    hazards,
+    surroundings,
+)
 
 Isolation = Literal["test", "backend", "run"]
 

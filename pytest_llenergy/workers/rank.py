@@ -38,8 +38,8 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
         raise SystemExit(1) from error
     from pathlib import Path
 
-    from pytest_llenergy.workers.channel import Channel
-    from pytest_llenergy.workers.serve import Server
+    from pytest_llenergy.workers.server import Server
+    from pytest_llenergy.workers.transport import Channel
 
     server = Server(Channel(connection, Path(boot["directory"])), boot)
     connection.send(("ok", hello))

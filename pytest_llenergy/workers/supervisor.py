@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process between pytest and its ranks. Standard library only and one thread, but for what it preloads.
-
-It starts the ranks, adopts whatever they leave behind, and holds copies of the descriptors of their lease.
-When pytest ends, by whatever means, it ends every descendant, and then frees the devices. With modules to
-preload it imports these first, and its ranks are forks of itself; without, each is a fresh interpreter.
-Its guard (see ``guard``) ends it while it imports, and what is left when it is itself killed.
-"""
+"""The process between pytest and its ranks. Standard library only."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import select
 import shutil
@@ -17,12 +13,74 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_llenergy.workers import family, guard, preload, rank, wire
+from pytest_llenergy.workers import guard, proctree, rank, wire
+
+# Importing what forked ranks share, strictly: nothing may fail, start threads or wake the GPU driver.
+
+#: What ``cuDeviceGetCount`` says before ``cuInit`` (CUresult, cuda.h).
+CUDA_ERROR_NOT_INITIALIZED = 3
+
+REMEDY = "use --energy-start-method=spawn"
+
+
+class PreloadError(Exception):
+    """Forked ranks cannot be had. ``details`` is the traceback, if there is one."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+def load(names: Sequence[str], sys_path: Sequence[str]) -> None:
+    """Import these. Raises ``PreloadError``; the standard library's fork server would pass over it."""
+    sys.path[:] = sys_path
+    for name in names:
+        try:
+            import_module(name)
+        except BaseException as error:
+            said = f"importing {name} before the ranks are forked failed: {type(error).__name__}: {error}"
+            raise PreloadError(said, traceback.format_exc()) from error
+    if driver_is_awake():
+        raise PreloadError(
+            f"importing {', '.join(names)} initialised CUDA, which a forked rank cannot use; {REMEDY}"
+        )
+    # Pages that no collection writes to stay shared by all forks.
+    gc.collect()
+    gc.freeze()
+
+
+def check_threads() -> None:
+    """Right after a fork, when libraries that know of forks have ended their threads, as CPython looks too.
+
+    Raises ``PreloadError`` when others are left: a fork loses them, and what they held stays locked.
+    """
+    threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
+    if threads > 1:
+        raise PreloadError(f"the preloaded modules have left {threads - 1} threads running; {REMEDY}")
+
+
+def driver_is_awake() -> bool:
+    """Whether somebody has called ``cuInit`` in this process. Does not load the driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except (OSError, AttributeError):
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
+
+
+# The process between pytest and its ranks. Standard library only and one thread, but for what it preloads.
+#
+# It starts the ranks, adopts whatever they leave behind, and holds copies of the descriptors of their lease.
+# When pytest ends, by whatever means, it ends every descendant, and then frees the devices. With modules to
+# preload it imports these first, and its ranks are forks of itself; without, each is a fresh interpreter.
+# Its guard (see ``guard``) ends it while it imports, and what is left when it is itself killed.
 
 #: How often a family that is being ended is looked at (seconds), and how long the answer waits for it:
 #: a process that is stuck in a driver ends when the driver lets it.
@@ -70,7 +128,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Preload, then serve. What is left in the end is ended."""
-        family.adopt_orphans()
+        proctree.adopt_orphans()
         boot, _ = wire.receive(self._client)
         try:
             # A fork of pytest may keep its end of the socket open; this one tells of pytest itself.
@@ -80,11 +138,11 @@ class Supervisor:
             if boot["preload"]:
                 self._preloaded = True
                 # Nobody listens meanwhile, which may be for ever: any signal ends it, and its guard the rest.
-                preload.load(boot["preload"], boot["sys_path"])
+                load(boot["preload"], boot["sys_path"])
             self._listen()
             wire.send(self._client, {"ok": self._pid})
             self._serve()
-        except preload.PreloadError as error:
+        except PreloadError as error:
             wire.send(self._client, {"error": str(error), "details": error.details})
         finally:
             self._finish()
@@ -97,7 +155,7 @@ class Supervisor:
         for number in guard.ENDING_SIGNALS:
             signal.signal(number, self._on_end)
         # Each of the two ends what the other leaves behind when it is killed.
-        family.end_with_parent(self._guard_pid, signal.SIGTERM)
+        proctree.end_with_parent(self._guard_pid, signal.SIGTERM)
         os.write(self._listens, b"1")
         os.close(self._listens)
 
@@ -133,7 +191,7 @@ class Supervisor:
                     return
                 try:
                     answer = {"ok": verbs[request.pop("verb")](descriptors=descriptors, **request)}
-                except (OSError, preload.PreloadError) as error:
+                except (OSError, PreloadError) as error:
                     answer = {"error": f"{type(error).__name__}: {error}"}
                 try:
                     wire.send(self._client, answer)
@@ -154,7 +212,7 @@ class Supervisor:
         family_of.lease = family_of.lease or lease
         family_of.living.add(pid)
         if self._preloaded:
-            preload.check_threads()
+            check_threads()
         return pid
 
     def _become_rank(
@@ -168,9 +226,9 @@ class Supervisor:
     ) -> NoReturn:
         """In the new process: nothing of the supervisor is left but what the rank is given."""
         try:
-            family.end_with_parent(self._pid)
+            proctree.end_with_parent(self._pid)
             # While it lives, what its own children leave behind is its own.
-            family.adopt_orphans()
+            proctree.adopt_orphans()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *guard.ENDING_SIGNALS):
                 signal.signal(number, signal.SIG_DFL)
@@ -224,7 +282,7 @@ class Supervisor:
     def _forget_if_gone(self, name: str) -> bool:
         """Kill what is left of a group; once nothing is, its devices are free."""
         group = self._groups[name]
-        family.end(group.living)
+        proctree.end(group.living)
         self._reap()
         self._end_strays()
         if group.living or self._strays():
@@ -249,10 +307,10 @@ class Supervisor:
     def _strays(self) -> set[int]:
         """What ranks have left behind. While a rank lives it is itself the parent of its orphans."""
         known = {pid for group in self._groups.values() for pid in group.living}
-        return set(family.children().get(self._pid, ())) - known
+        return set(proctree.children().get(self._pid, ())) - known
 
     def _end_strays(self) -> None:
-        family.end(self._strays())
+        proctree.end(self._strays())
 
     def _finish(self) -> None:
         pause_s = LOOK_S

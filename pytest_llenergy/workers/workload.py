@@ -10,14 +10,11 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.params import Params
-from pytest_llenergy.backends.tasks import TASKS
+from pytest_llenergy.backends.tasks import TASKS, Params
 from pytest_llenergy.errors import PlanError, WorkerError
-from pytest_llenergy.model.flops import Flops, joined
-from pytest_llenergy.model.timeline import RankTimeline, RoundTimeline
-from pytest_llenergy.workers.byvalue import pickled, unpickled
+from pytest_llenergy.model.timeline import Flops, RankTimeline, RoundTimeline, joined
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.lazy import REFUSAL, is_lazy
+from pytest_llenergy.workers.pickling import REFUSAL, is_lazy, pickled, unpickled
 
 
 class RankWorkload:

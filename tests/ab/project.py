@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest_llenergy
-from pytest_llenergy.model.paired import PairedReport
-from pytest_llenergy.report.file import read_sides
+from pytest_llenergy.model.report import PairedReport
+from pytest_llenergy.report.store import read_sides
 
 #: What a measurement would have told: joules that ``work.py`` says, a little scattered.
 CONFTEST = """
 import os, re
-import pytest_llenergy.runs
+import pytest_llenergy.api
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.metrics import summarise
 from pytest_llenergy.model.record import MeterInfo, Procedure, Round
@@ -41,7 +41,7 @@ def told(workload, plan, selection, lease, tell):
     ]
     return Experiment(rounds, summarise(rounds, None), [METER], 0.1, PROCEDURE, [])
 
-pytest_llenergy.runs.measure = told
+pytest_llenergy.api.measure = told
 """
 
 WORK = """

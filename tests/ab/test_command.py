@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.ab.command import check_environment, parse_command
+from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.ab.session import Files, arguments
-from pytest_llenergy.ab.sides import Side
 from pytest_llenergy.errors import PlanError
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.ab.failures import Failed
+from pytest_llenergy.ab.campaign import Failed
 
 from .project import Outcome, Project
 

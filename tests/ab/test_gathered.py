@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.ab.gathered import Gathered, Part, changed_workload, put_aside
+from pytest_llenergy.ab.gather import Gathered, Part, changed_workload, put_aside
 from pytest_llenergy.measure.metrics import is_valid
-from pytest_llenergy.model.paired import SideName
 from pytest_llenergy.model.record import Metric, Record
-from pytest_llenergy.model.report import Report
+from pytest_llenergy.model.report import Report, SideName
 
 from ..compare.runs import LEVEL, TEST, record_of, report_of
 from ..model.reports import HOST, REPORT

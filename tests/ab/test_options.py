@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.ab.pairing import common_names, lonely_line
-from pytest_llenergy.model.record import Primitive, Record
+from pytest_llenergy.ab.gather import common_names, lonely_line
+from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.record import Record
 
 from .project import Project
 
 BACKENDS = """
 import pytest
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 
 def pytest_llenergy_backends(config):
     return [BackendSpec(name, "nothing:Nothing", (), "", Capabilities()) for name in ("slow", "fast")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.own import OwnCode
+from pytest_llenergy.ab.imported_code import OwnCode
 
 PACKAGE = Path("/site-packages/thing/__init__.py")
 MODULE = Path("/site-packages/thing.py")

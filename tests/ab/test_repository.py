@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.repository import Repository, repository
-from pytest_llenergy.ab.worktree import check_out, left_out, remove
+from pytest_llenergy.ab.checkouts import Repository, check_out, left_out, remove, repository
 from pytest_llenergy.errors import PlanError
 
 from .project import Project

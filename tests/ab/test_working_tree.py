@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.report.file import read_sides
+from pytest_llenergy.report.store import read_sides
 
 from .project import Project
 

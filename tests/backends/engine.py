@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pytest_llenergy.backends import transformers
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import resolve
-from pytest_llenergy.backends.params import Params
-from pytest_llenergy.backends.tasks import Result
-from pytest_llenergy.backends.transformers import spec as transformers
-from pytest_llenergy.devices.host import usable_cpus
+from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.tasks import Generation, GenerationParams, Params, Result
+from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import RoundTimeline

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, RankContext
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 

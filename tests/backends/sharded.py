@@ -14,7 +14,7 @@ def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[s
     import torch
 
     from pytest_llenergy.backends.base import RankContext
-    from pytest_llenergy.backends.model import resolve
+    from pytest_llenergy.backends.models import resolve
     from pytest_llenergy.backends.transformers.backend import TransformersBackend
     from pytest_llenergy.model.record import Parallel
 
@@ -54,9 +54,9 @@ def refusal_by_other_degrees(model: str) -> str:
     import os
 
     from pytest_llenergy.backends.base import RankContext
-    from pytest_llenergy.backends.model import resolve
+    from pytest_llenergy.backends.models import resolve
     from pytest_llenergy.backends.transformers.backend import TransformersBackend
-    from pytest_llenergy.backends.transformers.tensor import seen_shards
+    from pytest_llenergy.backends.transformers.parallel import seen_shards
     from pytest_llenergy.errors import BackendError
     from pytest_llenergy.model.record import Parallel
 
@@ -74,7 +74,7 @@ def refusal_of_no_shards() -> str:
     import torch
 
     from pytest_llenergy.backends.base import RankContext
-    from pytest_llenergy.backends.transformers.tensor import seen_shards
+    from pytest_llenergy.backends.transformers.parallel import seen_shards
     from pytest_llenergy.errors import BackendError
     from pytest_llenergy.model.record import Parallel
 
@@ -90,8 +90,8 @@ def refusal_of_layers_off_the_gpus(model: str, device_map: dict[str, str], direc
     from transformers import AutoModelForCausalLM
 
     from pytest_llenergy.backends.convert import local_directory
-    from pytest_llenergy.backends.model import resolve
-    from pytest_llenergy.backends.transformers.placement import seen_placement
+    from pytest_llenergy.backends.models import resolve
+    from pytest_llenergy.backends.transformers.parallel import seen_placement
     from pytest_llenergy.errors import BackendError
 
     path = local_directory(resolve(model))

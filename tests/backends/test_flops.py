@@ -16,14 +16,13 @@ import pytest
 
 from pytest_llenergy.backends import openvino
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.decoder import DecoderShape, from_source, of_config, of_sequences, of_source
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import ModelSource, resolve
+from pytest_llenergy.backends.flops import DecoderShape, from_source, of_config, of_sequences, of_source
+from pytest_llenergy.backends.models import ModelSource, resolve
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.transformers.flops import job_flops
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.model.flops import Flops
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.model.timeline import Flops, RequestTimeline
 
 from .engine import PROMPTS, TINY, Engine, counts
 

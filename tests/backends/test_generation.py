@@ -16,8 +16,8 @@ import pytest
 
 from pytest_llenergy.backends import openvino
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 
 from .engine import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, TINY, Engine, counts

@@ -14,10 +14,9 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.llama_cpp.backend import Answer, LlamaCppBackend
-from pytest_llenergy.backends.llama_cpp.spec import SPEC
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.llama_cpp import SPEC, Answer, LlamaCppBackend
+from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import Parallel
 
@@ -29,9 +28,9 @@ pytest.importorskip("xllamacpp", reason=SPEC.install)
 MEASURE = """
 import gc, os, psutil
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.llama_cpp.backend import LlamaCppBackend
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.llama_cpp import LlamaCppBackend
+from pytest_llenergy.backends.models import resolve
 for number in range(5):
     backend = LlamaCppBackend()
     backend.load(resolve(None), {}, RankContext())

@@ -7,13 +7,12 @@ import re
 
 import pytest
 
-from pytest_llenergy.backends.demand import Demand, refuse
-from pytest_llenergy.backends.registry import BUILTIN
+from pytest_llenergy.backends.registry import BUILTIN, Demand, refuse
 
 #: Two engines that nothing is ever loaded with: what is refused is refused before.
 TWO = """
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 
 def pytest_llenergy_backends(config):
     one = Capabilities(

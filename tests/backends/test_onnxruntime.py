@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.convert_onnx import onnx_directory
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import resolve
-from pytest_llenergy.backends.onnxruntime.backend import OnnxRuntimeBackend
-from pytest_llenergy.backends.onnxruntime.spec import SPEC
+from pytest_llenergy.backends.convert import onnx_directory
+from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.onnxruntime import SPEC, OnnxRuntimeBackend
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import Parallel
 
@@ -34,9 +33,9 @@ pytest.importorskip("onnxruntime_genai", reason=SPEC.install)
 COUNT_THREADS = """
 import os
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import resolve
-from pytest_llenergy.backends.onnxruntime.backend import OnnxRuntimeBackend
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.onnxruntime import OnnxRuntimeBackend
 for threads in (1, 2):
     backend = OnnxRuntimeBackend()
     backend.load(resolve("random:llama-tiny"), {}, RankContext(threads=threads))
@@ -49,9 +48,9 @@ for threads in (1, 2):
 MEASURE_MEMORY = """
 import gc, psutil
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import resolve
-from pytest_llenergy.backends.onnxruntime.backend import OnnxRuntimeBackend
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.onnxruntime import OnnxRuntimeBackend
 for number in range(16):
     backend = OnnxRuntimeBackend()
     backend.load(resolve("random:llama-tiny"), {}, RankContext())

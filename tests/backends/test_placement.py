@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.transformers.parallel import load_onto
-from pytest_llenergy.backends.transformers.placement import seen_placement, told_map
-from pytest_llenergy.backends.transformers.spec import SPEC
+from pytest_llenergy.backends.transformers import SPEC
+from pytest_llenergy.backends.transformers.parallel import load_onto, seen_placement, told_map
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel

@@ -8,8 +8,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from pytest_llenergy.backends.model import ModelSource, resolve
-from pytest_llenergy.backends.positions import positions
+from pytest_llenergy.backends.models import ModelSource, positions, resolve
 
 
 def test_those_of_the_default_model() -> None:

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.facts import facts
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.registry import BUILTIN, known_backends
 from pytest_llenergy.cli import main
-from pytest_llenergy.doctor.engines import EngineRow
-from pytest_llenergy.doctor.text import row_lines
+from pytest_llenergy.doctor.checkup import EngineRow
+from pytest_llenergy.doctor.text import facts, row_lines
 
 DOCS = Path(__file__).parents[2] / "docs"
 

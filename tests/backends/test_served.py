@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.served import ServedLoad, ServeParams, spans_of, steady_span
-from pytest_llenergy.backends.server.answer import Answer, read_answer
-from pytest_llenergy.backends.server.client import Stream
-from pytest_llenergy.backends.server.dialect import DIALECTS, UNKNOWN
+from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN, Stream
+from pytest_llenergy.backends.server.stream import Answer, read_answer
+from pytest_llenergy.backends.tasks import ServedLoad, ServeParams, spans_of, steady_span
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.measure.percentile import percentile
+from pytest_llenergy.measure.metrics import percentile
 from pytest_llenergy.model.timeline import RequestTimeline
 
 MS = 1_000_000

@@ -13,12 +13,17 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.backends.served import ServedGeneration, ServedLoad, ServeParams
-from pytest_llenergy.backends.server import attached
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.server import process as attached
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.settings import Address, ServerSettings, free_port, local_address
+from pytest_llenergy.backends.tasks import (
+    Generation,
+    GenerationParams,
+    ServedGeneration,
+    ServedLoad,
+    ServeParams,
+)
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 

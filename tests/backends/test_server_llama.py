@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.served import ServedLoad, ServeParams
-from pytest_llenergy.backends.server import spec as server
+from pytest_llenergy.backends import server
+from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.model.timeline import RoundTimeline
 
 from .engine import SMOLLM_CHAT, SMOLLM_PROMPTS, Engine, counts

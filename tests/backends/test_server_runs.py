@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends.base import EngineWorker
-from pytest_llenergy.workers.cpu_time import used_s
-from pytest_llenergy.workers.engine_processes import EngineProcesses
+from pytest_llenergy.workers.usage import EngineProcesses, used_s
 
 from ..workers.survivors import await_none, marked, survivors
 from .servers.start import orphan, running, scripted

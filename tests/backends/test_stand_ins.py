@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.sglang import spec as sglang
-from pytest_llenergy.backends.tensorrt_llm import spec as tensorrt_llm
+from pytest_llenergy.backends import sglang, tensorrt_llm
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.generation import Generation
-from pytest_llenergy.backends.transformers.tensor import check_heads
+from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.backends.transformers.parallel import check_heads
 from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.model.record import Parallel
 

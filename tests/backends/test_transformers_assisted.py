@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.generation import Generation
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import BackendError, ModelError
 
 from .engine import TINY, Engine

@@ -23,8 +23,8 @@ Read = Callable[..., dict[str, Any]]
 COUNTS_TOKENS = """
 import json
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.models import resolve
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
 
 backend = TransformersBackend()

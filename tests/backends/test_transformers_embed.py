@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.embedding import Embedding, EmbeddingParams
+from pytest_llenergy.backends.tasks import Embedding, EmbeddingParams
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
@@ -30,7 +30,7 @@ import sys
 import torch
 from transformers import AutoModel, AutoTokenizer
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.models import resolve
 path = local_directory(resolve("random:bert-tiny"))
 model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
 tokenizer = AutoTokenizer.from_pretrained(path)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.generation import GenerationParams
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.transformers import SPEC
 from pytest_llenergy.backends.transformers.options import LoadOptions
-from pytest_llenergy.backends.transformers.spec import SPEC
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
 
@@ -25,10 +25,10 @@ COMPILES = """
 import json
 import psutil
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.models import resolve
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
-from pytest_llenergy.backends.transformers.compiled import graphs
+from pytest_llenergy.backends.transformers.options import graphs
 
 def tell(options):
     backend = TransformersBackend()

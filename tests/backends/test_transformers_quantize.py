@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import installed
-from pytest_llenergy.backends.transformers.options import LoadOptions
-from pytest_llenergy.backends.transformers.quantize import QUANTISERS, described
+from pytest_llenergy.backends.transformers.options import QUANTISERS, LoadOptions, described
 from pytest_llenergy.errors import BackendError
 
 from .engine import PROMPTS, Engine

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llenergy.backends.generation import Generation, GenerationParams
-from pytest_llenergy.backends.vllm import spec as vllm
-from pytest_llenergy.backends.vllm.generate import VllmJob
+from pytest_llenergy.backends import vllm
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.backends.vllm import VllmJob
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.model.record import Parallel
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.models import resolve
 
 
 def write_gguf(directory: Path, file: Path) -> None:

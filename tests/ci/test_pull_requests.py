@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_llenergy.model.paired import PairedReport
-from pytest_llenergy.report.file import read_sides
+from pytest_llenergy.model.report import PairedReport
+from pytest_llenergy.report.store import read_sides
 
 from ..ab.project import Project
 from .test_files import ROOT, template

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.compare.budget import UNITS, parse_budget
+from pytest_llenergy.compare.gate import UNITS, parse_budget
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Metric
 

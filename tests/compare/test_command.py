@@ -12,13 +12,12 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.cli.compare import Found, render
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.model.comparison import ComparedReports
-from pytest_llenergy.model.paired import PairedReport, encode_paired
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report, encode
-from pytest_llenergy.report.formats import Found, render
-from pytest_llenergy.report.journal import Journal
+from pytest_llenergy.model.report import PairedReport, Report, encode, encode_paired
+from pytest_llenergy.report.store import Journal
 
 from ..model.reports import HOST, REPORT
 from .runs import LEVEL, TEST, UNSURE, record_of, report_of, scaled

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.compare.outcome import exit_code
-from pytest_llenergy.compare.pairing import last_attempts
+from pytest_llenergy.compare.comparison import Asked, compare_reports, last_attempts
+from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import ComparedReports, Comparison

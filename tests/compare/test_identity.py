@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.identity import (
+from pytest_llenergy.compare.comparability import (
     advisories,
     device_differences,
     device_facts,
     device_line,
     differing,
     key_of,
+    workload_differences,
+    workload_key,
 )
-from pytest_llenergy.compare.workload import workload_differences, workload_key
 from pytest_llenergy.model.environment import Board, Environment
 from pytest_llenergy.model.record import Flag, Parallel, RankInfo, Record
 

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import pytest
 
-from pytest_llenergy.compare.rank import (
+from pytest_llenergy.compare.rank_statistics import (
     EXACT_UP_TO,
     chance_at_most,
     chances_of_shift,

@@ -18,9 +18,8 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.report import encode
-from pytest_llenergy.report import remote
-from pytest_llenergy.report.file import place_of, read_report
-from pytest_llenergy.report.remote import is_address, shown, without_secrets
+from pytest_llenergy.report import store
+from pytest_llenergy.report.store import is_address, place_of, read_report, shown, without_secrets
 
 from .runs import record_of, report_of, scaled
 
@@ -178,7 +177,7 @@ def test_a_server_that_is_not_there() -> None:
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(store, "TIMEOUT_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -187,7 +186,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_that_is_too_large(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(store, "MOST_BYTES", 1 << 20)
     (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
     assert refusal(f"{server}/large.json") == f"{server}/large.json: more than 1 MiB, which no report is"
     (tmp_path / "fits.json").write_bytes(b" " * (1 << 20))

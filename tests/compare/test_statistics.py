@@ -10,9 +10,8 @@ from random import Random
 
 import pytest
 
-from pytest_llenergy.compare.correction import corrected
 from pytest_llenergy.compare.metrics import Direction
-from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, detectable, scatter
+from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, corrected, detectable, scatter
 from pytest_llenergy.errors import PlanError
 
 #: Six rounds around 100 J with a scatter of about 0.7 %.

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.compare.budget import UNITS
+from pytest_llenergy.compare.gate import UNITS, parse_fail_on, parse_floor, parse_threshold
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import Rule
-from pytest_llenergy.compare.threshold import parse_fail_on, parse_floor, parse_threshold
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import FIGURES
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 #: Runs within this one, since devices are leased where a run begins.
 TRANSFORMERS = """
-from pytest_llenergy.backends.transformers.spec import SPEC
+from pytest_llenergy.backends.transformers import SPEC
 from pytest_llenergy.conformance import BackendConformance
 
 class TestTransformers(BackendConformance):
@@ -42,7 +42,7 @@ class TestOpenVino(BackendConformance):
 """
 
 ONNXRUNTIME = """
-from pytest_llenergy.backends.onnxruntime.spec import SPEC
+from pytest_llenergy.backends.onnxruntime import SPEC
 from pytest_llenergy.conformance import BackendConformance
 
 class TestOnnxRuntime(BackendConformance):
@@ -52,7 +52,7 @@ class TestOnnxRuntime(BackendConformance):
 """
 
 LLAMA_CPP = """
-from pytest_llenergy.backends.llama_cpp.spec import SPEC
+from pytest_llenergy.backends.llama_cpp import SPEC
 from pytest_llenergy.conformance import BackendConformance
 
 class TestLlamaCpp(BackendConformance):
@@ -66,7 +66,7 @@ class TestLlamaCpp(BackendConformance):
 
 VLLM = """
 from dataclasses import replace
-from pytest_llenergy.backends.vllm.spec import SPEC
+from pytest_llenergy.backends.vllm import SPEC
 from pytest_llenergy.conformance import BackendConformance
 
 class TestVllm(BackendConformance):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.conformance.prefill import Prefill
+from pytest_llenergy.conformance.checks import Prefill
 
 
 @pytest.mark.parametrize(

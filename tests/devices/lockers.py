@@ -21,7 +21,7 @@ import pytest
 #: Takes its user id only after all is imported: others need not be able to read this checkout.
 SCRIPT = """
 import json, os, pwd, sys
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
 

@@ -12,9 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.devices.claims import Claim, Request
-from pytest_llenergy.devices.shortage import ShortageError
+from pytest_llenergy.devices.allocation import GpuRequest, ShortageError, allot
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.visibility import ORDER, VARIABLE
 from pytest_llenergy.errors import DeviceError
 
@@ -311,7 +310,7 @@ def test_the_environment_is_read_when_asked(uuids: list[str], monkeypatch: pytes
 def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:
     world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
     code = (
-        "from pytest_llenergy.devices.allot import *\n"
+        "from pytest_llenergy.devices.allocation import *\n"
         "try: allot(GpuRequest(1), environment={'SLURM_JOB_GPUS': '7'})\n"
         "except Exception as error: print(type(error).__name__, error)\n"
         "print(allot(GpuRequest(2, fallback='cpu'), environment={}).devices)"

@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.busy import BoardUse, Occupancy, command, look, wait_until_free
 from pytest_llenergy.devices.condition import BoardProcess
 from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.devices.occupancy import BoardUse, Occupancy, command, look, wait_until_free
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, Process, World

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pytest_llenergy.devices.host import host, usable_cpus
+from pytest_llenergy.devices.cpu import host, usable_cpus
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")

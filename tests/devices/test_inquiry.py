@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.devices.count import leasable
-from pytest_llenergy.devices.inquiry import Told, ask_apart
+from pytest_llenergy.devices.query_boards import Told, ask_apart
+from pytest_llenergy.devices.query_count import leasable
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, World

@@ -9,14 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.devices.inventory import (
-    Present,
-    answering,
-    present,
-    temperature_c,
-    used_bytes,
-)
+from pytest_llenergy.devices.allocation import GpuRequest, allot
+from pytest_llenergy.devices.inventory import Present, answering, present, temperature_c, used_bytes
 from pytest_llenergy.devices.mig import Instance
 from pytest_llenergy.errors import DeviceError
 

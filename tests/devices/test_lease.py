@@ -13,14 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.devices import lockfile
-from pytest_llenergy.devices.claims import Claim, Request
-from pytest_llenergy.devices.holders import told
-from pytest_llenergy.devices.lease import CPU, Lease, join
+from pytest_llenergy.devices import lockfiles
+from pytest_llenergy.devices.lease import CPU, Claim, Lease, Request, join
 from pytest_llenergy.devices.lockdir import Directory
-from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.tickets import living
+from pytest_llenergy.devices.queue import living, told
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
@@ -210,7 +208,7 @@ class TestMessages:
 LEAVE = """
 import os, subprocess
 from pytest_llenergy.devices import lockfile
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 held = acquire(Request((Claim("a"),)), 0)
 child = subprocess.Popen(["sleep", "60"], pass_fds=held.lend(), stdout=subprocess.DEVNULL)
@@ -266,7 +264,7 @@ class TestCleaning:
     def test_a_file_that_is_replaced_while_it_is_locked_is_not_taken_for_the_device(
         self, locks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        really, path = lockfile.lock_open, locks / lock_name("a")
+        really, path = lockfiles.lock_open, locks / lock_name("a")
         replaced: list[Path] = []
 
         def late(descriptor: int, claim: Claim) -> bool:
@@ -275,9 +273,9 @@ class TestCleaning:
                 replaced.append(path)
             return really(descriptor, claim)
 
-        monkeypatch.setattr(lockfile, "lock_open", late)
+        monkeypatch.setattr(lockfiles, "lock_open", late)
         directory = Directory(locks, os.open(locks, os.O_RDONLY))
-        descriptor = lockfile.try_lock(directory, Claim("a"))
+        descriptor = lockfiles.try_lock(directory, Claim("a"))
         assert descriptor is not None
         assert os.path.samestat(os.fstat(descriptor), path.stat())
         os.close(descriptor)
@@ -287,13 +285,13 @@ class TestCleaning:
         self, locks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = locks / lock_name("a")
-        really = lockfile.lock_open
+        really = lockfiles.lock_open
 
         def late(descriptor: int, claim: Claim) -> bool:
             path.unlink()
             return really(descriptor, claim)
 
-        monkeypatch.setattr(lockfile, "lock_open", late)
+        monkeypatch.setattr(lockfiles, "lock_open", late)
         with pytest.raises(DeviceError) as caught:
             acquire(Request((Claim("a"),)), 0.0)
         assert str(caught.value) == (

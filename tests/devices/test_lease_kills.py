@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.devices.lockdir import Directory
-from pytest_llenergy.devices.tickets import living
+from pytest_llenergy.devices.queue import living
 
 from .lockers import Locker, MakeLocker, tickets, until
 
@@ -23,7 +23,7 @@ LINES = """
 import os, random, signal, sys, time
 from pathlib import Path
 from pytest_llenergy.devices import locks
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.errors import DeviceError
 ROOM = str(Path(locks.__file__).parent)
 request = Request((Claim("a"), Claim("b", True)))
@@ -68,7 +68,7 @@ print(reached, flush=True)
 CHAOS = """
 import os, random, signal, sys, time
 from pathlib import Path
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 marks, kills = Path(sys.argv[1]), int(sys.argv[2])
 choices = tuple((Claim(f"GPU-{board}"),) for board in range(4))
@@ -122,10 +122,10 @@ print(time.monotonic() - start)
 #: session of its own.
 WITH_RANKS = """
 import os, sys, time
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.devices.claims import CPU, Claim
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import CPU, Claim
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.workers.keeper import Keeper
+from pytest_llenergy.workers.leases import Keeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
 from pytest_llenergy.workers.workload import call_workload

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from pytest_llenergy.devices import turns
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices import queue
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.lockdir import Directory
-from pytest_llenergy.devices.tickets import Content, Seen, State
-from pytest_llenergy.devices.turns import Scene, waits
+from pytest_llenergy.devices.queue import Content, Scene, Seen, State, waits
 
 from .lockers import USERS, MakeLocker, needs_root, open_directory, tickets, until
 
@@ -26,7 +25,7 @@ from .lockers import USERS, MakeLocker, needs_root, open_directory, tickets, unt
 MIX = """
 import os, random, sys, time
 from pathlib import Path
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 uid, seed, turns, marks = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 os.setgroups([]), os.setgid(uid), os.setuid(uid)
@@ -47,7 +46,7 @@ for turn in range(turns):
 #: One of four boards, again and again until killed.
 LOOP = """
 import time
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 request = Request((), 1, tuple((Claim(f"GPU-{board}"),) for board in range(4)))
 print("ready", flush=True)
@@ -140,11 +139,11 @@ def test_a_request_that_cannot_be_served_is_passed_so_often_and_no_more(
     holder.take("a")
     large.ask("a", "b")
     until(lambda: bool(tickets(locks, "waiting")))
-    for passed in range(turns.PASSES):
+    for passed in range(queue.PASSES):
         small.take("b", wait_s=0.0)
         # It counts those that it sees.
         await_a_look(large.pid)
-        assert bool(tickets(locks, "firm")) == (passed == turns.PASSES - 1)
+        assert bool(tickets(locks, "firm")) == (passed == queue.PASSES - 1)
         small.release()
     assert f"queued before: process {large.pid} of " in small.refused("b", wait_s=0.1)
     holder.release()

@@ -14,13 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.devices.claims import Claim, Request
-from pytest_llenergy.devices.container import container, uncoordinated
-from pytest_llenergy.devices.lockdir import CANDIDATES, Directory, lock_directory
-from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lockdir import (
+    CANDIDATES,
+    Directory,
+    container,
+    lock_directory,
+    mount_of,
+    mounts,
+    uncoordinated,
+)
+from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.mounts import mount_of, mounts
-from pytest_llenergy.devices.tickets import living
+from pytest_llenergy.devices.queue import living
 from pytest_llenergy.errors import DeviceError
 
 from .lockers import USERS, lockers, needs_root, open_directory, tickets, until
@@ -262,7 +268,7 @@ class TestFiles:
 
     def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_locked(self, locks: Path) -> None:
         script = (
-            "import resource\nfrom pytest_llenergy.devices.claims import *\n"
+            "import resource\nfrom pytest_llenergy.devices.lease import *\n"
             "from pytest_llenergy.devices.locks import acquire\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
             "try: acquire(Request((Claim('a'),)), 0.0)\nexcept Exception as error: print(error)"
@@ -289,9 +295,9 @@ class TestFiles:
 
     def test_a_death_before_a_file_has_its_mode_leaves_no_file_of_the_device(self, locks: Path) -> None:
         script = (
-            "import os, sys\nfrom pathlib import Path\nfrom pytest_llenergy.devices.claims import Claim\n"
+            "import os, sys\nfrom pathlib import Path\nfrom pytest_llenergy.devices.lease import Claim\n"
             "from pytest_llenergy.devices.lockdir import lock_directory\n"
-            "from pytest_llenergy.devices.lockfile import try_lock\n"
+            "from pytest_llenergy.devices.lockfiles import try_lock\n"
             "os.umask(0o077)\nos.fchmod = lambda *_: os._exit(7)\ntry_lock(lock_directory(), Claim('a'))"
         )
         done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)

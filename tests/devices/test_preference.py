@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allot import allot
+from pytest_llenergy.devices.allocation import allot
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.visibility import VARIABLE
 from pytest_llenergy.errors import DeviceError

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.rocm import BELOW_HIP, HIP, visible
+from pytest_llenergy.devices.amd import BELOW_HIP, HIP, visible
 from pytest_llenergy.devices.visibility import VARIABLE
 from pytest_llenergy.errors import DeviceError
 

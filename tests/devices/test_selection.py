@@ -7,7 +7,7 @@ import pytest
 
 from pytest_llenergy.devices.inventory import Present
 from pytest_llenergy.devices.mig import Instance
-from pytest_llenergy.devices.selection import choose
+from pytest_llenergy.devices.visibility import choose
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 

@@ -11,9 +11,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from pytest_llenergy.cli import main, parser
-from pytest_llenergy.compare.outcome import USAGE
+from pytest_llenergy.compare.gate import USAGE
 from pytest_llenergy.compare.stages import parse_pairs
-from pytest_llenergy.options.settings import settings_of
+from pytest_llenergy.options import settings_of
 
 from .config import read_toml
 from .pages import ROOT

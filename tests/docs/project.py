@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.model.paired import PairedReport, encode_paired
-from pytest_llenergy.model.report import Report, encode
-from pytest_llenergy.report.journal import Journal
+from pytest_llenergy.model.report import PairedReport, Report, encode, encode_paired
+from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import record_of, scaled
 from ..conftest import TEN_WATTS

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from pytest_llenergy.devices.claims import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, Claim, Request
 from pytest_llenergy.devices.locks import acquire
 
 from ..nvml_sim import Board

@@ -18,8 +18,7 @@ import psutil
 import pytest
 
 from pytest_llenergy.doctor import probe
-from pytest_llenergy.doctor.advice import advice
-from pytest_llenergy.doctor.steps import Step, Trial
+from pytest_llenergy.doctor.steps import Step, Trial, advice
 from pytest_llenergy.doctor.trial import steps_on, trial
 
 from ..nvml_sim import Board, MigInstance

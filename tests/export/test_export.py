@@ -19,13 +19,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.export.bencher import MEASURES
-from pytest_llenergy.export.openmetrics import GAUGES
+from pytest_llenergy.export import GAUGES, MEASURES
 from pytest_llenergy.model.comparison import ComparedReports, Side
-from pytest_llenergy.model.paired import PairedReport, encode_paired
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import SCHEMA_VERSION, Report, encode
-from pytest_llenergy.report.journal import Journal
+from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, encode, encode_paired
+from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import TEST, record_of, report_of, round_of, scaled
 from ..model.reports import REPORT

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.errors import ForgeError
-from pytest_llenergy.forges.github import pull_request
-from pytest_llenergy.forges.gitlab import merge_request
-from pytest_llenergy.forges.thread import Thread, post
+from pytest_llenergy.forges import Thread, merge_request, post, pull_request
 
 from .forge import SOMEBODY, Forge, serving
 

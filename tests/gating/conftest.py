@@ -5,13 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-import pytest_llenergy.gating  # what inner runs use is imported once
-import pytest_llenergy.report.collect
-import pytest_llenergy.report.comment
-import pytest_llenergy.report.terminal
-import pytest_llenergy.report.verdicts
-import pytest_llenergy.runs  # noqa: F401
-
 from .inner import ONE, TOLD_WATTS, told
 
 
@@ -32,7 +25,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 @pytest.fixture
 def quick_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """The same without the seconds that measuring takes: what the rounds tell is given."""
-    monkeypatch.setattr("pytest_llenergy.runs.measure", told)
+    monkeypatch.setattr("pytest_llenergy.api.measure", told)
     return suite
 
 

@@ -15,7 +15,7 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan
 from pytest_llenergy.measure.metrics import summarise
-from pytest_llenergy.measure.progress import Tell
+from pytest_llenergy.measure.remaining_time import Tell
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.model.record import Round

@@ -15,8 +15,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add
-from pytest_llenergy.history.place import Directory, place_at
-from pytest_llenergy.history.read import read_entries
+from pytest_llenergy.history.store import Directory, place_at, read_entries
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, encode
 

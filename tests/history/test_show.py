@@ -16,9 +16,8 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add
-from pytest_llenergy.history.changes import change_points, sizes
-from pytest_llenergy.history.place import Directory
-from pytest_llenergy.history.standing import trends
+from pytest_llenergy.history.store import Directory
+from pytest_llenergy.history.trend import change_points, sizes, trends
 from pytest_llenergy.model.environment import device_key
 from pytest_llenergy.model.report import Report, encode
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.devices.count import leasable
+from pytest_llenergy.devices.query_count import leasable
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give

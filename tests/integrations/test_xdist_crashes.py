@@ -263,7 +263,7 @@ def test_a_journal_has_what_the_report_has(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a test that crashed after its result it has two lines, and a reader one record."""
-    from pytest_llenergy.report.file import read_report as read
+    from pytest_llenergy.report.store import read_report as read
 
     monkeypatch.setenv("DIE", "teardown")
     dying.makeconftest(

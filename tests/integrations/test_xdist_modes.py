@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.errand import record_id
+from pytest_llenergy.xdist import record_id
 
 from .suites import Read
 

@@ -15,7 +15,7 @@ from typing import Any
 import execnet
 import pytest
 
-from pytest_llenergy.errand import Errand, whereabouts
+from pytest_llenergy.xdist import Errand, whereabouts
 
 from .suites import Read
 from .test_xdist_modes import states, tables
@@ -251,7 +251,7 @@ class TestOtherHosts:
     def test_a_killed_controller_leaves_a_journal_that_is_of_the_host(
         self, quick: pytest.Pytester, project: Path, serve: Serve
     ) -> None:
-        from pytest_llenergy.report.file import read_report as read
+        from pytest_llenergy.report.store import read_report as read
 
         with (project / "conftest.py").open("a") as conftest:
             conftest.write(KILLED_WRITING)
@@ -265,7 +265,7 @@ class TestOtherHosts:
     def test_its_journal_is_of_both_hosts_where_there_are_two(
         self, quick: pytest.Pytester, project: Path, serve: Serve
     ) -> None:
-        from pytest_llenergy.report.file import read_report as read
+        from pytest_llenergy.report.store import read_report as read
 
         with (project / "conftest.py").open("a") as conftest:
             conftest.write(KILLED_WRITING)

@@ -12,16 +12,15 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allot import GpuRequest, allot
+from pytest_llenergy.devices.allocation import GpuRequest, allot
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.measure.call import CallWorkload
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
+from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters import Measuring, Window
-from pytest_llenergy.meters.known import KnownMeters
-from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.rapl import open_rapl
-from pytest_llenergy.meters.select import Selection, open_meters
+from pytest_llenergy.meters.select import KnownMeters, Selection, open_meters
 from pytest_llenergy.model.record import Round
 
 from ..meters.waves import MS

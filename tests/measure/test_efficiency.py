@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.measure.efficiency import energy_per_flop, flops_metrics
-from pytest_llenergy.model.flops import Flops
+from pytest_llenergy.measure.metrics import energy_per_flop, flops_metrics
 from pytest_llenergy.model.record import Metric
+from pytest_llenergy.model.timeline import Flops
 
 ENERGY = Metric(value=8.0, unit="J", uncertainty=0.5, spread=0.25, uncertainty_absolute=1.0, n=6)
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from pytest_llenergy.measure.energy import account
+from pytest_llenergy.measure.accounting import account
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
 

@@ -10,10 +10,10 @@ from itertools import count
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.call import CallWorkload
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.spread import covers_tick
-from pytest_llenergy.meters.protocol import Domain, within
+from pytest_llenergy.measure.metrics import covers_tick
+from pytest_llenergy.measure.rounds import CallWorkload
+from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.select import Selection
 
 PERIOD_S = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.measure.latency import inter_token_latency_s, time_to_first_token_s
+from pytest_llenergy.measure.accounting import inter_token_latency_s, time_to_first_token_s
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, RoundTimeline
 
 from ..meters.waves import MS

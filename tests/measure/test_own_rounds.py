@@ -10,16 +10,17 @@ from random import Random
 import msgspec
 import pytest
 
-from pytest_llenergy.measure.metrics import summarise
-from pytest_llenergy.measure.own_figures import figures, resolved
-from pytest_llenergy.measure.own_rounds import (
+from pytest_llenergy.measure.foreign_rounds import (
     STRETCH_S,
     OwnRounds,
     account_stretch,
+    figures,
     least_stretch_s,
+    resolved,
     stretches,
     told,
 )
+from pytest_llenergy.measure.metrics import summarise
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import Round

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_llenergy.measure.phase import PhaseDither, phase_of, slowest, strata_for
+from pytest_llenergy.measure.rounds import PhaseDither, phase_of, slowest, strata_for
 from pytest_llenergy.meters.trace import Series, Tick
 
 from ..meters.waves import EPOCH, MS, domain
@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("pytest_llenergy.measure.phase.time", made)
+    monkeypatch.setattr("pytest_llenergy.measure.rounds.time", made)
     return made
 
 

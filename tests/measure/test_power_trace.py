@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
-from pytest_llenergy.measure.energy import account
+from pytest_llenergy.measure.accounting import account
 from pytest_llenergy.measure.power_trace import MOST_SPANS, MOST_STEPS, median_round, power_trace
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.call import CallWorkload
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.progress import Outlook, Step
+from pytest_llenergy.measure.remaining_time import Outlook, Step
+from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.report.progress import span, told
+from pytest_llenergy.progress import span, told
 
 from ..compare.runs import round_of
 from .test_experiment import Latched

@@ -13,12 +13,12 @@ import pytest
 
 from pytest_llenergy.devices.condition import BoardProcess, Condition
 from pytest_llenergy.measure import quality
-from pytest_llenergy.measure.energy import account
+from pytest_llenergy.measure.accounting import account
 from pytest_llenergy.measure.quality import compare_rounds, drift_flags, round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.protocol import Domain
-from pytest_llenergy.meters.quantities import Energy, Variances
+from pytest_llenergy.meters.base import Domain
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.uncertainty import Energy, Variances
 from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import RoundTimeline
 

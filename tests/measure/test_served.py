@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_llenergy.backends.served import spans_of
-from pytest_llenergy.measure.energy import account
+from pytest_llenergy.backends.tasks import spans_of
+from pytest_llenergy.measure.accounting import account
 from pytest_llenergy.measure.metrics import FIGURES, summarise
 from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pytest_llenergy.measure.calibration import iterations_for, round_needed_s
-from pytest_llenergy.measure.warmup import CRITERION, GIVEN, MOST_BLOCKS, WarmUp, warm_up
+from pytest_llenergy.measure.warmup import (
+    CRITERION,
+    GIVEN,
+    MOST_BLOCKS,
+    WarmUp,
+    iterations_for,
+    round_needed_s,
+    warm_up,
+)
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import RoundTimeline

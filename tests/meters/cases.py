@@ -8,9 +8,9 @@ from random import Random
 from statistics import fmean, median
 
 from pytest_llenergy.meters.edges import quiet_power
-from pytest_llenergy.meters.quantities import Energy
-from pytest_llenergy.meters.refresh import refreshed_every
-from pytest_llenergy.meters.windows import energy_between, resolvable
+from pytest_llenergy.meters.power_readings import refreshed_every
+from pytest_llenergy.meters.uncertainty import Energy
+from pytest_llenergy.meters.window_arithmetic import energy_between, resolvable
 
 from .watching import Spell, watched
 from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters import amd, codecarbon_model, zeus_devices
-from pytest_llenergy.meters.protocol import MeterSpec, Targets
+from pytest_llenergy.meters import amd, zeus
+from pytest_llenergy.meters import codecarbon as codecarbon_model
+from pytest_llenergy.meters.base import MeterSpec, Targets
 from tests.meters import amd_sim
 
-SPECS = [amd.SPEC, zeus_devices.SPEC, codecarbon_model.SPEC]
+SPECS = [amd.SPEC, zeus.SPEC, codecarbon_model.SPEC]
 PACKAGES = {"amd": "amdsmi", "zeus": "zeus.device.soc", "codecarbon": "codecarbon"}
 
 
@@ -50,7 +51,7 @@ OPEN_AMD = """
 import sys
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.amd import open_amd
-from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.base import Targets
 try:
     meters = open_amd(Targets(tuple(sys.argv[1:])))
     for meter in meters:
@@ -153,7 +154,7 @@ class Chip:
 
 def test_parts_of_apple_silicon_are_added_once_and_called_estimated() -> None:
     chip = Chip(cpu_total_mj=5000, efficiency_cluster_mj=[2000], gpu_mj=250, gpu_sram_mj=None, dram_mj=30)
-    meter = zeus_devices.ZeusSocMeter(chip)
+    meter = zeus.ZeusSocMeter(chip)
     assert [domain.name for domain in meter.domains] == ["soc:cpu", "soc:gpu", "soc:dram"]
     assert {domain.kind for domain in meter.domains} == {"estimated"}
     assert meter.read() == pytest.approx([5.0, 0.25, 0.03])
@@ -161,35 +162,35 @@ def test_parts_of_apple_silicon_are_added_once_and_called_estimated() -> None:
 
 def test_the_rails_of_jetson_are_not_added_to_their_total() -> None:
     chip = Chip(cpu_energy_mj=1000.0, gpu_energy_mj=2000.0, total_energy_mj=7000.0)
-    meter = zeus_devices.ZeusSocMeter(chip)
+    meter = zeus.ZeusSocMeter(chip)
     (domain,) = meter.domains
     assert (domain.name, domain.kind, domain.max_age_s) == ("soc:total", "measured", 0.1)
     assert meter.read() == [7.0]
 
 
 def test_a_jetson_without_a_total_is_read_by_its_rails() -> None:
-    meter = zeus_devices.ZeusSocMeter(Chip(cpu_energy_mj=1.0, gpu_energy_mj=2.0, total_energy_mj=None))
+    meter = zeus.ZeusSocMeter(Chip(cpu_energy_mj=1.0, gpu_energy_mj=2.0, total_energy_mj=None))
     assert [domain.name for domain in meter.domains] == ["soc:cpu", "soc:gpu"]
 
 
 def test_a_part_that_vanishes_gives_a_reason() -> None:
     chip = Chip(total_energy_mj=7000.0)
-    meter = zeus_devices.ZeusSocMeter(chip)
+    meter = zeus.ZeusSocMeter(chip)
     chip.now = SimpleNamespace(total_energy_mj=None)
     assert meter.read() == ["zeus: total_energy_mj is missing"]
 
 
 def test_a_chip_that_tells_no_energy_is_refused() -> None:
     with pytest.raises(MeterError, match=r"^zeus: SimpleNamespace holds no energy that is known here$"):
-        zeus_devices.ZeusSocMeter(Chip())
+        zeus.ZeusSocMeter(Chip())
 
 
 def test_the_fields_are_those_of_zeus() -> None:
     apple = pytest.importorskip("zeus.device.soc.apple")
     jetson = pytest.importorskip("zeus.device.soc.jetson")
     for parts, measurement in (
-        (zeus_devices.APPLE, apple.AppleSiliconMeasurement),
-        ((*zeus_devices.JETSON_TOTAL, *zeus_devices.JETSON_RAILS), jetson.JetsonMeasurement),
+        (zeus.APPLE, apple.AppleSiliconMeasurement),
+        ((*zeus.JETSON_TOTAL, *zeus.JETSON_RAILS), jetson.JetsonMeasurement),
     ):
         assert {part.field for part in parts} <= {field.name for field in fields(measurement)}
 
@@ -203,7 +204,7 @@ def test_zeus_itself_refuses_other_chips() -> None:
     else:
         pytest.skip("this is such a chip")
     with pytest.raises(MeterError) as caught:
-        zeus_devices.open_zeus(Targets())
+        zeus.open_zeus(Targets())
     assert str(caught.value) == f"zeus: {refused} It reads Apple silicon and Jetson."
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.meters.checkcache import PROVISIONAL_S, CheckCache, CheckedBoard, boot_id
-from pytest_llenergy.meters.checkresult import CheckResult
+from pytest_llenergy.meters.selfcheck import PROVISIONAL_S, CheckCache, CheckedBoard, CheckResult, boot_id
 
 BOARD = CheckedBoard(uuid="GPU-a", driver="580.1", boot="b", sources=["NVML_FI_DEV_ENERGY"])
 FIT = CheckResult(duration_s=1.0, ticks=10, period_s=0.1)

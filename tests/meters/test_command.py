@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.accuracy import unknown
+from pytest_llenergy.meters.base import Targets, unknown
 from pytest_llenergy.meters.command import CommandMeter, open_command
-from pytest_llenergy.meters.protocol import Targets
 
 STEADY = """
 import time
@@ -266,7 +265,7 @@ def test_the_program_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     )
     parent = (
         "import os, signal\nfrom pytest_llenergy.meters.command import open_command\n"
-        "from pytest_llenergy.meters.protocol import Targets\n"
+        "from pytest_llenergy.meters.base import Targets\n"
         f"open_command(Targets(), {f'{sys.executable} {meter}'!r})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 
-from pytest_llenergy.meters.cpu_time import cpu_time
+from pytest_llenergy.meters.estimate import cpu_time
 
 
 def test_cpu_time_counts_the_work_of_this_process() -> None:

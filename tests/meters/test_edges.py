@@ -8,16 +8,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from pytest_llenergy.meters.edges import (
-    Quiet,
-    at_end,
-    at_start,
-    quiet_power,
-    unbracketed,
-    under_load,
-)
+from pytest_llenergy.meters.edges import Quiet, at_end, at_start, quiet_power, unbracketed, under_load
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import energy_between
+from pytest_llenergy.meters.window_arithmetic import energy_between
 
 from .waves import EPOCH, MS, S, Sensor, Wave, domain, seen
 

@@ -10,16 +10,18 @@ import psutil
 import pytest
 
 from pytest_llenergy.errors import MeterDoesNotApply
-from pytest_llenergy.meters.cpu_time import GROUPS, cpu_time, root_group_busy_s
+from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.estimate import (
     AVERAGE_W,
+    GROUPS,
     HIGHEST_W,
     LOWEST_W,
     EstimateMeter,
+    cpu_time,
     model_energy_j,
     open_estimate,
+    root_group_busy_s,
 )
-from pytest_llenergy.meters.protocol import Targets
 
 
 @pytest.mark.parametrize(

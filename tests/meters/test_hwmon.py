@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.hwmon import HwmonMeter, open_hwmon
-from pytest_llenergy.meters.protocol import Targets
 
 
 def chip(root: Path, directory: str, name: str, **files: str | int) -> Path:

@@ -17,8 +17,8 @@ import pytest
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters import Measuring, Window, measure
+from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.nvml import open_nvml
-from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.select import Selection
 
 from ..nvml_sim import Board, MigInstance, World

@@ -16,10 +16,9 @@ import pytest
 
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.checkresult import CheckResult
-from pytest_llenergy.meters.nvml import NvmlMeter, open_nvml
-from pytest_llenergy.meters.protocol import Domain, Targets
-from pytest_llenergy.meters.sources import find_sources
+from pytest_llenergy.meters.base import Domain, Targets
+from pytest_llenergy.meters.nvml import NvmlMeter, find_sources, open_nvml
+from pytest_llenergy.meters.selfcheck import CheckResult
 
 from ..nvml_sim import Board, MigInstance, World
 from ..nvml_sim.world import NO_PERMISSION
@@ -35,7 +34,7 @@ OPEN = """
 import ctypes
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.nvml import open_nvml
-from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.base import Targets
 try:
     ctypes.CDLL("libnvidia-ml.so.1")
     print("library", end=": ")

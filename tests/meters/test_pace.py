@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from pytest_llenergy.meters.pace import Pace
+from pytest_llenergy.meters.schedule import Pace
 from pytest_llenergy.meters.trace import Series
 
 from .waves import EPOCH, MS, S, Sensor, Wave, domain

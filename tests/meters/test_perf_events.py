@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.errors import MeterError
+from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.perf_events import PerfCounter, cpu_list, open_events, perf_event_open
-from pytest_llenergy.meters.protocol import Targets
 from pytest_llenergy.meters.rapl import open_rapl
 from tests.meters.unprivileged import open_directory, unprivileged
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from pytest_llenergy.meters.power import IntegratedPower
+from pytest_llenergy.meters.power_readings import IntegratedPower
 
 #: A load of 400 W over 100 W of idle power, from and to (seconds).
 LOAD_S = (5.03, 5.33)

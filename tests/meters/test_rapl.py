@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.protocol import Targets
+from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.rapl import RaplMeter, open_rapl
 from tests.meters.unprivileged import open_directory, unprivileged
 

@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from pytest_llenergy.meters.flags import trace_flags
-from pytest_llenergy.meters.thrift import ALONE_NS, HANDOVER_NS, SHARE_AT_WORK
+from pytest_llenergy.meters.schedule import ALONE_NS, HANDOVER_NS, SHARE_AT_WORK
 from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.window_arithmetic import trace_flags
 
 from .watching import READ_NS, WAKE_NS, Spell, watched
 from .waves import EPOCH, MS, S, Sensor, Wave, domain

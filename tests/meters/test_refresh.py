@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_llenergy.meters.checkresult import CheckResult
-from pytest_llenergy.meters.refresh import Refresh, refresh_seen, refreshed_every
-from pytest_llenergy.meters.selfcheck import Reading, judge
+from pytest_llenergy.meters.power_readings import Refresh, refresh_seen, refreshed_every
+from pytest_llenergy.meters.selfcheck import CheckResult, Reading, judge
 
 UNKNOWN = Refresh(0.1, 0.1, (0.0, 0.2), known=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.meters.protocol import Domain, within
+from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.sampler import Sampler
 
 DOMAIN = Domain(

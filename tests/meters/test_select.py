@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.known import KnownMeters
-from pytest_llenergy.meters.protocol import Domain, Meter, MeterSpec, Targets
-from pytest_llenergy.meters.select import check_names, open_meters
-from pytest_llenergy.model.record import Kind
+from pytest_llenergy.meters.base import Domain, Meter, MeterSpec, Targets
+from pytest_llenergy.meters.select import KnownMeters, check_names, open_meters
+from pytest_llenergy.model.base import Kind
 
 CPU = Targets()
 

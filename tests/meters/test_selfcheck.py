@@ -11,8 +11,7 @@ from itertools import pairwise
 import pytest
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.checkresult import CheckResult
-from pytest_llenergy.meters.selfcheck import Reading, check, judge, settled
+from pytest_llenergy.meters.selfcheck import CheckResult, Reading, check, judge, settled
 
 MS = 1_000_000
 Power = Callable[[float], float]

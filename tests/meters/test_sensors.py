@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.meters.sensors import averaging_s, coverage
+from pytest_llenergy.meters.nvml import averaging_s, coverage
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.meters.short import is_short
-from pytest_llenergy.meters.windows import energy_between, resolvable
+from pytest_llenergy.meters.edges import is_short
+from pytest_llenergy.meters.window_arithmetic import energy_between, resolvable
 
 from .watching import Spell, watched
 from .waves import EPOCH, MS, S, Sensor, Wave, domain

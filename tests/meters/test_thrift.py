@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from pytest_llenergy.meters.thrift import CREDIT_NS, SHARE, SHARE_AT_WORK, Thrift
+from pytest_llenergy.meters.schedule import CREDIT_NS, SHARE, SHARE_AT_WORK, Thrift
 
 from .waves import MS, S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.meters.protocol import Domain, within
+from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.trace import Series
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import unseen_variance
+from pytest_llenergy.meters.window_arithmetic import unseen_variance
 
 from .waves import EPOCH, MS, S, domain
 

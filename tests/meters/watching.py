@@ -12,9 +12,9 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from pytest_llenergy.meters.power import IntegratedPower
-from pytest_llenergy.meters.protocol import Domain
-from pytest_llenergy.meters.reader import Reader
+from pytest_llenergy.meters.base import Domain
+from pytest_llenergy.meters.power_readings import IntegratedPower
+from pytest_llenergy.meters.schedule import Reader
 from pytest_llenergy.meters.trace import Series
 
 from .waves import MS, S, Sensor

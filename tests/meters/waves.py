@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from random import Random
 
-from pytest_llenergy.meters.protocol import Domain, within
+from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.trace import Series
 
 MS = 1_000_000

@@ -12,8 +12,7 @@ import pytest
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import FIGURES
-from pytest_llenergy.model.lean import decode_lean
-from pytest_llenergy.model.report import Report, decode, encode
+from pytest_llenergy.model.report import Report, decode, decode_lean, encode
 
 from ..compare.runs import record_of, report_of, scaled
 from .reports import REPORT

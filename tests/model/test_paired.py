@@ -14,16 +14,17 @@ import pytest_llenergy.model
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.paired import (
+from pytest_llenergy.model.report import (
+    SCHEMA_VERSION,
     PairedReport,
     Session,
     decode_paired,
+    encode,
     encode_paired,
     is_paired,
     paired_schema,
 )
-from pytest_llenergy.model.report import SCHEMA_VERSION, encode
-from pytest_llenergy.report.file import read_report, read_sides
+from pytest_llenergy.report.store import read_report, read_sides
 
 from .reports import REPORT
 from .schemas import in_order

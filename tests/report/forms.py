@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from pytest_llenergy.cli.compare import Format, Found, render
 from pytest_llenergy.model.comparison import ComparedReports
-from pytest_llenergy.report.formats import Format, Found, render
 
 from ..model.reports import REPORT
 

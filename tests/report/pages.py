@@ -27,8 +27,8 @@ from pytest_llenergy.model.record import (
     Tokens,
 )
 from pytest_llenergy.model.report import Report
+from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 from pytest_llenergy.report.html.page import render_compared
-from pytest_llenergy.report.html.trend import Trend, TrendPoint
 
 from ..compare.runs import SPOILED, TEST, record_of, report_of
 

@@ -9,8 +9,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.model.paired import PairedReport, encode_paired
-from pytest_llenergy.model.report import encode
+from pytest_llenergy.model.report import PairedReport, encode, encode_paired
 
 from ..compare.runs import record_of, report_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side
-from pytest_llenergy.report.comment import MARKER, MOST_BYTES, plain, render_comment
+from pytest_llenergy.report.pr_comment import MARKER, MOST_BYTES, plain, render_comment
 
 from ..compare.runs import LEVEL, record_of, report_of, scaled
 

@@ -12,7 +12,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.report import encode
-from pytest_llenergy.report.github import MOST_SUMMARY_BYTES, command
+from pytest_llenergy.report.ci import MOST_SUMMARY_BYTES, command
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown

@@ -14,9 +14,9 @@ from pytest_llenergy.compare.comparison import Asked, compare_reports
 from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
 from pytest_llenergy.report.html import page as pages
+from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 from pytest_llenergy.report.html.page import render_compared, render_report
-from pytest_llenergy.report.html.power import total
-from pytest_llenergy.report.html.trend import Trend, TrendPoint
+from pytest_llenergy.report.html.round_charts import total
 from pytest_llenergy.report.verdicts import change, value
 
 from ..compare.runs import record_of, report_of, round_of

@@ -15,9 +15,8 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.environment import Board, device_key
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.file import write_report
-from pytest_llenergy.report.journal import Journal
 from pytest_llenergy.report.merge import Part, merge
+from pytest_llenergy.report.store import Journal, write_report
 
 from ..compare.runs import record_of, report_of, scaled
 from ..model.reports import BOARD, HOST, REPORT

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Flag, Record
-from pytest_llenergy.report.layout import PLAIN
+from pytest_llenergy.model.text import functions
+from pytest_llenergy.report.columns import PLAIN
 from pytest_llenergy.report.markdown import render_run
-from pytest_llenergy.report.names import functions
 from pytest_llenergy.report.terminal import render
 from pytest_llenergy.report.verdicts import render_verdicts
 

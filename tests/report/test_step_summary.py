@@ -10,8 +10,8 @@ import pytest
 
 from pytest_llenergy.model.comparison import Comparison, State
 from pytest_llenergy.model.record import Flag
-from pytest_llenergy.report.github import MOST_SUMMARY_BYTES, append_run
-from pytest_llenergy.report.layout import PLAIN, Layout
+from pytest_llenergy.report.ci import MOST_SUMMARY_BYTES, append_run
+from pytest_llenergy.report.columns import PLAIN, Layout
 from pytest_llenergy.report.markdown import render_run
 
 from ..compare.runs import record_of

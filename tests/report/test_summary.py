@@ -13,8 +13,15 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms
 from pytest_llenergy.model.report import encode
-from pytest_llenergy.report.columns import COLUMNS, METRICS
-from pytest_llenergy.report.layout import GROUPS, Layout, read_columns, read_group_by, read_sort
+from pytest_llenergy.report.columns import (
+    COLUMNS,
+    GROUPS,
+    METRICS,
+    Layout,
+    read_columns,
+    read_group_by,
+    read_sort,
+)
 from pytest_llenergy.report.markdown import render_run
 from pytest_llenergy.report.terminal import render
 

@@ -20,9 +20,9 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.controller import Collector
 from pytest_llenergy.model.report import json_schema
-from pytest_llenergy.report.collect import Collector
-from pytest_llenergy.report.file import read_report
+from pytest_llenergy.report.store import read_report
 
 from ..compare.runs import record_of
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import GenerationParams
 
 from .conftest import ROOT
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import StartMethod

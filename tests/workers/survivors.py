@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_llenergy.devices.claims import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, Claim, Request
 from pytest_llenergy.devices.locks import acquire
 
 MARKER = "TEST_RUN_MARKER"

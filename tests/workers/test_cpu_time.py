@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from pytest_llenergy.workers.cpu_time import cpu_times_s, used_s
+from pytest_llenergy.workers.usage import cpu_times_s, used_s
 
 #: Works as long as it is told to, by its own count, and then waits.
 BUSY = """

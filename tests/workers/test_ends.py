@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers.host import StartMethod
 from pytest_llenergy.workers.local import LocalHost
@@ -31,7 +31,7 @@ class TestImports:
     SCRIPT = """
 import sys
 from pathlib import Path
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.workers.local import LocalHost
 from tests.workers.groups import *
 if __name__ == "__main__":
@@ -91,7 +91,7 @@ class TestAKilledPytest:
 
     SCRIPT = """
 import os, sys, time
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.workers.local import LocalHost
 from tests.workers.groups import *
 if __name__ == "__main__":

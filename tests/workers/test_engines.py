@@ -10,9 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
 from pytest_llenergy.model.record import Parallel

@@ -98,7 +98,7 @@ class TestFailures:
             import torch
             import torch.distributed as dist
 
-            from pytest_llenergy.workers.serve import _describe
+            from pytest_llenergy.workers.server import _describe
 
             model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
             loss = model(torch.ones(1, 1)).sum()

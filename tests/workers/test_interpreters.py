@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
@@ -25,7 +24,7 @@ Read = Callable[..., dict[str, Any]]
 #: What the other environment has; ``seen`` is what a process of it can import.
 TOY = """
 import importlib.util, multiprocessing, os, pathlib, sys
-from pytest_llenergy.backends.generation import Generation
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
@@ -55,7 +54,7 @@ class Toy:
 
 CONFTEST = """
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 def pytest_llenergy_backends(config):
     return [BackendSpec("toy", "toy_engine:Toy", ("toy_engine",), "no way", Capabilities(data=True))]
 """

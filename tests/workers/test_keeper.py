@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.devices.claims import CPU, Claim, Request
-from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.lease import CPU, Claim, Lease, Request
 from pytest_llenergy.devices.lockdir import lock_directory
-from pytest_llenergy.devices.lockfile import lock_name
+from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.tickets import living
+from pytest_llenergy.devices.queue import living
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.workers import keeper
-from pytest_llenergy.workers.keeper import Keeper
+from pytest_llenergy.workers import leases
+from pytest_llenergy.workers.leases import Keeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
 
@@ -180,7 +179,7 @@ def test_ranks_that_a_test_uses_are_never_given_up(session: Session, make: MakeL
 def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
     session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_S", 60.0)
+    monkeypatch.setattr(leases, "LOOK_S", 60.0)
     (pid,) = session.test(Lease(("a",)))
     waiting = make()
     waiting.ask("a")
@@ -193,7 +192,7 @@ def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
 def test_a_board_that_others_queue_for_is_handed_over_when_its_test_ends(
     session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOOK_S", 60.0)
+    monkeypatch.setattr(leases, "LOOK_S", 60.0)
     (pid,) = session.ranks(session.keeper.take(Lease(("a",)), 0.0))
     waiting = make()
     waiting.ask("a")
@@ -281,9 +280,9 @@ def test_ranks_that_died_keep_no_lease(session: Session, make: MakeLocker) -> No
 #: A CPU test with a rank.
 CPU_TEST = """
 import time
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.workers.keeper import Keeper
+from pytest_llenergy.workers.leases import Keeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
 pool = RankPool(60.0)

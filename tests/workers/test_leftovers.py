@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.workers.pool import RankPool
 from pytest_llenergy.workers.workload import call_workload
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.model.flops import OF_A_FUNCTION, Flops, joined
 from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.model.timeline import OF_A_FUNCTION, Flops, joined
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
 from pytest_llenergy.workers.plan import plan_processes
@@ -27,8 +26,8 @@ MIB = 1 << 20
 #: Importable in the ranks, which have the search path of this process. Each rank has a part of each of the
 #: first five tokens' hundred operations, or tells those of all ranks.
 COUNTED = """
-from pytest_llenergy.backends.generation import Generation
-from pytest_llenergy.model.flops import Flops
+from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.model.timeline import Flops
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 

@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.backends.model import ModelSource
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.workers.pool import Isolation, Load, RankPool
 from pytest_llenergy.workers.workload import call_workload
@@ -356,7 +355,7 @@ def test_a_second_host_is_one_more_object() -> None:
     script = """
 import sys
 from dataclasses import replace
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.local import LocalHost
 from pytest_llenergy.devices.lease import Lease

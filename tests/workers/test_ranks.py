@@ -14,8 +14,7 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import WorkerError, WorkerPlacementError
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
-from pytest_llenergy.workers.placement import check_placement
-from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.plan import check_placement, plan_processes
 from pytest_llenergy.workers.workload import call_workload
 
 from .groups import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import local
 from pytest_llenergy.workers.local import LocalHost

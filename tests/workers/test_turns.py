@@ -13,7 +13,7 @@ STUCK = """
 import os, subprocess, time
 from pathlib import Path
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.capabilities import Capabilities
+from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.model.record import BackendInfo
 
 def stay(step):

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pytest_llenergy.report.file import read_sides
+from pytest_llenergy.report.store import read_sides
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -16,12 +16,11 @@ from typing import Any
 from accuracy_tools import Answer, open_tools
 from accuracy_world import DURATIONS_S, TICK_NS, board, burst, enter
 
-from pytest_llenergy.devices.allot import GpuRequest, allot
-from pytest_llenergy.measure.call import CallWorkload
+from pytest_llenergy.devices.allocation import GpuRequest, allot
 from pytest_llenergy.measure.experiment import RoundPlan, measure
-from pytest_llenergy.meters.known import KnownMeters
-from pytest_llenergy.meters.protocol import Targets
-from pytest_llenergy.meters.select import open_meters
+from pytest_llenergy.measure.rounds import CallWorkload
+from pytest_llenergy.meters.base import Targets
+from pytest_llenergy.meters.select import KnownMeters, open_meters
 from pytest_llenergy.model.timeline import RoundTimeline
 from tests.nvml_sim import World
 

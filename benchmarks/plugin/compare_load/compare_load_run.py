@@ -23,7 +23,7 @@ import msgspec
 from pytest_llenergy.measure.metrics import summarise
 from pytest_llenergy.model.record import DomainEnergy, Record, Round, Tokens
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.file import write_report
+from pytest_llenergy.report.store import write_report
 from tests.model.reports import RECORD, REPORT
 
 #: What is promised of loading and comparing 10,000 records of 12 rounds, in CPU time.
@@ -34,7 +34,7 @@ PARTS = """
 import json, resource, sys, time
 from pathlib import Path
 from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.report.file import read_report
+from pytest_llenergy.report.store import read_report
 started, cpu = time.perf_counter(), time.process_time()
 base, head = (read_report(Path(name), lean=True) for name in sys.argv[1:])
 loaded, cpu_loaded = time.perf_counter(), time.process_time()

@@ -50,9 +50,8 @@ def construct(tool: str, uuids: list[str]) -> Figures:
     """
     if tool == "pytest-llenergy":
         from pytest_llenergy.meters import measure
-        from pytest_llenergy.meters.known import KnownMeters
-        from pytest_llenergy.meters.protocol import Targets
-        from pytest_llenergy.meters.select import open_meters
+        from pytest_llenergy.meters.base import Targets
+        from pytest_llenergy.meters.select import KnownMeters, open_meters
 
         watch = Stopwatch()
         first = open_meters(("nvml",), KnownMeters(), Targets(tuple(uuids)))

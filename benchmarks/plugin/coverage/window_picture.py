@@ -20,7 +20,7 @@ from drawing import BLUE, GREY, ORANGE, RED, plotting, save
 
 from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.windows import energy_between
+from pytest_llenergy.meters.window_arithmetic import energy_between
 from tests.meters.watching import Spell, watched
 from tests.meters.waves import EPOCH, MS, S, Sensor, Wave, domain
 

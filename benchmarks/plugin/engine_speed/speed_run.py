@@ -19,9 +19,8 @@ from typing import Any
 from by_hand import ENGINES, SERVER
 from speed_setting import NEW_TOKENS, REPEATS, WARM_UP
 
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.convert_onnx import onnx_directory
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.convert import local_directory, onnx_directory
+from pytest_llenergy.backends.models import resolve
 
 HERE = Path(__file__).parent
 RESAMPLES = 2000

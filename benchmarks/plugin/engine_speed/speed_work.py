@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from speed_setting import NEW_TOKENS, PROMPT
 
-from pytest_llenergy.handles import BackendHandle
-from pytest_llenergy.runs import Energy
+from pytest_llenergy.api import BackendHandle, Energy
 
 
 def test_same_work(energy: Energy, backend: BackendHandle) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import comb, exp, lgamma, log, sqrt
 from statistics import fmean, median, variance
 
-from pytest_llenergy.compare.rank import chance_at_most
+from pytest_llenergy.compare.rank_statistics import chance_at_most
 
 #: True where the head is called worse than the base.
 IsRed = Callable[[Sequence[float], Sequence[float]], bool]

@@ -17,9 +17,8 @@ from gate_rules import asv, asv_5_percent, mann_whitney, mean_5_percent, welch
 from gate_table import markdown
 from gate_world import Machine, Order, draw
 
-from pytest_llenergy.compare.correction import corrected
 from pytest_llenergy.compare.stages import SHARP, TWICE, Policy, judge
-from pytest_llenergy.compare.statistics import Estimate, Sample, compare
+from pytest_llenergy.compare.statistics import Estimate, Sample, compare, corrected
 
 NOISES = (0.005, 0.01, 0.02, 0.03, 0.05)
 EFFECTS = (0.02, 0.03, 0.05, 0.10, 1 / 1.05 - 1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 
 NUMBERS = (1, 8)

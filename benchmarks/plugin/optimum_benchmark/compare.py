@@ -20,7 +20,7 @@ from summary import FIGURES, Pair, markdown, summarise
 from tools import OURS, PEER, Plan, Result, RunError, run
 
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.model import resolve
+from pytest_llenergy.backends.models import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

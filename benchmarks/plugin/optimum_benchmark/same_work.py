@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from setting import BATCH_SIZE, DTYPE, NEW_TOKENS, PROMPT, SEED
 
-from pytest_llenergy.handles import BackendHandle
-from pytest_llenergy.runs import Energy
+from pytest_llenergy.api import BackendHandle, Energy
 
 
 def test_same_work(energy: Energy, backend: BackendHandle) -> None:

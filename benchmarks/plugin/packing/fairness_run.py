@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.lockdir import lock_directory
-from pytest_llenergy.devices.lockfile import try_lock
+from pytest_llenergy.devices.lockfiles import try_lock
 from pytest_llenergy.devices.locks import acquire
 
 BOARDS = tuple(Claim(f"GPU-{board}") for board in range(4))
@@ -30,7 +30,7 @@ REST_S = 0.5
 #: One board again and again, for so many seconds, until it is killed.
 LOOP = """
 import sys, time
-from pytest_llenergy.devices.claims import Claim, Request
+from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 request = Request((), 1, tuple((Claim(f"GPU-{board}"),) for board in range(4)))
 print(flush=True)

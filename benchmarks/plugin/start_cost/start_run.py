@@ -19,8 +19,8 @@ from xml.etree import ElementTree
 
 import psutil
 
-from pytest_llenergy.backends.capabilities import Capabilities
-from pytest_llenergy.devices.host import usable_cpus
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import StartMethod

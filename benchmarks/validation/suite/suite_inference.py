@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.handles import BackendHandle
-from pytest_llenergy.runs import Energy
+from pytest_llenergy.api import BackendHandle, Energy
 
 from .in_rank import DRY, GPU
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 
+from pytest_llenergy.api import Workers
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.handles import Workers
 
 from .in_rank import GPU, multiply, note
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.handles import Workers
-from pytest_llenergy.runs import Energy
+from pytest_llenergy.api import Energy, Workers
 
 from .in_rank import GPU, exchange, look, multiply, note
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from pytest_llenergy.handles import Workers
+from pytest_llenergy.api import Workers
 
 from .in_rank import GPU, occupy
 

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.handles import Workers
-from pytest_llenergy.runs import Energy
+from pytest_llenergy.api import Energy, Workers
 
 from .in_rank import DRY, GPU, decode
 

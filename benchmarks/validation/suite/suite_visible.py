@@ -8,8 +8,8 @@ import pytest
 # A test file that imports torch must not initialise CUDA in pytest's process.
 import torch
 
+from pytest_llenergy.api import Workers
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.handles import Workers
 
 from .in_rank import look, note
 

@@ -12,18 +12,16 @@ import msgspec
 
 from pytest_llenergy.backends.base import EngineWorker, RankContext
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.backends.served import ServeParams
-from pytest_llenergy.backends.server.answer import error_text, read_answer
-from pytest_llenergy.backends.server.attached import Family, family_at, listeners
-from pytest_llenergy.backends.server.client import COMPLETIONS, Client, NoAnswerError
-from pytest_llenergy.backends.server.dialect import dialect_of
-from pytest_llenergy.backends.server.jobs import DYING_S, BatchJob, Endpoint, LoadJob
-from pytest_llenergy.backends.server.process import ServerProcess
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.server.client import COMPLETIONS, Client, NoAnswerError, dialect_of
+from pytest_llenergy.backends.server.load import DYING_S, BatchJob, Endpoint, LoadJob
+from pytest_llenergy.backends.server.process import Family, ServerProcess, family_at, listeners
 from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, free_port
+from pytest_llenergy.backends.server.stream import error_text, read_answer
+from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
-from pytest_llenergy.model.record import BackendInfo, Flag, Primitive
+from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.record import BackendInfo, Flag
 
 #: How often a server that starts is asked whether it is ready (seconds), and how long it may think.
 LOOK_S, HEALTH_S = 0.1, 5.0

@@ -1,2 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face transformers: static batches, one process for each device."""
+"""Hugging Face transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.models import ModelSource
+
+# Hugging Face transformers: static batches, one process for each device.
+
+
+# What transformers offers.
+
+SPEC = BackendSpec(
+    name="transformers",
+    factory="pytest_llenergy.backends.transformers.backend:TransformersBackend",
+    requires=("torch", "transformers"),
+    install="pip install 'pytest-llenergy[transformers]'",
+    capabilities=Capabilities(
+        framework="torch",
+        preload=("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
+        data=True,
+        tensor=True,
+        placement=True,
+        gpu=True,
+        tasks=("generate", "embed"),
+        options=(
+            *("dtype", "attn_implementation", "compile", "quantization"),
+            *("batching", "num_blocks", "max_batch_tokens"),
+            *("assistant", "prompt_lookup_num_tokens"),
+        ),
+        caches=("dynamic", "static"),
+        batching=("static", "continuous"),
+        timestamps="step",
+        exact=True,
+        clock="a streamer, per step, once the device has finished it; with continuous batching the engine's "
+        "own, per token",
+        changed_by={"batching": {"continuous": {"timestamps": "token"}}},
+        reasons={
+            "pipeline": "its pp_size is not used here; layers on several GPUs are parallel(placement=n)",
+            "placement": "device_map: whole layers on several GPUs, which work in turn",
+        },
+        sources={
+            **dict.fromkeys(("launch", "managed_by", "cpu", "hardware"), "tested"),
+            **dict.fromkeys(("gpu", "pipeline"), "this adapter"),
+            **dict.fromkeys(("tasks", "caches", "batching", "timestamps", "exact", "clock"), "tested"),
+            **dict.fromkeys(("data", "tensor", "options", "prefix_cache"), "tested"),
+            # Refusals and the record of it are tested; generating on several GPUs is not.
+            "placement": "https://huggingface.co/docs/accelerate/usage_guides/big_modeling",
+        },
+        hardware="CPU",
+    ),
+    refuses=lambda model: (
+        "transformers reads directories with config.json, not OpenVINO IR or ONNX"
+        if model.kind == "directory" and not _has(model, "config.json")
+        else None
+    ),
+)
+
+
+def _has(model: ModelSource, file: str) -> bool:
+    return (Path(model.location) / file).exists()

@@ -8,22 +8,24 @@ from typing import Any
 
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.embedding import EmbeddingParams
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.hub import explain
-from pytest_llenergy.backends.model import ModelSource
-from pytest_llenergy.backends.tasks import Result
-from pytest_llenergy.backends.transformers import assisted, continuous, quantize
-from pytest_llenergy.backends.transformers.compiled import compile_config, compile_now
+from pytest_llenergy.backends.models import ModelSource, explain
+from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
+from pytest_llenergy.backends.transformers import continuous, jobs
+from pytest_llenergy.backends.transformers import options as quantize
 from pytest_llenergy.backends.transformers.continuous import ContinuousEngine, ContinuousJob
-from pytest_llenergy.backends.transformers.embed import only_encodes, prepare_embedding
 from pytest_llenergy.backends.transformers.flops import job_flops
-from pytest_llenergy.backends.transformers.generate import TransformersJob, generation_config
-from pytest_llenergy.backends.transformers.options import LoadOptions
+from pytest_llenergy.backends.transformers.jobs import (
+    TransformersJob,
+    generation_config,
+    only_encodes,
+    prepare_embedding,
+)
+from pytest_llenergy.backends.transformers.options import LoadOptions, compile_config, compile_now
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.model.flops import Flops
-from pytest_llenergy.model.record import BackendInfo, Primitive
+from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import Flops
 
 
 class TransformersBackend:
@@ -135,7 +137,7 @@ class TransformersBackend:
             pad,
             # On a GPU transformers would compile a static cache's steps unasked.
             **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-            **assisted.lookup(self._options.prompt_lookup_num_tokens),
+            **jobs.lookup(self._options.prompt_lookup_num_tokens),
         )
         more = {} if self._assistant is None else {"assistant_model": self._assistant}
         job = TransformersJob(self._model, self._tokenizer, dict(inputs), config, params.seed, ends, more)
@@ -178,9 +180,9 @@ class TransformersBackend:
         if chosen.continuous:
             told |= continuous.recorded(chosen.num_blocks, chosen.max_batch_tokens)
         if chosen.assistant is not None:
-            self._assistant, described = assisted.load(chosen.assistant, self._model)
+            self._assistant, described = jobs.load(chosen.assistant, self._model)
             told |= described
-        return told | assisted.lookup(chosen.prompt_lookup_num_tokens)
+        return told | jobs.lookup(chosen.prompt_lookup_num_tokens)
 
     def _check_room(self, tokens: int) -> None:
         """Beyond its positions a model goes on without an error, and gives nonsense."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.generation import Generation
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.timeline import RequestTimeline

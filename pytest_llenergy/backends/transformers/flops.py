@@ -6,10 +6,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from pytest_llenergy.backends.decoder import of_config, of_sequences
+from pytest_llenergy.backends.flops import of_config, of_sequences
 from pytest_llenergy.backends.tasks import Result
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.model.flops import Flops
+from pytest_llenergy.model.timeline import Flops
 
 #: Attention that torch.utils.flop_counter sees, or that is told to it here.
 SEEN = ("eager", "sdpa")

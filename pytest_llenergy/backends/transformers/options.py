@@ -1,18 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The load options, checked before a model is read for minutes."""
+"""Load options of transformers, checked before a model is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
 from pytest_llenergy.backends.base import installed
-from pytest_llenergy.backends.generation import GenerationParams
-from pytest_llenergy.backends.transformers.quantize import QUANTISERS
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
+
+# ``torch.compile`` of decoding steps, as ``generate`` does it with a static cache.
+
+
+def compile_config(mode: str) -> Any:
+    """For ``GenerationConfig``. By itself transformers compiles on GPUs only."""
+    import torch._inductor.config as inductor
+    from transformers import CompileConfig
+
+    # Else torch starts a process for each core, which would run beside what is measured.
+    inductor.compile_threads = 1
+    config = CompileConfig(mode=mode)
+    config._compile_all_devices = True
+    return config
+
+
+def graphs() -> int:
+    """How many graphs torch has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def compile_now(job: Any) -> None:
+    """Run a job once, so that nothing is left to compile. Raises ``BackendError`` when nothing was.
+
+    What was compiled for the batch before is dropped first: with it, torch would compile this one for any
+    shape, or after a few more not at all, and figures would depend on what has run earlier.
+    """
+    import torch
+
+    torch.compiler.reset()
+    before = graphs()
+    job.run()
+    if graphs() == before:
+        raise BackendError(
+            "transformers: compile: generate has compiled nothing of this model, which it does not support "
+            "with every quantiser and architecture; leave compile out"
+        )
+
+
+# Quantised weights, by packages that need not be installed.
+
+
+@dataclass(frozen=True)
+class Package:
+    """What quantises: ``module`` is what is imported, ``name`` what is installed."""
+
+    name: str
+    module: str
+
+    @property
+    def install(self) -> str:
+        """The command that installs it."""
+        return f"pip install {self.name}"
+
+
+TORCHAO = Package("torchao", "torchao")
+QUANTO = Package("optimum-quanto", "optimum.quanto")
+BITSANDBYTES = Package("bitsandbytes", "bitsandbytes")
+
+#: By the name of the load option. ``int8dyn`` quantises activations too, as they come.
+QUANTISERS = {
+    "int8wo": TORCHAO,
+    "int8dyn": TORCHAO,
+    "int8": QUANTO,
+    "8bit": BITSANDBYTES,
+    "nf4": BITSANDBYTES,
+}
+
+
+def keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
+    """What ``from_pretrained`` is given, the device too: some packages' weights cannot be moved later.
+
+    ``dtype`` is that of what is not quantised, and of the arithmetic; ``auto`` is that of the model's config.
+    """
+    import torch
+
+    own = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+    return {"quantization_config": _config(name, own or torch.float32), "device_map": {"": device}}
+
+
+def described(name: str, model: Any) -> dict[str, str | int]:
+    """For the record: by whom and how many layers. Raises ``BackendError`` when there are none."""
+    package = QUANTISERS[name]
+    layers = sum(_is_quantised(module, package) for module in model.modules())
+    if layers == 0:
+        raise BackendError(f"transformers: {package.name} has quantised no layer of this model")
+    return {"quantizer": f"{package.name} {version(package.name)}", "quantized_layers": layers}
+
+
+def _config(name: str, dtype: Any) -> Any:
+    import transformers
+
+    if name in ("int8wo", "int8dyn"):
+        from torchao import quantization
+
+        kind = (
+            quantization.Int8WeightOnlyConfig
+            if name == "int8wo"
+            else quantization.Int8DynamicActivationInt8WeightConfig
+        )
+        return transformers.TorchAoConfig(kind())
+    if name == "int8":
+        return transformers.QuantoConfig(weights="int8")
+    if name == "8bit":
+        return transformers.BitsAndBytesConfig(load_in_8bit=True)
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
+
+
+def _is_quantised(module: Any, package: Package) -> bool:
+    """Whether a layer, or the tensor that is its weight, is the package's own kind."""
+    kinds = (type(module), type(getattr(module, "weight", None)))
+    top = package.module
+    # A parameter of a subclass is an instance of the subclass, except for the plain ones.
+    return hasattr(module, "weight") and any(f"{kind.__module__}.".startswith(f"{top}.") for kind in kinds)
+
+
+# The load options, checked before a model is read for minutes.
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 

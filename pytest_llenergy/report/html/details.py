@@ -9,10 +9,10 @@ from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import cut, one_line
 from pytest_llenergy.report.columns import rounded
 from pytest_llenergy.report.html.cases import Case, Turn
-from pytest_llenergy.report.html.cells import Cell, Row, Table, share, table, with_uncertainty
-from pytest_llenergy.report.html.plot import MOST_NAME
-from pytest_llenergy.report.html.power import Course
-from pytest_llenergy.report.html.trend import Trend
+from pytest_llenergy.report.html.comparison_charts import Trend
+from pytest_llenergy.report.html.round_charts import Course
+from pytest_llenergy.report.html.svg import MOST_NAME
+from pytest_llenergy.report.html.tables import Cell, Row, Table, share, table, with_uncertainty
 from pytest_llenergy.report.verdicts import value
 
 #: Characters of a parameter: a prompt may be one.

@@ -13,16 +13,12 @@ from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
 from pytest_llenergy.model.comparison import Side as Source
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import one_line
-from pytest_llenergy.report.html import circumstances, details, overview
+from pytest_llenergy.report.html import details, tables
 from pytest_llenergy.report.html.cases import Case, Side, cases_of, cases_of_both, turns
-from pytest_llenergy.report.html.cells import Table
-from pytest_llenergy.report.html.exchange import exchange
-from pytest_llenergy.report.html.forest import detectability, forest
-from pytest_llenergy.report.html.plot import Plot, short_name
-from pytest_llenergy.report.html.power import courses, power
-from pytest_llenergy.report.html.rounds import against_time, in_order
-from pytest_llenergy.report.html.svg import Sheet, check_extra, drawing
-from pytest_llenergy.report.html.trend import Trend, trend_plot
+from pytest_llenergy.report.html.comparison_charts import Trend, detectability, exchange, forest, trend_plot
+from pytest_llenergy.report.html.round_charts import against_time, courses, in_order, power
+from pytest_llenergy.report.html.svg import Plot, Sheet, check_extra, drawing, short_name
+from pytest_llenergy.report.html.tables import Table
 from pytest_llenergy.report.verdicts import change, interval, noise_line, value
 
 if TYPE_CHECKING:
@@ -140,14 +136,14 @@ def _rendered(
             )
             for place, case in enumerate(shown)
         ]
-    first = [overview.verdicts(cases, len(shown))] if comparisons else []
-    first += [overview.measured(cases, len(shown))] if len(sides) == 1 else []
+    first = [tables.verdicts(cases, len(shown))] if comparisons else []
+    first += [tables.measured(cases, len(shown))] if len(sides) == 1 else []
     closing = [
-        overview.speeds(cases),
-        overview.invalid_rounds(cases, interleaved=interleaved),
-        overview.rules(comparisons),
-        circumstances.meters(sides),
-        circumstances.machine(sides),
+        tables.speeds(cases),
+        tables.invalid_rounds(cases, interleaved=interleaved),
+        tables.rules(comparisons),
+        tables.meters(sides),
+        tables.machine(sides),
     ]
     page = Page(
         title=f"{title}: {', '.join(f'{count} {state}' for state, count in counts) or 'nothing to show'}",

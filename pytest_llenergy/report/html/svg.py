@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of matplotlib as inline SVG: small, coloured by the page, and with ids that no other figure has.
-
-Figures are drawn in colours that stand for those of the page's style sheet, which differ in the dark.
-"""
+"""Matplotlib figures as inline SVG."""
 
 from __future__ import annotations
 
@@ -11,16 +8,22 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.text import one_line
+from pytest_llenergy.model.text import cut, one_line
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# Figures of matplotlib as inline SVG: small, coloured by the page, and with ids that no other figure has.
+#
+# Figures are drawn in colours that stand for those of the page's style sheet, which differ in the dark.
 
 #: Variables of the style sheet. Figures use the numbers, which are no colours that anybody sees.
 NAMES = (
@@ -287,3 +290,34 @@ def _coloured(value: str) -> str:
         if value == number:
             return f"var(--{name})"
     return value
+
+
+# A figure as it stands in the page: drawing, legend, caption.
+
+#: Characters of a test's name that fit over the width of a figure.
+MOST_NAME = 48
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend: how the mark looks (a class of the style sheet) and what it means."""
+
+    look: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """``caption`` says what is seen, ``keys`` what the marks mean."""
+
+    svg: Markup
+    title: str
+    caption: str
+    keys: Sequence[Key] = ()
+
+
+def short_name(name: str, most: int = MOST_NAME) -> str:
+    """A test id without its path, cut in the middle: what tells tests apart is at the end."""
+    path, bracket, params = one_line(name).partition("[")
+    plain = f"{path.rpartition('/')[2].partition('::')[2] or path.rpartition('/')[2]}{bracket}{params}"
+    return cut(plain, most)

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.meters.base import Domain, MeterSpec
 from pytest_llenergy.meters.estimate import AVERAGE_W
-from pytest_llenergy.meters.protocol import Domain, MeterSpec
 from pytest_llenergy.model.record import Record
 
 #: Watts that a busy core adds to an idle one, by the model of the meter ``estimate``.

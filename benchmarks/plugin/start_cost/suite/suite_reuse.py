@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.handles import Workers
+from pytest_llenergy.api import Workers
 
 
 @pytest.mark.parametrize("i", range(300))

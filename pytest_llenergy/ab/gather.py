@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Join the sessions of each side and pair the tests of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pytest_llenergy.compare.comparability import device_differences, workload_differences
+from pytest_llenergy.compare.comparison import last_attempts
+from pytest_llenergy.measure.metrics import energy_per_flop, relative_uncertainty, summarise
+from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.record import Flag, Record, Round, Status
+from pytest_llenergy.model.report import Report, RunInfo, Session, SideName
+
+# The sessions of one side as one report: a record a test, with the rounds of all sessions.
+
+
+@dataclass(frozen=True)
+class Part:
+    """One test in one session, the ``number``-th of all."""
+
+    number: int
+    record: Record
+    environment: Environment | None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the test did what it should, even if this round of it is no result."""
+        return self.record.counts or (self.record.status == "invalid" and bool(self.record.rounds))
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether it has broken its budget, and nobody had expected that.
+
+        pytest gives a test that was expected to fail this reason and no other sign.
+        """
+        return self.record.failed_gate and not (self.record.reason or "").startswith("xfail")
+
+
+class Gathered:
+    """What one side has measured so far, in the order of the sessions."""
+
+    def __init__(self, side: SideName) -> None:
+        self.side = side
+        self.sessions: list[Session] = []
+        self.reports: list[Report] = []
+        self._parts: dict[str, list[Part]] = {}
+
+    def add(self, number: int, reports: Sequence[Report]) -> int:
+        """A session: one report, or those of all attempts at it. Returns how many tests it has measured.
+
+        Of a test that an attempt had measured before it was stopped, what it had measured counts.
+        """
+        found: dict[str, Part] = {}
+        for report in reports:
+            for name, record in last_attempts(report.records, report.run.id).items():
+                part = Part(number, record, report.environment)
+                if name not in found or not found[name].record.counts:
+                    found[name] = part
+            self.reports.append(report)
+            self.sessions.append(_session(self.side, report))
+        for name, part in found.items():
+            self._parts.setdefault(name, []).append(part)
+        return len(found)
+
+    @property
+    def parts(self) -> Mapping[str, Sequence[Part]]:
+        """What there is of each test, by its node id."""
+        return self._parts
+
+    @property
+    def hopeless(self) -> set[str]:
+        """Tests that failed, were skipped or crashed, or have no rounds: no session mends that."""
+        return {
+            name for name, parts in self._parts.items() if not parts[-1].usable or not parts[-1].record.rounds
+        }
+
+    @property
+    def devices(self) -> list[str]:
+        """The GPUs of the first session."""
+        first = [parts[0].record.devices for parts in self._parts.values() if parts[0].number <= 2]
+        return sorted({device for devices in first for device in devices if device != "cpu"})
+
+    def report(self, anchors: Mapping[str, Part], *, argv: Sequence[str]) -> Report | None:
+        """Everything as one report; ``None`` before the first session.
+
+        ``anchors`` give the session by which a test is measured in the same way as ever, by its node id.
+        """
+        if not self.reports:
+            return None
+        first, last = self.reports[0], self.reports[-1]
+        statuses = [report.run.exit_status for report in self.reports]
+        known = [status for status in statuses if status is not None]
+        run = RunInfo(
+            id=first.run.id,
+            started_at=first.run.started_at,
+            finished_at=last.run.finished_at,
+            # A session that did not come to its end is finished by another attempt, or stops everything.
+            complete=True,
+            argv=list(argv),
+            exit_status=max(known, default=None),
+        )
+        # A budget that is close to what a test takes is broken now and then, by either side: only where the
+        # base never does, and the head mostly, has the change done it.
+        share = 0.0 if self.side == "base" else 0.5
+        records = [_joined(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()]
+        return msgspec.structs.replace(first, run=run, records=records, baseline=None)
+
+
+def _session(side: SideName, report: Report) -> Session:
+    run = report.run
+    return Session(
+        side=side,
+        run_id=run.id,
+        started_at=run.started_at,
+        finished_at=run.finished_at,
+        exit_status=run.exit_status,
+    )
+
+
+def _joined(parts: Sequence[Part], anchor: Part, share: float) -> Record:
+    """One record of all sessions; over budget where more than this share of them was."""
+    rounds = [round_ for part in parts for round_ in _rounds(part, anchor)]
+    spoiled = next((part for part in parts if not part.usable), None)
+    if spoiled is not None:
+        reason = f"session {spoiled.number}: {spoiled.record.reason or spoiled.record.status}"
+        return msgspec.structs.replace(
+            spoiled.record, attempt=1, reason=reason, rounds=rounds, comparisons=[], failed_gate=False
+        )
+    first = parts[0].record
+    if not rounds:
+        return msgspec.structs.replace(first, failed_gate=parts[0].over_budget)
+    coverage = min((meter.coverage for meter in first.meters), default=1.0)
+    # The peak is of no round; that of any session is as good.
+    peak = first.metrics.get("peak_memory_bytes")
+    metrics = summarise(rounds, None, coverage)
+    metrics |= {"peak_memory_bytes": peak} if peak is not None else {}
+    energy = metrics["energy_j"]
+    flops = first.metrics.get("flops")
+    if flops is not None:
+        metrics |= {"flops": flops, "energy_per_flop_j": energy_per_flop(energy, flops)}
+    procedure = first.procedure
+    if procedure is not None:
+        measuring_s = sum(
+            part.record.procedure.measuring_s for part in parts if part.record.procedure is not None
+        )
+        reached = relative_uncertainty(rounds, coverage)
+        procedure = msgspec.structs.replace(procedure, measuring_s=measuring_s, reached=reached)
+    status: Status = "measured" if energy.value is not None else "invalid"
+    why = None if energy.value is not None else energy.reason
+    over = [part for part in parts if part.over_budget]
+    broken = status == "measured" and len(over) > share * len(parts)
+    if broken:
+        status, why = "failed", f"{len(over)} of {len(parts)} sessions: {over[0].record.reason}"
+    return msgspec.structs.replace(
+        first,
+        attempt=1,
+        status=status,
+        reason=why,
+        procedure=procedure,
+        rounds=rounds,
+        metrics=metrics,
+        comparisons=[],
+        failed_gate=broken,
+        flags=_flags(parts),
+    )
+
+
+def _rounds(part: Part, anchor: Part) -> list[Round]:
+    """Its rounds; put aside where they were not measured as those of the anchor."""
+    why = _elsewhere(part, anchor)
+    if not why:
+        return part.record.rounds
+    flag = Flag(name="another-session", severity="invalid", detail=f"session {part.number}: {why}")
+    return [msgspec.structs.replace(each, flags=[*each.flags, flag]) for each in part.record.rounds]
+
+
+def _elsewhere(part: Part, anchor: Part) -> str:
+    """Why a session cannot be put together with the anchor's; empty where it can."""
+    if part is anchor:
+        return ""
+    record, first = part.record, anchor.record
+    if sorted(record.devices) != sorted(first.devices):
+        return f"ran on {_named(record)}, session {anchor.number} on {_named(first)}"
+    if part.environment != anchor.environment or record.meters != first.meters:
+        differences = device_differences(first, record, anchor.environment, part.environment)
+        if differences:
+            return f"not as in session {anchor.number} ({'; '.join(differences)})"
+    return ""
+
+
+def _named(record: Record) -> str:
+    return ", ".join(record.devices) or "no device"
+
+
+def _flags(parts: Sequence[Part]) -> list[Flag]:
+    """Each name once, with the number of sessions that have it."""
+    seen: dict[str, list[Flag]] = {}
+    for part in parts:
+        for flag in {flag.name: flag for flag in reversed(part.record.flags)}.values():
+            seen.setdefault(flag.name, []).append(flag)
+    return [
+        flags[0]
+        if len(flags) == len(parts)
+        else msgspec.structs.replace(
+            flags[0], detail=f"{len(flags)} of {len(parts)} sessions: {flags[0].detail}"
+        )
+        for flags in seen.values()
+    ]
+
+
+def put_aside(records: Iterable[Record]) -> dict[str, list[str]]:
+    """Why rounds do not count that were measured in another way, by test."""
+    return {
+        record.id: told
+        for record in records
+        if (
+            told := [
+                flag.detail for each in record.rounds for flag in each.flags if flag.name == "another-session"
+            ]
+        )
+    }
+
+
+def changed_workload(parts: Sequence[Part]) -> list[str]:
+    """What a test did in one session and not in the first."""
+    for part in parts[1:]:
+        if (
+            part.usable
+            and part.record.rounds
+            and (found := workload_differences(parts[0].record, part.record))
+        ):
+            return [f"session {part.number}: {line}" for line in found]
+    return []
+
+
+# Which test of one side belongs to which of the other, where options have changed their names.
+
+#: Parameters that options choose.
+CHOSEN = frozenset({"backend"})
+
+
+@dataclass(frozen=True)
+class Names:
+    """The common name of each test of either side, by its own node id, and who found no partner."""
+
+    base: Mapping[str, str]
+    head: Mapping[str, str]
+    lonely: tuple[str, ...] = ()
+
+
+def same_names(base: Mapping[str, Record], head: Mapping[str, Record]) -> Names:
+    """Of two commits: a test is who its node id says."""
+    return Names({name: name for name in base}, {name: name for name in head})
+
+
+def common_names(base: Mapping[str, Record], head: Mapping[str, Record]) -> Names:
+    """By node id; of the rest by function and parameters, without the backend, where that leaves one of each.
+
+    Such a pair is named after what both have in common: ``test_decode[8]``.
+    """
+    names = ({name: name for name in base if name in head}, {name: name for name in head if name in base})
+    rest = [_by_kind(records, known) for records, known in zip((base, head), names, strict=True)]
+    taken = set(names[0])
+    lonely: list[str] = []
+    for kind in dict.fromkeys([*rest[0], *rest[1]]):
+        ours, theirs = rest[0].get(kind, []), rest[1].get(kind, [])
+        shared = _name(kind)
+        if len(ours) == len(theirs) == 1 and shared not in taken:
+            taken.add(shared)
+            names[0][ours[0]] = names[1][theirs[0]] = shared
+            continue
+        for side, found in zip(names, (ours, theirs), strict=True):
+            side.update({name: name for name in found})
+            lonely += found
+    return Names(*names, tuple(lonely))
+
+
+Kind = tuple[str, tuple[tuple[str, Primitive], ...]]
+
+
+def _by_kind(records: Mapping[str, Record], known: Mapping[str, str]) -> dict[Kind, list[str]]:
+    found: dict[Kind, list[str]] = {}
+    for name, record in records.items():
+        if name not in known:
+            params = tuple(sorted((key, each) for key, each in record.params.items() if key not in CHOSEN))
+            found.setdefault((name.partition("[")[0], params), []).append(name)
+    return found
+
+
+def _name(kind: Kind) -> str:
+    function, params = kind
+    return f"{function}[{'-'.join(str(value) for _, value in params)}]" if params else function
+
+
+def lonely_line(names: Sequence[str]) -> str:
+    """One line about tests that could not be paired."""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"not paired, since options have changed their names and no single other test fits: {shown}"

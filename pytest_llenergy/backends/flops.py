@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floating-point operations of a dense decoder, computed from its shape.
+
+Counted as ``torch.utils.flop_counter`` does: matrix products only, two operations a multiply-add, and the
+whole square of an attention matrix, whether or not a kernel leaves out what a causal mask hides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import Generation, Result
+from pytest_llenergy.errors import ModelError
+from pytest_llenergy.model.timeline import Flops
+
+#: Architectures that are what is worked out here: grouped-query attention, a gated feed-forward layer, and an
+#: output layer. As they are called in config.json (``model_type``) and in GGUF (``general.architecture``).
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+
+#: What a config.json has where only some experts work on a token.
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+SOURCE = "analytic: linear layers and attention of a dense decoder, its output layer for one position a step"
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Sizes of a dense decoder; ``window`` is how far attention looks back (tokens), ``None`` for all."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    window: int | None = None
+
+    @property
+    def linear_flop(self) -> int:
+        """Of one token in the linear layers of all blocks: query, key, value, output; gate, up, down."""
+        attention = 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim
+        return 2 * self.layers * self.hidden * (attention + 3 * self.intermediate)
+
+    @property
+    def output_flop(self) -> int:
+        """Of one position in the output layer."""
+        return 2 * self.hidden * self.vocabulary
+
+    def attention_flop(self, queries: int, keys: int) -> int:
+        """Of so many positions that look at so many, in all blocks: scores, and their weighted values."""
+        return 4 * self.layers * self.heads * self.head_dim * queries * keys
+
+    def flop(self, prompt: int, new: int) -> int:
+        """Of one sequence: a prefill of ``prompt`` tokens gives the first of ``new``, a step each other."""
+        steps = range(1, new)
+        attention = self.attention_flop(prompt, prompt)
+        attention += sum(self.attention_flop(1, prompt + step) for step in steps)
+        return self.linear_flop * (prompt + len(steps)) + self.output_flop * new + attention
+
+
+def of_config(config: Mapping[str, Any]) -> DecoderShape:
+    """From the content of a config.json. Raises ``ModelError`` for what is no plain dense decoder."""
+    kind = str(config.get("model_type"))
+    experts = [name for name in EXPERTS if config.get(name)]
+    if kind not in ARCHITECTURES or experts:
+        raise ModelError(_not_plain(f"model_type {kind}" + (f" with {experts[0]}" if experts else "")))
+    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    slides = config.get("use_sliding_window", True) and config.get("sliding_window")
+    return DecoderShape(
+        layers=_size(config, "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_size(config, "num_key_value_heads", heads),
+        head_dim=_size(config, "head_dim", hidden // heads),
+        intermediate=_size(config, "intermediate_size"),
+        vocabulary=_size(config, "vocab_size"),
+        window=_size(config, "sliding_window") if slides else None,
+    )
+
+
+def of_gguf(file: Path) -> DecoderShape:
+    """From a GGUF file's metadata. Raises ``ModelError`` for one that is unreadable, or no dense decoder."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise ModelError("reading GGUF metadata needs the module gguf; pip install gguf") from None
+    try:
+        reader = GGUFReader(file)
+        fields = {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            # The vocabulary alone would take seconds.
+            if not name.startswith("tokenizer.")
+        }
+        embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    except Exception as error:
+        # A damaged file makes its reader fail anywhere, with anything.
+        raise ModelError(f"{file.name}: no GGUF metadata to work from ({error})") from error
+    kind = str(fields.get("general.architecture"))
+    sizes = {name.removeprefix(f"{kind}."): value for name, value in fields.items()}
+    if kind not in ARCHITECTURES or sizes.get("expert_count"):
+        experts = " with experts" if sizes.get("expert_count") else ""
+        raise ModelError(_not_plain(f"architecture {kind}{experts}"))
+    hidden, heads = _size(sizes, "embedding_length"), _size(sizes, "attention.head_count")
+    return DecoderShape(
+        layers=_size(sizes, "block_count"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_size(sizes, "attention.head_count_kv", heads),
+        head_dim=_size(sizes, "attention.key_length", hidden // heads),
+        intermediate=_size(sizes, "feed_forward_length"),
+        vocabulary=int(embedding.shape[1]),
+        window=_size(sizes, "attention.sliding_window") if sizes.get("attention.sliding_window") else None,
+    )
+
+
+def of_source(model: ModelSource) -> DecoderShape:
+    """From a GGUF file, or the config.json of a directory. Raises ``ModelError`` where there is neither."""
+    if model.kind == "gguf":
+        return of_gguf(Path(model.location))
+    file = Path(model.location) / "config.json"
+    if model.kind != "directory" or not file.exists():
+        raise ModelError(f"{model.label} has no config.json here to work from")
+    try:
+        return of_config(json.loads(file.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{model.label}: its config.json cannot be read ({error})") from error
+
+
+def of_sequences(shape: DecoderShape, done: Result, *, padded: bool) -> Flops:
+    """Of what a run of ``generate`` made, all ranks that work on it taken together.
+
+    ``padded`` says that the batch was computed as long as its longest prompt and its longest output, so that
+    padding counts: what was executed is meant, not what was of use.
+    """
+    if not isinstance(done, Generation):
+        return Flops.unknown("only what generate executes is worked out")
+    lengths = [(each.input_tokens, each.output_tokens) for each in done.requests]
+    if padded:
+        longest = max(prompt for prompt, _ in lengths), max(new for _, new in lengths)
+        lengths = [longest] * len(lengths)
+    most = max(prompt + new for prompt, new in lengths)
+    if shape.window is not None and most > shape.window:
+        return Flops.unknown(f"attention looks back {shape.window} tokens of {most}; this is not worked out")
+    count = sum(shape.flop(prompt, new) for prompt, new in lengths)
+    return Flops(count=count, source=SOURCE, shared=True)
+
+
+def from_source(model: ModelSource, done: Result, *, padded: bool) -> Flops:
+    """The same for an engine that has nothing but the model's file."""
+    try:
+        return of_sequences(of_source(model), done, padded=padded)
+    except ModelError as error:
+        return Flops.unknown(str(error))
+
+
+def _size(told: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """One number above 0; layers of different sizes have a list there."""
+    value = told.get(name) or default
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(
+            f"{name} is {value!r} in what the model tells of itself, and is needed as one number"
+        )
+    return value
+
+
+def _not_plain(what: str) -> str:
+    return f"{what} is no plain dense decoder; those worked out: {', '.join(ARCHITECTURES)}"

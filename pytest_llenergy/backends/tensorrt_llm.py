@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT-LLM, through its LLM API. Not yet run on hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, EngineWorker, RankContext
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.models import ModelSource, encoded, explain, first_line, no_openvino_ir
+from pytest_llenergy.backends.processes import descendants, environment
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+
+# TensorRT-LLM: continuous batching, MPI processes. Written from its documentation; see ``spec``.
+
+
+# What TensorRT-LLM offers, as its documentation and source say.
+
+REFERENCE = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
+
+SPEC = BackendSpec(
+    name="tensorrt-llm",
+    factory="pytest_llenergy.backends.tensorrt_llm:TensorRtLlmBackend",
+    requires=("tensorrt_llm", "transformers"),
+    install="install it as https://nvidia.github.io/TensorRT-LLM/installation/ says, in an environment of "
+    "its own, and name its Python: --energy-python=tensorrt-llm=PATH",
+    reads="directory",
+    capabilities=Capabilities(
+        launch="engine",
+        replicas="plugin",
+        data=True,
+        tensor=True,
+        pipeline=True,
+        cpu=False,
+        gpu=True,
+        options=("dtype", "max_seq_len", "max_num_tokens", "max_batch_size", "free_gpu_memory_fraction"),
+        batching=("continuous",),
+        prefix_cache="switched off",
+        timestamps="token",
+        exact=True,
+        clock="the engine's steady clock, of the first and the last token of a request",
+        reasons={
+            "cpu": "TensorRT-LLM runs on NVIDIA GPUs only",
+            "placement": "TensorRT-LLM shards a model; it does not put its layers on devices that take turns",
+        },
+        sources={
+            **dict.fromkeys(("data", "cpu", "placement", "tasks", "caches"), "this adapter"),
+            "managed_by": REFERENCE,
+            "gpu": REFERENCE,
+            "launch": "tensorrt_llm/llmapi/llm.py (MpiPoolSession)",
+            "replicas": "the plugin starts one LLM for each",
+            "tensor": f"{REFERENCE} (LLM, tensor_parallel_size)",
+            "pipeline": f"{REFERENCE} (LLM, pipeline_parallel_size)",
+            "options": f"{REFERENCE} (TorchLlmArgs, KvCacheConfig)",
+            "batching": REFERENCE,
+            "prefix_cache": f"{REFERENCE} (KvCacheConfig, enable_block_reuse)",
+            "timestamps": f"{REFERENCE} (SamplingParams, return_perf_metrics)",
+            "clock": "tensorrt_llm/llmapi/llm.py (steady_clock_now)",
+        },
+        hardware=None,
+    ),
+    refuses=lambda model: no_openvino_ir("tensorrt-llm", model),
+)
+
+
+# ``tensorrt_llm.LLM``, by its documentation. Not run on hardware yet.
+
+#: With one worker the engine can run in the process that asks for it, and else would start another by MPI.
+IN_PROCESS = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
+
+#: What Open MPI tells each process that it starts: its place, and how many there are.
+MPI_RANK, MPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+
+
+@dataclass
+class TensorRtLlmOutcome:
+    """What one call of the engine gave, and when it was made."""
+
+    outputs: list[Any]
+    start_ns: int
+    end_ns: int
+
+
+@dataclass
+class TensorRtLlmJob:
+    """Token ids of each prompt, and how to sample; ``generate`` blocks until all are done."""
+
+    llm: Any
+    tokenizer: Any
+    prompts: list[list[int]]
+    sampling: list[Any]
+
+    def run(self) -> TensorRtLlmOutcome:
+        start_ns = time.monotonic_ns()
+        outputs = self.llm.generate(self.prompts, self.sampling, use_tqdm=False)
+        return TensorRtLlmOutcome(outputs, start_ns, time.monotonic_ns())
+
+    def result(self, outcome: TensorRtLlmOutcome) -> Generation:
+        made = [output.outputs[0] for output in outcome.outputs]
+        token_ids = [[int(token) for token in each.token_ids] for each in made]
+        reused = sum(each.request_perf_metrics.kv_cache_metrics.num_reused_blocks for each in made)
+        if reused:
+            raise BackendError(
+                f"tensorrt-llm: took {reused} blocks of prompts from its cache, whose reuse was to be off; "
+                "the round has not done the work"
+            )
+        requests = []
+        for prompt, ids, each in zip(self.prompts, token_ids, made, strict=True):
+            times = each.request_perf_metrics.timing_metrics
+            first_ns, last_ns = _ns(times.first_token_time), _ns(times.last_token_time)
+            # The engine's clock is the system's monotonic one on Linux; what is not within the call is not.
+            ours = outcome.start_ns <= first_ns <= last_ns <= outcome.end_ns
+            requests.append(
+                RequestTimeline(
+                    input_tokens=len(prompt),
+                    output_tokens=len(ids),
+                    first_token_ns=first_ns if ours else None,
+                    last_token_ns=last_ns if ours else None,
+                )
+            )
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+
+
+class TensorRtLlmBackend:
+    """``tensorrt_llm.LLM`` (its PyTorch workflow) without reuse of cache blocks, given token ids.
+
+    Load options are those of ``tensorrt_llm.LLM``, and ``free_gpu_memory_fraction`` of ``KvCacheConfig``.
+    """
+
+    def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
+        if context.devices == ("cpu",):
+            raise BackendError("tensorrt-llm: runs on NVIDIA GPUs only; give the test @pytest.mark.gpus(1)")
+        parallel = context.parallel
+        self._world = parallel.tensor * parallel.pipeline
+        if self._world == 1:
+            os.environ.update(IN_PROCESS)
+        import tensorrt_llm
+        from tensorrt_llm.llmapi import KvCacheConfig
+        from transformers import AutoTokenizer
+
+        path = local_directory(model)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(explain(model, error)) from error
+        keywords = dict(options)
+        fraction = keywords.pop("free_gpu_memory_fraction", None)
+        share = {} if fraction is None else {"free_gpu_memory_fraction": fraction}
+        try:
+            self._llm: Any = tensorrt_llm.LLM(
+                model=path,
+                tensor_parallel_size=parallel.tensor,
+                pipeline_parallel_size=parallel.pipeline,
+                kv_cache_config=KvCacheConfig(enable_block_reuse=False, **share),
+                **keywords,
+            )
+        except (TypeError, ValueError) as error:
+            raise BackendError(f"tensorrt-llm refuses to load {model.label}: {first_line(error)}") from error
+        except (OSError, RuntimeError, KeyError) as error:
+            raise ModelError(explain(model, error)) from error
+        self._ends = _ends(path, self._tokenizer)
+        return BackendInfo(
+            name="tensorrt-llm",
+            version=tensorrt_llm.__version__,
+            model=model.label,
+            dtype=str(options.get("dtype", "auto")),
+            options={
+                **{name: str(value) for name, value in options.items()},
+                "block_reuse": False,
+                "worker": "in the rank" if self._world == 1 else "MPI",
+                "threads": context.threads,
+                "device": ",".join(context.devices),
+                "python": platform.python_version(),
+            },
+        )
+
+    def workers(self) -> Sequence[EngineWorker]:
+        """The rank with one worker; else what MPI has told the processes that it has started."""
+        if self._world == 1:
+            return [EngineWorker(pid=os.getpid(), rank=0, world_size=1)]
+        told = {pid: environment(pid) for pid in descendants(os.getpid())}
+        return [
+            EngineWorker(pid=pid, rank=int(each[MPI_RANK]), world_size=int(each[MPI_SIZE]))
+            for pid, each in told.items()
+            if MPI_RANK in each and MPI_SIZE in each
+        ]
+
+    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> TensorRtLlmJob:
+        from tensorrt_llm import SamplingParams
+
+        ids = encoded("tensorrt-llm", self._tokenizer, prompts)
+        ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._ends)})
+        drawn: dict[str, Any] = {"top_k": 1}
+        if params.do_sample:
+            drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+        sampling = [
+            SamplingParams(
+                max_tokens=params.max_new_tokens,
+                # All ends are given as stop tokens: those are in the output when they are asked for.
+                ignore_eos=True,
+                stop_token_ids=ends or None,
+                include_stop_str_in_output=True,
+                seed=params.seed + number,
+                detokenize=False,
+                return_perf_metrics=True,
+                **drawn,
+            )
+            for number in range(len(ids))
+        ]
+        return TensorRtLlmJob(self._llm, self._tokenizer, ids, sampling)
+
+    def synchronize(self) -> None:
+        """``generate`` returns when the tokens are in this process."""
+
+    def close(self) -> None:
+        self._llm.shutdown()
+        del self._llm, self._tokenizer
+
+
+def _ends(path: str, tokenizer: Any) -> set[int]:
+    """What ends a sequence of this model: its generation defaults say, else its tokenizer."""
+    from transformers import GenerationConfig
+
+    end = None
+    try:
+        end = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:
+        # Not every model has any.
+        end = None
+    end = tokenizer.eos_token_id if end is None else end
+    return {end} if isinstance(end, int) else set(end or ())
+
+
+def _ns(since: timedelta) -> int:
+    """Exact: the float of ``total_seconds`` has no room for a nanosecond in a long uptime."""
+    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of transformers: static batches, assisted generation, embeddings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.models import explain, resolve
+from pytest_llenergy.backends.tasks import Embedding, EmbeddingParams, Generation, GenerationParams
+from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.timeline import RequestTimeline
+
+# One static batch through ``generate``, with the time of each step.
+
+
+class StepClock:
+    """A streamer that only notes when each decoding step had its tokens.
+
+    ``generate`` calls ``put`` once with the prompt and then after each step, when the tokens have
+    been copied to the host, that is after the device has finished the step. A step gives each sequence one
+    token, ``(batch,)``, or where tokens are drafted the one sequence several, ``(1, tokens)``.
+    """
+
+    def __init__(self) -> None:
+        self.steps_ns: list[int] = []
+        self._prompt_seen = False
+
+    def put(self, tokens: Any) -> None:
+        """Note the time of a step, once for each token that it gave a sequence."""
+        if self._prompt_seen:
+            count = tokens.shape[1] if tokens.dim() == 2 else 1
+            self.steps_ns.extend([time.monotonic_ns()] * count)
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """The last step has been seen already."""
+
+
+def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **more: Any) -> Any:
+    """A new ``GenerationConfig`` that says it all: nothing is left to the defaults of a model."""
+    from transformers import GenerationConfig
+
+    sampling: dict[str, Any] = {"do_sample": False}
+    if params.do_sample:
+        sampling = {
+            "do_sample": True,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+        }
+    return GenerationConfig(
+        max_new_tokens=params.max_new_tokens,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=pad,
+        cache_implementation="static" if params.cache == "static" else None,
+        **sampling,
+        **more,
+    )
+
+
+@dataclass
+class TransformersJob:
+    """A padded batch on the device.
+
+    ``ends`` are the tokens that end a sequence, ``more`` is what ``generate`` is given besides.
+    """
+
+    model: Any
+    tokenizer: Any
+    inputs: dict[str, Any]
+    config: Any
+    seed: int
+    ends: frozenset[int]
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> tuple[Any, StepClock]:
+        import torch
+
+        torch.manual_seed(self.seed)
+        clock = StepClock()
+        with torch.inference_mode():
+            output = self.model.generate(
+                **self.inputs, generation_config=self.config, streamer=clock, **self.more
+            )
+        return output, clock
+
+    def result(self, outcome: tuple[Any, StepClock]) -> Generation:
+        output, clock = outcome
+        mask = self.inputs["attention_mask"]
+        token_ids = [_produced(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
+        steps_ns = clock.steps_ns
+        requests = [
+            RequestTimeline(
+                input_tokens=int(length),
+                output_tokens=len(ids),
+                first_token_ns=steps_ns[0],
+                last_token_ns=steps_ns[len(ids) - 1],
+                token_ns=tuple(steps_ns[: len(ids)]),
+            )
+            for length, ids in zip(mask.sum(dim=1).tolist(), token_ids, strict=True)
+        ]
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+
+
+def _produced(row: list[int], ends: frozenset[int]) -> list[int]:
+    """A row up to and including the first token that ended it; what follows is padding."""
+    for index, token in enumerate(row):
+        if token in ends:
+            return row[: index + 1]
+    return row
+
+
+# Assisted generation: something cheap drafts tokens, the model checks several of them in one step.
+
+#: How an assistant drafts: transformers' own defaults, set so that no model's own replace them. Within a
+#: sequence the threshold adapts itself where scikit-learn is installed.
+DRAFTING: dict[str, Primitive] = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
+
+#: The longest stretch of the last tokens that is looked for in the prompt, likewise.
+MAX_MATCHING_NGRAM_SIZE = 2
+
+
+def lookup(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
+    """Drafting from the prompt, for ``GenerationConfig`` and records; nothing where it is not asked for."""
+    if prompt_lookup_num_tokens is None:
+        return {}
+    return {
+        "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
+        "max_matching_ngram_size": MAX_MATCHING_NGRAM_SIZE,
+    }
+
+
+def load(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
+    """The assistant, in the dtype and on the device of the model, and what goes into records.
+
+    Raises ``ModelError`` when it cannot be loaded, ``BackendError`` when it has another vocabulary.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils import is_sklearn_available
+
+    try:
+        source = resolve(name)
+    except ModelError as error:
+        raise ModelError(f"assistant: {error}") from None
+    try:
+        assistant: Any = AutoModelForCausalLM.from_pretrained(local_directory(source), dtype=model.dtype)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(f"assistant: {explain(source, error)}") from error
+    sizes = [each.config.get_text_config().vocab_size for each in (assistant, model)]
+    if sizes[0] != sizes[1]:
+        raise BackendError(
+            f"transformers: assistant {source.label} has a vocabulary of {sizes[0]} tokens and the model one "
+            f"of {sizes[1]}; name a model with the same tokenizer"
+        )
+    assistant.generation_config = GenerationConfig(**DRAFTING)
+    told = {"assistant": source.label, **DRAFTING, "threshold_adapts": bool(is_sklearn_available())}
+    return assistant.to(model.device).eval(), told
+
+
+# Vectors of texts: from models that only encode, and from the body of those that generate.
+
+
+def only_encodes(config: Any) -> bool:
+    """Whether a model was saved without a head that predicts the next token.
+
+    ``AutoModelForCausalLM`` would load such a model as well, with a head of random numbers.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    saved = set(config.architectures or ())
+    generating = _classes(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    encoding = _classes(auto.MODEL_MAPPING_NAMES) | _classes(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    return not config.is_encoder_decoder and bool(saved & encoding) and not saved & generating
+
+
+def prepare_embedding(
+    model: Any, tokenizer: Any, texts: Sequence[str], params: EmbeddingParams, device: str
+) -> EmbeddingJob:
+    """A padded batch. Raises ``BackendError`` for a text without tokens, or with more than fit."""
+    # What is padded on the right has its tokens at the places that they have alone.
+    inputs = tokenizer(list(texts), return_tensors="pt", padding=True, padding_side="right").to(device)
+    lengths = [int(length) for length in inputs["attention_mask"].sum(dim=1)]
+    if min(lengths) == 0:
+        raise BackendError("transformers: a text has no tokens; leave empty texts out")
+    limits = (tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None))
+    fits = min(limit for limit in limits if limit is not None)
+    if max(lengths) > fits:
+        raise BackendError(
+            f"transformers: a text has {max(lengths)} tokens and the model takes {fits}; shorten the text, "
+            "nothing is cut off here"
+        )
+    # Of a model that generates this is all but the head.
+    return EmbeddingJob(model.base_model, dict(inputs), lengths, params)
+
+
+@dataclass
+class EmbeddingJob:
+    """A padded batch on the device; ``lengths`` are the texts' token counts without padding."""
+
+    model: Any
+    inputs: dict[str, Any]
+    lengths: list[int]
+    params: EmbeddingParams
+
+    def run(self) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            hidden = self.model(**self.inputs).last_hidden_state
+            vectors = _pooled(hidden, self.inputs["attention_mask"], self.params.pooling)
+            return torch.nn.functional.normalize(vectors, dim=1) if self.params.normalize else vectors
+
+    def result(self, outcome: Any) -> Embedding:
+        return Embedding(
+            vectors=outcome.float().tolist(),
+            requests=[RequestTimeline(input_tokens=length, output_tokens=0) for length in self.lengths],
+        )
+
+
+def _pooled(hidden: Any, mask: Any, pooling: str) -> Any:
+    """From (batch, tokens, width) and a right-padded mask (batch, tokens) to (batch, width)."""
+    if pooling == "cls":
+        return hidden[:, 0]
+    if pooling == "last":
+        last = mask.sum(dim=1) - 1
+        return hidden[last.new_tensor(range(len(last))), last]
+    weights = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+def _classes(mapping: Any) -> set[str]:
+    """The names of classes by kind of model; some kinds have several."""
+    return {
+        name
+        for value in mapping.values()
+        for name in (value if isinstance(value, (list, tuple)) else (value,))
+        if name is not None
+    }

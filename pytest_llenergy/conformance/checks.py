@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of tokens, timestamps, degrees, prefill, memory and messages."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from pytest_llenergy.backends.base import Capabilities
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.conformance.harness import Engine, Made
+from pytest_llenergy.conformance.in_rank import Cycles, Refusal
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.model.record import Parallel, RankInfo
+from pytest_llenergy.model.timeline import RequestTimeline
+from pytest_llenergy.workers.workload import task_workload
+
+# Checks of what was generated and how it was counted. Each returns what is wrong, or ``None``.
+
+Tokens = Sequence[Sequence[int]]
+
+
+def prompts_counted(made: Made, counted: Mapping[str, int]) -> str | None:
+    """``counted`` has the prompts of the batch, in its order, each with its tokens counted by hand."""
+    for request, (prompt, tokens) in zip(made.requests, counted.items(), strict=True):
+        if request.input_tokens != tokens:
+            padded = max(counted.values()) == request.input_tokens
+            why = ", the length of the padded batch: sum the attention mask" if padded else ""
+            return (
+                f"prompt {prompt!r} has {tokens} tokens, and input_tokens is {request.input_tokens}{why}; "
+                "count the tokens of the prompt itself"
+            )
+    return None
+
+
+def outputs_counted(made: Made, max_new_tokens: int) -> str | None:
+    """With ``ignore_eos`` each sequence is ``max_new_tokens`` long."""
+    for number, (request, ids) in enumerate(zip(made.requests, made.token_ids, strict=True)):
+        if len(ids) != max_new_tokens:
+            return (
+                f"max_new_tokens={max_new_tokens} with ignore_eos made {len(ids)} tokens of prompt {number}; "
+                "token_ids are the output without prompt and padding, and nothing ends it before"
+            )
+        if request.output_tokens != len(ids):
+            return (
+                f"output_tokens of prompt {number} is {request.output_tokens}, and token_ids has {len(ids)}; "
+                "count what was produced"
+            )
+    return None
+
+
+def stop_token(free: Tokens) -> int | None:
+    """A token at which one sequence ends early, and another later or not at all; ``None`` without one."""
+    found = {token: [_length(ids, token) for ids in free] for ids in free for token in ids}
+    useful = [token for token, lengths in found.items() if 1 < min(lengths) < max(lengths)]
+    return min(useful, key=lambda token: (min(found[token]), token), default=None)
+
+
+def stopped(made: Made, free: Tokens, stop: int) -> str | None:
+    """What a batch makes with a stop token, of what it makes without: the same until one has ended."""
+    first = min(range(len(free)), key=lambda number: _length(free[number], stop))
+    expected = list(free[first][: _length(free[first], stop)])
+    asked = f"stop_token_ids=[{stop}]"
+    for number, (request, ids) in enumerate(zip(made.requests, made.token_ids, strict=True)):
+        if number == first and list(ids) != expected:
+            return (
+                f"{asked} made {_show(ids)} of prompt {number}, needs {_show(expected)}: a sequence ends "
+                "with the stop token, which is the last of its output, also with ignore_eos"
+            )
+        if stop in ids[:-1] or (len(ids) < len(free[number]) and ids[-1] != stop):
+            return (
+                f"{asked} made {_show(ids)} of prompt {number}: a sequence ends at the stop token and "
+                "nowhere else"
+            )
+        if request.output_tokens != len(ids):
+            return (
+                f"with {asked} output_tokens of prompt {number} is {request.output_tokens}, and token_ids "
+                f"has {len(ids)}; what follows the end is padding and no output"
+            )
+    return None
+
+
+def same(found: Tokens, expected: Tokens, prompts: Sequence[str], names: tuple[str, str]) -> str | None:
+    """Two ways to the same tokens; ``names`` are those of the two ways."""
+    for prompt, ids, others in zip(prompts, found, expected, strict=True):
+        if list(ids) != list(others):
+            place = next(
+                (at for at, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other),
+                min(len(ids), len(others)),
+            )
+            return (
+                f"prompt {prompt!r}: token {place} differs; {names[0]}: {_show(ids)}, "
+                f"{names[1]}: {_show(others)}"
+            )
+    return None
+
+
+def alike(found: Tokens) -> str | None:
+    """Whether sequences tell prompts apart: equal ones would prove nothing."""
+    if len({tuple(ids) for ids in found}) < len(found):
+        return f"two prompts have equal outputs, which proves nothing: {_show(found[0])}; give other prompts"
+    return None
+
+
+def _length(ids: Sequence[int], stop: int) -> int:
+    """How long a sequence is that ends with its first stop token."""
+    return ids.index(stop) + 1 if stop in ids else len(ids)
+
+
+def _show(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:16]))
+    return f"[{shown}{', …' if len(ids) > 16 else ''}] ({len(ids)} tokens)"
+
+
+# Checks of when tokens are said to have appeared. Each returns what is wrong, or ``None``.
+
+#: Engines round their stamps (nanoseconds).
+ROUNDING_NS = 1000
+
+
+def stamped(made: Made, row: Capabilities) -> str | None:
+    """The stamps of a batch of which each sequence has several tokens, as the row claims them."""
+    start_ns, end_ns = made.timeline.start_ns, made.timeline.end_ns
+    for number, request in enumerate(made.requests):
+        wrong = _claimed(request, row) or _ordered(request, start_ns, end_ns)
+        if wrong is None and row.exact and request.first_token_ns == request.last_token_ns:
+            wrong = "its first and last token have one stamp, and the row says exact=True"
+        if wrong is not None:
+            return f"prompt {number}: {wrong}"
+    return None
+
+
+def _claimed(request: RequestTimeline, row: Capabilities) -> str | None:
+    given = request.first_token_ns is not None and request.last_token_ns is not None
+    if row.timestamps == "none":
+        some = given or request.first_token_ns is not None or bool(request.token_ns)
+        return "the row says timestamps='none', and there are some; declare them" if some else None
+    if not given:
+        return (
+            f"the row says timestamps={row.timestamps!r}, and first_token_ns or last_token_ns is None; give "
+            "both, or say 'none'"
+        )
+    if row.timestamps == "token" and len(request.token_ns) != request.output_tokens:
+        return (
+            f"the row says timestamps='token', and token_ns has {len(request.token_ns)} stamps of "
+            f"{request.output_tokens} tokens"
+        )
+    return None
+
+
+def _ordered(request: RequestTimeline, start_ns: int, end_ns: int) -> str | None:
+    """Within the window and in order. Stamps are ``time.monotonic_ns()``."""
+    stamps = [start_ns, request.start_ns, request.first_token_ns, *request.token_ns, request.last_token_ns]
+    known = [stamp for stamp in stamps if stamp is not None]
+    if any(later < earlier - ROUNDING_NS for earlier, later in pairwise(known)):
+        return (
+            "its stamps are not in order, or lie before the work began: start of the work, start_ns, "
+            "first_token_ns, token_ns, last_token_ns; they are time.monotonic_ns()"
+        )
+    if known[-1] > end_ns + ROUNDING_NS:
+        return f"its last stamp is {(known[-1] - end_ns) / 1e6:g} ms after the end of the work"
+    return None
+
+
+# Whether the degree that was asked for is the degree that works: counted, not read from a setting.
+
+#: What one rank may take that is left alone with its share of the work: so many times what all took together,
+#: and at least this long (seconds). One that needs the others waits for ever.
+PATIENCE, LEAST_PATIENCE_S = 10.0, 5.0
+
+
+def processes_seen(engine: Engine, ranks: Sequence[RankInfo], degrees: Parallel) -> str | None:
+    """Hold the processes that hold the model against the degrees, by pid."""
+    row = engine.spec.capabilities
+    wanted = degrees.data * degrees.tensor * degrees.pipeline
+    pids = [pid for rank in ranks for pid in (rank.workers if row.launch == "engine" else [rank.pid])]
+    living = {pid for pid in pids if psutil.pid_exists(pid)}
+    if len(living) == wanted:
+        return None
+    return f"{wanted} processes should hold the model, and {len(living)} do (pid {pids})"
+
+
+def shared(engine: Engine, made: Made, degrees: Parallel) -> str | None:
+    """Whether each data-parallel rank did a part of the prompts."""
+    counts = [len(rank.requests) for rank in made.timeline.ranks if not rank.repeats_others]
+    if engine.spec.capabilities.launch == "ranks" and (len(counts) < degrees.data or 0 in counts):
+        return f"data={degrees.data}: the ranks did {counts} prompts; each needs some"
+    return None
+
+
+def needs_the_others(engine: Engine, degrees: Parallel, prompt: str) -> str | None:
+    """Whether a shard can do its work without the others: then it is no shard, but a whole copy.
+
+    Ends the ranks where they are what they should be.
+    """
+    group, _ = engine.loaded(degrees)
+    params = GenerationParams.of({"max_new_tokens": 4, "ignore_eos": True})
+    together = task_workload(group, [prompt], params, engine.timeout_s).run_round()
+    alone = [1, *[0] * (len(group.ranks) - 1)]
+    try:
+        group.ask("work", alone, max(LEAST_PATIENCE_S, PATIENCE * together.duration_s))
+    except WorkerError:
+        return None
+    kind = "tensor" if degrees.tensor > 1 else "pipeline"
+    return (
+        f"{kind}={max(degrees.tensor, degrees.pipeline)}: rank 0 generates while the others do nothing, so "
+        f"it holds a whole copy of the model; shard it, or leave {kind} out of the row"
+    )
+
+
+# Whether prompts that were seen before cost far less than new ones, as with a cache of most of a prompt.
+
+#: Engines that cache do so by blocks, of which a prompt of 512 random letters has several (measured: vLLM on
+#: the CPU caches none of a prompt below 128 tokens).
+FIRST_LENGTH = 512
+SHORT_LENGTH = 8
+
+#: How often each kind is timed; the fastest counts, which noise can only make slower. What takes longer than
+#: this (seconds) is disturbed less.
+REPEATS, REPEATS_OF_SLOW, SLOW_S = 6, 3, 0.2
+
+#: A long prompt must take this many times as long as a short one, or nothing could be told.
+TELLS = 4.0
+
+#: The least part of a new prompt's own time that one seen before takes. Without a cache it takes all of it;
+#: with one it took an eighth to a fiftieth (measured: vLLM, OpenVINO, llama.cpp on a CPU). A cache
+#: that spares less than two thirds, such as one of half of each prompt, is not found.
+LEAST_SHARE = 1 / 3
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The fastest of each kind of prompt (seconds), and the length of the long ones (characters)."""
+
+    short_s: float
+    new_s: float
+    seen_s: float
+    length: int
+
+    @property
+    def wrong(self) -> str | None:
+        """What is wrong, if anything."""
+        if self.seen_s - self.short_s >= LEAST_SHARE * (self.new_s - self.short_s):
+            return None
+        seen, new, short = (f"{each * 1e3:.3g} ms" for each in (self.seen_s, self.new_s, self.short_s))
+        return (
+            f"a prompt of {self.length} characters that was seen before takes {seen}, a new one {new}, and "
+            f"one of {SHORT_LENGTH} characters {short}: "
+            "prefixes are cached, and all rounds but the first would be nearly free; switch that off in "
+            "load(), and say so in prefix_cache of the row"
+        )
+
+
+def compared(engine: Engine, longest: int) -> Prefill | None:
+    """New and repeated prompts in turn; ``None`` where none up to ``longest`` takes notably long."""
+    numbers = random.Random(0)
+    engine.duration_s(_text(numbers, SHORT_LENGTH))
+    short_s = min(engine.duration_s(_text(numbers, SHORT_LENGTH)) for _ in range(REPEATS))
+    length = min(FIRST_LENGTH, longest)
+    while (long_s := min(engine.duration_s(_text(numbers, length)) for _ in range(2))) < TELLS * short_s:
+        if length == longest:
+            return None
+        length = min(2 * length, longest)
+    seen = _text(numbers, length)
+    engine.duration_s(seen)
+    new_s, seen_s = [], []
+    for _ in range(REPEATS_OF_SLOW if long_s > SLOW_S else REPEATS):
+        new_s.append(engine.duration_s(_text(numbers, length)))
+        seen_s.append(engine.duration_s(seen))
+    return Prefill(short_s, min(new_s), min(seen_s), length)
+
+
+def _text(numbers: random.Random, length: int) -> str:
+    """Words that no other text begins with."""
+    return "".join(numbers.choice("abcdefghij klmnopqrstuvwxyz ") for _ in range(length))
+
+
+# Whether closing frees what loading took.
+
+#: The most that may stay of each model that was loaded and closed again. What leaks keeps all of it.
+MOST_SHARE = 0.5
+
+
+def freed(cycles: Cycles) -> str | None:
+    """What is wrong, or ``None``. The first cycle is left out: it imports the engine."""
+    taken = median(
+        loaded - closed for loaded, closed in zip(cycles.loaded[1:], cycles.closed[:-1], strict=True)
+    )
+    kept = (cycles.closed[-1] - cycles.closed[0]) / (len(cycles.closed) - 1)
+    if kept <= MOST_SHARE * taken:
+        return None
+    told = ", ".join(_mib(each) for each in cycles.closed)
+    return (
+        f"loading takes {_mib(taken)} MiB and {_mib(kept)} MiB more stay after each close() (MiB after each: "
+        f"{told}); let go of the model, its caches and jobs in close()"
+    )
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:.1f}"
+
+
+# What users read when a model or an option is none.
+
+#: No option can be this.
+NO_VALUE = "no such value"
+
+
+def bad_models(directory: Path) -> list[ModelSource]:
+    """Models that can be found and not be loaded: a directory and a file, each of the right form."""
+    broken = directory / "broken-model"
+    broken.mkdir(exist_ok=True)
+    (broken / "config.json").write_text(json.dumps({"model_type": "no-such-architecture"}))
+    file = directory / "broken-model.gguf"
+    file.write_bytes(b"GGUF is how it begins, and nothing else is right")
+    return [ModelSource("directory", str(broken)), ModelSource("gguf", str(file))]
+
+
+def told(refusal: Refusal | None, what: str, named: str) -> str | None:
+    """What is wrong with the refusal of ``what``, in which ``named`` should stand, or ``None``."""
+    if refusal is None:
+        return f"{what} was loaded without an error; raise ModelError or BackendError with one clear line"
+    if not refusal.ours:
+        return (
+            f"{what}: load() raised {refusal.kind} ({_first(refusal.message)}); raise ModelError or "
+            "BackendError with one clear line instead"
+        )
+    if not refusal.message.strip() or "\n" in refusal.message.strip():
+        return f"{what}: the message of {refusal.kind} is no single line: {refusal.message!r}"
+    if named not in refusal.message:
+        return f"{what}: the message does not name {named!r}: {refusal.message}"
+    return None
+
+
+def _first(message: str) -> str:
+    return (message.strip().splitlines() or ["no text"])[0]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a backend in real ranks, as tests do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_llenergy.backends.base import BackendSpec
+from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.devices.cpu import usable_cpus
+from pytest_llenergy.devices.lease import CPU, Lease
+from pytest_llenergy.model.record import BackendInfo, Parallel
+from pytest_llenergy.model.timeline import RequestTimeline, RoundTimeline
+from pytest_llenergy.workers.group import RankGroup
+from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
+from pytest_llenergy.workers.pool import Load, RankPool
+from pytest_llenergy.workers.workload import call_workload, task_workload
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one batch gave, and when."""
+
+    generation: Generation
+    timeline: RoundTimeline
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The output tokens of each prompt."""
+        return self.generation.token_ids
+
+    @property
+    def requests(self) -> Sequence[RequestTimeline]:
+        """Counts and times of each prompt."""
+        return self.generation.requests
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A backend with a model on the devices of ``lease``. Ranks of ``pool`` start with the first batch.
+
+    The lease is GPUs, of which the first are used, or the CPU, which is there as often as it is needed.
+    """
+
+    spec: BackendSpec
+    model: ModelSource
+    options: Mapping[str, Any]
+    lease: Lease
+    pool: RankPool
+    threads: int
+    timeout_s: float
+
+    def devices(self, n: int) -> Lease | None:
+        """The first ``n`` devices; ``None`` where there are fewer."""
+        if not self.lease.uuids:
+            return Lease(devices=(CPU,) * n)
+        if len(self.lease.devices) < n:
+            return None
+        return replace(
+            self.lease,
+            devices=self.lease.devices[:n],
+            boards=self.lease.boards[:n],
+            indices=self.lease.indices[:n],
+            choices=(),
+        )
+
+    def plan(self, degrees: Parallel | None = None) -> ProcessPlan:
+        """The processes for these degrees, by default one device. Raises ``PlanError``."""
+        asked = degrees or Parallel()
+        lease = self.devices(asked.data * asked.tensor * asked.pipeline * asked.placement)
+        assert lease is not None
+        return plan_processes(
+            self.spec.capabilities, asked, lease, usable_cpus(), self.threads, self.spec.python
+        )
+
+    def loaded(self, degrees: Parallel | None = None) -> tuple[RankGroup, BackendInfo]:
+        """Ranks with the model. Raises what loading raises."""
+        return self.pool.loaded(self.plan(degrees), Load.of(self.spec, self.model, self.options))
+
+    def generate(self, prompts: Sequence[str], *, degrees: Parallel | None = None, **params: Any) -> Made:
+        """One batch. Raises ``BackendError``, and ``WorkerError`` where a rank fails."""
+        group, _ = self.loaded(degrees)
+        workload = task_workload(group, prompts, GenerationParams.of(params), self.timeout_s)
+        timeline = workload.run_round()
+        return Made(Generation.merge(workload.results()), timeline)
+
+    def duration_s(self, prompt: str) -> float:
+        """Seconds that one token after this prompt takes."""
+        return self.generate([prompt], max_new_tokens=1, ignore_eos=True).timeline.duration_s
+
+    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        """Call a function in a rank that has nothing loaded, with what it needs to load the backend."""
+        workload = call_workload(
+            self.pool.group(self.plan()),
+            function,
+            (),
+            {
+                **Load.of(self.spec, self.model, self.options).payload(),
+                "devices": self.plan().ranks[0].devices,
+                "threads": self.threads,
+                **arguments,
+            },
+            self.timeout_s,
+        )
+        workload.run_round()
+        return workload.results()[0]

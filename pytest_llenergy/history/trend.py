@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trends of tests: change points and comparison with anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, log, sqrt
+from statistics import median
+from typing import Literal
+
+from pytest_llenergy.compare.metrics import METRICS
+from pytest_llenergy.compare.statistics import MAD_TO_SIGMA
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.history.add import accepted_steps
+from pytest_llenergy.history.store import Acceptance, Entry, Place, Series, is_named, read_entries, series_of
+from pytest_llenergy.model.base import Data
+
+# Where a series changed its level: hints for people, never a gate.
+#
+# Optimal partitioning of the logarithms by their squared distance from the mean of their segment:
+# ``ruptures``, C. Truong, L. Oudre, N. Vayatis, "Selective review of offline change point detection
+# methods", Signal Processing 167 (2020). A change must be worth its penalty, of which the scatter between
+# neighbours is the scale, and be large enough to care about.
+
+#: Sessions below which nothing is looked for, and the fewest on either side of a change.
+FEWEST_SESSIONS, FEWEST_BESIDE = 8, 3
+
+#: Relative changes below it are none.
+SMALLEST_CHANGE = 0.02
+
+#: Times sigma^2 log(n): what a change must save. 2 is Schwarz's criterion for a mean and a place.
+PENALTY = 5.0
+
+#: Relative scatter that is taken for granted: sessions that happen to agree are not that exact.
+LEAST_NOISE = 0.002
+
+
+def change_points(values: Sequence[float]) -> list[int]:
+    """Indices of the first values of a new level; empty for few values, and for any that is not positive.
+
+    Raises ``PlanError`` where ``ruptures`` is not installed.
+    """
+    if len(values) < FEWEST_SESSIONS or min(values) <= 0:
+        return []
+    try:
+        import numpy as np
+        import ruptures
+    except ImportError:
+        raise PlanError("changes need ruptures; pip install 'pytest-llenergy[history]'") from None
+    logs = [log(value) for value in values]
+    penalty = PENALTY * _noise(logs) ** 2 * log(len(logs))
+    search = ruptures.KernelCPD(kernel="linear", min_size=FEWEST_BESIDE)
+    found = search.fit(np.array(logs).reshape(-1, 1)).predict(pen=penalty)
+    return _large(logs, [int(place) for place in found[:-1]])
+
+
+def sizes(values: Sequence[float], places: Sequence[int]) -> list[float]:
+    """The relative change at each place: of the median of its level from that of the level before."""
+    logs = [log(value) for value in values]
+    return [exp(each) - 1 for each in _steps(logs, places)]
+
+
+def _noise(logs: Sequence[float]) -> float:
+    """Scatter of neighbours, in which a change counts once."""
+    steps = [abs(after - before) for before, after in pairwise(logs)]
+    return max(LEAST_NOISE, MAD_TO_SIGMA * median(steps) / sqrt(2))
+
+
+def _steps(logs: Sequence[float], places: Sequence[int]) -> list[float]:
+    borders = [0, *places, len(logs)]
+    levels = [median(logs[start:end]) for start, end in pairwise(borders)]
+    return [after - before for before, after in pairwise(levels)]
+
+
+def _large(logs: Sequence[float], places: list[int]) -> list[int]:
+    """Without the smallest, one after the other, until all that are left count."""
+    while places:
+        steps = [abs(each) for each in _steps(logs, places)]
+        smallest = min(range(len(places)), key=steps.__getitem__)
+        if steps[smallest] >= log(1 + SMALLEST_CHANGE):
+            break
+        del places[smallest]
+    return places
+
+
+# How each test stands: its last session against two anchors, one that follows and one that stays.
+#
+# The rolling anchor takes in slow creep, session by session; the fixed one does not, and shows it.
+
+#: Sessions that the rolling anchor is made of, at most.
+ROLLING = 10
+
+#: What is shown of a test where no metric is named: the first that it has.
+USUAL = ("energy_per_output_token_j", "energy_j")
+
+
+class Change(Data, frozen=True):
+    """A new level from about this session on. ``size`` is relative to the level before."""
+
+    time: str
+    commit: str | None
+    size: float
+
+
+class Standing(Data, frozen=True):
+    """One metric of one test on one kind of devices.
+
+    ``rolling`` is the median of up to ten sessions before the last, since the accepted step; ``anchor`` that
+    of the sessions of ``anchor_commit``: the commit that was accepted last, or else the first session. The
+    two relative differences are of ``last``. ``earlier`` counts sessions of another workload, which are left
+    out.
+    ``changes`` is ``None`` where nothing looked for them.
+    """
+
+    id: str
+    metric: str
+    unit: str
+    better: Literal["less", "more"]
+    device_key: str
+    device: str
+    sessions: int
+    earlier: int
+    last: Entry
+    rolling: float | None
+    rolling_sessions: int
+    from_rolling: float | None
+    anchor: float
+    anchor_commit: str | None
+    accepted: bool
+    from_anchor: float | None
+    changes: list[Change] | None
+
+
+class Shown(Data, frozen=True):
+    """What ``llenergy history show`` says."""
+
+    place: str
+    standings: list[Standing]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class TrendPoint:
+    """One session for a plot; ``change`` is true for the first of a new level."""
+
+    time: str
+    commit: str | None
+    value: float
+    low: float | None
+    high: float | None
+    change: bool
+
+
+def stand(
+    place: Place, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+) -> Shown:
+    """Every test, or that one. Raises ``PlanError`` for one that is not there, ``ReportError`` for a file."""
+    series = chosen(place, test=test, metric=metric, device_key=device_key)
+    steps = accepted_steps(place)
+    notes: list[str] = []
+    standings = [_standing(each, steps, notes) for each in series]
+    return Shown(place=place.name, standings=standings, notes=[*dict.fromkeys(notes), *_moved(series)])
+
+
+def trends(
+    place: Place, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+) -> list[tuple[Series, list[TrendPoint]]]:
+    """The sessions of every test, or of that one, oldest first, with where it changed.
+
+    Of a test that was on several kinds of devices, those of the last. Raises as ``stand`` and, without
+    ``ruptures``, ``PlanError``.
+    """
+    latest: dict[tuple[str, str], Series] = {}
+    found = chosen(place, test=test, metric=metric, device_key=device_key)
+    for each in sorted(found, key=lambda each: each.last.time):
+        latest[each.last.id, each.last.metric] = each
+    return [(each, _points(each)) for each in latest.values()]
+
+
+def _points(series: Series) -> list[TrendPoint]:
+    starts = set(change_points([entry.value for entry in series.entries]))
+    return [
+        TrendPoint(entry.time, entry.commit, entry.value, entry.low, entry.high, index in starts)
+        for index, entry in enumerate(series.entries)
+    ]
+
+
+def chosen(place: Place, *, test: str | None, metric: str | None, device_key: str | None) -> list[Series]:
+    """The series that are meant; without a metric the usual one of each test."""
+    entries = read_entries(place)
+    if not entries:
+        raise PlanError(f"{place.name}: no session is there; llenergy history add REPORT adds one")
+    kept = [entry for entry in entries if _meant(entry, test, device_key)]
+    if not kept:
+        named = test if test is not None else f"device {device_key}"
+        raise PlanError(f"{place.name}: no session has {named}; llenergy history show lists what there is")
+    if metric is None:
+        usual: dict[tuple[str, str], str] = {}
+        for name in reversed(USUAL):
+            usual |= {(entry.device_key, entry.id): name for entry in kept if entry.metric == name}
+        kept = [entry for entry in kept if usual.get((entry.device_key, entry.id)) == entry.metric]
+    else:
+        kept = [entry for entry in kept if entry.metric == metric]
+    if not kept:
+        raise PlanError(f"{place.name}: no session has {metric or 'joules'} of it")
+    return series_of(kept)
+
+
+def _meant(entry: Entry, test: str | None, device_key: str | None) -> bool:
+    named = test is None or is_named(entry.id, test)
+    return named and (device_key is None or entry.device_key.startswith(device_key))
+
+
+def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> Standing:
+    entries, last = series.entries, series.last
+    commits = [entry.commit for entry in entries]
+    own = [each for each in steps if not each.tests or last.id in each.tests]
+    step = next((each for each in reversed(own) if each.commit in commits), None)
+    start = commits.index(step.commit) if step is not None else 0
+    at_anchor = [entry.value for entry in entries if step is not None and entry.commit == step.commit]
+    anchor = median(at_anchor) if at_anchor else entries[0].value
+    since = [entry.value for entry in entries[start:-1]][-ROLLING:]
+    rolling = median(since) if since else None
+    return Standing(
+        id=last.id,
+        metric=last.metric,
+        unit=last.unit,
+        better=METRICS[last.metric].better,
+        device_key=last.device_key,
+        device=last.device,
+        sessions=len(entries),
+        earlier=series.earlier,
+        last=last,
+        rolling=rolling,
+        rolling_sessions=len(since),
+        from_rolling=_from(rolling, last.value),
+        anchor=anchor,
+        anchor_commit=step.commit if step is not None else entries[0].commit,
+        accepted=step is not None,
+        from_anchor=_from(anchor, last.value) if len(entries) > 1 else None,
+        changes=_changes(entries, notes),
+    )
+
+
+def _changes(entries: Sequence[Entry], notes: list[str]) -> list[Change] | None:
+    values = [entry.value for entry in entries]
+    try:
+        places = change_points(values)
+    except PlanError as error:
+        notes.append(str(error))
+        return None
+    return [
+        Change(time=entries[place].time, commit=entries[place].commit, size=size)
+        for place, size in zip(places, sizes(values, places), strict=True)
+    ]
+
+
+def _from(anchor: float | None, value: float) -> float | None:
+    return value / anchor - 1 if anchor is not None and anchor > 0 else None
+
+
+def _moved(series: Sequence[Series]) -> list[str]:
+    """Tests that have been on several kinds of devices: what one took is not held against the other."""
+    on: dict[tuple[str, str], list[Series]] = {}
+    for each in series:
+        on.setdefault((each.last.id, each.last.metric), []).append(each)
+    several = {
+        tuple(sorted(each.last.device_key for each in group)) for group in on.values() if len(group) > 1
+    }
+    notes = []
+    for keys in sorted(several):
+        last = {each.last.device_key: each.last for each in series if each.last.device_key in keys}
+        told = "; ".join(
+            f"{entry.device_key} ({entry.device}) until {entry.time}"
+            for entry in sorted(last.values(), key=lambda entry: entry.time)
+        )
+        notes.append(f"several kinds of devices, each held against itself: {told}")
+    return notes

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assign joules and latencies to rounds and phases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pytest_llenergy.measure.quality import round_flags
+from pytest_llenergy.measure.rounds import MeasuredRound, phase_of
+from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Quiet, quiet_power
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.uncertainty import Energy, Power, absolute_u_j, add, stored
+from pytest_llenergy.meters.window_arithmetic import energy_between, resolvable
+from pytest_llenergy.model.record import Phase, Round, ServedRequests, Tokens
+from pytest_llenergy.model.timeline import RequestTimeline, RoundTimeline
+
+# Time to first token and inter-token latency, per request and then averaged over requests.
+
+
+def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
+    """Mean TTFT over requests (seconds): from when the engine was given it to its first token."""
+    waits: list[float] = []
+    for iteration in (each for rank in timeline.ranks if not rank.repeats_others for each in rank.iterations):
+        for request in iteration.requests:
+            if request.first_token_ns is None:
+                return None
+            start_ns = iteration.start_ns if request.start_ns is None else request.start_ns
+            waits.append((request.first_token_ns - start_ns) / 1e9)
+    return fmean(waits) if waits else None
+
+
+def inter_token_latency_s(timeline: RoundTimeline) -> float | None:
+    """Mean over requests of the time between consecutive output tokens (seconds).
+
+    Requests with one output token have no gap and are left out; ``None`` when that leaves none.
+    """
+    gaps: list[float] = []
+    for request in timeline.requests:
+        if request.first_token_ns is None or request.last_token_ns is None:
+            return None
+        if request.output_tokens > 1:
+            span_s = (request.last_token_ns - request.first_token_ns) / 1e9
+            gaps.append(span_s / (request.output_tokens - 1))
+    return fmean(gaps) if gaps else None
+
+
+def served_requests(timeline: RoundTimeline) -> ServedRequests | None:
+    """The latencies of each request of a served load, to the microsecond; ``None`` for other work."""
+    if not timeline.served:
+        return None
+    served: list[tuple[float, float, float | None, float, int]] = []
+    for request in timeline.requests:
+        sent_ns, first_ns, last_ns = request.start_ns, request.first_token_ns, request.last_token_ns
+        if sent_ns is None or first_ns is None or last_ns is None:
+            return None
+        served.append(
+            (
+                _seconds(sent_ns - timeline.start_ns),
+                _seconds(first_ns - sent_ns),
+                _gap_s(request, last_ns - first_ns),
+                _seconds(last_ns - sent_ns),
+                request.output_tokens,
+            )
+        )
+    served.sort(key=lambda each: each[0])
+    return ServedRequests(
+        sent_s=[each[0] for each in served],
+        time_to_first_token_s=[each[1] for each in served],
+        inter_token_latency_s=[each[2] for each in served],
+        end_to_end_latency_s=[each[3] for each in served],
+        output_tokens=[each[4] for each in served],
+    )
+
+
+def _gap_s(request: RequestTimeline, span_ns: int) -> float | None:
+    return _seconds(span_ns / (request.output_tokens - 1)) if request.output_tokens > 1 else None
+
+
+def _seconds(nanoseconds: float) -> float:
+    return round(nanoseconds / 1e9, 6)
+
+
+# Marks × trace: the joules of each round and phase.
+
+
+@dataclass(frozen=True)
+class DomainRound:
+    """One domain in one round: the whole window, its phases by name, and the idle power around it."""
+
+    series: Series
+    whole: Energy
+    phases: dict[str, Energy]
+    idle: Power | None
+
+
+def account(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()) -> Round:
+    """Join one round with what the meters said. Joules of all domains are summed, or none are.
+
+    ``reasons`` say why meters could not be opened, for the case that none was.
+    """
+    timeline = measured.timeline
+    domains = [_domain_round(measured, series) for series in trace]
+    by_domain = {
+        each.series.domain.name: stored(each.whole, each.series, timeline.duration_s) for each in domains
+    }
+    total = add([each.whole for each in domains], reasons)
+    idle = _idle(domains)
+    return Round(
+        start_s=timeline.start_ns / 1e9,
+        duration_s=timeline.duration_s,
+        energy_j=total.energy_j,
+        energy_u_j=total.u_j,
+        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
+        iterations=timeline.iterations,
+        phase=phase_of(trace, timeline.start_ns),
+        terms=total.variances.terms() if total.energy_j is not None else None,
+        idle_power_w=idle.watts if idle else None,
+        idle_power_u_w=idle.u_watts if idle else None,
+        by_domain=by_domain,
+        phases=_phases(timeline, domains),
+        tokens=_tokens(measured),
+        requests=len(timeline.requests) or None,
+        served=served_requests(timeline),
+        time_to_first_token_s=time_to_first_token_s(timeline),
+        inter_token_latency_s=inter_token_latency_s(timeline),
+        temperature_start_c=measured.temperature_start_c,
+        other_cpu_s=measured.other_cpu_s,
+        stolen_cpu_s=measured.stolen_cpu_s,
+        flags=round_flags(measured, trace, total),
+        reason=total.reason,
+    )
+
+
+def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
+    timeline = measured.timeline
+    before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
+    after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
+    spans = spans_of(timeline)
+    if before is None or after is None:
+        gaps = (measured.gap_start_ns, measured.gap_end_ns)
+        reason = series.reason_between(*gaps) or (
+            f"{series.meter}: {series.domain.name} ticked fewer than {MIN_GAP_TICKS} times in a quiet gap; "
+            "it stands still, or --energy-gap is too short"
+        )
+        nothing = Energy(None, reason=reason)
+        return DomainRound(series, nothing, dict.fromkeys(spans, nothing), None)
+    whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
+    spread = abs(after.watts - before.watts) / math.sqrt(12)
+    watts = (before.watts + after.watts) / 2
+    idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
+    phases = {name: _phase(series, parts, timeline, before, after) for name, parts in spans.items()}
+    return DomainRound(series, whole, phases, idle)
+
+
+def spans_of(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+    """When each phase was, by name, one stretch an iteration (monotonic nanoseconds).
+
+    Prefill runs to the first token of the last rank to have one, decode from there. A served load says itself
+    what its phases are.
+    """
+    if timeline.served:
+        return _told_spans(timeline)
+    borders = timeline.borders_ns
+    if not borders:
+        return {}
+    ends = [*(start_ns for start_ns, _ in borders[1:]), timeline.end_ns]
+    decode = [(border_ns, end_ns) for (_, border_ns), end_ns in zip(borders, ends, strict=True)]
+    return {"prefill": list(borders), "decode": decode}
+
+
+def _told_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+    """Those of the rank that served; the last one of an iteration ends where the next begins."""
+    iterations = timeline.ranks[0].iterations
+    starts = [timeline.start_ns, *(each.start_ns for each in iterations[1:]), timeline.end_ns]
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for number, iteration in enumerate(iterations):
+        told = iteration.spans or ()
+        if not told:
+            # A part of the round without phases would be missing in their sum.
+            return {}
+        for span in told:
+            start_ns = starts[number] if span is told[0] else span.start_ns
+            end_ns = starts[number + 1] if span is told[-1] else span.end_ns
+            spans.setdefault(span.name, []).append((start_ns, end_ns))
+    return spans
+
+
+def _span_tokens(timeline: RoundTimeline, name: str) -> int | None:
+    """Output tokens of a phase, where the task tells."""
+    told = [
+        span.output_tokens
+        for each in timeline.ranks[0].iterations
+        for span in each.spans or ()
+        if span.name == name
+    ]
+    known = [count for count in told if count is not None]
+    return sum(known) if told and len(known) == len(told) else None
+
+
+def _phase(
+    series: Series,
+    parts: Sequence[tuple[int, int]],
+    timeline: RoundTimeline,
+    before: Quiet,
+    after: Quiet,
+) -> Energy:
+    """The parts of a phase, one an iteration. Only the outermost edges of a round are quiet."""
+    energies = [
+        energy_between(
+            series,
+            start_ns,
+            end_ns,
+            before if start_ns == timeline.start_ns else None,
+            after if end_ns == timeline.end_ns else None,
+        )
+        for start_ns, end_ns in parts
+    ]
+    mean_ns = sum(end_ns - start_ns for start_ns, end_ns in parts) / len(parts)
+    return resolvable(add(energies), series, mean_ns / 1e9)
+
+
+def _phases(timeline: RoundTimeline, domains: Sequence[DomainRound]) -> list[Phase]:
+    phases: list[Phase] = []
+    for name, parts in spans_of(timeline).items():
+        energy = add([domain.phases[name] for domain in domains])
+        phases.append(
+            Phase(
+                name=name,
+                duration_s=sum(end_ns - start_ns for start_ns, end_ns in parts) / 1e9,
+                energy_j=energy.energy_j,
+                energy_u_j=energy.u_j,
+                terms=energy.variances.terms() if energy.energy_j is not None else None,
+                reason=energy.reason,
+                output_tokens=_span_tokens(timeline, name),
+            )
+        )
+    return phases
+
+
+def _idle(domains: Sequence[DomainRound]) -> Power | None:
+    powers = [domain.idle for domain in domains if domain.idle is not None]
+    if not powers or len(powers) < len(domains):
+        return None
+    return Power(sum(power.watts for power in powers), math.hypot(*(power.u_watts for power in powers)))
+
+
+def _tokens(measured: MeasuredRound) -> Tokens | None:
+    requests = measured.timeline.requests
+    if not requests:
+        return None
+    return Tokens(
+        input=sum(request.input_tokens for request in requests),
+        output=sum(request.output_tokens for request in requests),
+    )

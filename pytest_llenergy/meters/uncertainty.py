@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energies and powers with their uncertainty, and their sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.model.record import DomainEnergy, Terms
+
+# Energies and powers with what is not known of them.
+
+
+@dataclass(frozen=True)
+class Variances:
+    """What is not known of an energy, by cause, in J²."""
+
+    edges: float = 0.0
+    outside: float = 0.0
+    resolution: float = 0.0
+    coverage: float = 0.0
+
+    def __add__(self, other: Variances) -> Variances:
+        return Variances(
+            self.edges + other.edges,
+            self.outside + other.outside,
+            self.resolution + other.resolution,
+            self.coverage + other.coverage,
+        )
+
+    @property
+    def total(self) -> float:
+        """All causes together."""
+        return self.edges + self.outside + self.resolution + self.coverage
+
+    def terms(self) -> Terms:
+        """As standard uncertainties, for a record."""
+        return Terms(
+            edges_j=math.sqrt(self.edges),
+            outside_j=math.sqrt(self.outside),
+            resolution_j=math.sqrt(self.resolution),
+            coverage_j=math.sqrt(self.coverage),
+        )
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts and their standard uncertainty."""
+
+    watts: float
+    u_watts: float
+
+
+NOTHING = Variances()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The cumulative energy at one moment."""
+
+    energy_j: float
+    variances: Variances
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Joules of a window and what is in doubt of them, or the reason why there are none."""
+
+    energy_j: float | None
+    variances: Variances = NOTHING
+    reason: str | None = None
+
+    @property
+    def u_j(self) -> float | None:
+        """The combined standard uncertainty (J)."""
+        return None if self.energy_j is None else math.sqrt(self.variances.total)
+
+
+# From the domains of a window to its sum.
+
+
+def add(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
+    """The sum over domains, or none with the reason of the first that is missing."""
+    if not energies:
+        return Energy(None, reason="; ".join(reasons) or "no meter was open")
+    total = Energy(0.0)
+    for energy in energies:
+        if energy.energy_j is None or total.energy_j is None:
+            return Energy(None, reason=energy.reason)
+        total = Energy(total.energy_j + energy.energy_j, total.variances + energy.variances)
+    return total
+
+
+def stored(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
+    """The energy of a domain as it goes into a record, with the limits of its source."""
+    domain = series.domain
+    low_j = high_j = None
+    if energy.energy_j is not None:
+        low_j, high_j = domain.limits(energy.energy_j, duration_s)
+    return DomainEnergy(
+        energy_j=energy.energy_j,
+        energy_u_j=energy.u_j,
+        kind=domain.kind,
+        terms=energy.variances.terms() if energy.energy_j is not None else None,
+        reason=energy.reason,
+        low_j=low_j,
+        high_j=high_j,
+    )
+
+
+def absolute_u_j(total: Energy, domains: Sequence[DomainEnergy]) -> float | None:
+    """The standard uncertainty with the limits of the sources, rectangular, taken in.
+
+    What is wrong with one sensor is wrong with the next of its kind, in the same direction: the limits of
+    domains are added as they are.
+    """
+    if total.energy_j is None:
+        return None
+    widths = [(each.high_j or 0.0) - (each.low_j or 0.0) for each in domains]
+    return math.sqrt(total.variances.total + sum(widths) ** 2 / 12)
+
+
+# By how much a standard deviation of few values is too small.
+
+#: Student's t for one standard deviation (p = 68.27 %) by degrees of freedom: GUM (JCGM 100:2008),
+#: table G.2.
+STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.07, 9: 1.06, 10: 1.05}
+
+
+def student(degrees: float) -> float:
+    """By how much a standard uncertainty from few values is too small. Above the table 1 + 1/(2ν)."""
+    return STUDENT.get(int(degrees), 1 + 0.5 / degrees) if degrees >= 1 else STUDENT[1]

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Energy and uncertainty of a window, from the trace of a meter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from pytest_llenergy.meters.edges import (
+    Quiet,
+    at_end,
+    at_start,
+    is_short,
+    power_between,
+    powers,
+    resolution_variance,
+    short_window,
+    unbracketed,
+    under_load,
+)
+from pytest_llenergy.meters.trace import Mark, Series
+from pytest_llenergy.meters.uncertainty import Energy, Reading, Variances, absolute_u_j, add, stored
+from pytest_llenergy.model.record import Flag, Window
+
+# The joules of a window. The form is chosen for each edge by what is there: quiet, load, nothing.
+
+#: A window whose standard uncertainty is above this share of its energy says nothing.
+RESOLVABLE = 1 / 3
+
+#: A window without quiet gaps must last for this share of the time over which power is averaged: what
+#: happened in a shorter one does not show.
+SMEARED = 0.3
+
+#: Ticks of integrated power on either side of a window of which the power shows what changed at its edge.
+BESIDE = 2
+
+
+def energy_between(
+    series: Series,
+    start_ns: int,
+    end_ns: int,
+    before: Quiet | None = None,
+    after: Quiet | None = None,
+    marks: Sequence[Mark] = (),
+) -> Energy:
+    """The energy of one domain between two monotonic moments.
+
+    ``before`` and ``after`` are the quiet gaps at its edges, where there are any, ``marks`` other moments
+    at which power may have changed, such as the edges of other windows.
+    """
+    reason = series.reason_between(start_ns, end_ns)
+    if reason is not None:
+        return Energy(None, reason=reason)
+    duration_s, smear_s = (end_ns - start_ns) / 1e9, series.domain.smear_s
+    short = before is None and after is None and is_short(series, start_ns, end_ns)
+    if smear_s and not (before and after) and (short or duration_s < SMEARED * smear_s):
+        reason = (
+            f"not resolvable: {duration_s * 1e3:.3g} ms window, power averaged over {smear_s * 1e3:.0f} ms"
+        )
+        return Energy(None, reason=reason)
+    if short:
+        energy = short_window(series, start_ns, end_ns, marks)
+    else:
+        start = at_start(series, start_ns, before) if before else edge(series, start_ns)
+        end = at_end(series, end_ns, after) if after else edge(series, end_ns)
+        if start is None or end is None:
+            side = "before" if start is None else "after"
+            return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
+        resolution = Variances(resolution=resolution_variance(series))
+        energy = Energy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
+        if before and after:
+            # Of ticks that all come as much too late, only the powers outside tell.
+            shifted_j = (after.watts - before.watts) * series.shift_s
+            energy = replace(energy, variances=energy.variances + Variances(outside=shifted_j**2 / 12))
+    sampling = Variances(coverage=_unsampled(series, start_ns, end_ns))
+    energy = replace(energy, variances=energy.variances + sampling)
+    if series.domain.coverage >= 1:
+        return energy
+    unseen = unseen_variance(series, start_ns, end_ns, before, after)
+    if unseen is None:
+        reason = (
+            f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window, and a sensor that sees "
+            f"{series.domain.coverage:.0%} of each tick of a board whose power limit is not known"
+        )
+        return Energy(None, reason=reason)
+    return replace(energy, variances=energy.variances + Variances(coverage=unseen))
+
+
+def _unsampled(series: Series, start_ns: int, end_ns: int) -> float:
+    """What power may have done between the readings of which it was integrated (J²).
+
+    Where each refresh is looked for, a change ΔP of power is put down to a moment within the time g in which
+    it was found: (g ΔP)²/12 each. Where each reading tells the power of its moment, the trapezoid rule is
+    wrong by as much for a step between two readings that are h apart. If power goes up and down faster than
+    that they are a sample, and the energy of h scatters by h σ. The trace holds the means of neighbouring
+    readings. By their differences d the variances are h² Σd²/6 and 2 h² Σd²; h² Σd²/√3 is the geometric mean.
+    """
+    if not series.domain.integrated:
+        return 0.0
+    ticks = series.spanning(start_ns, end_ns, BESIDE)
+    steps = pairwise(power_between(a, b) for a, b in pairwise(ticks))
+    changes = [(b - a, tick, after) for (a, b), (tick, after) in zip(steps, pairwise(ticks[1:]), strict=True)]
+    if series.domain.max_age_s is None:
+        return sum((change_w * tick.gap_s) ** 2 for change_w, tick, _ in changes) / 12
+    spread = sum((change_w * (after.time_ns - tick.time_ns) / 1e9) ** 2 for change_w, tick, after in changes)
+    return spread / math.sqrt(3)
+
+
+def edge(series: Series, time_ns: int) -> Reading | None:
+    """The energy at a moment without a quiet gap beside it."""
+    return under_load(series, time_ns) or unbracketed(series, time_ns)
+
+
+def resolvable(energy: Energy, series: Series, duration_s: float) -> Energy:
+    """A window is no result when it drowns in its own uncertainty; then there is a reason."""
+    if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
+        return energy
+    tick_ms = (series.period_s or 0.0) * 1e3
+    reason = f"not resolvable: {duration_s * 1e3:.3g} ms window, {tick_ms:.3g} ms tick"
+    if series.domain.coverage < 1:
+        reason += f" of which the sensor sees {series.domain.coverage:.0%}"
+    return Energy(None, reason=reason)
+
+
+def unseen_variance(
+    series: Series, start_ns: int, end_ns: int, before: Quiet | None, after: Quiet | None
+) -> float | None:
+    """What a part-time sensor may have missed (J²), or ``None`` where nothing bounds it.
+
+    The sensor sees a share f of each tick of length T and takes that for the whole. A step of power ΔP
+    at a random moment of a tick is then wrong by an amount that is uniform over (1-f) T ΔP, whatever part
+    of the tick it sees: variance ((1-f) T ΔP)²/12 an edge. A load of length D < T is seen or not: its
+    variance is at most (ΔP D)² (1/f - 1). A change of power from tick to tick inside the window is such a
+    step if power changes slowly, with (1-f)²/12; if it changes fast it is the scatter of a sample, with
+    (1-f)/2. Which it is does not show; (1-f)/5 lies between the two, by the geometric mean of the factors.
+    Where n - 1 of n ticks were left unseen, the differences are of means over n: for power that scatters
+    the sum is n² times smaller than that from tick to tick. Slow changes are then held for such scatter.
+    """
+    period_s, f = series.period_s, series.domain.coverage
+    if period_s is None:
+        return None
+    missed_s = (1 - f) * period_s
+    inside = powers(series, start_ns, end_ns)
+    outside = [each.watts for each in (before, after) if each is not None]
+    if not outside:
+        wide_ns = round(3 * period_s * 1e9)
+        outside = powers(series, start_ns - wide_ns, start_ns) + powers(series, end_ns, end_ns + wide_ns)
+    if len(inside) < 2:
+        if series.domain.highest_w is None:
+            return None
+        # Up to the limit, or down to nothing.
+        step_w = max(series.domain.highest_w - min(outside, default=0.0), *outside, 0.0)
+        duration_s = (end_ns - start_ns) / 1e9
+        return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
+    edges = (inside[0] - outside[0]) ** 2 + (inside[-1] - outside[-1]) ** 2 if outside else 0.0
+    spans = pairwise((b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(series.between(start_ns, end_ns)))
+    each_of = [max(1, round((a_s + b_s) / 2 / period_s)) for a_s, b_s in spans]
+    changes = sum(n**2 * (b - a) ** 2 for n, (a, b) in zip(each_of, pairwise(inside), strict=True))
+    return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5
+
+
+# Flags that the trace alone can raise: what a reader must know about the joules of any window.
+
+#: A window with fewer ticks of its counter rests on its edges alone.
+FEW_TICKS = 2
+
+#: A reader that was due and did not run for this long may have missed ticks near an edge (seconds).
+READER_GAP_S = 0.1
+
+#: What power did meanwhile no later reading tells (seconds).
+POWER_GAP_S = 0.05
+
+
+def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Flag]:
+    """Every flag of a window between two monotonic moments."""
+    flags: list[Flag] = []
+    for series in trace:
+        domain, duration_ms = series.domain, (end_ns - start_ns) / 1e6
+        flags += domain.flags
+        seen = len(series.between(start_ns, end_ns))
+        always_fresh = domain.max_age_s is not None and duration_ms / 1e3 >= FEW_TICKS * domain.max_age_s
+        if seen < FEW_TICKS and not always_fresh:
+            detail = f"{domain.name} ticked {seen} times in {duration_ms:.4g} ms"
+            flags.append(Flag(name="few-ticks", severity="warning", detail=detail))
+        around_ns = round((series.period_s or 0.0) * 1e9)
+        pause_s = series.latest_pause_s(start_ns - around_ns, end_ns + around_ns)
+        if pause_s > (POWER_GAP_S if domain.integrated else READER_GAP_S):
+            detail = f"{domain.name} was not read for {pause_s * 1e3:.0f} ms although it was due"
+            flags.append(Flag(name="reader-gap", severity="warning", detail=detail))
+    return flags
+
+
+# A window that has ended, as it is stored.
+
+
+def close(
+    name: str,
+    trace: Sequence[Series],
+    start_ns: int,
+    end_ns: int,
+    reasons: Sequence[str],
+    marks: Sequence[Mark] = (),
+) -> Window:
+    """Joules and flags of a window between two monotonic moments, from what the meters said around it.
+
+    ``marks`` are other moments at which power may have changed.
+    """
+    energies = {series.domain.name: _domain(series, start_ns, end_ns, marks) for series in trace}
+    by_domain = {
+        series.domain.name: stored(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
+        for series in trace
+    }
+    total = add(list(energies.values()), reasons)
+    flags = [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns)]
+    if total.energy_j is None:
+        flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
+    return Window(
+        name=name,
+        start_s=start_ns / 1e9,
+        duration_s=(end_ns - start_ns) / 1e9,
+        energy_j=total.energy_j,
+        energy_u_j=total.u_j,
+        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
+        by_domain=by_domain,
+        flags=flags,
+        reason=total.reason,
+    )
+
+
+def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
+    """What is true of every window of these meters."""
+    flags = [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons if trace]
+    for series in trace:
+        domain = series.domain
+        if domain.kind == "estimated":
+            detail = f"{domain.source}; {domain.accuracy}"
+            flags.append(Flag(name="estimated", severity="note", detail=detail))
+        if domain.coverage < 1:
+            detail = (
+                f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
+                "tell a load that repeats in step with it; rounds in shuffled phase can"
+            )
+            flags.append(Flag(name="part-time-sensor", severity="warning", detail=detail))
+    return flags
+
+
+def _domain(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> Energy:
+    energy = energy_between(series, start_ns, end_ns, marks=marks)
+    return resolvable(energy, series, (end_ns - start_ns) / 1e9)

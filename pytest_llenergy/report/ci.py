@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats of CI systems: GitHub annotations, GitLab metrics, JUnit XML."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison, State
+from pytest_llenergy.model.text import one_line, short, visible
+from pytest_llenergy.report.pr_comment import MOST_BYTES, render_comment
+from pytest_llenergy.report.verdicts import change, summary, value
+
+if TYPE_CHECKING:
+    from pytest_llenergy.model.record import Record
+    from pytest_llenergy.report.columns import Layout
+
+
+# Text in the format of OpenMetrics 1.0, https://prometheus.io/docs/specs/om/open_metrics_spec/.
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value, already written, and what it is of. Labels without a value are left out."""
+
+    labels: Mapping[str, str]
+    value: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """A gauge and its samples; ``unit`` is then the last part of ``name``."""
+
+    name: str
+    help: str
+    samples: Sequence[Sample]
+    unit: str = ""
+
+
+def render(families: Iterable[Family]) -> str:
+    """Every family that has a sample, and the mark of the end."""
+    lines: list[str] = []
+    for family in families:
+        if not family.samples:
+            continue
+        lines.append(f"# TYPE {family.name} gauge")
+        if family.unit:
+            lines.append(f"# UNIT {family.name} {family.unit}")
+        lines.append(f"# HELP {family.name} {escaped(family.help)}")
+        lines += [f"{family.name}{_labels(each.labels)} {each.value}" for each in family.samples]
+    return "\n".join([*lines, "# EOF"]) + "\n"
+
+
+def escaped(text: str) -> str:
+    """As in the value of a label, or a help text."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    told = ",".join(f'{name}="{escaped(text)}"' for name, text in labels.items() if text)
+    return f"{{{told}}}" if told else ""
+
+
+# Comparisons as GitHub Actions shows them: annotations at the tests, and the summary of the step.
+#
+# The form of a command and its escapes are those of the toolkit, ``packages/core/src/command.ts`` of
+# ``actions/toolkit``.
+
+#: GitHub shows no more of a kind in a step, https://github.com/orgs/community/discussions/68471.
+MOST_ANNOTATIONS = 10
+
+#: GitHub takes no summary of a step that is larger.
+MOST_SUMMARY_BYTES = 1024 * 1024
+
+#: What is told in one warning, for the gates that were asked for.
+UNTOLD = ("not comparable", "invalid", "inconclusive")
+
+
+def commands(compared: ComparedReports) -> str:
+    """Workflow commands: an error for each regression, a warning that counts the rest; then how many."""
+    regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
+    regressed.sort(key=_size, reverse=True)
+    lines = [_error(each) for each in regressed[:MOST_ANNOTATIONS]]
+    counts = Counter[str](each.verdict for each in compared.comparisons if each.gated)
+    rest = [f"{counts[state]} {state}" for state in UNTOLD if counts[state]]
+    if len(regressed) > MOST_ANNOTATIONS:
+        rest.insert(0, f"{len(regressed) - MOST_ANNOTATIONS} more regressed")
+    if rest:
+        lines.append(command("warning", {"title": "Energy"}, f"{', '.join(rest)}; see the summary"))
+    # No name of a test: a line of its own could be taken for a command.
+    return "\n".join([*lines, f"energy: {summary(compared.comparisons)}"]) + "\n"
+
+
+def command(name: str, properties: dict[str, str], message: str) -> str:
+    """``::name key=value,key=value::message``."""
+    told = ",".join(f"{key}={_property(text)}" for key, text in properties.items() if text)
+    return f"::{name}{' ' if told else ''}{told}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def append_summary(compared: ComparedReports) -> None:
+    """Add the Markdown to the summary of the step; nothing outside GitHub Actions.
+
+    Raises ``ReportError`` where the file cannot be written.
+    """
+    _append(lambda room: _fitting(compared, room))
+
+
+def append_run(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
+    """Add a table of a run to the summary of the step; nothing outside GitHub Actions.
+
+    Raises ``ReportError`` where the file cannot be written.
+    """
+    from pytest_llenergy.report.markdown import render_run
+
+    _append(lambda room: render_run(records, layout, room, complete=complete))
+
+
+def _append(fitting: Callable[[int], str]) -> None:
+    """Add the text that fits into so many bytes."""
+    named = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not named:
+        return
+    path = Path(named)
+    try:
+        there = path.stat().st_size if path.exists() else 0
+        text = fitting(MOST_SUMMARY_BYTES - there)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ReportError(f"GITHUB_STEP_SUMMARY={named}: {error.strerror}") from None
+
+
+def _fitting(compared: ComparedReports, room: int) -> str:
+    """The comment, longer than one may be elsewhere; its first line where there is no room for more."""
+    if room >= MOST_BYTES:
+        return render_comment(compared, most_bytes=room)
+    counts = Counter(each.verdict for each in compared.comparisons)
+    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    line = f"\n### Energy: {told}\n"
+    return line if len(line) <= room else ""
+
+
+def _size(comparison: Comparison) -> float:
+    ratio = comparison.ratio or 1.0
+    return ratio if comparison.better == "less" else 1 / ratio
+
+
+def _error(comparison: Comparison) -> str:
+    file, line = _place(comparison.id)
+    moved = f"{value(comparison.base)} -> {value(comparison.head, comparison.unit)}"
+    estimated = " (estimated)" if comparison.kind == "estimated" else ""
+    title = f"Energy: {short(comparison.id)} {change(comparison)}"
+    message = one_line(f"{comparison.metric} regressed, {moved}{estimated}: {comparison.reason}")
+    return command("error", {"title": title, "file": visible(file), "line": line}, message)
+
+
+def _place(name: str) -> tuple[str, str]:
+    """File and line of a test, as far as they are known here; from the root of the repository.
+
+    A record has its node id, which begins with a file; the line is that of the function, if the file is here.
+    """
+    plain = name.partition("[")[0]
+    file, *inner = plain.split("::")
+    path = Path(file)
+    if path.suffix != ".py" or path.is_absolute() or ".." in path.parts:
+        return "", ""
+    line = _line(path, inner)
+    workspace = os.environ.get("GITHUB_WORKSPACE")
+    if line and workspace:
+        root = Path(workspace).resolve()
+        if path.resolve().is_relative_to(root):
+            path = path.resolve().relative_to(root)
+    return path.as_posix(), line
+
+
+def _line(path: Path, names: Sequence[str]) -> str:
+    """Where a function, or a method of a class, begins; empty where that cannot be told."""
+    try:
+        found: ast.AST = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    for name in names:
+        # Of several workers that ran a test each has a name of its own.
+        name = name.partition("@")[0]
+        body = getattr(found, "body", ())
+        inner = [each for each in body if getattr(each, "name", None) == name]
+        if not inner:
+            return ""
+        found = inner[-1]
+    return str(getattr(found, "lineno", ""))
+
+
+# Comparisons as a metrics report of GitLab (``artifacts:reports:metrics``): OpenMetrics text.
+#
+# GitLab compares the *text* of each value with that of the target branch, and shows first what is not the
+# same. Joules never are, so what is written is the change: 0 for every test that is unchanged, to the
+# letter.
+
+#: Decimal places of a change: a tenth of a per cent.
+PLACES = 3
+
+
+def metrics_report(compared: ComparedReports) -> str:
+    """How many tests have come to what, and the change of each that was judged.
+
+    What is inconclusive is ``NaN``, what was not judged is absent.
+    """
+    counts = Counter(each.verdict for each in compared.comparisons)
+    tests = Family(
+        "llenergy_comparisons",
+        "Comparisons by verdict.",
+        [Sample({"verdict": state}, str(counts[state])) for state in STATES],
+    )
+    changes = Family(
+        "llenergy_change_ratio",
+        "Relative change from the base; 0 where unchanged, NaN where it cannot be told.",
+        [
+            Sample({"test": _label(each.id), "metric": _label(each.metric)}, _change(each))
+            for each in compared.comparisons
+            if each.judged
+        ],
+        unit="ratio",
+    )
+    return render([tests, changes])
+
+
+def _change(comparison: Comparison) -> str:
+    if comparison.verdict == "inconclusive" or comparison.ratio is None:
+        return "NaN"
+    return "0" if comparison.verdict == "unchanged" else f"{comparison.ratio - 1:+.{PLACES}f}"
+
+
+def _label(name: str) -> str:
+    """GitLab takes what follows a hash for a comment, wherever it stands (``parsers/metrics/generic.rb``).
+
+    What cannot be seen is escaped; line breaks are left to the format, which has an escape of its own.
+    """
+    return "\n".join(visible(line) for line in name.replace("#", "%23").split("\n"))
+
+
+# Comparisons as JUnit XML: one test case a comparison.
+
+#: What cannot stand in XML 1.0, not even as a reference (https://www.w3.org/TR/xml/#charsets).
+ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+#: What a verdict is for a test case; of what is not here it is a pass.
+OUTCOMES: dict[State, str] = {
+    "regressed": "failure",
+    "not comparable": "error",
+    "invalid": "error",
+    "inconclusive": "skipped",
+    "new": "skipped",
+    "removed": "skipped",
+}
+
+
+def junit_xml(compared: ComparedReports) -> str:
+    """The document. What nobody has asked to be gated, and could not be judged, is skipped."""
+    outcomes = [_outcome(each) for each in compared.comparisons]
+    counts = Counter(outcomes)
+    numbers = {
+        "tests": str(len(outcomes)),
+        "failures": str(counts["failure"]),
+        "errors": str(counts["error"]),
+        "skipped": str(counts["skipped"]),
+    }
+    root = ElementTree.Element("testsuites", {"name": "llenergy", **numbers})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "llenergy", **numbers})
+    for comparison, outcome in zip(compared.comparisons, outcomes, strict=True):
+        _case(suite, comparison, outcome)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _outcome(comparison: Comparison) -> str:
+    outcome = OUTCOMES.get(comparison.verdict, "passed")
+    return "skipped" if outcome == "error" and not comparison.gated else outcome
+
+
+def _case(suite: ElementTree.Element, comparison: Comparison, outcome: str) -> None:
+    path, bracket, params = comparison.id.partition("[")
+    file, *classes, function = path.split("::") if "::" in path else ("", path)
+    classname = ".".join([file.removesuffix(".py").replace("/", "."), *classes])
+    name = f"{function}{bracket}{params} {comparison.metric}"
+    case = ElementTree.SubElement(suite, "testcase", {"classname": _legal(classname), "name": _legal(name)})
+    properties = ElementTree.SubElement(case, "properties")
+    for key, told in _facts(comparison).items():
+        ElementTree.SubElement(properties, "property", {"name": f"llenergy.{key}", "value": _legal(told)})
+    if outcome != "passed":
+        about = {"message": _legal(f"{comparison.metric} {comparison.verdict}: {comparison.reason}")}
+        if outcome != "skipped":
+            about["type"] = f"llenergy.{comparison.verdict.replace(' ', '_')}"
+        ElementTree.SubElement(case, outcome, about).text = _legal("\n".join(comparison.notes)) or None
+
+
+def _facts(comparison: Comparison) -> dict[str, str]:
+    """What is known of it, unrounded; what is not is absent."""
+    facts = {
+        "metric": comparison.metric,
+        "verdict": comparison.verdict,
+        "unit": comparison.unit,
+        "ratio": comparison.ratio,
+        "low": comparison.low,
+        "high": comparison.high,
+        "base": comparison.base,
+        "head": comparison.head,
+        "noise": comparison.noise,
+        "kind": comparison.kind,
+    }
+    return {name: str(fact) for name, fact in facts.items() if fact is not None}
+
+
+def _legal(text: str) -> str:
+    return ILLEGAL.sub(lambda found: f"#x{ord(found.group()):02X}", text)

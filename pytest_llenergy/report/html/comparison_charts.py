@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charts over tests and runs: verdicts, energy against speed, trends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import exp, log, log1p
+from typing import TYPE_CHECKING, Literal
+
+from pytest_llenergy.model.comparison import AppliedRule, Comparison
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.report.html.cases import PER_TOKEN, Case
+from pytest_llenergy.report.html.svg import COLOURS, Key, Plot, Sheet, short_name, titled
+from pytest_llenergy.report.verdicts import change, interval, value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# Verdicts as intervals, the worst on top, with the threshold and the tolerance that they were held to; and
+# how small a change could have been found.
+
+#: Rows that a person looks at; the tables have all.
+MOST_ROWS = 60
+
+#: Height of a row and of what is around all rows (CSS pixels).
+ROW, AROUND = 32, 60
+
+#: The axis ends at a factor of this, and no sooner than at a factor of that.
+WIDEST, NARROWEST = 2.0, 1.08
+
+COLOUR_OF = {"regressed": "regressed", "improved": "improved", "inconclusive": "inconclusive"}
+
+
+def forest(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
+    """The ratio of each test with its limits; ``None`` where nothing was judged."""
+    rows = [each for each in comparisons if each.ratio is not None and each.ratio > 0]
+    shown = rows[:MOST_ROWS]
+    if not shown:
+        return None
+    drawn, axes = sheet.figure(AROUND + ROW * len(shown), left=14)
+    reach = _reach(shown)
+    _bands(axes, shown)
+    axes.axvline(0, color=COLOURS["muted"], linewidth=1)
+    several = len({each.metric for each in shown}) > 1
+    tips: dict[str, list[str]] = {}
+    for row, each in enumerate(shown):
+        _row(axes, row, each, reach, several=several)
+        tips[f"row{row}"] = [f"{each.id}: {change(each)} ({interval(each)}), {each.verdict}"]
+    axes.set_xlim(-reach, reach)
+    axes.set_ylim(len(shown) - 0.25, -0.75)
+    axes.yaxis.set_visible(False)
+    axes.spines["left"].set_visible(False)
+    axes.set_xticks(
+        [log(1 + tick) for tick in _ticks(reach)], [f"{tick:+.0%}" if tick else "0" for tick in _ticks(reach)]
+    )
+    titled(axes, "head against base")
+    caption = "Dot: estimate of the ratio; line: its limits."
+    if len(rows) > len(shown):
+        caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
+    keys = [Key(state, state) for state in dict.fromkeys(each.verdict for each in shown)]
+    keys += [Key("threshold", "threshold"), Key("band", "tolerance")]
+    return Plot(sheet.inline(drawn, name, "Ratios with their limits", tips), "Verdicts", caption, keys)
+
+
+def _row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool) -> None:
+    assert each.ratio is not None
+    colour = COLOURS[COLOUR_OF.get(each.verdict, "unchanged")]
+    middle = log(each.ratio)
+    if each.low and each.high:
+        axes.plot([log(each.low), log(each.high)], [row, row], color=colour, linewidth=2.5, clip_on=True)
+    beyond = abs(middle) > reach
+    axes.plot(
+        [min(max(middle, -reach), reach)],
+        [row],
+        marker=(">" if middle > 0 else "<") if beyond else "o",
+        markersize=6.5,
+        color=colour,
+        linestyle="none",
+        clip_on=False,
+        gid=f"row{row}",
+    )
+    label = short_name(each.id) + (f" · {each.metric}" if several else "")
+    axes.text(-reach, row - 0.42, label, fontsize=10, va="center", ha="left")
+
+
+def _bands(axes: Axes, rows: Sequence[Comparison]) -> None:
+    """For each stretch of rows with one rule its tolerance and threshold."""
+    numbered = enumerate(rows)
+    for key, group in groupby(numbered, key=lambda each: (each[1].rule, each[1].better)):
+        places = [place for place, _ in group]
+        rule, better = key
+        if rule is None:
+            continue
+        top, bottom = places[0] - 0.75, places[-1] + 0.25
+        tolerance = log1p(rule.tolerance)
+        axes.fill_between([-tolerance, tolerance], top, bottom, color=COLOURS["band"], linewidth=0)
+        for sign in (-1, 1):
+            bad = (sign > 0) == (better == "less")
+            at = sign * log1p(rule.threshold)
+            colour = COLOURS["regressed" if bad else "improved"]
+            axes.plot([at, at], [top, bottom], color=colour, linewidth=1, linestyle=(0, (3, 3)))
+
+
+def _reach(rows: Sequence[Comparison]) -> float:
+    """Half of the width of the axis, on the logarithm."""
+    found = [abs(log(value)) for each in rows for value in (each.ratio, each.low, each.high) if value]
+    found += [log1p(each.rule.tolerance) for each in rows if each.rule is not None]
+    return min(max([log(NARROWEST), *found]) * 1.08, log(WIDEST))
+
+
+def _ticks(reach: float) -> list[float]:
+    """Round changes on both sides of none."""
+    widest = exp(reach) - 1
+    step = next(each for each in (0.02, 0.05, 0.1, 0.2, 0.5) if widest / each <= 4)
+    ticks = [step * count for count in range(-8, 9)]
+    return [tick for tick in ticks if tick > -1 and abs(log1p(tick)) <= reach]
+
+
+def detectability(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
+    """Noise of the rounds and the least change that could have been found; ``None`` where nobody knows."""
+    rows = [each for each in comparisons if each.noise is not None and each.detectable is not None]
+    shown = rows[:MOST_ROWS]
+    if not shown:
+        return None
+    drawn, axes = sheet.figure(AROUND + ROW * len(shown), left=14)
+    rules: set[AppliedRule] = {each.rule for each in shown if each.rule is not None}
+    for threshold in sorted({rule.threshold for rule in rules}):
+        axes.axvline(threshold * 100, color=COLOURS["regressed"], linewidth=1, linestyle=(0, (3, 3)))
+    noise = [(each.noise or 0.0) * 100 for each in shown]
+    finds = [(each.detectable or 0.0) * 100 for each in shown]
+    places = range(len(shown))
+    axes.hlines(places, noise, finds, color=COLOURS["grid"], linewidth=1.5)
+    axes.scatter(noise, places, s=34, color=COLOURS["muted"], gid="noise", zorder=3)
+    axes.scatter(finds, places, s=34, color=COLOURS["head"], marker="D", gid="finds", zorder=3)
+    for row, each in enumerate(shown):
+        axes.text(0, row - 0.42, short_name(each.id), fontsize=10, va="center", ha="left")
+    axes.set_xlim(0, max([*finds, *noise, *(rule.threshold * 100 for rule in rules)]) * 1.08 or 1.0)
+    axes.set_ylim(len(shown) - 0.25, -0.75)
+    axes.yaxis.set_visible(False)
+    axes.spines["left"].set_visible(False)
+    titled(axes, "%")
+    tips = {
+        "noise": [f"{each.id}: noise {each.noise:.2%}" for each in shown],
+        "finds": [f"{each.id}: finds {each.detectable:.2%}" for each in shown],
+    }
+    caption = "A change of the size of the diamond is found in nine of ten comparisons such as this one."
+    if len(rows) > len(shown):
+        caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
+    keys = [
+        Key("dot muted", "noise of the rounds"),
+        Key("diamond head", "finds"),
+        Key("threshold", "threshold"),
+    ]
+    return Plot(
+        sheet.inline(drawn, name, "Noise and minimum detectable change", tips),
+        "What it can find",
+        caption,
+        keys,
+    )
+
+
+# Joules per token against tokens per second: energy that was saved by being slow shows here.
+
+EXCHANGE_HEIGHT = 300
+
+#: An axis is logarithmic whose values differ by this factor.
+FAR = 5.0
+
+
+def figures_of(record: Record | None) -> tuple[float, float] | None:
+    """Tokens per second and joules per token, where a test has both."""
+    if record is None:
+        return None
+    speed, energy = record.metrics.get("output_tokens_per_s"), record.metrics.get(PER_TOKEN)
+    if speed is None or energy is None or not speed.value or not energy.value or energy.value < 0:
+        return None
+    return speed.value, energy.value
+
+
+def exchange(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
+    """Every test that counts tokens, its base joined to its head; ``None`` where none does."""
+    pairs = [
+        (case, figures_of(case.records.get("base")), figures_of(case.records.get("head"))) for case in cases
+    ]
+    pairs = [each for each in pairs if each[1] is not None or each[2] is not None]
+    if not pairs:
+        return None
+    drawn, axes = sheet.figure(EXCHANGE_HEIGHT)
+    tips: dict[str, list[str]] = {"from": [], "to": []}
+    old, new = [], []
+    for case, before, after in pairs:
+        colour = COLOURS[COLOUR_OF.get(case.state, "unchanged" if case.comparisons else "head")]
+        if before is not None:
+            old.append((*before, colour))
+            tips["from"].append(_told(case, "base", before))
+        if after is not None:
+            new.append((*after, colour))
+            tips["to"].append(_told(case, "head" if before else "", after))
+        if before is not None and after is not None:
+            axes.plot([before[0], after[0]], [before[1], after[1]], color=colour, linewidth=1.2, zorder=2)
+    if old:
+        axes.scatter(
+            [each[0] for each in old],
+            [each[1] for each in old],
+            s=34,
+            facecolors=COLOURS["page"],
+            edgecolors=[each[2] for each in old],
+            gid="from",
+            zorder=3,
+        )
+    if new:
+        axes.scatter(
+            [each[0] for each in new],
+            [each[1] for each in new],
+            s=34,
+            c=[each[2] for each in new],
+            gid="to",
+            zorder=4,
+        )
+    both = [*old, *new]
+    _scale(axes, "x", [each[0] for each in both])
+    _scale(axes, "y", [each[1] for each in both])
+    titled(axes, "tokens/s", "J/token")
+    keys = [Key("ring muted", "base"), Key("dot muted", "head")] if old else []
+    caption = "Down is thriftier, right is faster." + (
+        " A line joins the two sides of a test." if old else ""
+    )
+    return Plot(
+        sheet.inline(drawn, name, "Joules per token against tokens per second", tips),
+        "Energy against speed",
+        caption,
+        keys,
+    )
+
+
+def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
+    """Linear with round numbers, or logarithmic where values are far apart."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    low, high = min(values), max(values)
+    if high / low > FAR:
+        axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 1.3, high * 1.3)})
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+        axis.set_tick_params(which="minor", length=0)
+    else:
+        room = max(0.1 * (high - low), 0.02 * high)
+        axes.set(**{f"{which}lim": (low - room, high + room)})
+        axes.locator_params(axis=which, nbins=5)
+
+
+def _told(case: Case, side: str, found: tuple[float, float]) -> str:
+    of = f", {side}" if side else ""
+    return f"{case.id}{of}: {value(found[0], 'token/s')}, {value(found[1], 'J/token')}"
+
+
+# A metric from run to run.
+
+TREND_HEIGHT = 220
+
+#: Points that a figure has room for: the latest.
+MOST_POINTS = 200
+
+
+@dataclass(frozen=True)
+class TrendPoint:
+    """One run. ``time`` is RFC 3339, ``low`` and ``high`` are limits of ``value`` in the unit of the trend.
+
+    ``changed`` says that the level is another one from here on, ``broke`` that these are other devices than
+    before.
+    """
+
+    time: str
+    commit: str | None
+    value: float
+    low: float | None = None
+    high: float | None = None
+    changed: bool = False
+    broke: bool = False
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The runs of one metric of one test, the oldest first."""
+
+    id: str
+    metric: str
+    unit: str
+    points: Sequence[TrendPoint]
+
+
+def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
+    """The points in their order, one step apart whatever time has passed; ``None`` without any."""
+    points = trend.points[-MOST_POINTS:]
+    if not points:
+        return None
+    drawn, axes = sheet.figure(TREND_HEIGHT)
+    places = range(1, len(points) + 1)
+    values = [each.value for each in points]
+    for place, each in zip(places, points, strict=True):
+        if each.low is not None and each.high is not None:
+            axes.plot([place, place], [each.low, each.high], color=COLOURS["head"], linewidth=1, alpha=0.6)
+        if each.changed:
+            axes.axvline(place - 0.5, color=COLOURS["regressed"], linewidth=1.2, linestyle=(0, (3, 3)))
+        if each.broke:
+            axes.axvline(place - 0.5, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
+    axes.plot(places, values, color=COLOURS["head"], linewidth=1, alpha=0.5)
+    axes.scatter(places, values, s=20, color=COLOURS["head"], gid="runs", zorder=3)
+    tips = {"runs": [f"{_run(each)}: {value(each.value, trend.unit)}" for each in points]}
+    axes.set_xlim(0.4, len(points) + 0.6)
+    axes.locator_params(axis="x", nbins=8, integer=True)
+    axes.locator_params(axis="y", nbins=6)
+    titled(axes, "run", f"{trend.metric}, {trend.unit}")
+    keys = [Key("threshold", "change point")] if any(each.changed for each in points) else []
+    keys += [Key("edge", "other devices")] if any(each.broke for each in points) else []
+    caption = f"{points[0].time} to {points[-1].time}."
+    if len(points) < len(trend.points):
+        caption += f" The latest {len(points)} of {len(trend.points)} runs; the table has all of them."
+    return Plot(sheet.inline(drawn, name, f"{trend.metric} from run to run", tips), "Trend", caption, keys)
+
+
+def _run(point: TrendPoint) -> str:
+    return f"{point.time} {(point.commit or '')[:10]}".strip()

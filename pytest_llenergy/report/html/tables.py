@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the HTML report: all tests, machine and meters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_llenergy.model.comparison import Comparison
+from pytest_llenergy.model.environment import Board
+from pytest_llenergy.model.record import MeterInfo, Metric
+from pytest_llenergy.model.text import short
+from pytest_llenergy.report.columns import rounded
+from pytest_llenergy.report.html.cases import Case, Side, turns
+from pytest_llenergy.report.html.comparison_charts import figures_of
+from pytest_llenergy.report.store import without_secrets
+from pytest_llenergy.report.verdicts import change, interval, value
+
+# Tables of text, and how numbers stand in them.
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``look`` is a class of the style sheet, ``target`` an anchor of this page."""
+
+    text: str
+    look: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """``columns`` whose name begins with ``#`` hold numbers."""
+
+    label: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+#: What becomes a row: texts are plain cells.
+Row = Sequence["str | Cell"]
+
+
+def table(label: str, columns: Sequence[str], rows: Iterable[Row]) -> Table:
+    """A table of plain text and cells, without columns that are empty all over."""
+    cells = [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in rows]
+    kept = [
+        place
+        for place in range(len(columns))
+        if not cells or any(row[place].text not in ("", "-") for row in cells)
+    ]
+    return Table(label, [columns[place] for place in kept], [[row[place] for place in kept] for row in cells])
+
+
+def state_cell(state: str) -> Cell:
+    """A verdict or a status, with its colour."""
+    return Cell(state, f"state {state.replace(' ', '-')}")
+
+
+def with_uncertainty(metric: Metric | None) -> str:
+    """Value and standard uncertainty, to the second digit of the latter."""
+    if metric is None or metric.value is None:
+        return "-"
+    return rounded(metric.value, metric.uncertainty_absolute)
+
+
+def plain(metric: Metric | None) -> str:
+    """Four digits of it."""
+    return value(metric.value if metric is not None else None)
+
+
+def scatter(metric: Metric | None) -> str:
+    """Relative standard deviation of single rounds, from that of their mean."""
+    if metric is None or not metric.value or metric.spread is None or metric.n < 2:
+        return "-"
+    return f"{metric.spread * metric.n**0.5 / metric.value:.1%}"
+
+
+def share(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1%}"
+
+
+# All tests, a row each: the numbers of the figures at the top, and what does not count.
+
+
+def verdicts(cases: Sequence[Case], shown: int) -> Table:
+    """Every comparison. Tests beyond the first ``shown`` have no section to link to."""
+    metrics = {each.metric for case in cases for each in case.comparisons}
+    rows: list[Row] = [
+        [
+            state_cell(each.verdict),
+            Cell(short(each.id), "name", case.anchor if place < shown else ""),
+            each.metric if len(metrics) > 1 else "",
+            value(each.base, each.unit),
+            value(each.head, each.unit) + (" (estimated)" if each.kind == "estimated" else ""),
+            change(each),
+            interval(each),
+            share(each.noise),
+            share(each.detectable),
+            f"{each.n_base} + {each.n_head}" if each.judged else "-",
+            f"{value(each.base_tokens_per_s)} → {value(each.head_tokens_per_s)}"
+            if each.base_tokens_per_s is not None and each.head_tokens_per_s is not None
+            else "-",
+            Cell("; ".join([each.reason, *each.notes]), "text"),
+        ]
+        for place, case in enumerate(cases)
+        for each in case.comparisons
+    ]
+    columns = (
+        "verdict",
+        "test",
+        "metric",
+        "#base",
+        "#head",
+        "#change",
+        "#limits",
+        "#noise",
+        "#finds",
+        "#rounds",
+    )
+    label = "Verdicts" if len(metrics) > 1 else f"Verdicts, {''.join(metrics)}"
+    return table(label, (*columns, "#tokens/s", "why"), rows)
+
+
+def measured(cases: Sequence[Case], shown: int) -> Table:
+    """Every test of one report."""
+    rows: list[Row] = []
+    for place, case in enumerate(cases):
+        record = case.records["head"]
+        rows.append(
+            [
+                state_cell(record.status),
+                Cell(short(case.id), "name", case.anchor if place < shown else ""),
+                *(
+                    with_uncertainty(record.metrics.get(name))
+                    for name in ("energy_j", "energy_per_output_token_j")
+                ),
+                plain(record.metrics.get("output_tokens_per_s")),
+                plain(record.metrics.get("mean_power_w")),
+                with_uncertainty(record.metrics.get("duration_s")),
+                scatter(record.metrics.get("energy_j")),
+                str(len(record.rounds)) if record.rounds else "-",
+                record.kind or "-",
+                Cell(record.reason or "", "text"),
+            ]
+        )
+    columns = (
+        "status",
+        "test",
+        "#J ± u",
+        "#J/token ± u",
+        "#token/s",
+        "#W",
+        "#s",
+        "#noise",
+        "#rounds",
+        "kind",
+    )
+    return table("Tests", (*columns, "why"), rows)
+
+
+def speeds(cases: Sequence[Case]) -> Table:
+    """Joules per token and tokens per second of each side."""
+    rows: list[Row] = []
+    for case in cases:
+        for side, record in case.records.items():
+            found = figures_of(record)
+            if found is not None:
+                name = side if len(case.records) > 1 else ""
+                rows.append([Cell(short(case.id), "name"), name, value(found[0]), value(found[1])])
+    return table("Energy against speed", ("test", "side", "#tokens/s", "#J/token"), rows)
+
+
+def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
+    """Rounds that count for nothing, and why."""
+    rows: list[Row] = []
+    for case in cases:
+        for turn in turns(case, interleaved=interleaved):
+            whys = [flag for flag in turn.round.flags if flag.severity == "invalid"]
+            told = [f"{flag.name}: {flag.detail}" for flag in whys]
+            if turn.round.energy_j is None:
+                told.append(turn.round.reason or "no joules")
+            if told:
+                side = turn.side if len(case.records) > 1 else ""
+                rows.append(
+                    [Cell(short(case.id), "name"), side, str(turn.number), Cell("; ".join(told), "text")]
+                )
+    return table("Invalid rounds", ("test", "side", "#round", "why"), rows)
+
+
+def rules(comparisons: Sequence[Comparison]) -> Table:
+    """By what the verdicts were found."""
+    found = dict.fromkeys(
+        (each.metric, each.unit, each.rule, each.better) for each in comparisons if each.rule is not None
+    )
+    rows: list[Row] = []
+    for metric, unit, rule, better in found:
+        absolute = f" and {rule.threshold_absolute:g} {unit}" if rule.threshold_absolute else ""
+        rows.append(
+            [
+                metric,
+                better,
+                f"{_percent(rule.threshold)}{absolute} or more",
+                f"more than {_percent(rule.floor)}",
+                f"less than {_percent(rule.tolerance)}",
+                f"{rule.alpha:.3g}",
+            ]
+        )
+    columns = (
+        "metric",
+        "better is",
+        "worse by",
+        "and surely by",
+        "unchanged: surely worse by",
+        "#alpha of a limit",
+    )
+    return table("Rule", columns, rows)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g}%"
+
+
+# Where it was measured and by what.
+
+
+def meters(sides: Sequence[Side]) -> Table:
+    """Everything that was read, once."""
+    found: dict[MeterInfo, list[str]] = {}
+    for side in sides:
+        for record in side.report.records:
+            for meter in record.meters:
+                found.setdefault(meter, []).append(side.label)
+    rows: list[Row] = [
+        [
+            meter.domain,
+            meter.name,
+            Cell(meter.kind, f"kind {meter.kind}"),
+            Cell(meter.source, "text"),
+            Cell(meter.scope, "text"),
+            f"{meter.update_period_s * 1e3:.3g}" if meter.update_period_s is not None else "-",
+            value(meter.resolution_j),
+            Cell(meter.accuracy, "text"),
+            f"{meter.coverage:.0%}",
+            "yes" if meter.exclusive else "no",
+            ", ".join(dict.fromkeys(labels)),
+        ]
+        for meter, labels in found.items()
+    ]
+    columns = (
+        "domain",
+        "meter",
+        "kind",
+        "source",
+        "scope",
+        "#period ms",
+        "#resolution J",
+        "accuracy",
+        "#sees",
+    )
+    return table("Meters", (*columns, "exclusive", "side"), rows)
+
+
+def machine(sides: Sequence[Side]) -> Table:
+    """Where it ran, and of which code."""
+    facts = [dict(_machine(side)) for side in sides]
+    names = dict.fromkeys(name for each in facts for name in each)
+    rows: list[Row] = []
+    for name in names:
+        values = [each.get(name, "-") for each in facts]
+        differs = "differs" if len(set(values)) > 1 else ""
+        rows.append([name, *(Cell(each, f"text {differs}") for each in values)])
+    columns = [side.label for side in sides] if len(sides) > 1 else ["value"]
+    return table("Machine", ("", *columns), rows)
+
+
+def _machine(side: Side) -> list[tuple[str, str]]:
+    report = side.report
+    source, run = report.source, report.run
+    found = [
+        ("commit", f"{source.commit or '-'}{' (with changes)' if source.dirty else ''}"),
+        ("branch", source.branch or "-"),
+        ("run", run.id),
+        ("started", run.started_at),
+        ("finished", run.finished_at or "-"),
+        ("complete", "yes" if run.complete else "no: what it had not measured is missing"),
+        ("command", " ".join(without_secrets(run.argv))),
+        ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
+    ]
+    there = report.environment
+    if there is None:
+        return found
+    host = there.host
+    found += [
+        ("host", host.name),
+        ("system", f"{host.system}, {host.machine}"),
+        ("CPU", f"{host.cpu_model}, {host.logical_cpus} usable"),
+        ("memory", _gib(host.memory_bytes)),
+        ("GPUs", "; ".join(_board(board) for board in there.gpus) or "none"),
+        ("GPUs missing", "; ".join(there.gpus_missing) or "-"),
+        ("driver", there.driver or "-"),
+        ("Python", there.python),
+    ]
+    found += [(name, version) for name, version in there.packages.items()]
+    return [*found, ("device key", there.key)]
+
+
+def _board(board: Board) -> str:
+    parts = [board.name, board.uuid]
+    parts += [_gib(board.memory_bytes)] if board.memory_bytes is not None else []
+    parts += [f"{board.power_limit_w:g} W"] if board.power_limit_w is not None else []
+    return ", ".join(parts)
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"

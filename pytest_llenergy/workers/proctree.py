@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find and end the descendants of a process. Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+#: prctl(2): include/uapi/linux/prctl.h.
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+PROC = Path("/proc")
+
+#: Parts of command lines of what removes shared memory and semaphores with a name, once everybody who made
+#: any has gone (multiprocessing/resource_tracker.py; torch's torch_shm_manager), and then ends.
+CLEANERS = (b"multiprocessing.resource_tracker", b"loky.backend.resource_tracker", b"torch_shm_manager")
+
+#: How long that may take (seconds), and how often it is looked at.
+CLEANING_S, LOOK_S = 1.0, 0.01
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, sessions of their own or not."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel for this signal when the parent of this process ends, also when that is killed.
+
+    Raises ``SystemExit`` when it has ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def children() -> dict[int, list[int]]:
+    """Every process that can be seen, by its parent. Empty where there is no ``/proc``."""
+    found: dict[int, list[int]] = {}
+    with suppress(OSError):
+        for process in PROC.iterdir():
+            parent = _parent(process) if process.name.isdigit() else None
+            if parent is not None:
+                found.setdefault(parent, []).append(int(process.name))
+    return found
+
+
+def descendants(roots: Collection[int]) -> set[int]:
+    """These processes and all below them."""
+    below, found, waiting = children(), set(roots), list(roots)
+    while waiting:
+        for child in below.get(waiting.pop(), ()):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def marked(name: str, value: str) -> set[int]:
+    """Processes that have this variable in the environment that they were started with."""
+    wanted, found = f"{name}={value}".encode(), set()
+    for process in PROC.iterdir() if PROC.is_dir() else ():
+        with suppress(OSError):
+            if process.name.isdigit() and wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.add(int(process.name))
+    return found
+
+
+def end(roots: Collection[int]) -> None:
+    """Kill these and all below them, stopped first: none can start another one meanwhile.
+
+    Those that clean up after the others are killed last, if they have not ended by then.
+    """
+    stopped: set[int] = set()
+    cleaners: set[int] = set()
+    while fresh := descendants(roots) - stopped - cleaners:
+        cleaners |= {pid for pid in fresh if _cleans(pid)}
+        for pid in fresh - cleaners:
+            _send(pid, signal.SIGSTOP)
+            stopped.add(pid)
+    for pid in stopped:
+        _send(pid, signal.SIGKILL)
+    deadline = time.monotonic() + CLEANING_S
+    while cleaners and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        cleaners &= {pid for found in children().values() for pid in found}
+    for pid in cleaners:
+        _send(pid, signal.SIGKILL)
+
+
+def _cleans(pid: int) -> bool:
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(cleaner in command for cleaner in CLEANERS)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        # The name in parentheses may hold anything, spaces and parentheses too (proc_pid_stat(5)).
+        state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    # What has ended and only waits to be reaped runs nothing, unless it has other threads than its first.
+    return None if state == b"Z" and not _has_threads(process) else int(parent)
+
+
+def _has_threads(process: Path) -> bool:
+    with suppress(OSError):
+        return len(list((process / "task").iterdir())) > 1
+    return False
