@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of a plugin's code does one measured test run through? See the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median_low
+
+#: Plugins by package, each with a test that measures the same call and the arguments of its run.
+SUITES = {
+    "pytest_llenergy": (
+        "def test_sum(energy):\n    energy(sum, range(1000))\n",
+        ["-p", "no:benchmark", "--energy-report=report.json", "--energy-rounds=3", "--energy-meter=estimate"],
+    ),
+    "pytest_benchmark": (
+        "def test_sum(benchmark):\n    benchmark(sum, range(1000))\n",
+        ["-p", "no:llenergy", "--benchmark-json=report.json", "--benchmark-max-time=0.2"],
+    ),
+}
+
+#: Runs pytest under a profile hook in every thread, and writes what was called as JSON to its second argument.
+TRACED = """
+import json, sys, threading
+from pathlib import Path
+
+package, target, *arguments = sys.argv[1:]
+functions, calls = set(), set()
+
+def place(frame):
+    path = frame.f_code.co_filename
+    before, found, inside = path.rpartition(f"/{package}/")
+    return inside if found and inside.endswith(".py") else None
+
+def trace(frame, event, argument):
+    if event != "call" or (file := place(frame)) is None:
+        return
+    functions.add((file, frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name,
+                   frame.f_code.co_firstlineno))
+    caller = frame.f_back
+    while caller is not None and place(caller) is None:
+        caller = caller.f_back
+    if caller is not None and (origin := place(caller)) != file:
+        calls.add((origin, caller.f_code.co_firstlineno, file, frame.f_code.co_firstlineno))
+
+import pytest
+threading.setprofile(trace)
+sys.setprofile(trace)
+status = pytest.main(arguments)
+sys.setprofile(None)
+bodies = [each for each in functions if each[1] != "<module>"]
+Path(target).write_text(json.dumps({
+    "files": len({file for file, *_ in bodies}), "functions": len(bodies), "calls_between_files": len(calls),
+}))
+sys.exit(int(status))
+"""
+
+
+def trace(package: str, python: str) -> dict[str, int]:
+    """Run the suite of a package under the hook; return the counts of files, functions and calls."""
+    source, arguments = SUITES[package]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "test_traced.py").write_text(source)
+        (folder / "pytest.ini").write_text("[pytest]\nenergy_warmup = 0\nenergy_budget = 1\n")
+        target = folder / "counts.json"
+        command = [python, "-c", TRACED, package, str(target), "-q", "-p", "no:cacheprovider", *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"the suite of {package} failed:\n{done.stdout}{done.stderr}")
+        counts: dict[str, int] = json.loads(target.read_text())
+    return counts
+
+
+def size(root: Path) -> dict[str, int]:
+    """Count the modules and lines of a package, and the modules at its top level."""
+    lines = sorted(len(path.read_text().splitlines()) for path in root.rglob("*.py"))
+    top = [path for path in root.glob("*.py") if path.name != "__init__.py"]
+    return {
+        "modules": len(lines),
+        "lines": sum(lines),
+        "median_lines": median_low(lines),
+        "top_level_modules": len(top),
+    }
+
+
+def main() -> None:
+    """Print a row a package, as a Markdown table or as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the plugins installed")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    options = parser.parse_args()
+    rows = {}
+    for package in SUITES:
+        found = [options.python, "-c", f"import {package}; print({package}.__file__)"]
+        origin = subprocess.run(found, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+        rows[package] = size(Path(origin).parent) | trace(package, options.python)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    heads = list(next(iter(rows.values())))
+    print("| package | " + " | ".join(head.replace("_", " ") for head in heads) + " |")
+    print("| --- |" + " ---: |" * len(heads))
+    for package, row in rows.items():
+        print(f"| {package} | " + " | ".join(f"{row[head]:,}" for head in heads) + " |")
+
+
+if __name__ == "__main__":
+    main()
