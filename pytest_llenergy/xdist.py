@@ -195,11 +195,11 @@ def useful_workers(config: pytest.Config) -> int | None:
     looks = any(config.getoption(name, default=False) for name in LOOKING)
     if not settings.keeps_something or looks or os.environ.get(SAID):
         return None
-    from pytest_llenergy.devices.query_count import leasable
+    from pytest_llenergy.devices.subprocess_query import query_gpu_count
     from pytest_llenergy.errors import DeviceError, LLEnergyWarning
 
     try:
-        return max(1, leasable(settings.gpus))
+        return max(1, query_gpu_count(settings.gpus))
     except DeviceError as error:
         config.issue_config_time_warning(LLEnergyWarning(f"-n auto starts one worker: {error}"), stacklevel=2)
         return 1

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pytest_llenergy.devices.lease import CPU, Claim
 from pytest_llenergy.devices.lockdir import PREFIX, READ, VARIABLE, Directory
+from pytest_llenergy.devices.timeouts import LOCK_FILE_RETRY_S
 from pytest_llenergy.errors import DeviceError
 
 #: Opening must not wait for the other end of a named pipe that somebody put there.
@@ -29,7 +30,7 @@ OPEN = READ | os.O_NONBLOCK
 MODE = 0o644
 
 #: Where a file cannot be made with its mode at once, others may come in between.
-TRIES, PAUSE_S = 10, 0.002
+TRIES = 10
 
 #: ``renameat2``: fail where the new name is taken (Linux: include/uapi/linux/fs.h).
 RENAME_NOREPLACE = 1
@@ -113,7 +114,7 @@ def open_checked(directory: Directory, name: str, *, make: bool = True) -> int:
             continue
         except PermissionError:
             # Its maker has not given it its mode yet.
-            time.sleep(PAUSE_S * attempt)
+            time.sleep(LOCK_FILE_RETRY_S * attempt)
             continue
         except OSError as error:
             if error.errno == errno.ELOOP:

@@ -15,19 +15,18 @@ from itertools import islice
 from typing import Protocol
 
 from pytest_llenergy.devices import queue
-from pytest_llenergy.devices.bell import Bell
 from pytest_llenergy.devices.lease import CPU, Claim, Request
 from pytest_llenergy.devices.lockdir import VARIABLE, Directory, lock_directory
 from pytest_llenergy.devices.lockfiles import is_at, lock_name, try_lock, unlock
 from pytest_llenergy.devices.queue import Ticket, Turn
+from pytest_llenergy.devices.timeouts import (
+    QUEUE_POLL_FIRST_S,
+    QUEUE_POLL_GROWTH,
+    QUEUE_POLL_LONGEST_S,
+    WAIT_MESSAGE_EVERY_S,
+    WAIT_MESSAGE_FIRST_S,
+)
 from pytest_llenergy.errors import DeviceError
-
-#: The first sleep after a bell (seconds), and by how much the next is longer: a bell may ring just before a
-#: lock is free.
-FIRST_S, GROWTH = 0.002, 8.0
-
-#: When who waits is told why for the first time, and how long after that again (seconds).
-TOLD_FIRST_S, TOLD_EVERY_S = 1.0, 5.0
 
 #: What this process holds, by all of its leases.
 _held: list[Held] = []
@@ -242,31 +241,27 @@ def _wait(
     turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int], tell: Callable[[str], None]
 ) -> tuple[int, ...]:
     deadline_s = time.monotonic() + wait_s
-    tell_s = time.monotonic() + TOLD_FIRST_S
+    tell_s = time.monotonic() + WAIT_MESSAGE_FIRST_S
     ticket = turn.ticket
-    bell = Bell(turn.directory, ticket.order)
-    try:
-        ticket.become("waiting")
-        sleep_s, firm = FIRST_S, False
-        while True:
-            scene = turn.look()
-            chosen, refused = _take(turn.directory, request, scene.blocked, locks)
-            if chosen is not None:
-                return chosen
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise DeviceError(queue.waited(request, wait_s, scene, refused))
-            if time.monotonic() > tell_s:
-                tell(queue.describe_wait(request, scene, refused))
-                tell_s = time.monotonic() + TOLD_EVERY_S
-            if turn.out_of_patience and not firm:
-                ticket.become("firm")
-                firm = True
-            rang = bell.wait(min(sleep_s, left_s))
-            sleep_s = FIRST_S if rang else min(sleep_s * GROWTH, bell.longest_s)
-            ticket.beat()
-    finally:
-        bell.close()
+    ticket.become("waiting")
+    pause_s, firm = QUEUE_POLL_FIRST_S, False
+    while True:
+        scene = turn.look()
+        chosen, refused = _take(turn.directory, request, scene.blocked, locks)
+        if chosen is not None:
+            return chosen
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise DeviceError(queue.waited(request, wait_s, scene, refused))
+        if time.monotonic() > tell_s:
+            tell(queue.describe_wait(request, scene, refused))
+            tell_s = time.monotonic() + WAIT_MESSAGE_EVERY_S
+        if turn.out_of_patience and not firm:
+            ticket.become("firm")
+            firm = True
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * QUEUE_POLL_GROWTH, QUEUE_POLL_LONGEST_S)
+        ticket.beat()
 
 
 def _take(

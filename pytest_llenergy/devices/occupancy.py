@@ -25,15 +25,12 @@ from pytest_llenergy.devices.condition import (
 from pytest_llenergy.devices.inventory import used_bytes
 from pytest_llenergy.devices.nvml import BoardHandle, Session
 from pytest_llenergy.devices.request import show_memory
+from pytest_llenergy.devices.timeouts import (
+    ENDED_PROCESS_LISTED_S,
+    OCCUPANCY_POLL_FIRST_S,
+    OCCUPANCY_POLL_LONGEST_S,
+)
 from pytest_llenergy.model.record import Flag
-
-#: Seconds between two looks: at first, doubled after each, at most. The memory of a process that has ended is
-#: freed within a second or two, and a look costs the driver a millisecond.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-
-#: How long the driver may list a process that has ended (seconds). Where it lists it for longer, the process
-#: lives where this one cannot see it.
-ENDING_S = 2.0
 
 #: What CUDA opens in every process that uses it, and NVML does not.
 CUDA_FILE = "/dev/nvidia-uvm"
@@ -120,7 +117,7 @@ def wait_until_free(
 
     Of a board that MIG divides, only the instance that is leased counts. ``own`` are pids that are ours
     although this process did not start them; what they started is ours too. What cannot be told is not waited
-    for, but that a process which has ended leaves the driver's list, for up to ``ENDING_S``. ``tell`` is
+    for, but that a process which has ended leaves the driver's list, for up to ``ENDED_PROCESS_LISTED_S``. ``tell`` is
     given, before each pause, who is waited for.
     Raises ``DeviceError`` when a board does not answer.
     """
@@ -129,20 +126,20 @@ def wait_until_free(
     session = Session()
     try:
         boards = [session.board(uuid) for uuid in uuids]
-        start_s, pause_s, busy_s = clock(), FIRST_PAUSE_S, 0.0
+        start_s, pause_s, busy_s = clock(), OCCUPANCY_POLL_FIRST_S, 0.0
         while True:
             seen = Occupancy(tuple(look(session, board, own) for board in boards))
             waited_s = clock() - start_s
             if seen.state == "busy":
                 busy_s, until_s = waited_s, timeout_s
             else:
-                until_s = min(timeout_s, busy_s + ENDING_S) if seen.ending else 0.0
+                until_s = min(timeout_s, busy_s + ENDED_PROCESS_LISTED_S) if seen.ending else 0.0
             if waited_s >= until_s:
                 return replace(seen, waited_s=waited_s)
             if seen.state == "busy":
                 tell(seen.awaited)
             sleep(min(pause_s, until_s - waited_s))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, OCCUPANCY_POLL_LONGEST_S)
     finally:
         session.close()
 

@@ -20,6 +20,7 @@ import msgspec
 from pytest_llenergy.devices.lease import CPU, Claim, Request, conflict
 from pytest_llenergy.devices.lockdir import PREFIX, READ, Directory
 from pytest_llenergy.devices.lockfiles import MODE
+from pytest_llenergy.devices.timeouts import PATIENCE_S, SUSPENDED_AFTER_S, TICKET_CREATION_LIMIT_S
 
 # Tickets: who waits for devices and who has them, in the order in which they came.
 #
@@ -36,9 +37,6 @@ NAME = re.compile(rf"{PREFIX}(new|waiting|firm|holding)-((\d{{20}})-[0-9a-f]{{16
 
 #: Nobody writes as much; what is longer is not read.
 MOST_BYTES = 1 << 18
-
-#: A ticket that is being made for so long (seconds) belongs to somebody who died over it.
-STILLBORN_S = 60.0
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -245,7 +243,7 @@ def _exists(pid: int) -> bool:
 
 def _is_old(made_ns: int) -> bool:
     # After a restart the clock begins anew, and what lies in the future is old.
-    return not 0 <= time.monotonic_ns() - made_ns <= STILLBORN_S * 1e9
+    return not 0 <= time.monotonic_ns() - made_ns <= TICKET_CREATION_LIMIT_S * 1e9
 
 
 # Whose turn it is: first come, first served, where it matters.
@@ -257,13 +255,6 @@ def _is_old(made_ns: int) -> bool:
 
 #: How many later requests may go before an earlier one that they conflict with: about one a board.
 PASSES = 8
-
-#: After so many seconds a request lets nobody pass, however few it has seen: it may have overlooked some.
-PATIENCE_S = 60.0
-
-#: Who has given no sign of life for so many seconds is stopped, and must not hold up the others. It keeps its
-#: place for when it goes on.
-STOPPED_S = 2.0
 
 #: One look in so many also removes dead tickets that nobody is looking at.
 CLEANING = 16
@@ -291,7 +282,7 @@ class Scene:
 
 def is_stopped(seen: Seen) -> bool:
     """Whether its maker has given no sign of life for too long."""
-    return time.time() - seen.beat_s > STOPPED_S
+    return time.time() - seen.beat_s > SUSPENDED_AFTER_S
 
 
 def in_use(holding: Sequence[Seen]) -> list[Claim]:

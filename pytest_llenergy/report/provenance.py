@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pytest_llenergy.devices.cpu import host
-from pytest_llenergy.devices.query_boards import ask, ask_apart
+from pytest_llenergy.devices.subprocess_query import describe_boards, query_boards
 from pytest_llenergy.model.environment import Environment, device_key
 from pytest_llenergy.model.report import Source
 
@@ -43,7 +43,7 @@ def environment(*, apart: bool = False) -> Environment:
     ``apart`` asks the driver in a process of its own, for one that runs no tests and so has no need of it.
     """
     machine = host()
-    told = ask_apart() if apart else ask()
+    told = query_boards() if apart else describe_boards()
     return Environment(
         key=device_key(machine, told.boards, len(told.missing)),
         host=machine,

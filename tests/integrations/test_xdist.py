@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.devices.query_count import leasable
+from pytest_llenergy.devices.subprocess_query import query_gpu_count
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
@@ -88,7 +88,7 @@ class TestAuto:
     def test_the_commonest_model_counts(self, boards: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         boards.update(1, name="NVIDIA L4")
-        assert leasable() == 2
+        assert query_gpu_count() == 2
 
     def test_where_it_cannot_be_told_there_is_one_and_a_warning(
         self, quick: pytest.Pytester, boards: World

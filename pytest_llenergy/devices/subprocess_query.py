@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Query the NVIDIA driver in a subprocess, so that the calling process never opens it.
+
+The module is also the program that runs in the subprocess: ``boards`` prints the boards and the driver
+version as JSON, ``count [SELECTION]`` prints how many GPUs may be leased.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+import pytest_llenergy
+from pytest_llenergy.devices.allocation import allowed
+from pytest_llenergy.devices.inventory import answering, present
+from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
+from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.model.environment import Board
+
+#: ``python -m`` would search the current directory first, where a project may have a ``random.py``; the
+#: option ``-P`` that prevents this came with Python 3.11. The directory of the package goes last:
+#: site-packages may hold old backports of standard modules.
+PROGRAM = """
+import sys
+sys.path[:] = [place for place in sys.path if place]
+sys.path.append(sys.argv.pop(1))
+from runpy import run_module
+run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+class DriverReport(msgspec.Struct):
+    """What the driver reports.
+
+    Attributes:
+        boards: The boards that answer, in PCI order.
+        driver: The driver version.
+        missing: One reason for each board, instance or driver that does not answer.
+    """
+
+    boards: list[Board] = msgspec.field(default_factory=list)
+    driver: str | None = None
+    missing: list[str] = msgspec.field(default_factory=list)
+
+
+def describe_boards() -> DriverReport:
+    """Query boards and driver version in this process."""
+    found = answering()
+    return DriverReport(list(found.boards), found.driver, [*found.lost.values(), *found.refusals])
+
+
+def query_boards() -> DriverReport:
+    """Query boards and driver version in a subprocess; a failure is a reason in ``missing``."""
+    try:
+        return msgspec.json.decode(_run_query("boards"), type=DriverReport)
+    except msgspec.DecodeError as error:
+        return DriverReport(missing=[str(_query_error(str(error)))])
+    except DeviceError as error:
+        return DriverReport(missing=[str(error)])
+
+
+def query_gpu_count(selection: str | None = None) -> int:
+    """Count, in a subprocess, the GPUs and MIG instances of the commonest model that may be leased.
+
+    Only one model counts because the GPUs of a test are of one model.
+
+    Args:
+        selection: Value of ``--energy-gpus``; without it the environment decides.
+
+    Raises:
+        DeviceError: The driver does not answer, or the environment or selection is invalid.
+    """
+    output = _run_query("count", *([selection] if selection is not None else []))
+    try:
+        return int(output)
+    except ValueError:
+        raise _query_error(f"its output is {output!r}") from None
+
+
+def _run_query(*arguments: str) -> str:
+    root = Path(pytest_llenergy.__file__).parents[1]
+    command = [sys.executable, "-c", PROGRAM, str(root), __name__, *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=QUERY_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise DeviceError(
+            f"NVML: the driver has not answered for {QUERY_TIMEOUT_S:g} s; see nvidia-smi"
+        ) from None
+    except OSError as error:
+        raise _query_error(str(error)) from None
+    if done.returncode:
+        raise _query_error((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    return done.stdout
+
+
+def _query_error(reason: str) -> DeviceError:
+    return DeviceError(f"the process that queries the NVIDIA driver failed: {reason}; see llenergy doctor")
+
+
+def _count_gpus(selection: str | None) -> int:
+    found = present(without_lost=True)
+    may = allowed(found, selection, os.environ)
+    models = Counter(found.device(uuid).name for uuid in may.uuids)
+    return max(models.values(), default=0)
+
+
+def _main(query: str, selection: str | None = None) -> None:
+    if query == "boards":
+        sys.stdout.buffer.write(msgspec.json.encode(describe_boards()))
+        return
+    try:
+        sys.stdout.write(str(_count_gpus(selection)))
+    except DeviceError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
