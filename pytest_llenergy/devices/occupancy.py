@@ -117,7 +117,8 @@ def wait_until_free(
 
     Of a board that MIG divides, only the instance that is leased counts. ``own`` are pids that are ours
     although this process did not start them; what they started is ours too. What cannot be told is not waited
-    for, but that a process which has ended leaves the driver's list, for up to ``ENDED_PROCESS_LISTED_S``. ``tell`` is
+    for, but that a process which has ended leaves the driver's list, for up to
+    ``ENDED_PROCESS_LISTED_S``. ``tell`` is
     given, before each pause, who is waited for.
     Raises ``DeviceError`` when a board does not answer.
     """

@@ -15,8 +15,8 @@ QUERY_TIMEOUT_S = 30.0
 # Queue for devices (locks, queue).
 
 #: A waiter reads the queue again after the first pause; each pause is longer than the last by the factor, up
-#: to the longest. So a device stays unused for 0.1 s on average, and for 0.2 s at most, when it passes from one
-#: test to the next. In a queue of eight, one look takes 0.1 ms of processor time: 0.1 % of a core per waiter.
+#: to the longest. So a device that passes from one test to the next stays unused for 0.1 s on average, 0.2 s
+#: at most. In a queue of eight, one look takes 0.1 ms of processor time: 0.1 % of a core per waiter.
 QUEUE_POLL_FIRST_S, QUEUE_POLL_LONGEST_S, QUEUE_POLL_GROWTH = 0.05, 0.2, 1.5
 
 #: A waiting test reports the reason after this time for the first time, and then at this interval.

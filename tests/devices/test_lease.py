@@ -207,7 +207,6 @@ class TestMessages:
 
 LEAVE = """
 import os, subprocess
-from pytest_llenergy.devices import lockfile
 from pytest_llenergy.devices.lease import Claim, Request
 from pytest_llenergy.devices.locks import acquire
 held = acquire(Request((Claim("a"),)), 0)

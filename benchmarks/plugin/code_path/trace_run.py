@@ -23,7 +23,7 @@ SUITES = {
     ),
 }
 
-#: Runs pytest under a profile hook in every thread, and writes what was called as JSON to its second argument.
+#: Runs pytest under a profile hook in every thread; writes the calls as JSON to its second argument.
 TRACED = """
 import json, sys, threading
 from pathlib import Path
