@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llenergy import marks
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.models import ModelSource, resolve
+from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.tasks import (
     EMBED,
     GENERATE,
@@ -210,7 +210,7 @@ class BackendHandle:
         """The batch, prepared in the ranks. Raises ``BackendError`` for what the engine does not offer."""
         if isinstance(inputs, str) or not inputs or not all(isinstance(each, str) for each in inputs):
             raise BackendError(f"{task.name}: prompts must be a list of one or more strings")
-        checked = task.params.of(params)
+        checked = task.params.parse(params)
         self._check(task, checked)
         plan = self.place.plan(self.spec.capabilities, self.spec.python)
         if len(inputs) < plan.parallel.data:
@@ -312,7 +312,7 @@ def backend_of(item: pytest.Item, place: Place, name: str, model: str) -> Backen
     Raises ``ModelError`` and ``PlanError``.
     """
     spec, lease = place.state.backends[name], place.lease
-    source = resolve(model)
+    source = resolve_model(model)
     refused = spec.refuses(source)
     if refused is None and lease.uuids and not spec.capabilities.gpu:
         refused = f"{spec.name} does not run on GPUs here"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_llenergy import marks
-from pytest_llenergy.backends.registry import Demand, refuse, refuse_all
+from pytest_llenergy.backends.registry import Requirements, explain_unmet, explain_unmet_by_all
 from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.fixtures import gpus
 from pytest_llenergy.model.record import Parallel
@@ -44,7 +44,7 @@ LATE_BACKEND_MARKS = f"were changed while the test was set up, after its engine 
 OF_BACKEND = (marks.backend_options, marks.backend_needs)
 
 #: What the marks said when the engine of a test was chosen.
-CHOSEN_FOR = pytest.StashKey[Demand]()
+CHOSEN_FOR = pytest.StashKey[Requirements]()
 
 
 def parametrize_backend(metafunc: pytest.Metafunc) -> None:
@@ -60,11 +60,11 @@ def parametrize_backend(metafunc: pytest.Metafunc) -> None:
         demand = _asked(node)
     except LLEnergyError as error:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
-    if (none_can := refuse_all(selected, demand, known)) is not None:
+    if (none_can := explain_unmet_by_all(selected, demand, known)) is not None:
         raise pytest.Collector.CollectError(f"{node.nodeid}: {none_can}")
     params = []
     for spec in selected:
-        reason = refuse(spec, demand, known) or spec.missing()
+        reason = explain_unmet(spec, demand, known) or spec.missing()
         skip = [pytest.mark.skip(reason=reason)] if reason else []
         params.append(pytest.param(spec.name, id=spec.name, marks=skip))
     # Session scope makes pytest group the tests of a backend, so that its ranks are used again.
@@ -82,10 +82,10 @@ def check_engine(item: pytest.Item) -> None:
     state = state_of(item.config)
     item.stash[CHOSEN_FOR] = demand = _asked(item)
     known = state.backends
-    refusal = refuse(known[name], demand, known)
+    refusal = explain_unmet(known[name], demand, known)
     if refusal is None:
         return
-    if (none_can := refuse_all(state.selected_backends, demand, known)) is not None:
+    if (none_can := explain_unmet_by_all(state.selected_backends, demand, known)) is not None:
         raise PlanError(f"{item.nodeid}: {none_can}")
     # Told with the place of the test, not of this line.
     raise pytest.skip.Exception(refusal, _use_item_location=True)
@@ -118,11 +118,11 @@ def _backend_of(item: pytest.Item) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _asked(item: pytest.Item) -> Demand:
+def _asked(item: pytest.Item) -> Requirements:
     """What the marks of a test ask of its engine. Raises ``PlanError``."""
     devices, parallel = read_mark(item, marks.gpus), read_mark(item, marks.parallel)
     options = read_mark(item, marks.backend_options) or {}
-    needs = read_mark(item, marks.backend_needs) or Demand()
+    needs = read_mark(item, marks.backend_needs) or Requirements()
     n = devices.n if devices is not None else 1
     implied = f"with {n} devices and no mark parallel(...) a test is data parallel" if n > 1 else ""
     return replace(

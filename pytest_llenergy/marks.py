@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pytest
 
     # What the marks become is imported when one is read: registering them is all that most runs need.
-    from pytest_llenergy.backends.registry import Demand
+    from pytest_llenergy.backends.registry import Requirements
     from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.devices.request import GpuRequest
     from pytest_llenergy.model.record import Parallel
@@ -75,13 +75,13 @@ def backend_needs(
     cache: str | None = None,
     batching: str | None = None,
     timestamps: str | None = None,
-) -> Demand:
+) -> Requirements:
     """backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run the test with engines \
 only whose capability row has this: a task, a kind of key-value cache, batching="static" or \
 "continuous", timestamps="step" or "token"; the others are skipped with the reason."""
-    from pytest_llenergy.backends.registry import read_needs
+    from pytest_llenergy.backends.registry import parse_needs
 
-    return read_needs(task=task, cache=cache, batching=batching, timestamps=timestamps)
+    return parse_needs(task=task, cache=cache, batching=batching, timestamps=timestamps)
 
 
 MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, backend_options, backend_needs, energy_gate)

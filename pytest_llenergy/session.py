@@ -17,10 +17,10 @@ import pytest
 from pytest_llenergy import marks
 from pytest_llenergy.backends import server
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.models import ModelSource, resolve
-from pytest_llenergy.backends.registry import known_backends, select
-from pytest_llenergy.backends.server.process import family_at
-from pytest_llenergy.backends.server.settings import local_address
+from pytest_llenergy.backends.models import ModelSource, resolve_model
+from pytest_llenergy.backends.registry import load_backends, select_backends
+from pytest_llenergy.backends.server.process import find_family
+from pytest_llenergy.backends.server.settings import parse_local_url
 from pytest_llenergy.devices.allocation import ShortageError, allot, every_visible
 from pytest_llenergy.devices.lease import CPU, Claim, Lease
 from pytest_llenergy.devices.lockdir import lock_directory, uncoordinated
@@ -71,9 +71,9 @@ class State:
     def backends(self) -> dict[str, BackendSpec]:
         """Every known backend. Hooks are asked anew: a nested conftest may have joined."""
         told = self.settings
-        known = known_backends(given(self._config, "pytest_llenergy_backends", BackendSpec, BackendError))
+        known = load_backends(given(self._config, "pytest_llenergy_backends", BackendSpec, BackendError))
         if known[server.SPEC.name] is server.SPEC:
-            known[server.SPEC.name] = server.configured(
+            known[server.SPEC.name] = server.with_run_options(
                 server.SPEC,
                 told.server_command,
                 told.server_url,
@@ -87,7 +87,7 @@ class State:
     @property
     def selected_backends(self) -> list[BackendSpec]:
         """Those that ``--energy-backend`` allows. Raises ``BackendError`` for an unknown name."""
-        return select(self.settings.backend, self.backends)
+        return select_backends(self.settings.backend, self.backends)
 
     @property
     def meters(self) -> Mapping[str, MeterSpec]:
@@ -97,7 +97,7 @@ class State:
     @cached_property
     def model(self) -> ModelSource:
         """The model that ``--energy-model`` names. Raises ``ModelError``."""
-        return resolve(self.settings.model)
+        return resolve_model(self.settings.model)
 
     @cached_property
     def progress(self) -> Progress:
@@ -115,7 +115,7 @@ class State:
         """A server that ran before the tests and that they are to measure: no stranger to their devices."""
         if self.settings.server_command or not self.settings.server_url:
             return frozenset()
-        root = family_at(local_address(self.settings.server_url)).root
+        root = find_family(parse_local_url(self.settings.server_url)).root
         return frozenset(() if root is None else (root,))
 
     @property
@@ -192,12 +192,12 @@ def check_names(config: pytest.Config) -> None:
     state = state_of(config)
     try:
         if state.settings.server_url:
-            local_address(state.settings.server_url)
+            parse_local_url(state.settings.server_url)
         check_meters(state.settings.meter, state.meters)
         chosen = state.selected_backends
         refusals = [spec.refuses(state.model) for spec in chosen]
         if state.settings.python:
-            for spec in select([name for name, _ in state.settings.python], state.backends):
+            for spec in select_backends([name for name, _ in state.settings.python], state.backends):
                 # A module may be missing, which skips tests; the interpreter itself may not.
                 spec.missing()
     except LLEnergyError as error:

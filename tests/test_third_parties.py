@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.backends.registry import known_backends
+from pytest_llenergy.backends.registry import load_backends
 
 ASKS = "def test_it(backend): pass\n"
 
@@ -108,11 +108,11 @@ def test_the_doctor_shows_what_is_broken_and_goes_on(install: Install) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     heads = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     names = [head.split(":")[0].split()[1] for head in heads]
-    assert names == [*known_backends(), "whole", "a", "b"]
+    assert names == [*load_backends(), "whole", "a", "b"]
     assert heads[-2] == f"backend  a: broken: {OF_A}"
     assert heads[-1] == f"backend  b: broken: {OF_B}uninstall b-engine"
     told = json.loads(doctor("--backends", "--json").stdout)
-    assert [row["name"] for row in told["backends"]] == [*known_backends(), "whole"]
+    assert [row["name"] for row in told["backends"]] == [*load_backends(), "whole"]
     assert told["broken"][0] == {"name": "a", "reason": OF_A}
     everything = doctor("--no-steps")
     assert everything.returncode == 1

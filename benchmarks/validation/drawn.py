@@ -15,8 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import ModelSource, resolve
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
 from pytest_llenergy.model.record import BackendInfo
 
@@ -38,7 +38,7 @@ def write_model(size: str, directory: Path) -> None:
 
     hidden, inner, layers, heads, kv_heads = SIZES[size]
     shutil.copytree(
-        local_directory(resolve("random:llama-tiny")),
+        pretrained_path(resolve_model("random:llama-tiny")),
         directory,
         ignore=shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json"),
     )

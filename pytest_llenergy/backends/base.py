@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from pytest_llenergy.backends.interpreter import absent
+from pytest_llenergy.backends.interpreter import missing_modules
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams, Result
 from pytest_llenergy.errors import BackendError
@@ -148,7 +148,7 @@ class Backend(Protocol):
         """Free the model."""
 
 
-class Counting(Protocol):
+class FlopCounter(Protocol):
     """What a backend may have besides: the floating-point operations of its jobs."""
 
     def flops(self, job: Job, done: Result) -> Flops:
@@ -158,7 +158,7 @@ class Counting(Protocol):
         """
 
 
-class EngineWorker(msgspec.Struct, frozen=True, kw_only=True):
+class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A process of an engine that starts its own, as it says itself: its pid and its place in their world.
 
     ``rank`` counts from 0 to ``world_size - 1`` within one replica. One that is ``attached`` ran before the
@@ -171,10 +171,10 @@ class EngineWorker(msgspec.Struct, frozen=True, kw_only=True):
     attached: bool = False
 
 
-class Engine(Backend, Protocol):
+class SelfLaunchingBackend(Backend, Protocol):
     """A backend with ``launch="engine"``. What it says of its workers is held against the plan."""
 
-    def workers(self) -> Sequence[EngineWorker]:
+    def workers(self) -> Sequence[BackendWorker]:
         """The processes that hold a part of the model, asked of themselves; the rank's own if it does."""
 
 
@@ -207,17 +207,17 @@ class BackendSpec:
         Raises ``BackendError`` when its ``python`` is none.
         """
         if self.python is not None:
-            lacking = absent(self.python, self.requires, self.name)
+            lacking = missing_modules(self.python, self.requires, self.name)
             where, remedy = f" in {self.python}", "install what is missing into that environment"
         else:
-            lacking = tuple(module for module in self.requires if not installed(module))
+            lacking = tuple(module for module in self.requires if not is_installed(module))
             where, remedy = "", self.install
         if lacking:
             return f"{self.name} is not available{where}: no module {', '.join(lacking)}; {remedy}"
         return f"{self.name} is not available: {self.needs}" if self.needs else None
 
 
-def create(factory: str) -> Backend:
+def create_backend(factory: str) -> Backend:
     """Make a backend from ``"module:Class"``. Raises ``BackendError`` when there is none."""
     module, _, name = factory.partition(":")
     try:
@@ -227,7 +227,7 @@ def create(factory: str) -> Backend:
     return made
 
 
-def installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether a module could be imported; nothing is, but the package that it is in."""
     try:
         return importlib.util.find_spec(module) is not None

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.models import ModelSource, explain
+from pytest_llenergy.backends.models import ModelSource, explain_load_error
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.base import cache_root
 
@@ -39,7 +39,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def cached(name: str, build: Callable[[Path], None]) -> Path:
+def build_cached(name: str, build: Callable[[Path], None]) -> Path:
     """The directory ``name`` of the cache, built by ``build(directory)`` if it is missing or damaged.
 
     Raises ``ModelError`` when the cache cannot be written.
@@ -51,8 +51,8 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f"{name}.lock"):
-            if not _intact(entry):
-                _build(entry, build)
+            if not _is_intact(entry):
+                _build_entry(entry, build)
     except OSError as error:
         raise ModelError(
             f"cannot keep the converted model in {root} ({error}); set LLENERGY_CACHE_DIR to a directory "
@@ -61,18 +61,18 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     return entry
 
 
-class _File(msgspec.Struct, frozen=True):
+class _FileState(msgspec.Struct, frozen=True):
     size: int
     mtime_ns: int
     digest: str
 
 
-def _build(entry: Path, build: Callable[[Path], None]) -> None:
+def _build_entry(entry: Path, build: Callable[[Path], None]) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
     try:
         build(scratch)
         files = sorted(path for path in scratch.rglob("*") if path.is_file())
-        manifest = {str(path.relative_to(scratch)): _describe(path) for path in files}
+        manifest = {str(path.relative_to(scratch)): _file_state(path) for path in files}
         (scratch / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         if entry.exists():
             shutil.rmtree(entry)
@@ -82,20 +82,20 @@ def _build(entry: Path, build: Callable[[Path], None]) -> None:
         raise
 
 
-def _describe(path: Path) -> _File:
+def _file_state(path: Path) -> _FileState:
     state = path.stat()
-    return _File(state.st_size, state.st_mtime_ns, file_digest(path))
+    return _FileState(state.st_size, state.st_mtime_ns, file_digest(path))
 
 
-def _intact(entry: Path) -> bool:
+def _is_intact(entry: Path) -> bool:
     try:
-        manifest = msgspec.json.decode((entry / MANIFEST).read_bytes(), type=dict[str, _File])
-        return all(_unchanged(entry / name, file) for name, file in manifest.items())
+        manifest = msgspec.json.decode((entry / MANIFEST).read_bytes(), type=dict[str, _FileState])
+        return all(_is_unchanged(entry / name, file) for name, file in manifest.items())
     except (OSError, msgspec.DecodeError):
         return False
 
 
-def _unchanged(path: Path, file: _File) -> bool:
+def _is_unchanged(path: Path, file: _FileState) -> bool:
     """Untouched since it was built, or else still of the same content."""
     state = path.stat()
     if state.st_size != file.size:
@@ -109,10 +109,10 @@ def _unchanged(path: Path, file: _File) -> bool:
 # weights as bf16 safetensors load in about one. Runs in a rank, never in the pytest process.
 
 #: Part of the cache key: raise it when the same input gives another directory.
-FORMAT = 1
+CACHE_FORMAT = 1
 
 
-def local_directory(source: ModelSource) -> str:
+def pretrained_path(source: ModelSource) -> str:
     """A path or hub id that ``from_pretrained`` takes; converts or builds on first use.
 
     Raises ``ModelError`` when that fails.
@@ -121,11 +121,11 @@ def local_directory(source: ModelSource) -> str:
         return source.directory
     if source.kind == "gguf":
         file = Path(source.location)
-        key = f"{file.stem}-bf16-{file_digest(file)[:16]}-v{FORMAT}"
-        return str(cached(key, lambda directory: _convert_gguf(file, directory)))
+        key = f"{file.stem}-bf16-{file_digest(file)[:16]}-v{CACHE_FORMAT}"
+        return str(build_cached(key, lambda directory: _convert_gguf(file, directory)))
     if source.kind == "random":
-        key = f"random-{source.location}-v{FORMAT}"
-        return str(cached(key, lambda directory: _build_random(source.location, directory)))
+        key = f"random-{source.location}-v{CACHE_FORMAT}"
+        return str(build_cached(key, lambda directory: _build_random(source.location, directory)))
     return source.location
 
 
@@ -229,35 +229,35 @@ def _random_bert(vocabulary: int) -> Any:
 # Its own model builder does that, in a process of its own: it imports torch, which the engine does not need.
 
 #: Part of the cache key: raise it when the same input gives another directory.
-FORMAT = 1
+CACHE_FORMAT = 1
 
 #: What makes a directory one that the engine reads.
-CONFIG = "genai_config.json"
+GENAI_CONFIG = "genai_config.json"
 
 #: Without it ONNX Runtime starts a thread that reports to its makers, while energy is measured.
-QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 
-BUILDER = "onnxruntime_genai.models.builder"
-NEEDED = ("torch", "transformers", "onnx_ir")
+ONNX_BUILDER = "onnxruntime_genai.models.builder"
+BUILDER_MODULES = ("torch", "transformers", "onnx_ir")
 
 
-def is_converted(source: ModelSource) -> bool:
+def is_onnx_directory(source: ModelSource) -> bool:
     """Whether the engine reads it as it is."""
-    return source.kind == "directory" and (Path(source.location) / CONFIG).exists()
+    return source.kind == "directory" and (Path(source.location) / GENAI_CONFIG).exists()
 
 
-def cannot_convert(source: ModelSource) -> str | None:
+def explain_missing_builder(source: ModelSource) -> str | None:
     """Which modules that the builder needs are not here, with the command that mends it."""
-    absent = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    absent = [module for module in BUILDER_MODULES if importlib.util.find_spec(module) is None]
     if not absent:
         return None
     return (
         f"onnxruntime needs the module {', '.join(absent)} to convert {source.label}; pip install "
-        f"'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds {CONFIG}"
+        f"'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds {GENAI_CONFIG}"
     )
 
 
-def downloaded(source: ModelSource) -> ModelSource:
+def download_hub_model(source: ModelSource) -> ModelSource:
     """A hub model as the directory that it is downloaded to, whose name is its commit; others as they are.
 
     Raises ``ModelError`` when the hub does not give it.
@@ -270,7 +270,7 @@ def downloaded(source: ModelSource) -> ModelSource:
         return ModelSource("directory", snapshot_download(source.location))
     except Exception as error:
         # Its errors come from several libraries.
-        raise ModelError(explain(source, error)) from error
+        raise ModelError(explain_load_error(source, error)) from error
 
 
 def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
@@ -278,11 +278,11 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
 
     ``version`` is that of the builder. Raises ``ModelError`` when a module is missing or the builder fails.
     """
-    key = f"{_key(source)}-onnx-{precision}-{version}-v{FORMAT}"
-    return cached(key, lambda directory: _convert(source, precision, directory))
+    key = f"{_source_key(source)}-onnx-{precision}-{version}-v{CACHE_FORMAT}"
+    return build_cached(key, lambda directory: _run_onnx_builder(source, precision, directory))
 
 
-def _key(source: ModelSource) -> str:
+def _source_key(source: ModelSource) -> str:
     if source.kind == "random":
         return f"random-{source.location}"
     path = Path(source.location)
@@ -295,18 +295,18 @@ def _key(source: ModelSource) -> str:
     return f"{path.name}-{digest}"
 
 
-def _convert(source: ModelSource, precision: str, directory: Path) -> None:
-    given = local_directory(source)
+def _run_onnx_builder(source: ModelSource, precision: str, directory: Path) -> None:
+    given = pretrained_path(source)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".builder-") as scratch:
-        command = [sys.executable, "-m", BUILDER, "-i", given, "-o", str(directory), "-p", precision]
+        command = [sys.executable, "-m", ONNX_BUILDER, "-i", given, "-o", str(directory), "-p", precision]
         done = subprocess.run(
             [*command, "-e", "cpu", "-c", scratch],
-            env={**os.environ, **QUIET, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **NO_TELEMETRY, "HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,
             check=False,
         )
-    if done.returncode or not (directory / CONFIG).exists():
+    if done.returncode or not (directory / GENAI_CONFIG).exists():
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
         raise ModelError(
@@ -317,15 +317,15 @@ def _convert(source: ModelSource, precision: str, directory: Path) -> None:
 # Converting a model by pytest's own Python, for ranks of another one that cannot do it themselves.
 
 #: In a process of its own: pytest's loads no framework. The search path is pytest's.
-PROGRAM = """
+CONVERT_PROGRAM = """
 import json, sys
 source, path = json.loads(sys.argv[1])
 sys.path[:] = path
-from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import ModelError
 try:
-    said = {"directory": local_directory(ModelSource(**source))}
+    said = {"directory": pretrained_path(ModelSource(**source))}
 except ModelError as error:
     said = {"error": str(error)}
 print(json.dumps(said))
@@ -335,7 +335,7 @@ print(json.dumps(said))
 TIMEOUT_S = 3600.0
 
 
-def converted(source: ModelSource) -> ModelSource:
+def convert_in_subprocess(source: ModelSource) -> ModelSource:
     """A model with the ``directory`` that was made of it; as it is where it needs no conversion.
 
     Raises ``ModelError`` when that fails.
@@ -345,7 +345,7 @@ def converted(source: ModelSource) -> ModelSource:
     told = json.dumps([asdict(source), [path for path in sys.path if isinstance(path, str)]])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, told],
+            [sys.executable, "-c", CONVERT_PROGRAM, told],
             capture_output=True,
             text=True,
             errors="replace",

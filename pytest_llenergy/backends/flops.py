@@ -23,7 +23,7 @@ from pytest_llenergy.model.timeline import Flops
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 #: What a config.json has where only some experts work on a token.
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 SOURCE = "analytic: linear layers and attention of a dense decoder, its output layer for one position a step"
 
@@ -64,27 +64,27 @@ class DecoderShape:
         return self.linear_flop * (prompt + len(steps)) + self.output_flop * new + attention
 
 
-def of_config(config: Mapping[str, Any]) -> DecoderShape:
+def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
     """From the content of a config.json. Raises ``ModelError`` for what is no plain dense decoder."""
     kind = str(config.get("model_type"))
-    experts = [name for name in EXPERTS if config.get(name)]
+    experts = [name for name in EXPERT_FIELDS if config.get(name)]
     if kind not in ARCHITECTURES or experts:
-        raise ModelError(_not_plain(f"model_type {kind}" + (f" with {experts[0]}" if experts else "")))
-    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+        raise ModelError(_unsupported(f"model_type {kind}" + (f" with {experts[0]}" if experts else "")))
+    heads, hidden = _read_size(config, "num_attention_heads"), _read_size(config, "hidden_size")
     slides = config.get("use_sliding_window", True) and config.get("sliding_window")
     return DecoderShape(
-        layers=_size(config, "num_hidden_layers"),
+        layers=_read_size(config, "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", heads),
-        head_dim=_size(config, "head_dim", hidden // heads),
-        intermediate=_size(config, "intermediate_size"),
-        vocabulary=_size(config, "vocab_size"),
-        window=_size(config, "sliding_window") if slides else None,
+        kv_heads=_read_size(config, "num_key_value_heads", heads),
+        head_dim=_read_size(config, "head_dim", hidden // heads),
+        intermediate=_read_size(config, "intermediate_size"),
+        vocabulary=_read_size(config, "vocab_size"),
+        window=_read_size(config, "sliding_window") if slides else None,
     )
 
 
-def of_gguf(file: Path) -> DecoderShape:
+def shape_from_gguf(file: Path) -> DecoderShape:
     """From a GGUF file's metadata. Raises ``ModelError`` for one that is unreadable, or no dense decoder."""
     try:
         from gguf import GGUFReader
@@ -106,34 +106,36 @@ def of_gguf(file: Path) -> DecoderShape:
     sizes = {name.removeprefix(f"{kind}."): value for name, value in fields.items()}
     if kind not in ARCHITECTURES or sizes.get("expert_count"):
         experts = " with experts" if sizes.get("expert_count") else ""
-        raise ModelError(_not_plain(f"architecture {kind}{experts}"))
-    hidden, heads = _size(sizes, "embedding_length"), _size(sizes, "attention.head_count")
+        raise ModelError(_unsupported(f"architecture {kind}{experts}"))
+    hidden, heads = _read_size(sizes, "embedding_length"), _read_size(sizes, "attention.head_count")
     return DecoderShape(
-        layers=_size(sizes, "block_count"),
+        layers=_read_size(sizes, "block_count"),
         hidden=hidden,
         heads=heads,
-        kv_heads=_size(sizes, "attention.head_count_kv", heads),
-        head_dim=_size(sizes, "attention.key_length", hidden // heads),
-        intermediate=_size(sizes, "feed_forward_length"),
+        kv_heads=_read_size(sizes, "attention.head_count_kv", heads),
+        head_dim=_read_size(sizes, "attention.key_length", hidden // heads),
+        intermediate=_read_size(sizes, "feed_forward_length"),
         vocabulary=int(embedding.shape[1]),
-        window=_size(sizes, "attention.sliding_window") if sizes.get("attention.sliding_window") else None,
+        window=_read_size(sizes, "attention.sliding_window")
+        if sizes.get("attention.sliding_window")
+        else None,
     )
 
 
-def of_source(model: ModelSource) -> DecoderShape:
+def shape_from_source(model: ModelSource) -> DecoderShape:
     """From a GGUF file, or the config.json of a directory. Raises ``ModelError`` where there is neither."""
     if model.kind == "gguf":
-        return of_gguf(Path(model.location))
+        return shape_from_gguf(Path(model.location))
     file = Path(model.location) / "config.json"
     if model.kind != "directory" or not file.exists():
         raise ModelError(f"{model.label} has no config.json here to work from")
     try:
-        return of_config(json.loads(file.read_bytes()))
+        return shape_from_config(json.loads(file.read_bytes()))
     except (OSError, ValueError) as error:
         raise ModelError(f"{model.label}: its config.json cannot be read ({error})") from error
 
 
-def of_sequences(shape: DecoderShape, done: Result, *, padded: bool) -> Flops:
+def estimate_generation_flops(shape: DecoderShape, done: Result, *, padded: bool) -> Flops:
     """Of what a run of ``generate`` made, all ranks that work on it taken together.
 
     ``padded`` says that the batch was computed as long as its longest prompt and its longest output, so that
@@ -152,15 +154,15 @@ def of_sequences(shape: DecoderShape, done: Result, *, padded: bool) -> Flops:
     return Flops(count=count, source=SOURCE, shared=True)
 
 
-def from_source(model: ModelSource, done: Result, *, padded: bool) -> Flops:
+def estimate_flops_from_file(model: ModelSource, done: Result, *, padded: bool) -> Flops:
     """The same for an engine that has nothing but the model's file."""
     try:
-        return of_sequences(of_source(model), done, padded=padded)
+        return estimate_generation_flops(shape_from_source(model), done, padded=padded)
     except ModelError as error:
         return Flops.unknown(str(error))
 
 
-def _size(told: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _read_size(told: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """One number above 0; layers of different sizes have a list there."""
     value = told.get(name) or default
     if not isinstance(value, int) or value < 1:
@@ -170,5 +172,5 @@ def _size(told: Mapping[str, Any], name: str, default: int | None = None) -> int
     return value
 
 
-def _not_plain(what: str) -> str:
+def _unsupported(what: str) -> str:
     return f"{what} is no plain dense decoder; those worked out: {', '.join(ARCHITECTURES)}"

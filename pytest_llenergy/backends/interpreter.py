@@ -13,19 +13,19 @@ from pathlib import Path
 from pytest_llenergy.errors import BackendError
 
 #: What every rank imports, beside this package.
-OF_RANKS = ("msgspec", "cloudpickle")
+RANK_MODULES = ("msgspec", "cloudpickle")
 
 #: The oldest that this package runs on (pyproject.toml).
-OLDEST = (3, 10)
+MIN_PYTHON = (3, 10)
 
 #: These would give it the modules of the environment that pytest runs in.
-OF_ONE_INTERPRETER = ("PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 #: It only looks for modules, but may have to be read from a slow disk (seconds).
 TIMEOUT_S = 60.0
 
 #: Standard library only, and for any Python: an old one is told of, too.
-PROBE = """
+PROBE_PROGRAM = """
 import sys
 version = list(sys.version_info[:2])
 absent = []
@@ -42,29 +42,29 @@ print(json.dumps([version, absent]))
 REMEDY = "energy_python needs lines such as vllm=.venvs/vllm/bin/python"
 
 
-def entered(environment: Mapping[str, str], python: str | None) -> dict[str, str]:
+def activated_environment(environment: Mapping[str, str], python: str | None) -> dict[str, str]:
     """The environment as it is when that of ``python`` has been activated; as it is, without one."""
     if python is None:
         return dict(environment)
-    kept = {name: value for name, value in environment.items() if name not in OF_ONE_INTERPRETER}
+    kept = {name: value for name, value in environment.items() if name not in INTERPRETER_VARIABLES}
     # Engines compile at run time, with programs that are installed beside them.
     programs = [str(Path(python).parent), *filter(None, [environment.get("PATH")])]
     return {**kept, "PATH": os.pathsep.join(programs)}
 
 
-def absent(python: str, modules: Iterable[str], name: str) -> tuple[str, ...]:
+def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str, ...]:
     """Which modules that Python does not have: of these, and of those that a rank needs. Asked once.
 
     ``name`` is whose it is, for messages. Raises ``BackendError`` for what is no Python of 3.10 or later.
     """
     try:
-        return _absent(python, (*modules, *OF_RANKS))
+        return _probe_modules(python, (*modules, *RANK_MODULES))
     except BackendError as error:
         raise BackendError(f"the Python of {name}, {python}, {error}; {REMEDY}") from None
 
 
 @lru_cache(maxsize=64)
-def _absent(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
+def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
     path = Path(python)
     if path.is_dir():
         raise BackendError("is a directory")
@@ -74,13 +74,13 @@ def _absent(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
         raise BackendError("cannot be executed")
     try:
         done = subprocess.run(
-            [python, "-c", PROBE, *modules],
+            [python, "-c", PROBE_PROGRAM, *modules],
             capture_output=True,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
             timeout=TIMEOUT_S,
-            env=entered(os.environ, python),
+            env=activated_environment(os.environ, python),
             check=False,
         )
         version, missing = json.loads(done.stdout.strip().splitlines()[-1])
@@ -93,6 +93,6 @@ def _absent(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
         said = done.stderr.strip().splitlines()
         last = f": {said[-1]}" if said else ""
         raise BackendError(f"is no Python that works (exit code {done.returncode}{last})") from None
-    if tuple(version) < OLDEST:
-        raise BackendError(f"is Python {found}, and ranks need {'.'.join(map(str, OLDEST))} or later")
+    if tuple(version) < MIN_PYTHON:
+        raise BackendError(f"is Python {found}, and ranks need {'.'.join(map(str, MIN_PYTHON))} or later")
     return tuple(missing)

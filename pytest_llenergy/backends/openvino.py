@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
-from pytest_llenergy.backends.flops import from_source
-from pytest_llenergy.backends.models import ModelSource, as_gguf, positions
+from pytest_llenergy.backends.flops import estimate_flops_from_file
+from pytest_llenergy.backends.models import ModelSource, gguf_hint, read_max_positions
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Result
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
@@ -32,7 +32,7 @@ def refuses(model: ModelSource) -> str | None:
     is_ir = model.kind == "directory" and (Path(model.location) / "openvino_model.xml").exists()
     if model.kind == "gguf" or is_ir:
         return None
-    return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}{as_gguf(model)}"
+    return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}{gguf_hint(model)}"
 
 
 SPEC = BackendSpec(
@@ -123,7 +123,7 @@ class OpenVinoBackend:
         self._source = model
         if model.kind == "gguf":
             _check_header(model)
-        self._positions = positions(model)
+        self._positions = read_max_positions(model)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
@@ -139,7 +139,7 @@ class OpenVinoBackend:
             name="openvino",
             version=openvino_genai.__version__,
             model=model.label,
-            dtype=_quantisation(model.label),
+            dtype=_parse_quantization(model.label),
             options={"prefix_caching": False, "threads": context.threads, "device": "CPU"},
         )
 
@@ -177,7 +177,7 @@ class OpenVinoBackend:
 
     def flops(self, _job: OpenVinoJob, done: Result) -> Flops:
         # Its scheduler packs sequences without padding, and ends each by itself.
-        return from_source(self._source, done, padded=False)
+        return estimate_flops_from_file(self._source, done, padded=False)
 
     def _check_room(self, tokens: int) -> None:
         """Beyond its positions a model goes on without an error, and gives nonsense."""
@@ -208,7 +208,7 @@ def _check_header(model: ModelSource) -> None:
         raise ModelError(f"model {model.label}: this is no GGUF file of version 2 or 3, or it is damaged")
 
 
-def _quantisation(file_name: str) -> str | None:
+def _parse_quantization(file_name: str) -> str | None:
     """The encoding in a GGUF file's name, ``<model>.<encoding>.gguf`` by the format's naming rule."""
     match = re.search(r"[.-]((?:I?Q\d\w*)|BF16|F16|F32)\.gguf$", file_name, re.IGNORECASE)
     return match.group(1).lower() if match else None

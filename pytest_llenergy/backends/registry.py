@@ -33,26 +33,26 @@ BUILTIN = (
 ENTRY_POINTS = "pytest_llenergy.backends"
 
 
-def found_backends() -> tuple[dict[str, BackendSpec], tuple[Broken, ...]]:
+def discover_backends() -> tuple[dict[str, BackendSpec], tuple[Broken, ...]]:
     """The built-in backends and those of entry points by name, in a fixed order; then what is broken."""
     others = installed(ENTRY_POINTS, BackendSpec)
     specs = (*BUILTIN, *others.whole.values())
     return {spec.name: spec for spec in specs}, others.broken
 
 
-def known_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
+def load_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
     """By name, in a fixed order: built-in ones, entry points, then ``extra``.
 
     Raises ``BackendError`` when an entry point does not give a ``BackendSpec``.
     """
-    specs, broken = found_backends()
+    specs, broken = discover_backends()
     if broken:
         raise BackendError("; ".join(each.reason for each in broken))
     specs.update((spec.name, spec) for spec in extra)
     return specs
 
 
-def select(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[BackendSpec]:
+def select_backends(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[BackendSpec]:
     """The named backends, or all that can run here; where none can, all that need not be told anything.
 
     Raises ``BackendError`` for an unknown name.
@@ -70,7 +70,7 @@ def select(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[Backe
 
 
 @dataclass(frozen=True)
-class Demand:
+class Requirements:
     """Degrees, load options, and what the row must have with them; ``None`` is no matter.
 
     ``implied`` says why a degree is asked for that the test does not name. Stamps of each token are stamps of
@@ -91,12 +91,12 @@ class Demand:
         kinds = row.lacks(self.parallel)
         if kinds:
             reasons = [row.reasons[kind] for kind in kinds if kind in row.reasons]
-            yield f"{' and '.join(kinds)} parallelism{_aside(*reasons, self.implied)}"
+            yield f"{' and '.join(kinds)} parallelism{_parenthesize(*reasons, self.implied)}"
         unknown = [name for name in self.options if name not in row.options]
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
             why = (row.reasons.get("options", ""), did_you_mean(unknown, row.options))
-            yield f"the load option {' and '.join(unknown)}{_aside(takes, *why)}"
+            yield f"the load option {' and '.join(unknown)}{_parenthesize(takes, *why)}"
         stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
         for asked, met, what, has, name in (
             (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks, "tasks"),
@@ -118,10 +118,10 @@ class Demand:
         ):
             if asked is not None and not met:
                 offered = f"it has: {', '.join(has) or 'none'}"
-                yield f"{what}{_aside(offered, row.reasons.get(name, ''))}"
+                yield f"{what}{_parenthesize(offered, row.reasons.get(name, ''))}"
 
 
-def read_needs(**asked: str | None) -> Demand:
+def parse_needs(**asked: str | None) -> Requirements:
     """The demand for a task, a cache, batching or timestamps. Raises ``PlanError`` for unknown words."""
     row = get_type_hints(Capabilities)
     known: dict[str, tuple[str, ...]] = {
@@ -135,30 +135,32 @@ def read_needs(**asked: str | None) -> Demand:
             raise PlanError(f"{name} is {value!r}, knows: {', '.join(known[name])}")
     if all(value is None for value in asked.values()):
         raise PlanError('asks for nothing; name what the test needs, such as timestamps="token"')
-    return Demand(**asked)  # type: ignore[arg-type]  # the keys of known are fields
+    return Requirements(**asked)  # type: ignore[arg-type]  # the keys of known are fields
 
 
-def refuse(spec: BackendSpec, demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
+def explain_unmet(spec: BackendSpec, demand: Requirements, known: Mapping[str, BackendSpec]) -> str | None:
     """Why a backend cannot run what is asked for, and which of those that are known could; else ``None``."""
     unmet = list(demand.unmet(spec.capabilities))
     if not unmet:
         return None
-    able = ", ".join(_able(demand, known)) or "none here"
+    able = ", ".join(_capable(demand, known)) or "none here"
     return f"{spec.name} does not offer {' and '.join(unmet)}; backends that do: {able}"
 
 
-def refuse_all(specs: Sequence[BackendSpec], demand: Demand, known: Mapping[str, BackendSpec]) -> str | None:
+def explain_unmet_by_all(
+    specs: Sequence[BackendSpec], demand: Requirements, known: Mapping[str, BackendSpec]
+) -> str | None:
     """Why no backend that is known can run it, by the rows of these; ``None`` where one can."""
-    if _able(demand, known):
+    if _capable(demand, known):
         return None
     whys = (f"{spec.name} does not offer {' and '.join(demand.unmet(spec.capabilities))}" for spec in specs)
     return f"{'; '.join(whys)}; backends that do: none here"
 
 
-def _able(demand: Demand, known: Mapping[str, BackendSpec]) -> list[str]:
+def _capable(demand: Requirements, known: Mapping[str, BackendSpec]) -> list[str]:
     return [name for name, each in known.items() if not any(demand.unmet(each.capabilities))]
 
 
-def _aside(*texts: str) -> str:
+def _parenthesize(*texts: str) -> str:
     said = "; ".join(text for text in texts if text)
     return f" ({said})" if said else ""

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities, EngineWorker, RankContext
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import ModelSource, encoded, explain, first_line, no_openvino_ir
-from pytest_llenergy.backends.processes import command, descendants
+from pytest_llenergy.backends.base import BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import (
+    ModelSource,
+    encode_prompts,
+    explain_load_error,
+    first_error_line,
+    refuse_openvino_ir,
+)
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
@@ -24,13 +29,13 @@ from pytest_llenergy.model.timeline import RequestTimeline
 
 # What SGLang offers, as its documentation and source say.
 
-ENGINE = "https://docs.sglang.io/basic_usage/offline_engine_api.html"
-ARGUMENTS = "https://docs.sglang.io/advanced_features/server_arguments.html"
+OFFLINE_API_DOCS = "https://docs.sglang.io/basic_usage/offline_engine_api.html"
+ARGUMENTS_DOCS = "https://docs.sglang.io/advanced_features/server_arguments.html"
 
 SPEC = BackendSpec(
     name="sglang",
     factory="pytest_llenergy.backends.sglang:SglangBackend",
-    requires=("sglang", "transformers"),
+    requires=("sglang", "transformers", "psutil"),
     install="pip install sglang into an environment of its own, and name its Python: "
     "--energy-python=sglang=PATH",
     reads="directory",
@@ -55,21 +60,21 @@ SPEC = BackendSpec(
         },
         sources={
             **dict.fromkeys(("cpu", "placement", "tasks", "caches"), "this adapter"),
-            "managed_by": ENGINE,
-            "gpu": ENGINE,
-            "launch": ENGINE,
-            "replicas": f"{ARGUMENTS} (dp_size)",
-            "data": f"{ARGUMENTS} (dp_size)",
-            "tensor": f"{ARGUMENTS} (tp_size)",
-            "pipeline": f"{ARGUMENTS} (pp_size)",
-            "options": ARGUMENTS,
-            "batching": ENGINE,
-            "prefix_cache": f"{ARGUMENTS} (disable_radix_cache); cached_tokens in meta_info",
+            "managed_by": OFFLINE_API_DOCS,
+            "gpu": OFFLINE_API_DOCS,
+            "launch": OFFLINE_API_DOCS,
+            "replicas": f"{ARGUMENTS_DOCS} (dp_size)",
+            "data": f"{ARGUMENTS_DOCS} (dp_size)",
+            "tensor": f"{ARGUMENTS_DOCS} (tp_size)",
+            "pipeline": f"{ARGUMENTS_DOCS} (pp_size)",
+            "options": ARGUMENTS_DOCS,
+            "batching": OFFLINE_API_DOCS,
+            "prefix_cache": f"{ARGUMENTS_DOCS} (disable_radix_cache); cached_tokens in meta_info",
             "timestamps": "python/sglang/srt/managers/tokenizer_manager.py (meta_info)",
         },
         hardware=None,
     ),
-    refuses=lambda model: no_openvino_ir("sglang", model),
+    refuses=lambda model: refuse_openvino_ir("sglang", model),
 )
 
 
@@ -77,7 +82,7 @@ SPEC = BackendSpec(
 
 #: What a scheduler calls itself, with its place where there are several
 #: (python/sglang/srt/managers/scheduler.py, run_scheduler_process).
-TITLE = re.compile(rb"sglang::scheduler(?:_DP\d+)?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?")
+SCHEDULER_TITLE = re.compile(r"sglang::scheduler(?:_DP\d+)?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?")
 
 
 @dataclass
@@ -128,11 +133,11 @@ class SglangBackend:
         import sglang
         from transformers import AutoTokenizer
 
-        path = local_directory(model)
+        path = pretrained_path(model)
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(explain(model, error)) from error
+            raise ModelError(explain_load_error(model, error)) from error
         try:
             self._engine: Any = sglang.Engine(
                 model_path=path,
@@ -145,9 +150,9 @@ class SglangBackend:
                 **options,
             )
         except (TypeError, ValueError) as error:
-            raise BackendError(f"sglang refuses to load {model.label}: {first_line(error)}") from error
+            raise BackendError(f"sglang refuses to load {model.label}: {first_error_line(error)}") from error
         except (OSError, RuntimeError, KeyError) as error:
-            raise ModelError(explain(model, error)) from error
+            raise ModelError(explain_load_error(model, error)) from error
         self._seeded = bool(options.get("enable_deterministic_inference"))
         told = self._engine.get_server_info()
         if not told.get("disable_radix_cache"):
@@ -169,7 +174,7 @@ class SglangBackend:
             dtype=str(told.get("dtype")),
             options={
                 **{name: str(value) for name, value in options.items()},
-                **{name: _plain(told.get(name)) for name in settled},
+                **{name: _primitive(told.get(name)) for name in settled},
                 "radix_cache": False,
                 "threads": context.threads,
                 "device": ",".join(context.devices),
@@ -177,15 +182,19 @@ class SglangBackend:
             },
         )
 
-    def workers(self) -> Sequence[EngineWorker]:
+    def workers(self) -> Sequence[BackendWorker]:
         """The schedulers, by the titles that they have given themselves; each holds one shard."""
+        import psutil
+
         tensor, pipeline = self._world
         found = []
-        for pid in descendants(os.getpid()):
-            title = TITLE.match(command(pid))
-            if title is not None:
-                rank = int(title["pipeline"] or 0) * tensor + int(title["tensor"] or 0)
-                found.append(EngineWorker(pid=pid, rank=rank, world_size=tensor * pipeline))
+        for process in psutil.Process().children(recursive=True):
+            # A process may end meanwhile.
+            with suppress(psutil.Error):
+                title = SCHEDULER_TITLE.match(" ".join(process.cmdline()))
+                if title is not None:
+                    rank = int(title["pipeline"] or 0) * tensor + int(title["tensor"] or 0)
+                    found.append(BackendWorker(pid=process.pid, rank=rank, world_size=tensor * pipeline))
         return found
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> SglangJob:
@@ -194,7 +203,7 @@ class SglangBackend:
                 "sglang: draws by the seed of a request only with "
                 "with_options(enable_deterministic_inference=True)"
             )
-        ids = encoded("sglang", self._tokenizer, prompts)
+        ids = encode_prompts("sglang", self._tokenizer, prompts)
         shared: dict[str, Any] = {
             "max_new_tokens": params.max_new_tokens,
             "ignore_eos": params.ignore_eos,
@@ -217,5 +226,5 @@ class SglangBackend:
         del self._engine, self._tokenizer
 
 
-def _plain(value: Any) -> str | int | float | bool | None:
+def _primitive(value: Any) -> str | int | float | bool | None:
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -33,7 +33,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     task: ClassVar[str]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def parse(cls, values: Mapping[str, Any]) -> Self:
         """Check keyword arguments. Raises ``BackendError`` naming the unknown and the impossible ones."""
         unknown = sorted(set(values) - set(cls.__struct_fields__))
         if unknown:
@@ -46,7 +46,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise BackendError(f"{cls.task}: {cls._refusal(values, str(error))}") from None
         for name, ok, needs in params.bounds():
             if not ok:
-                raise BackendError(f"{cls.task}: {name} is {_shown(getattr(params, name))}, needs {needs}")
+                raise BackendError(f"{cls.task}: {name} is {_shorten(getattr(params, name))}, needs {needs}")
         return params
 
     @classmethod
@@ -73,7 +73,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         }
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     """In a line: of a long tuple, such as a trace of thousands of requests, how it begins."""
     return reprlib.repr(value) if isinstance(value, tuple) else str(value)
 
@@ -183,7 +183,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_REQUESTS = 32
 
 #: The longest that arrivals may take (seconds): what takes longer is a slip, and would look like a hang.
-LONGEST_S = 24 * 3600.0
+MAX_ARRIVALS_S = 24 * 3600.0
 
 
 class ServeParams(GenerationParams, frozen=True):
@@ -228,8 +228,8 @@ class ServeParams(GenerationParams, frozen=True):
         of_trace = not is_trace or self.num_requests in (None, len(self.trace))
         yield "num_requests", of_trace, "to be left out: the trace says how many"
         last_s = self._last_s()
-        in_time = f"arrivals within a day ({LONGEST_S:g} s), and the last one is after {last_s:g} s"
-        yield "trace" if is_trace else "request_rate", last_s <= LONGEST_S, in_time
+        in_time = f"arrivals within a day ({MAX_ARRIVALS_S:g} s), and the last one is after {last_s:g} s"
+        yield "trace" if is_trace else "request_rate", last_s <= MAX_ARRIVALS_S, in_time
 
     @property
     def requests(self) -> int:
@@ -309,7 +309,7 @@ def steady_span(requests: Sequence[RequestTimeline], concurrency: int | None) ->
     return (start_ns, max(sent)) if start_ns < max(sent) else None
 
 
-def spans_of(
+def phase_spans(
     requests: Sequence[RequestTimeline], concurrency: int | None, start_ns: int, end_ns: int
 ) -> list[Span]:
     """Ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.

@@ -7,14 +7,20 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities, EngineWorker, RankContext
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import ModelSource, encoded, explain, first_line, no_openvino_ir
-from pytest_llenergy.backends.processes import descendants, environment
+from pytest_llenergy.backends.base import BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import (
+    ModelSource,
+    encode_prompts,
+    explain_load_error,
+    first_error_line,
+    refuse_openvino_ir,
+)
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
@@ -25,12 +31,12 @@ from pytest_llenergy.model.timeline import RequestTimeline
 
 # What TensorRT-LLM offers, as its documentation and source say.
 
-REFERENCE = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
+REFERENCE_DOCS = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 
 SPEC = BackendSpec(
     name="tensorrt-llm",
     factory="pytest_llenergy.backends.tensorrt_llm:TensorRtLlmBackend",
-    requires=("tensorrt_llm", "transformers"),
+    requires=("tensorrt_llm", "transformers", "psutil"),
     install="install it as https://nvidia.github.io/TensorRT-LLM/installation/ says, in an environment of "
     "its own, and name its Python: --energy-python=tensorrt-llm=PATH",
     reads="directory",
@@ -54,21 +60,21 @@ SPEC = BackendSpec(
         },
         sources={
             **dict.fromkeys(("data", "cpu", "placement", "tasks", "caches"), "this adapter"),
-            "managed_by": REFERENCE,
-            "gpu": REFERENCE,
+            "managed_by": REFERENCE_DOCS,
+            "gpu": REFERENCE_DOCS,
             "launch": "tensorrt_llm/llmapi/llm.py (MpiPoolSession)",
             "replicas": "the plugin starts one LLM for each",
-            "tensor": f"{REFERENCE} (LLM, tensor_parallel_size)",
-            "pipeline": f"{REFERENCE} (LLM, pipeline_parallel_size)",
-            "options": f"{REFERENCE} (TorchLlmArgs, KvCacheConfig)",
-            "batching": REFERENCE,
-            "prefix_cache": f"{REFERENCE} (KvCacheConfig, enable_block_reuse)",
-            "timestamps": f"{REFERENCE} (SamplingParams, return_perf_metrics)",
+            "tensor": f"{REFERENCE_DOCS} (LLM, tensor_parallel_size)",
+            "pipeline": f"{REFERENCE_DOCS} (LLM, pipeline_parallel_size)",
+            "options": f"{REFERENCE_DOCS} (TorchLlmArgs, KvCacheConfig)",
+            "batching": REFERENCE_DOCS,
+            "prefix_cache": f"{REFERENCE_DOCS} (KvCacheConfig, enable_block_reuse)",
+            "timestamps": f"{REFERENCE_DOCS} (SamplingParams, return_perf_metrics)",
             "clock": "tensorrt_llm/llmapi/llm.py (steady_clock_now)",
         },
         hardware=None,
     ),
-    refuses=lambda model: no_openvino_ir("tensorrt-llm", model),
+    refuses=lambda model: refuse_openvino_ir("tensorrt-llm", model),
 )
 
 
@@ -116,7 +122,7 @@ class TensorRtLlmJob:
         requests = []
         for prompt, ids, each in zip(self.prompts, token_ids, made, strict=True):
             times = each.request_perf_metrics.timing_metrics
-            first_ns, last_ns = _ns(times.first_token_time), _ns(times.last_token_time)
+            first_ns, last_ns = _to_ns(times.first_token_time), _to_ns(times.last_token_time)
             # The engine's clock is the system's monotonic one on Linux; what is not within the call is not.
             ours = outcome.start_ns <= first_ns <= last_ns <= outcome.end_ns
             requests.append(
@@ -148,11 +154,11 @@ class TensorRtLlmBackend:
         from tensorrt_llm.llmapi import KvCacheConfig
         from transformers import AutoTokenizer
 
-        path = local_directory(model)
+        path = pretrained_path(model)
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(explain(model, error)) from error
+            raise ModelError(explain_load_error(model, error)) from error
         keywords = dict(options)
         fraction = keywords.pop("free_gpu_memory_fraction", None)
         share = {} if fraction is None else {"free_gpu_memory_fraction": fraction}
@@ -165,10 +171,12 @@ class TensorRtLlmBackend:
                 **keywords,
             )
         except (TypeError, ValueError) as error:
-            raise BackendError(f"tensorrt-llm refuses to load {model.label}: {first_line(error)}") from error
+            raise BackendError(
+                f"tensorrt-llm refuses to load {model.label}: {first_error_line(error)}"
+            ) from error
         except (OSError, RuntimeError, KeyError) as error:
-            raise ModelError(explain(model, error)) from error
-        self._ends = _ends(path, self._tokenizer)
+            raise ModelError(explain_load_error(model, error)) from error
+        self._ends = _end_tokens(path, self._tokenizer)
         return BackendInfo(
             name="tensorrt-llm",
             version=tensorrt_llm.__version__,
@@ -184,21 +192,26 @@ class TensorRtLlmBackend:
             },
         )
 
-    def workers(self) -> Sequence[EngineWorker]:
+    def workers(self) -> Sequence[BackendWorker]:
         """The rank with one worker; else what MPI has told the processes that it has started."""
         if self._world == 1:
-            return [EngineWorker(pid=os.getpid(), rank=0, world_size=1)]
-        told = {pid: environment(pid) for pid in descendants(os.getpid())}
-        return [
-            EngineWorker(pid=pid, rank=int(each[MPI_RANK]), world_size=int(each[MPI_SIZE]))
-            for pid, each in told.items()
-            if MPI_RANK in each and MPI_SIZE in each
-        ]
+            return [BackendWorker(pid=os.getpid(), rank=0, world_size=1)]
+        import psutil
+
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            # A process may end meanwhile.
+            with suppress(psutil.Error):
+                variables = process.environ()
+                if MPI_RANK in variables and MPI_SIZE in variables:
+                    rank, size = int(variables[MPI_RANK]), int(variables[MPI_SIZE])
+                    found.append(BackendWorker(pid=process.pid, rank=rank, world_size=size))
+        return found
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> TensorRtLlmJob:
         from tensorrt_llm import SamplingParams
 
-        ids = encoded("tensorrt-llm", self._tokenizer, prompts)
+        ids = encode_prompts("tensorrt-llm", self._tokenizer, prompts)
         ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._ends)})
         drawn: dict[str, Any] = {"top_k": 1}
         if params.do_sample:
@@ -227,7 +240,7 @@ class TensorRtLlmBackend:
         del self._llm, self._tokenizer
 
 
-def _ends(path: str, tokenizer: Any) -> set[int]:
+def _end_tokens(path: str, tokenizer: Any) -> set[int]:
     """What ends a sequence of this model: its generation defaults say, else its tokenizer."""
     from transformers import GenerationConfig
 
@@ -241,6 +254,6 @@ def _ends(path: str, tokenizer: Any) -> set[int]:
     return {end} if isinstance(end, int) else set(end or ())
 
 
-def _ns(since: timedelta) -> int:
+def _to_ns(since: timedelta) -> int:
     """Exact: the float of ``total_seconds`` has no room for a nanosecond in a long uptime."""
     return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000

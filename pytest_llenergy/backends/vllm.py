@@ -11,9 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities, EngineWorker, RankContext
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import ModelSource, encoded, explain, first_line, no_openvino_ir
+from pytest_llenergy.backends.base import BackendSpec, BackendWorker, Capabilities, RankContext
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import (
+    ModelSource,
+    encode_prompts,
+    explain_load_error,
+    first_error_line,
+    refuse_openvino_ir,
+)
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError, WorkerPlacementError
 from pytest_llenergy.model.base import Primitive
@@ -69,7 +75,7 @@ SPEC = BackendSpec(
         },
         hardware="CPU",
     ),
-    refuses=lambda model: no_openvino_ir("vllm", model),
+    refuses=lambda model: refuse_openvino_ir("vllm", model),
 )
 
 
@@ -147,7 +153,7 @@ ENVIRONMENT = {
 }
 
 #: Of the plugin's own ranks; the engine makes a world of its own.
-OF_OUR_WORLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class VllmBackend:
@@ -168,13 +174,13 @@ class VllmBackend:
         if context.scratch is not None:
             # The sockets by which its processes talk, which it would leave behind when it is killed.
             os.environ["VLLM_RPC_BASE_PATH"] = context.scratch
-        for name in OF_OUR_WORLD:
+        for name in RANK_VARIABLES:
             os.environ.pop(name, None)
-        binding = _binding(context)
+        binding = _cpu_binding(context)
         if binding is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
-        path = local_directory(model)
-        _check(path, model, parallel.tensor)
+        path = pretrained_path(model)
+        _check_config(path, model, parallel.tensor)
         import torch
         import vllm
 
@@ -195,16 +201,17 @@ class VllmBackend:
             # pydantic's, which is one, has a line for each field.
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise BackendError(
-                f"vllm refuses to load {model.label} with {given or 'its defaults'}: {first_line(error)}"
+                f"vllm refuses to load {model.label} with {given or 'its defaults'}: "
+                f"{first_error_line(error)}"
             ) from error
         except (OSError, RuntimeError, KeyError) as error:
-            raise ModelError(explain(model, error)) from error
+            raise ModelError(explain_load_error(model, error)) from error
         except Exception as error:
             # Of a worker that ends while it starts vLLM raises the base of all of them.
-            raise BackendError(f"vllm cannot start with {model.label}: {first_line(error)}") from error
+            raise BackendError(f"vllm cannot start with {model.label}: {first_error_line(error)}") from error
         self._tokenizer: Any = self._llm.get_tokenizer()
-        told = self._llm.collective_rpc(_told)
-        self._workers = [EngineWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in told]
+        told = self._llm.collective_rpc(_describe_worker)
+        self._workers = [BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in told]
         _check_devices([device for *_, device in told], context.devices)
         config = self._llm.llm_engine.vllm_config
         if config.cache_config.enable_prefix_caching:
@@ -218,7 +225,7 @@ class VllmBackend:
             dtype=str(config.model_config.dtype).removeprefix("torch."),
             options={
                 **{name: str(value) for name, value in options.items()},
-                **_executed(config),
+                **_effective_settings(config),
                 "threads": context.threads,
                 "omp_threads_bind": binding,
                 "device": "cpu" if on_cpu else str(torch.cuda.get_device_name(0)),
@@ -227,7 +234,7 @@ class VllmBackend:
             },
         )
 
-    def workers(self) -> Sequence[EngineWorker]:
+    def workers(self) -> Sequence[BackendWorker]:
         """As each said of itself once the model was loaded; with one worker that is the rank itself."""
         return self._workers
 
@@ -235,7 +242,7 @@ class VllmBackend:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        ids = encoded("vllm", self._tokenizer, prompts)
+        ids = encode_prompts("vllm", self._tokenizer, prompts)
         longest = max(map(len, ids))
         if longest + params.max_new_tokens > self._max_model_len:
             # It would end sequences there and call them finished.
@@ -273,7 +280,7 @@ class VllmBackend:
         cleanup_dist_env_and_memory()
 
 
-def _told(worker: Any) -> tuple[int, int, int, str]:
+def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
     """Runs in a worker: its pid, its place and the size of their world, and its GPU's UUID."""
     import torch
 
@@ -284,7 +291,7 @@ def _told(worker: Any) -> tuple[int, int, int, str]:
     return os.getpid(), int(worker.rank), int(size), device
 
 
-def _check(path: str, model: ModelSource, tensor: int) -> None:
+def _check_config(path: str, model: ModelSource, tensor: int) -> None:
     """The configuration, read as the engine does, since its own messages are hard to tell apart.
 
     Raises ``ModelError`` when it cannot be had, ``BackendError`` when the heads cannot be shared out.
@@ -294,7 +301,7 @@ def _check(path: str, model: ModelSource, tensor: int) -> None:
     try:
         config: Any = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(explain(model, error)) from error
+        raise ModelError(explain_load_error(model, error)) from error
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     if heads is not None and heads % tensor:
@@ -316,7 +323,7 @@ def _check_devices(found: Sequence[str], planned: Sequence[str]) -> None:
         )
 
 
-def _binding(context: RankContext) -> str | None:
+def _cpu_binding(context: RankContext) -> str | None:
     """The logical CPUs of each worker, as vLLM reads them: ``0,1|2,3``.
 
     ``None`` where nothing is pinned, or with one worker, which is the rank and pinned already. Raises
@@ -332,7 +339,7 @@ def _binding(context: RankContext) -> str | None:
     return "|".join(",".join(map(str, group)) for group in groups)
 
 
-def _executed(config: Any) -> dict[str, Primitive]:
+def _effective_settings(config: Any) -> dict[str, Primitive]:
     """What decides how it runs, as the engine has settled it."""
     cache, scheduler = config.cache_config, config.scheduler_config
     return {

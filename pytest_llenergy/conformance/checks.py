@@ -202,7 +202,7 @@ def needs_the_others(engine: Engine, degrees: Parallel, prompt: str) -> str | No
     Ends the ranks where they are what they should be.
     """
     group, _ = engine.loaded(degrees)
-    params = GenerationParams.of({"max_new_tokens": 4, "ignore_eos": True})
+    params = GenerationParams.parse({"max_new_tokens": 4, "ignore_eos": True})
     together = task_workload(group, [prompt], params, engine.timeout_s).run_round()
     alone = [1, *[0] * (len(group.ranks) - 1)]
     try:

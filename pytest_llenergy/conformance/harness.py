@@ -83,7 +83,7 @@ class Engine:
     def generate(self, prompts: Sequence[str], *, degrees: Parallel | None = None, **params: Any) -> Made:
         """One batch. Raises ``BackendError``, and ``WorkerError`` where a rank fails."""
         group, _ = self.loaded(degrees)
-        workload = task_workload(group, prompts, GenerationParams.of(params), self.timeout_s)
+        workload = task_workload(group, prompts, GenerationParams.parse(params), self.timeout_s)
         timeline = workload.run_round()
         return Made(Generation.merge(workload.results()), timeline)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import RankContext, create
+from pytest_llenergy.backends.base import RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
@@ -55,14 +55,14 @@ def cycles(
 ) -> Cycles | None:
     """Load, generate and close, several times; ``None`` where the system does not tell the memory."""
     context = RankContext(devices=tuple(devices), threads=threads)
-    params = GenerationParams.of({"max_new_tokens": 2, "ignore_eos": True})
+    params = GenerationParams.parse({"max_new_tokens": 2, "ignore_eos": True})
     before = Leftovers()
     loaded: list[int] = []
     closed: list[int] = []
     workers: set[int] = set()
     wanted = CYCLES
     while len(closed) < wanted:
-        backend = create(factory)
+        backend = create_backend(factory)
         backend.load(ModelSource(**model), options, context)
         job = backend.prepare([prompt], params)
         job.result(job.run())
@@ -98,7 +98,7 @@ def attempts(
 
 def _attempt(factory: str, devices: Sequence[str], threads: int, given: Mapping[str, Any]) -> Refusal | None:
     context = RankContext(devices=tuple(devices), threads=threads)
-    backend = create(factory)
+    backend = create_backend(factory)
     try:
         backend.load(ModelSource(**given["model"]), given["options"], context)
     except Exception as error:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from pytest_llenergy.backends.base import DEGREES, BackendSpec
-from pytest_llenergy.backends.models import resolve
-from pytest_llenergy.backends.registry import Demand, refuse
+from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.conformance import checks, in_rank
 from pytest_llenergy.conformance.harness import Engine
 from pytest_llenergy.devices.lease import Lease
@@ -193,7 +193,7 @@ class BackendConformance:
     def test_the_degree_asked_is_the_degree_seen_or_refused(self, engine: Engine, kind: str) -> None:
         asked = Parallel(**{kind: 2})
         if not getattr(self.spec.capabilities, kind):
-            assert refuse(self.spec, Demand(parallel=asked), {}) is not None
+            assert explain_unmet(self.spec, Requirements(parallel=asked), {}) is not None
             with pytest.raises(PlanError, match=f"no {kind} parallelism is offered"):
                 engine.plan(asked)
             return
@@ -268,7 +268,7 @@ class BackendConformance:
         return found
 
     def _engine(self, spec: BackendSpec, options: Mapping[str, Any], state: State, lease: Lease) -> Engine:
-        model = resolve(self.model)
+        model = resolve_model(self.model)
         if (missing := spec.missing()) is not None:
             pytest.skip(missing)
         if (refused := spec.refuses(model)) is not None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.backends.registry import found_backends
+from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.devices import lockfiles
 from pytest_llenergy.devices.allocation import allowed
 from pytest_llenergy.devices.amd import AmdBoard, boards
@@ -66,7 +66,7 @@ class EngineRow:
 
 def broken() -> tuple[Broken, ...]:
     """Entry points of others that give no backend; every test that asks for a backend fails by one."""
-    return found_backends()[1]
+    return discover_backends()[1]
 
 
 def broken_meters() -> tuple[Broken, ...]:
@@ -76,14 +76,14 @@ def broken_meters() -> tuple[Broken, ...]:
 
 def rows() -> Iterator[EngineRow]:
     """The row of every known backend."""
-    for name, backend in found_backends()[0].items():
+    for name, backend in discover_backends()[0].items():
         row = backend.capabilities
         yield EngineRow(name, backend.missing(), backend.install, row.managed_by, row)
 
 
 def engines() -> Iterator[EngineFacts]:
     """Every known backend."""
-    for name, backend in found_backends()[0].items():
+    for name, backend in discover_backends()[0].items():
         yield EngineFacts(name, backend.missing(), backend.capabilities.framework)
 
 
@@ -212,7 +212,7 @@ class Checkup:
 
 def check(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS) -> Checkup:
     """Look at everything. What fails becomes a finding; raises ``ModelError`` without the default model."""
-    from pytest_llenergy.backends.models import resolve
+    from pytest_llenergy.backends.models import resolve_model
 
     findings: list[Finding] = []
     found = _present(findings, sysfs)
@@ -227,7 +227,7 @@ def check(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS) -> C
         leases=_leases(found, findings),
         meters=tuple(meters([gpu.uuid for gpu in gpus])),
         engines=tuple(engines()),
-        model=resolve(None).label,
+        model=resolve_model(None).label,
         findings=tuple(findings),
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.interpreter import entered
+from pytest_llenergy.backends.interpreter import activated_environment
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import RankInfo
 from pytest_llenergy.workers import failure
@@ -215,7 +215,7 @@ class RankGroup:
         self, hosts: Mapping[str, Host], descriptors: Sequence[int], environment: Mapping[str, str]
     ) -> None:
         first, python = hosts[self.plan.hosts[0]], self.plan.python
-        environment = entered(environment, python)
+        environment = activated_environment(environment, python)
         own = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
         for each in self.plan.ranks:
             # Before any of them is started: what is prepared for one serves all.

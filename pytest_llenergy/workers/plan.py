@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from pytest_llenergy.backends.base import DEGREES, Capabilities, EngineWorker
+from pytest_llenergy.backends.base import DEGREES, BackendWorker, Capabilities
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
 from pytest_llenergy.model.record import Parallel, RankInfo
@@ -238,7 +238,7 @@ def check_placement(plan: ProcessPlan, seen: Sequence[Mapping[str, Any]]) -> tup
 
 
 def check_workers(
-    plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[EngineWorker]]
+    plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[BackendWorker]]
 ) -> tuple[RankInfo, ...]:
     """The ranks with the processes that the engine in each has started, in the order of the engine's ranks.
 
@@ -253,7 +253,7 @@ def check_workers(
     )
 
 
-def _checked(plan: ProcessPlan, rank: RankInfo, workers: Sequence[EngineWorker]) -> list[int]:
+def _checked(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> list[int]:
     degrees = plan.parallel
     planned = degrees.tensor * degrees.pipeline * (degrees.data // len(plan.ranks))
     ordered = sorted(workers, key=lambda worker: worker.rank)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_llenergy.backends.base import BackendSpec, EngineWorker
-from pytest_llenergy.backends.convert import converted
+from pytest_llenergy.backends.base import BackendSpec, BackendWorker
+from pytest_llenergy.backends.convert import convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import BackendInfo
@@ -55,7 +55,7 @@ class Load:
     def payload(self) -> dict[str, Any]:
         """As ranks are told. Raises ``ModelError`` when the model has to be converted for them and cannot."""
         elsewhere = self.spec.python is not None and self.spec.reads == "directory"
-        model = converted(self.model) if elsewhere else self.model
+        model = convert_in_subprocess(self.model) if elsewhere else self.model
         return {
             "factory": self.spec.factory,
             "model": asdict(model),
@@ -194,7 +194,7 @@ class RankPool:
             error.args = (f"loading {load.model.label} with {load.spec.name}: {error.args[0]}",)
             raise
         try:
-            workers = [msgspec.json.decode(told, type=list[EngineWorker]) for _, told in answers]
+            workers = [msgspec.json.decode(told, type=list[BackendWorker]) for _, told in answers]
             group.ranks = check_workers(group.plan, group.ranks, workers)
         except BaseException:
             group.kill()

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.base import Backend, Job, RankContext, create
+from pytest_llenergy.backends.base import Backend, Job, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import TASKS
 from pytest_llenergy.errors import BackendError, PlanError
@@ -158,7 +158,7 @@ class Server:
             scratch=os.environ.get(wire.SUPERVISOR),
         )
         self._unload()
-        backend = create(payload["factory"])
+        backend = create_backend(payload["factory"])
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
         self._backend, self._engine = backend, info.name

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_llenergy.backends.base import EngineWorker
+from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.workers import proctree
 
 # CPU time of a rank, and of the processes of an engine in it.
@@ -58,7 +58,7 @@ class EngineProcesses:
     of what is measured can be had: not that of processes that ran before, nor of GPU memory that others use.
     """
 
-    def __init__(self, workers: Sequence[EngineWorker] = (), *, on_gpu: bool = False) -> None:
+    def __init__(self, workers: Sequence[BackendWorker] = (), *, on_gpu: bool = False) -> None:
         self._there = bool(workers)
         self.attached: tuple[int, ...] = tuple(
             worker.pid for worker in workers if worker.attached and worker.pid

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.backends import transformers
 from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Params, Result
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
@@ -67,7 +67,7 @@ class Engine:
 
     def load(self, **options: Any) -> None:
         """Load the model with these options, in place of the one that the ranks have."""
-        load = Load.of(self.spec, resolve(self.model), options)
+        load = Load.of(self.spec, resolve_model(self.model), options)
         self.group, self.info = self.pool.loaded(self.plan, load)
 
     def prepare(self, inputs: Sequence[str], params: Params) -> RankWorkload:
@@ -76,7 +76,7 @@ class Engine:
 
     def generate(self, prompts: Sequence[str], **params: Any) -> tuple[Generation, RoundTimeline]:
         """One round: eight tokens a prompt, whatever ends a sequence, unless told otherwise."""
-        told = GenerationParams.of({"max_new_tokens": 8, "ignore_eos": True, **params})
+        told = GenerationParams.parse({"max_new_tokens": 8, "ignore_eos": True, **params})
         workload = self.prepare(prompts, told)
         timeline = workload.run_round()
         return Generation.merge(workload.results()), timeline

@@ -14,14 +14,14 @@ def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[s
     import torch
 
     from pytest_llenergy.backends.base import RankContext
-    from pytest_llenergy.backends.models import resolve
+    from pytest_llenergy.backends.models import resolve_model
     from pytest_llenergy.backends.transformers.backend import TransformersBackend
     from pytest_llenergy.model.record import Parallel
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = TransformersBackend()
     context = RankContext(rank=rank, local_rank=rank, world_size=world_size, parallel=Parallel(**degrees))
-    info = backend.load(resolve(model), {"dtype": "float32"}, context)
+    info = backend.load(resolve_model(model), {"dtype": "float32"}, context)
     loaded = backend._model
     with torch.inference_mode():
         logits = loaded(torch.tensor(ids)).logits
@@ -54,17 +54,17 @@ def refusal_by_other_degrees(model: str) -> str:
     import os
 
     from pytest_llenergy.backends.base import RankContext
-    from pytest_llenergy.backends.models import resolve
+    from pytest_llenergy.backends.models import resolve_model
     from pytest_llenergy.backends.transformers.backend import TransformersBackend
-    from pytest_llenergy.backends.transformers.parallel import seen_shards
+    from pytest_llenergy.backends.transformers.parallel import verify_shards
     from pytest_llenergy.errors import BackendError
     from pytest_llenergy.model.record import Parallel
 
     rank = int(os.environ["RANK"])
     backend = TransformersBackend()
-    backend.load(resolve(model), {}, RankContext(rank=rank, world_size=2, parallel=Parallel(tensor=2)))
+    backend.load(resolve_model(model), {}, RankContext(rank=rank, world_size=2, parallel=Parallel(tensor=2)))
     try:
-        return str(seen_shards(backend._model, RankContext(rank=rank, world_size=2)))
+        return str(verify_shards(backend._model, RankContext(rank=rank, world_size=2)))
     except BackendError as error:
         return str(error)
 
@@ -74,13 +74,13 @@ def refusal_of_no_shards() -> str:
     import torch
 
     from pytest_llenergy.backends.base import RankContext
-    from pytest_llenergy.backends.transformers.parallel import seen_shards
+    from pytest_llenergy.backends.transformers.parallel import verify_shards
     from pytest_llenergy.errors import BackendError
     from pytest_llenergy.model.record import Parallel
 
     context = RankContext(rank=1, world_size=2, parallel=Parallel(tensor=2))
     try:
-        return str(seen_shards(torch.nn.Linear(3, 3), context))
+        return str(verify_shards(torch.nn.Linear(3, 3), context))
     except BackendError as error:
         return str(error)
 
@@ -89,14 +89,14 @@ def refusal_of_layers_off_the_gpus(model: str, device_map: dict[str, str], direc
     """Have accelerate put a model on the CPU and on disk, as it does where GPUs are too small."""
     from transformers import AutoModelForCausalLM
 
-    from pytest_llenergy.backends.convert import local_directory
-    from pytest_llenergy.backends.models import resolve
-    from pytest_llenergy.backends.transformers.parallel import seen_placement
+    from pytest_llenergy.backends.convert import pretrained_path
+    from pytest_llenergy.backends.models import resolve_model
+    from pytest_llenergy.backends.transformers.parallel import verify_placement
     from pytest_llenergy.errors import BackendError
 
-    path = local_directory(resolve(model))
+    path = pretrained_path(resolve_model(model))
     loaded = AutoModelForCausalLM.from_pretrained(path, device_map=device_map, offload_folder=directory)
     try:
-        return str(seen_placement(loaded, 2))
+        return str(verify_placement(loaded, 2))
     except BackendError as error:
         return str(error)

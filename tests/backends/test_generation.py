@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends import openvino
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 
@@ -60,7 +60,7 @@ class TestTransformers:
         free, _ = tiny.generate(PROMPTS)
         end = free.token_ids[0][2]
         model = tmp_path / "ends-soon"
-        shutil.copytree(local_directory(resolve(TINY)), model)
+        shutil.copytree(pretrained_path(resolve_model(TINY)), model)
         defaults = model / "generation_config.json"
         defaults.write_text(
             json.dumps({**json.loads(defaults.read_text()), "eos_token_id": end, "repetition_penalty": 9.0})

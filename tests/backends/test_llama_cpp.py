@@ -15,7 +15,7 @@ import pytest
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.llama_cpp import SPEC, Answer, LlamaCppBackend
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import Parallel
@@ -30,10 +30,10 @@ import gc, os, psutil
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.llama_cpp import LlamaCppBackend
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 for number in range(5):
     backend = LlamaCppBackend()
-    backend.load(resolve(None), {}, RankContext())
+    backend.load(resolve_model(None), {}, RankContext())
     job = backend.prepare(["abc"], GenerationParams(max_new_tokens=2))
     job.result(job.run())
     backend.close()
@@ -53,7 +53,7 @@ def smollm() -> Iterator[Engine]:
 def loaded() -> Iterator[LlamaCppBackend]:
     """In this process."""
     backend = LlamaCppBackend()
-    backend.load(resolve(None), {}, RankContext())
+    backend.load(resolve_model(None), {}, RankContext())
     yield backend
     backend.close()
 
@@ -86,9 +86,9 @@ class TestTokens:
     def test_bytes_that_are_no_text_are_counted(self, tiny_gguf: Path) -> None:
         """A stream of texts would leave such tokens out."""
         backend = LlamaCppBackend()
-        told = backend.load(resolve(str(tiny_gguf)), {}, RankContext())
+        told = backend.load(resolve_model(str(tiny_gguf)), {}, RankContext())
         try:
-            params = GenerationParams.of(
+            params = GenerationParams.parse(
                 {"max_new_tokens": 40, "ignore_eos": True, "do_sample": True, "top_k": 259}
             )
             job = backend.prepare(["abc"], params)
@@ -189,7 +189,7 @@ class TestProcess:
 
     def test_its_socket_is_where_it_goes_with_the_rank(self, tmp_path: Path) -> None:
         backend = LlamaCppBackend()
-        backend.load(resolve(None), {}, RankContext(scratch=str(tmp_path)))
+        backend.load(resolve_model(None), {}, RankContext(scratch=str(tmp_path)))
         try:
             assert len(list(tmp_path.glob("*/s.sock"))) == 1
         finally:
@@ -198,7 +198,7 @@ class TestProcess:
 
     def test_closing_removes_its_socket(self) -> None:
         backend = LlamaCppBackend()
-        backend.load(resolve(None), {}, RankContext())
+        backend.load(resolve_model(None), {}, RankContext())
         server = backend.prepare(SMOLLM_PROMPTS, GenerationParams()).server
         directory = Path(server.directory)
         assert directory.exists()
@@ -220,7 +220,7 @@ class TestRefusals:
         self, loaded: LlamaCppBackend, prompts: list[str], params: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(BackendError, match=message):
-            loaded.prepare(prompts, GenerationParams.of(params))
+            loaded.prepare(prompts, GenerationParams.parse(params))
 
     def test_after_a_refusal_it_goes_on(self, loaded: LlamaCppBackend) -> None:
         with pytest.raises(BackendError):
@@ -235,7 +235,7 @@ class TestRefusals:
     def test_a_damaged_file_is_one_line_with_the_engines_reason(
         self, tmp_path: Path, length: int, reason: str
     ) -> None:
-        whole = Path(resolve(None).location)
+        whole = Path(resolve_model(None).location)
         with whole.open("rb") as file:
             (tmp_path / "broken.gguf").write_bytes(file.read(length))
         with pytest.raises(ModelError, match=r"model broken\.gguf: llama\.cpp cannot load it \(") as caught:
@@ -251,7 +251,7 @@ class TestRefusals:
             job.result(outcome)
 
     def test_other_models(self) -> None:
-        assert SPEC.refuses(resolve("random:llama-tiny")) == (
+        assert SPEC.refuses(resolve_model("random:llama-tiny")) == (
             "llama-cpp reads .gguf files, not random:llama-tiny"
         )
-        assert SPEC.refuses(resolve(None)) is None
+        assert SPEC.refuses(resolve_model(None)) is None

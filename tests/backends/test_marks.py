@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pytest_llenergy.backends.registry import BUILTIN, Demand, refuse
+from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
 
 #: Two engines that nothing is ever loaded with: what is refused is refused before.
 TWO = """
@@ -88,8 +88,8 @@ def test_stamps_of_each_token_are_stamps_of_each_step(two: pytest.Pytester) -> N
 def test_what_a_row_has_with_the_load_options_counts(options: dict[str, str], refused: bool) -> None:
     """With continuous batching transformers stamps each token, without it each step."""
     (transformers,) = [spec for spec in BUILTIN if spec.name == "transformers"]
-    demand = Demand(options=options, timestamps="token")
-    assert (refuse(transformers, demand, {}) is not None) == refused
+    demand = Requirements(options=options, timestamps="token")
+    assert (explain_unmet(transformers, demand, {}) is not None) == refused
 
 
 def test_the_load_options_of_the_marks_count(two: pytest.Pytester) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.convert import onnx_directory
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.onnxruntime import SPEC, OnnxRuntimeBackend
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
@@ -34,11 +34,11 @@ COUNT_THREADS = """
 import os
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.onnxruntime import OnnxRuntimeBackend
 for threads in (1, 2):
     backend = OnnxRuntimeBackend()
-    backend.load(resolve("random:llama-tiny"), {}, RankContext(threads=threads))
+    backend.load(resolve_model("random:llama-tiny"), {}, RankContext(threads=threads))
     backend.prepare(["abc"], GenerationParams()).run()
     print(len(os.listdir("/proc/self/task")))
     backend.close()
@@ -49,11 +49,11 @@ MEASURE_MEMORY = """
 import gc, psutil
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.onnxruntime import OnnxRuntimeBackend
 for number in range(16):
     backend = OnnxRuntimeBackend()
-    backend.load(resolve("random:llama-tiny"), {}, RankContext())
+    backend.load(resolve_model("random:llama-tiny"), {}, RankContext())
     job = backend.prepare(["abc"], GenerationParams(max_new_tokens=2))
     job.result(job.run())
     backend.close()
@@ -74,7 +74,7 @@ def tiny() -> Iterator[Engine]:
 def converted(tiny: Engine, tmp_path: Path) -> Path:
     """A directory that the engine reads as it is, to be changed."""
     directory = tmp_path / "converted"
-    shutil.copytree(onnx_directory(resolve(TINY), "fp32", tiny.info.version), directory)
+    shutil.copytree(onnx_directory(resolve_model(TINY), "fp32", tiny.info.version), directory)
     return directory
 
 
@@ -88,7 +88,7 @@ def change(directory: Path, **sections: dict[str, Any]) -> None:
 
 def in_process(model: str, **options: str) -> OnnxRuntimeBackend:
     backend = OnnxRuntimeBackend()
-    backend.load(resolve(model), options, RankContext())
+    backend.load(resolve_model(model), options, RankContext())
     return backend
 
 
@@ -177,7 +177,9 @@ class TestModels:
             assert (small.info.dtype, small.info.options["precision"]) == (precision, precision)
             made, _ = small.generate(PROMPTS, max_new_tokens=5)
         assert counts(made) == [(3, 5), (11, 5), (1, 5)]
-        folders = [onnx_directory(resolve(TINY), each, tiny.info.version) for each in ("fp32", precision)]
+        folders = [
+            onnx_directory(resolve_model(TINY), each, tiny.info.version) for each in ("fp32", precision)
+        ]
         whole, part = ((each / "model.onnx.data").stat().st_size for each in folders)
         assert part < whole / 2
 
@@ -214,7 +216,7 @@ class TestModels:
     def test_a_static_cache_has_its_size_from_the_start_and_a_dynamic_one_grows(self, tiny: Engine) -> None:
         backend = in_process(TINY)
         for cache, sizes in (("dynamic", [5, 6, 7]), ("static", [8, 8, 8])):
-            params = GenerationParams.of({"max_new_tokens": 3, "ignore_eos": True, "cache": cache})
+            params = GenerationParams.parse({"max_new_tokens": 3, "ignore_eos": True, "cache": cache})
             job = backend.prepare(["hello"], params)
             generator = job.generator()
             generator.append_tokens(job.inputs)
@@ -260,18 +262,18 @@ class TestRefusals:
         self, monkeypatch: pytest.MonkeyPatch, converted: Path
     ) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
-        assert SPEC.refuses(resolve(TINY)) == (
+        assert SPEC.refuses(resolve_model(TINY)) == (
             "onnxruntime needs the module torch to convert random:llama-tiny; pip install "
             "'pytest-llenergy[onnxruntime,transformers]', or name a directory that holds genai_config.json"
         )
-        assert SPEC.refuses(resolve(str(converted))) is None
+        assert SPEC.refuses(resolve_model(str(converted))) is None
 
     def test_openvino_ir_and_other_directories(self, tmp_path: Path) -> None:
         (tmp_path / "openvino_model.xml").touch()
-        reason = SPEC.refuses(resolve(str(tmp_path)))
+        reason = SPEC.refuses(resolve_model(str(tmp_path)))
         assert reason is not None
         assert "genai_config.json or config.json" in reason
-        assert SPEC.refuses(resolve(TINY)) is None
+        assert SPEC.refuses(resolve_model(TINY)) is None
 
     @pytest.mark.parametrize(
         ("prompts", "params", "message"),
@@ -286,7 +288,7 @@ class TestRefusals:
     def test_what_it_cannot_do_right(self, prompts: list[str], params: dict[str, Any], message: str) -> None:
         backend = in_process(TINY)
         with pytest.raises(BackendError, match=message):
-            backend.prepare(prompts, GenerationParams.of(params))
+            backend.prepare(prompts, GenerationParams.parse(params))
 
     def test_unequal_prompts_for_a_model_that_is_told_positions(self, converted: Path) -> None:
         told = json.loads((converted / "genai_config.json").read_text())["model"]["decoder"]

@@ -15,7 +15,11 @@ import pytest
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.transformers import SPEC
-from pytest_llenergy.backends.transformers.parallel import load_onto, seen_placement, told_map
+from pytest_llenergy.backends.transformers.parallel import (
+    format_device_map,
+    load_onto_devices,
+    verify_placement,
+)
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
@@ -81,7 +85,7 @@ def test_a_cpu_is_refused(quick: pytest.Pytester) -> None:
 def test_layers_are_shared_out_by_transformers_and_the_map_is_recorded() -> None:
     loader = Loader()
     context = RankContext(devices=("GPU-a", "GPU-b"), parallel=Parallel(placement=2))
-    _, seen = load_onto(loader, "somewhere", {"dtype": "auto"}, context, "cuda:0")
+    _, seen = load_onto_devices(loader, "somewhere", {"dtype": "auto"}, context, "cuda:0")
     assert loader.told == {"path": "somewhere", "dtype": "auto", "device_map": "balanced"}
     assert seen == {
         "device_map": "balanced",
@@ -92,7 +96,7 @@ def test_layers_are_shared_out_by_transformers_and_the_map_is_recorded() -> None
 def test_a_device_that_was_left_out_is_told() -> None:
     """accelerate leaves out what it has no layer for."""
     with pytest.raises(BackendError, match=r"placement=4 was asked for.* are on 2 of the devices: .*: 0; "):
-        seen_placement(Placed(["cuda:0", "cuda:1"], MAP), 4)
+        verify_placement(Placed(["cuda:0", "cuda:1"], MAP), 4)
 
 
 def test_layers_off_the_gpus_are_told(tmp_path: Path) -> None:
@@ -110,4 +114,4 @@ def test_layers_off_the_gpus_are_told(tmp_path: Path) -> None:
 
 
 def test_a_map_of_everything_is_one_word() -> None:
-    assert told_map({"": "cpu"}) == "all: cpu"
+    assert format_device_map({"": "cpu"}) == "all: cpu"

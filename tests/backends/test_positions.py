@@ -8,11 +8,11 @@ from pathlib import Path
 import gguf
 import pytest
 
-from pytest_llenergy.backends.models import ModelSource, positions, resolve
+from pytest_llenergy.backends.models import ModelSource, read_max_positions, resolve_model
 
 
 def test_those_of_the_default_model() -> None:
-    assert positions(resolve(None)) == 8192
+    assert read_max_positions(resolve_model(None)) == 8192
 
 
 def written(file: Path, context: int | None) -> ModelSource:
@@ -35,11 +35,11 @@ def written(file: Path, context: int | None) -> ModelSource:
 
 
 def test_values_of_every_kind_are_passed_over(tmp_path: Path) -> None:
-    assert positions(written(tmp_path / "a.gguf", 4096)) == 4096
+    assert read_max_positions(written(tmp_path / "a.gguf", 4096)) == 4096
 
 
 def test_a_file_that_does_not_tell_them(tmp_path: Path) -> None:
-    assert positions(written(tmp_path / "a.gguf", None)) is None
+    assert read_max_positions(written(tmp_path / "a.gguf", None)) is None
 
 
 def test_a_file_that_ends_anywhere_is_no_fault_of_this(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_file_that_ends_anywhere_is_no_fault_of_this(tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     for length in [*range(0, 80), *range(len(whole) - 120, len(whole) - 40)]:
         cut.write_bytes(whole[:length])
-        assert positions(ModelSource("gguf", str(cut))) is None
+        assert read_max_positions(ModelSource("gguf", str(cut))) is None
 
 
 def test_a_damaged_length_is_not_believed(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_damaged_length_is_not_believed(tmp_path: Path) -> None:
     # Of the first name.
     whole[24:32] = b"\xff" * 8
     (tmp_path / "a.gguf").write_bytes(whole)
-    assert positions(ModelSource("gguf", str(tmp_path / "a.gguf"))) is None
+    assert read_max_positions(ModelSource("gguf", str(tmp_path / "a.gguf"))) is None
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_a_damaged_length_is_not_believed(tmp_path: Path) -> None:
 def test_those_of_a_directory(tmp_path: Path, config: str | None, found: int | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert positions(ModelSource("directory", str(tmp_path))) == found
+    assert read_max_positions(ModelSource("directory", str(tmp_path))) == found

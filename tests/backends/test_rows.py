@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.registry import BUILTIN, known_backends
+from pytest_llenergy.backends.registry import BUILTIN, load_backends
 from pytest_llenergy.cli import main
 from pytest_llenergy.doctor.checkup import EngineRow
 from pytest_llenergy.doctor.text import facts, row_lines
@@ -88,14 +88,14 @@ def test_the_doctor_shows_the_row_of_every_backend_and_nothing_else() -> None:
     args = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--backends"]
     done = subprocess.run(args, capture_output=True, text=True, timeout=120, check=True)
     heads = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert [head.split(":")[0].split()[1] for head in heads] == list(known_backends())
+    assert [head.split(":")[0].split()[1] for head in heads] == list(load_backends())
     assert all(head.startswith("backend  ") for head in heads)
 
 
 def test_as_data_the_rows_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--backends", "--json"]) == 0
     told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
-    assert list(told) == list(known_backends())
+    assert list(told) == list(load_backends())
     openvino = told["openvino"]
     assert openvino["install"] == "pip install 'pytest-llenergy[openvino]'"
     assert openvino["managed_by"] == "plugin"

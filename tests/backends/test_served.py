@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN, Stream
+from pytest_llenergy.backends.server.client import DIALECTS, UNKNOWN_DIALECT, Stream
 from pytest_llenergy.backends.server.stream import Answer, read_answer
-from pytest_llenergy.backends.tasks import ServedLoad, ServeParams, spans_of, steady_span
+from pytest_llenergy.backends.tasks import ServedLoad, ServeParams, phase_spans, steady_span
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.measure.metrics import percentile
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -32,7 +32,7 @@ def request(sent_ms: int, *token_ms: int) -> RequestTimeline:
 
 class TestArrivals:
     def test_a_rate_has_the_last_request_when_it_says(self) -> None:
-        offsets_s = ServeParams.of({"request_rate": 4.0, "num_requests": 9}).offsets_s()
+        offsets_s = ServeParams.parse({"request_rate": 4.0, "num_requests": 9}).offsets_s()
         assert len(offsets_s) == 9
         assert offsets_s[0] == 0
         assert offsets_s[-1] == pytest.approx(8 / 4.0)
@@ -40,14 +40,14 @@ class TestArrivals:
 
     def test_the_same_seed_gives_the_same_and_another_one_others(self) -> None:
         def offsets_s(seed: int) -> tuple[float, ...]:
-            return ServeParams.of({"request_rate": 2.0, "seed": seed}).offsets_s()
+            return ServeParams.parse({"request_rate": 2.0, "seed": seed}).offsets_s()
 
         assert offsets_s(1) == offsets_s(1)
         assert offsets_s(1) != offsets_s(2)
 
     def test_gaps_of_a_poisson_process_scatter_as_much_as_they_last(self) -> None:
         """Exponential gaps have a standard deviation equal to their mean; even ones have none."""
-        offsets_s = ServeParams.of({"request_rate": 10.0, "num_requests": 4001}).offsets_s()
+        offsets_s = ServeParams.parse({"request_rate": 10.0, "num_requests": 4001}).offsets_s()
         gaps_s = [b - a for a, b in pairwise(offsets_s)]
         mean_s = sum(gaps_s) / len(gaps_s)
         spread_s = (sum((gap_s - mean_s) ** 2 for gap_s in gaps_s) / len(gaps_s)) ** 0.5
@@ -55,13 +55,13 @@ class TestArrivals:
         assert spread_s == pytest.approx(0.1, rel=0.05)
 
     def test_a_trace_is_taken_as_it_is(self) -> None:
-        params = ServeParams.of({"arrivals": "trace", "trace": [0.5, 0.5, 2.0]})
+        params = ServeParams.parse({"arrivals": "trace", "trace": [0.5, 0.5, 2.0]})
         assert params.offsets_s() == (0.5, 0.5, 2.0)
         assert params.requests == 3
 
     def test_arrivals_may_take_a_day_and_a_rate_that_is_never_waited_for_any_value(self) -> None:
-        assert ServeParams.of({"arrivals": "trace", "trace": [86400.0]}).offsets_s() == (86400.0,)
-        assert ServeParams.of({"request_rate": 1e-300, "num_requests": 1}).offsets_s() == (0.0,)
+        assert ServeParams.parse({"arrivals": "trace", "trace": [86400.0]}).offsets_s() == (86400.0,)
+        assert ServeParams.parse({"request_rate": 1e-300, "num_requests": 1}).offsets_s() == (0.0,)
 
     @pytest.mark.parametrize(
         ("params", "message"),
@@ -107,13 +107,13 @@ class TestArrivals:
     )
     def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:
         with pytest.raises(BackendError) as caught:
-            ServeParams.of(params)
+            ServeParams.parse(params)
         assert message in str(caught.value)
 
 
 def test_nothing_is_guessed_for_a_name_like_none() -> None:
     with pytest.raises(BackendError, match=r"known: .*, prefix_cache$"):
-        ServeParams.of({"rate": 1.0})
+        ServeParams.parse({"rate": 1.0})
 
 
 class TestSteadyState:
@@ -128,7 +128,7 @@ class TestSteadyState:
 
     def test_tokens_count_where_they_came(self) -> None:
         """At 300 ms the third token comes with the beginning of the steady state, and belongs to that."""
-        ramp_up, steady, ramp_down = spans_of(self.LOAD, None, -10 * MS, 700 * MS)
+        ramp_up, steady, ramp_down = phase_spans(self.LOAD, None, -10 * MS, 700 * MS)
         assert [span.name for span in (ramp_up, steady, ramp_down)] == ["ramp-up", "steady", "ramp-down"]
         assert (ramp_up.start_ns, ramp_down.end_ns) == (-10 * MS, 700 * MS)
         assert [span.output_tokens for span in (ramp_up, steady, ramp_down)] == [2, 3, 4]
@@ -137,13 +137,15 @@ class TestSteadyState:
         assert steady_span(self.LOAD[:1], None) is None
         assert steady_span(self.LOAD, 3) is None
         assert steady_span((), None) is None
-        assert spans_of(self.LOAD, 4, 0, 700 * MS) == []
+        assert phase_spans(self.LOAD, 4, 0, 700 * MS) == []
 
     def test_tokens_whose_times_are_not_known_are_not_counted(self) -> None:
         unknown = RequestTimeline(
             input_tokens=1, output_tokens=4, start_ns=0, first_token_ns=5 * MS, last_token_ns=9 * MS
         )
-        assert {span.output_tokens for span in spans_of((*self.LOAD, unknown), None, 0, 700 * MS)} == {None}
+        assert {span.output_tokens for span in phase_spans((*self.LOAD, unknown), None, 0, 700 * MS)} == {
+            None
+        }
 
     def test_a_load_is_that_of_one_rank(self) -> None:
         load = ServedLoad(texts=[], token_ids=[], requests=[], exact=True)
@@ -181,7 +183,7 @@ def stream(*parts: tuple[int, bytes], status: int = 200, broke: str | None = Non
 
 
 def answer(*parts: tuple[int, bytes], dialect: str = "") -> Answer:
-    return read_answer(stream(*parts), DIALECTS.get(dialect, UNKNOWN), "request 1 of 1")
+    return read_answer(stream(*parts), DIALECTS.get(dialect, UNKNOWN_DIALECT), "request 1 of 1")
 
 
 class TestStreams:
@@ -298,6 +300,6 @@ class TestStreams:
         self, given: Stream, kind: type[Exception], message: str
     ) -> None:
         with pytest.raises(kind) as caught:
-            read_answer(given, UNKNOWN, "request 1 of 1")
+            read_answer(given, UNKNOWN_DIALECT, "request 1 of 1")
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)

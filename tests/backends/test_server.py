@@ -16,7 +16,7 @@ from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.server import process as attached
 from pytest_llenergy.backends.server.backend import ServerBackend
-from pytest_llenergy.backends.server.settings import Address, ServerSettings, free_port, local_address
+from pytest_llenergy.backends.server.settings import Address, ServerSettings, find_free_port, parse_local_url
 from pytest_llenergy.backends.tasks import (
     Generation,
     GenerationParams,
@@ -47,13 +47,13 @@ def loaded(**options: Any) -> Iterator[tuple[ServerBackend, BackendInfo]]:
 
 
 def generated(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedGeneration:
-    job = backend.prepare(prompts, GenerationParams.of(params))
+    job = backend.prepare(prompts, GenerationParams.parse(params))
     job.ready()
     return job.result(job.run())
 
 
 def served(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedLoad:
-    job = backend.prepare_serve(prompts, ServeParams.of(params))
+    job = backend.prepare_serve(prompts, ServeParams.parse(params))
     job.ready()
     return job.result(job.run())
 
@@ -111,7 +111,7 @@ class TestAnswers:
         """Each request takes a second; the last is sent long before the first is done."""
         offsets_s = [0.0, 0.1, 0.3]
         with loaded(command=scripted(first=1.0)) as (backend, _):
-            params = ServeParams.of({"arrivals": "trace", "trace": offsets_s, "max_new_tokens": 1})
+            params = ServeParams.parse({"arrivals": "trace", "trace": offsets_s, "max_new_tokens": 1})
             job = backend.prepare_serve(["a", "bc"], params)
             outcome = job.run()
             made = job.result(outcome)
@@ -125,7 +125,7 @@ class TestAnswers:
 
     def test_a_request_that_was_late_is_told(self) -> None:
         with loaded(command=scripted()) as (backend, _):
-            params = ServeParams.of({"request_rate": 10.0, "num_requests": 3, "max_new_tokens": 1})
+            params = ServeParams.parse({"request_rate": 10.0, "num_requests": 3, "max_new_tokens": 1})
             job = backend.prepare_serve(["a"], params)
             assert job.result(job.run()).texts == ["a"] * 3
             assert [flag.name for flag in job._late(0.02)] == ["late-request"]
@@ -141,7 +141,7 @@ class TestAnswers:
 
     def test_connections_are_there_before_they_are_needed(self) -> None:
         with loaded(command=scripted()) as (backend, _):
-            job = backend.prepare(["a", "b", "c"], GenerationParams.of({"max_new_tokens": 1}))
+            job = backend.prepare(["a", "b", "c"], GenerationParams.parse({"max_new_tokens": 1}))
             job.ready()
             pool = job.endpoint.client._session.connector
             assert pool is not None
@@ -248,7 +248,7 @@ class TestFaults:
         with loaded(command=scripted(step=30)) as (backend, _):
             process = backend._process
             assert process is not None
-            job = backend.prepare(["a"], GenerationParams.of({"max_new_tokens": 2}))
+            job = backend.prepare(["a"], GenerationParams.parse({"max_new_tokens": 2}))
             loop = job.endpoint.client._loop
             loop.call_later(0.3, psutil.Process(process.pid).kill)
             with pytest.raises(BackendError, match=r"ended with signal SIGKILL: scripted server"):
@@ -289,12 +289,12 @@ class TestAttached:
         script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
         words = scripted().split(" ", 1)
         with running(f"{words[0]} -c '{script}' {scripted()}") as (url, process):
-            family = attached.family_at(local_address(url))
+            family = attached.find_family(parse_local_url(url))
             assert family.root == process.pid
             assert len(family.pids()) == 2
 
     def test_one_that_cannot_be_told_is_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attached, "listeners", lambda _address: set())
+        monkeypatch.setattr(attached, "find_listeners", lambda _address: set())
         with running(scripted()) as (url, _), loaded(url=url) as (backend, _):
             assert [worker.pid for worker in backend.workers()] == [0]
             (flag,) = generated(backend, ["abc"], max_new_tokens=2).flags
@@ -302,7 +302,7 @@ class TestAttached:
         assert "is not told, as of another user's process" in flag.detail
 
     def test_nobody_there(self) -> None:
-        url = f"http://127.0.0.1:{free_port()}"
+        url = f"http://127.0.0.1:{find_free_port()}"
         assert refusal(url=url).startswith(f"server: GET /health at {url}: no answer (")
 
     @pytest.mark.parametrize("killed", [True, False])
@@ -312,7 +312,7 @@ class TestAttached:
             running(scripted(step=30 if killed else 0, fault="" if killed else "drops")) as (url, process),
             loaded(url=url) as (backend, _),
         ):
-            params = ServeParams.of({"concurrency": 2, "num_requests": 4, "max_new_tokens": 2})
+            params = ServeParams.parse({"concurrency": 2, "num_requests": 4, "max_new_tokens": 2})
             job = backend.prepare_serve(["a"], params)
             if killed:
                 job.endpoint.client._loop.call_later(0.3, process.kill)
@@ -364,24 +364,26 @@ class TestSettings:
     )
     def test_what_cannot_be_is_one_clear_line(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(BackendError) as caught:
-            ServerSettings.of(options)
+            ServerSettings.parse(options)
         assert str(caught.value).startswith(message)
 
     def test_own_addresses_are_this_host(self) -> None:
-        assert local_address("http://localhost:8000/v1") == Address(
-            local_address("http://localhost").host, 8000
+        assert parse_local_url("http://localhost:8000/v1") == Address(
+            parse_local_url("http://localhost").host, 8000
         )
-        assert local_address("http://127.0.0.1").port == 80
-        assert local_address("http://[::1]:8000").url == "http://[::1]:8000"
+        assert parse_local_url("http://127.0.0.1").port == 80
+        assert parse_local_url("http://[::1]:8000").url == "http://[::1]:8000"
 
     def test_placeholders_are_filled_and_braces_of_others_kept(self) -> None:
-        settings = ServerSettings.of({"command": "serve {model} --port {port} --json '{\"a\": 1}'"})
+        settings = ServerSettings.parse({"command": "serve {model} --port {port} --json '{\"a\": 1}'"})
         assert settings.command(model="/a b/m", port="80") == [
             *("serve", "/a b/m", "--port", "80", "--json", '{"a": 1}')
         ]
 
     def test_secrets_are_not_recorded(self) -> None:
-        settings = ServerSettings.of({"command": "serve --api-key abc --hf-token=def {port} --token-limit 5"})
+        settings = ServerSettings.parse(
+            {"command": "serve --api-key abc --hf-token=def {port} --token-limit 5"}
+        )
         assert "abc" not in settings.recorded_command
         assert "def" not in settings.recorded_command
 

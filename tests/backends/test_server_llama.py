@@ -26,7 +26,7 @@ def smollm() -> Iterator[Engine]:
 
 
 def serve(engine: Engine, prompts: list[str], **params: Any) -> tuple[ServedLoad, RoundTimeline]:
-    workload = engine.prepare(prompts, ServeParams.of(params))
+    workload = engine.prepare(prompts, ServeParams.parse(params))
     timeline = workload.run_round()
     return ServedLoad.merge(workload.results()), timeline
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_llenergy.backends.base import EngineWorker
+from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.workers.usage import EngineProcesses, used_s
 
 from ..workers.survivors import await_none, marked, survivors
@@ -168,7 +168,7 @@ class TestCpuTime:
 
     def test_that_of_a_server_which_ran_before_counts(self) -> None:
         with orphan([sys.executable, "-c", self.BUSY]) as pid:
-            worker = EngineWorker(pid=pid, rank=0, world_size=1, attached=True)
+            worker = BackendWorker(pid=pid, rank=0, world_size=1, attached=True)
             use = EngineProcesses([worker])
             assert use.attached == (pid,)
             before, theirs_s = use.cpu_times_s(), psutil.Process(pid).cpu_times().user
@@ -178,7 +178,7 @@ class TestCpuTime:
 
     def test_that_of_children_counts_also_when_they_have_ended(self) -> None:
         burn = "import time\nwhile time.process_time() < 0.3: pass\n"
-        use = EngineProcesses([EngineWorker(pid=1, rank=0, world_size=1)])
+        use = EngineProcesses([BackendWorker(pid=1, rank=0, world_size=1)])
         with subprocess.Popen(
             [
                 sys.executable,

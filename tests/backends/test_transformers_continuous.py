@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.transformers.continuous import blocks_for, step_tokens_for
+from pytest_llenergy.backends.transformers.continuous import count_pages, step_token_budget
 from pytest_llenergy.errors import BackendError
 
 from .engine import PROMPTS, Engine, counts
@@ -24,11 +24,11 @@ COUNTS_TOKENS = """
 import json
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
 
 backend = TransformersBackend()
-backend.load(resolve("random:llama-tiny"), {"batching": "continuous"}, RankContext())
+backend.load(resolve_model("random:llama-tiny"), {"batching": "continuous"}, RankContext())
 job = backend.prepare(["a" * 600], GenerationParams(max_new_tokens=4, ignore_eos=True))
 seen = 0
 def count(module, inputs):
@@ -122,11 +122,11 @@ def test_with_one_block_they_wait_for_each_other(static: Engine) -> None:
 
 def test_sizes_hold_the_batch_and_no_more() -> None:
     # 212 + 44 fill one block of 256 tokens, 213 + 44 begin another.
-    assert blocks_for([212], 44) == 1
-    assert blocks_for([212, 213, 1], 44) == 4
-    assert step_tokens_for([3, 11, 1]) == 15
-    assert step_tokens_for([9000]) == 2048
-    assert step_tokens_for([1] * 3000) == 3000
+    assert count_pages([212], 44) == 1
+    assert count_pages([212, 213, 1], 44) == 4
+    assert step_token_budget([3, 11, 1]) == 15
+    assert step_token_budget([9000]) == 2048
+    assert step_token_budget([1] * 3000) == 3000
 
 
 def test_a_repeated_prompt_costs_the_same_prefill() -> None:

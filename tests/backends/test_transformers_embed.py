@@ -29,9 +29,9 @@ import json
 import sys
 import torch
 from transformers import AutoModel, AutoTokenizer
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import resolve
-path = local_directory(resolve("random:bert-tiny"))
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import resolve_model
+path = pretrained_path(resolve_model("random:bert-tiny"))
 model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
 tokenizer = AutoTokenizer.from_pretrained(path)
 told = {"mean": [], "cls": [], "last": []}
@@ -53,7 +53,7 @@ def bert() -> Iterator[Engine]:
 
 def embed(engine: Engine, texts: list[str], **params: Any) -> Embedding:
     """A vector of each text."""
-    workload = engine.prepare(texts, EmbeddingParams.of(params))
+    workload = engine.prepare(texts, EmbeddingParams.parse(params))
     workload.run_round()
     return Embedding.merge(workload.results())
 
@@ -142,7 +142,7 @@ def test_a_model_that_only_encodes_generates_nothing() -> None:
 )
 def test_options_of_generating_are_refused(given: dict[str, Any], names: str) -> None:
     with pytest.raises(BackendError) as caught:
-        LoadOptions.of(given, on_cpu=True).check_embedding()
+        LoadOptions.parse(given, on_cpu=True).check_embedding()
     assert str(caught.value) == (
         f"transformers: embed runs one padded batch; {names} is for generate, leave it out"
     )
@@ -150,11 +150,11 @@ def test_options_of_generating_are_refused(given: dict[str, Any], names: str) ->
 
 def test_bad_arguments_are_one_line() -> None:
     with pytest.raises(BackendError, match="embed: pooling is 'max', needs one of "):
-        EmbeddingParams.of({"pooling": "max"})
+        EmbeddingParams.parse({"pooling": "max"})
     with pytest.raises(
         BackendError, match="embed: unknown argument max_new_tokens; known: pooling, normalize"
     ):
-        EmbeddingParams.of({"max_new_tokens": 3})
+        EmbeddingParams.parse({"max_new_tokens": 3})
 
 
 def test_an_engine_that_does_not_embed_says_so(quick: pytest.Pytester) -> None:

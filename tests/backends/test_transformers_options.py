@@ -26,21 +26,21 @@ import json
 import psutil
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
-from pytest_llenergy.backends.transformers.options import graphs
+from pytest_llenergy.backends.transformers.options import count_compiled_graphs
 
 def tell(options):
     backend = TransformersBackend()
-    info = backend.load(resolve("random:llama-tiny"), {"dtype": "float32", **options}, RankContext())
+    info = backend.load(resolve_model("random:llama-tiny"), {"dtype": "float32", **options}, RankContext())
     told = {"tokens": [], "graphs": [], "options": {}}
     told["options"] = {name: value for name, value in info.options.items() if "compile" in name}
     params = GenerationParams(max_new_tokens=6, ignore_eos=True, cache="static")
     for _ in range(2):
         job = backend.prepare(["abc", "hello world"], params)
-        prepared = graphs()
+        prepared = count_compiled_graphs()
         told["tokens"] += [job.result(job.run()).token_ids for _ in range(2)]
-        told["graphs"].append([prepared, graphs()])
+        told["graphs"].append([prepared, count_compiled_graphs()])
     backend.close()
     return told
 
@@ -104,7 +104,7 @@ print(json.dumps(told))
 )
 def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: str) -> None:
     with pytest.raises(BackendError) as caught:
-        LoadOptions.of(given, on_cpu=True)
+        LoadOptions.parse(given, on_cpu=True)
     assert str(caught.value).startswith(f"transformers: {message}")
     assert "\n" not in str(caught.value)
 
@@ -134,7 +134,7 @@ def test_flash_attention_that_is_not_installed_comes_with_the_command() -> None:
     if importlib.util.find_spec("flash_attn") is not None:
         pytest.skip("flash_attn is installed")
     with pytest.raises(BackendError) as caught:
-        LoadOptions.of({"attn_implementation": "flash_attention_2"}, on_cpu=False)
+        LoadOptions.parse({"attn_implementation": "flash_attention_2"}, on_cpu=False)
     assert str(caught.value) == (
         "transformers: flash_attention_2 needs the module flash_attn, which is not installed; "
         "pip install flash-attn --no-build-isolation"
@@ -175,16 +175,16 @@ def test_flash_attention_that_is_not_installed_comes_with_the_command() -> None:
 def test_calls_that_the_options_rule_out_are_refused(
     given: dict[str, Any], params: dict[str, Any], batch: int, message: str
 ) -> None:
-    options = LoadOptions.of(given, on_cpu=True)
+    options = LoadOptions.parse(given, on_cpu=True)
     with pytest.raises(BackendError) as caught:
-        options.check(GenerationParams.of(params), batch)
+        options.check(GenerationParams.parse(params), batch)
     assert str(caught.value).startswith(f"transformers: {message}")
 
 
 def test_without_options_nothing_is_refused() -> None:
-    options = LoadOptions.of({}, on_cpu=True)
+    options = LoadOptions.parse({}, on_cpu=True)
     assert (options.continuous, options.assisted, options.compile) == (False, False, None)
-    options.check(GenerationParams.of({"cache": "static", "do_sample": True}), 8)
+    options.check(GenerationParams.parse({"cache": "static", "do_sample": True}), 8)
     options.check_embedding()
 
 

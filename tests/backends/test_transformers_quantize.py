@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.base import installed
-from pytest_llenergy.backends.transformers.options import QUANTISERS, LoadOptions, described
+from pytest_llenergy.backends.base import is_installed
+from pytest_llenergy.backends.transformers.options import QUANTIZERS, LoadOptions, describe_quantization
 from pytest_llenergy.errors import BackendError
 
 from .engine import PROMPTS, Engine
@@ -18,10 +18,10 @@ from .engine import PROMPTS, Engine
 MATRICES = 14
 
 
-@pytest.mark.parametrize("name", QUANTISERS)
+@pytest.mark.parametrize("name", QUANTIZERS)
 def test_each_layer_is_quantised_and_told(name: str) -> None:
-    package = QUANTISERS[name]
-    if not installed(package.module):
+    package = QUANTIZERS[name]
+    if not is_installed(package.module):
         pytest.skip(f"{package.name} is not installed; {package.install}")
     dtype = "float16" if name == "8bit" else "bfloat16"
     with Engine(dtype=dtype, quantization=name) as engine:
@@ -35,13 +35,13 @@ def test_each_layer_is_quantised_and_told(name: str) -> None:
     assert str(options["quantizer"]).startswith(f"{package.name} ")
 
 
-@pytest.mark.parametrize("name", QUANTISERS)
+@pytest.mark.parametrize("name", QUANTIZERS)
 def test_what_is_not_installed_comes_with_its_command(name: str) -> None:
-    package = QUANTISERS[name]
-    if installed(package.module):
+    package = QUANTIZERS[name]
+    if is_installed(package.module):
         pytest.skip(f"{package.name} is installed")
     with pytest.raises(BackendError) as caught:
-        LoadOptions.of({"quantization": name, "dtype": "float16"}, on_cpu=True)
+        LoadOptions.parse({"quantization": name, "dtype": "float16"}, on_cpu=True)
     assert str(caught.value) == (
         f"transformers: quantization {name!r} needs {package.name}, which is not installed; "
         f"pip install {package.name}"
@@ -54,12 +54,12 @@ def test_a_model_of_which_nothing_was_quantised_is_refused() -> None:
 
     plain: Any = SimpleNamespace(modules=lambda: [Linear()])
     with pytest.raises(BackendError, match="optimum-quanto has quantised no layer of this model"):
-        described("int8", plain)
+        describe_quantization("int8", plain)
 
 
 def test_eight_bits_of_bitsandbytes_are_for_float16() -> None:
     """It casts to that by itself, and the record would tell another dtype."""
-    if not installed("bitsandbytes"):
+    if not is_installed("bitsandbytes"):
         pytest.skip("bitsandbytes is not installed; pip install bitsandbytes")
     with pytest.raises(BackendError, match="multiplies in float16 whatever the dtype; give dtype='float16'"):
-        LoadOptions.of({"quantization": "8bit", "dtype": "float32"}, on_cpu=True)
+        LoadOptions.parse({"quantization": "8bit", "dtype": "float32"}, on_cpu=True)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import resolve_model
 
 
 def write_gguf(directory: Path, file: Path) -> None:
@@ -62,4 +62,4 @@ def interleaved(weights: Any, heads: int) -> Any:
 
 
 if __name__ == "__main__":
-    write_gguf(Path(local_directory(resolve("random:llama-tiny"))), Path(sys.argv[1]))
+    write_gguf(Path(pretrained_path(resolve_model("random:llama-tiny"))), Path(sys.argv[1]))

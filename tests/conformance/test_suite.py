@@ -209,7 +209,7 @@ class Derived(TinyBackend):
         self.started = [subprocess.Popen(["sleep", "600"]) for _ in range(self.n)]
         return info
     def workers(self):
-        return [EngineWorker(pid=each.pid, rank=number % self.world, world_size=self.world)
+        return [BackendWorker(pid=each.pid, rank=number % self.world, world_size=self.world)
                 for number, each in enumerate(self.started)]
     def close(self):
         super().close()

@@ -19,7 +19,7 @@ import os, random, signal, subprocess, sys, threading, time
 from dataclasses import replace
 import msgspec
 import tiny_engine
-from pytest_llenergy.backends.base import EngineWorker
+from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.errors import BackendError, ModelError
 from tiny_engine import TinyBackend, TinyJob
 

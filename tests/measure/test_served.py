@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from pytest_llenergy.backends.tasks import spans_of
+from pytest_llenergy.backends.tasks import phase_spans
 from pytest_llenergy.measure.accounting import account
 from pytest_llenergy.measure.metrics import FIGURES, summarise
 from pytest_llenergy.model.record import Flag, Round
@@ -47,7 +47,7 @@ REQUESTS = (
 
 
 def served(requests: tuple[RequestTimeline, ...] = REQUESTS, shift_ns: int = 0) -> Iteration:
-    spans = spans_of(requests, None, START, END)
+    spans = phase_spans(requests, None, START, END)
     return Iteration(start_ns=START + shift_ns, end_ns=END, requests=requests, spans=tuple(spans))
 
 
@@ -91,7 +91,7 @@ def test_two_iterations_have_the_steady_states_of_both() -> None:
         start_ns=END,
         end_ns=END + 2 * S,
         requests=tuple(later),
-        spans=tuple(spans_of(later, None, END, END + 2 * S)),
+        spans=tuple(phase_spans(later, None, END, END + 2 * S)),
     )
     steps = [(time_ns, watts) for time_ns, watts in WAVE.steps if time_ns < END]
     steps += [(time_ns + 2 * S, watts) for time_ns, watts in WAVE.steps[1:]]

@@ -23,7 +23,7 @@ from .groups import plan
 #: Importable in the ranks, which have the search path of this process.
 ENGINE = """
 import subprocess
-from pytest_llenergy.backends.base import EngineWorker
+from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.model.record import BackendInfo
 
 class Engine:
@@ -35,7 +35,7 @@ class Engine:
             self.pids[-1] = 1
         return BackendInfo(name="engine", version=str(context.devices), model=model.label)
     def workers(self):
-        return [EngineWorker(pid=pid, rank=n, world_size=self.world) for n, pid in enumerate(self.pids)]
+        return [BackendWorker(pid=pid, rank=n, world_size=self.world) for n, pid in enumerate(self.pids)]
     def synchronize(self): pass
     def close(self): pass
 """

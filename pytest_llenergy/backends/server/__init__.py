@@ -52,7 +52,7 @@ SPEC = BackendSpec(
 )
 
 
-def configured(
+def with_run_options(
     spec: BackendSpec, command: str, url: str, health: str, model: str, timeout_s: float
 ) -> BackendSpec:
     """The same with what the options of a run say."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.base import EngineWorker, RankContext
-from pytest_llenergy.backends.convert import local_directory
+from pytest_llenergy.backends.base import BackendWorker, RankContext
+from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.server.client import COMPLETIONS, Client, NoAnswerError, dialect_of
-from pytest_llenergy.backends.server.load import DYING_S, BatchJob, Endpoint, LoadJob
-from pytest_llenergy.backends.server.process import Family, ServerProcess, family_at, listeners
-from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, free_port
+from pytest_llenergy.backends.server.client import COMPLETIONS_PATH, Client, NoAnswerError, select_dialect
+from pytest_llenergy.backends.server.load import EXIT_WAIT_S, BatchJob, Endpoint, LoadJob
+from pytest_llenergy.backends.server.process import ProcessFamily, ServerProcess, find_family, find_listeners
+from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, find_free_port
 from pytest_llenergy.backends.server.stream import error_text, read_answer
 from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
@@ -24,9 +24,9 @@ from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import BackendInfo, Flag
 
 #: How often a server that starts is asked whether it is ready (seconds), and how long it may think.
-LOOK_S, HEALTH_S = 0.1, 5.0
+HEALTH_POLL_S, HEALTH_TIMEOUT_S = 0.1, 5.0
 
-MODELS = "/v1/models"
+MODELS_PATH = "/v1/models"
 
 
 class ServerBackend:
@@ -40,10 +40,10 @@ class ServerBackend:
     def __init__(self) -> None:
         self._process: ServerProcess | None = None
         self._client: Client | None = None
-        self._family: Family | None = None
+        self._family: ProcessFamily | None = None
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
-        settings = ServerSettings.of(options)
+        settings = ServerSettings.parse(options)
         try:
             return self._loaded(model, settings, context)
         except BaseException:
@@ -63,12 +63,12 @@ class ServerBackend:
     def synchronize(self) -> None:
         """A request is done when its stream has ended."""
 
-    def workers(self) -> Sequence[EngineWorker]:
+    def workers(self) -> Sequence[BackendWorker]:
         """The command's process, or that of the server which ran already; pid 0 if that is not told."""
         if self._process is not None:
-            return [EngineWorker(pid=self._process.pid, rank=0, world_size=1)]
+            return [BackendWorker(pid=self._process.pid, rank=0, world_size=1)]
         root = self._family.root if self._family is not None else None
-        return [EngineWorker(pid=root or 0, rank=0, world_size=1, attached=True)]
+        return [BackendWorker(pid=root or 0, rank=0, world_size=1, attached=True)]
 
     def close(self) -> None:
         if self._client is not None:
@@ -79,17 +79,17 @@ class ServerBackend:
             self._process = None
 
     def _loaded(self, model: ModelSource, settings: ServerSettings, context: RankContext) -> BackendInfo:
-        address = settings.address or Address(HOST, free_port())
+        address = settings.address or Address(HOST, find_free_port())
         if settings.words:
             self._process = self._started(model, settings, address, context)
         client = self._client = Client(address.url)
         self._await_health(client, settings)
         flags = self._whose(address, context)
         models = self._models(client)
-        self._dialect = dialect_of(models)
+        self._dialect = select_dialect(models)
         served = [str(each.get("id")) for each in models.get("data") or ()]
         if not settings.model and not served:
-            raise BackendError(f"server: GET {MODELS} names no model; give --energy-server-model=NAME")
+            raise BackendError(f"server: GET {MODELS_PATH} names no model; give --energy-server-model=NAME")
         self._model = settings.model or served[0]
         self._endpoint = Endpoint(client, self._dialect, settings.health, self._check, address, flags)
         self._probe(client, served)
@@ -97,7 +97,7 @@ class ServerBackend:
             name="server",
             version=self._version(client),
             # What the server was given; else all that is known is what it calls it.
-            model=model.label if settings.names_model else _label(self._model),
+            model=model.label if settings.names_model else _model_label(self._model),
             options=self._options(settings, context),
         )
 
@@ -106,8 +106,8 @@ class ServerBackend:
             "server": self._dialect.name,
             "command": settings.recorded_command or None,
             "attached": self._process is None,
-            "api_model": _label(self._model),
-            "endpoint": COMPLETIONS,
+            "api_model": _model_label(self._model),
+            "endpoint": COMPLETIONS_PATH,
             "connections": "kept" if self._endpoint.client.keeps else "one for each request",
             "prefix_cache": (
                 "asked off in each request"
@@ -120,13 +120,13 @@ class ServerBackend:
     def _started(
         self, model: ModelSource, settings: ServerSettings, address: Address, context: RankContext
     ) -> ServerProcess:
-        busy = sorted(listeners(address))
+        busy = sorted(find_listeners(address))
         if busy:
             raise BackendError(f"server: port {address.port} is taken by process {busy[0]}; choose another")
         location = ""
         if settings.names_model:
             # A hub id is for the server to find; what has to be converted is a directory then.
-            location = model.location if model.kind != "random" else str(local_directory(model))
+            location = model.location if model.kind != "random" else str(pretrained_path(model))
         return ServerProcess(
             settings.command(
                 model=location, port=str(address.port), host=address.host, threads=str(context.threads)
@@ -139,7 +139,7 @@ class ServerBackend:
         deadline = time.monotonic() + (settings.timeout_s if settings.words else 0.0)
         while True:
             try:
-                status, body = client.get(settings.health, HEALTH_S)
+                status, body = client.get(settings.health, HEALTH_TIMEOUT_S)
                 if status == 200:
                     return
                 last = f"{status}: {error_text(body.decode(errors='replace'))}"
@@ -149,7 +149,7 @@ class ServerBackend:
             if time.monotonic() > deadline:
                 break
             # Servers do not tell when they are ready.
-            time.sleep(LOOK_S)
+            time.sleep(HEALTH_POLL_S)
         if self._process is None:
             raise BackendError(
                 f"server: GET {settings.health} at {client.url}: {last}; is it running, and ready?"
@@ -163,7 +163,7 @@ class ServerBackend:
     def _whose(self, address: Address, context: RankContext) -> list[Flag]:
         """Hold who listens against who should. Returns what cannot be told, as a flag."""
         if self._process is not None:
-            found = listeners(address)
+            found = find_listeners(address)
             if not found & self._process.pids():
                 who = f"process {sorted(found)[0]}" if found else "nobody who can be seen from here"
                 raise BackendError(
@@ -171,7 +171,7 @@ class ServerBackend:
                     "container, a daemon?); start it yourself and give --energy-server-url"
                 )
             return []
-        family = self._family = family_at(address)
+        family = self._family = find_family(address)
         if context.devices == ("cpu",) and family.uses_gpu():
             raise BackendError(
                 f"server: process {family.root} at {address.url} uses a GPU, and this test has leased none; "
@@ -185,11 +185,11 @@ class ServerBackend:
     def _models(self, client: Client) -> dict[str, Any]:
         """What ``/v1/models`` says; nothing where there is no such thing."""
         try:
-            status, body = client.get(MODELS)
+            status, body = client.get(MODELS_PATH)
             found = msgspec.json.decode(body) if status == 200 else {}
         except (NoAnswerError, msgspec.DecodeError) as error:
             self._check()
-            raise BackendError(f"server: GET {MODELS}: {error}") from None
+            raise BackendError(f"server: GET {MODELS_PATH}: {error}") from None
         return found if isinstance(found, dict) else {}
 
     def _probe(self, client: Client, served: Sequence[str]) -> None:
@@ -203,9 +203,9 @@ class ServerBackend:
         if stream.broke:
             self._check()
         try:
-            read_answer(stream, self._dialect, f"model {_label(self._model)!r}")
+            read_answer(stream, self._dialect, f"model {_model_label(self._model)!r}")
         except ModelError as error:
-            names = ", ".join(map(_label, served)) or "nothing"
+            names = ", ".join(map(_model_label, served)) or "nothing"
             raise ModelError(f"{error}; it serves: {names}") from None
 
     def _version(self, client: Client) -> str:
@@ -249,13 +249,13 @@ class ServerBackend:
 
     def _check(self, when: str = "") -> None:
         """Raises ``BackendError`` with the last words of a server that has died."""
-        died = self._process.died(DYING_S if not when else 0.0) if self._process is not None else None
+        died = self._process.died(EXIT_WAIT_S if not when else 0.0) if self._process is not None else None
         if died is not None and self._process is not None:
             self._process.show()
             how, _, last = died.partition(": ")
             raise ServerError(f"server: {how}{when}: {last}")
 
 
-def _label(name: str) -> str:
+def _model_label(name: str) -> str:
     """A model as the API calls it: of a path only its last part."""
     return Path(name).name if Path(name).is_absolute() else name

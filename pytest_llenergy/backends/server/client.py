@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS_PATH = "/v1/completions"
 
-JSON = {"Content-Type": "application/json"}
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 #: Longest answer of an error that is shown (characters).
-MOST_CHARACTERS = 300
+MAX_ERROR_CHARACTERS = 300
 
 #: How long a connection is kept that nobody uses (seconds). Servers close theirs after five (llama.cpp's, and
 #: uvicorn by default, which vLLM and SGLang use), and a request that is sent meanwhile is lost.
-KEPT_S = 3.0
+KEEPALIVE_S = 3.0
 
 #: How long after a stream a server may take to close its connection (seconds).
-CLOSING_S = 0.3
+CLOSE_GRACE_S = 0.3
 
 #: How long an answer that is no stream may take (seconds).
-LONGEST_S = 30.0
+REQUEST_TIMEOUT_S = 30.0
 
 
 class NoAnswerError(Exception):
@@ -65,7 +65,7 @@ class Client:
         import aiohttp
 
         self.url = url
-        self._completions = url + COMPLETIONS
+        self._completions = url + COMPLETIONS_PATH
         self.keeps: bool = True
         self._connected = 0
         self._loop = asyncio.new_event_loop()
@@ -76,12 +76,12 @@ class Client:
         """Run one coroutine to its end."""
         return self._loop.run_until_complete(work)
 
-    def get(self, path: str, timeout_s: float = LONGEST_S) -> tuple[int, bytes]:
+    def get(self, path: str, timeout_s: float = REQUEST_TIMEOUT_S) -> tuple[int, bytes]:
         """Status and body. Raises ``NoAnswerError``."""
         try:
             return self.run(self._get(path, timeout_s))
         except self._errors as error:
-            raise NoAnswerError(_told(error)) from None
+            raise NoAnswerError(_error_line(error)) from None
 
     def open(self, connections: int, path: str) -> None:
         """Have so many connections open, where they are kept.
@@ -89,11 +89,13 @@ class Client:
         Raises ``BackendError`` when the server does not answer.
         """
         # Asked for at once, each needs a connection of its own.
-        asked = [self._get(path, LONGEST_S) for _ in range(connections if self.keeps else 1)]
+        asked = [self._get(path, REQUEST_TIMEOUT_S) for _ in range(connections if self.keeps else 1)]
         try:
             self.run(self._all(asked))
         except self._errors as error:
-            raise BackendError(f"server: GET {path} at {self.url}: no answer ({_told(error)})") from None
+            raise BackendError(
+                f"server: GET {path} at {self.url}: no answer ({_error_line(error)})"
+            ) from None
 
     def learn(self, body: bytes) -> Stream:
         """Send one request, and see whether another one would need a new connection.
@@ -103,7 +105,7 @@ class Client:
         """
         first = self.run(self.stream(body))
         if first.broke is None and first.status == 200:
-            self.run(asyncio.sleep(CLOSING_S))
+            self.run(asyncio.sleep(CLOSE_GRACE_S))
             before = self._connected
             again = self.run(self.stream(body))
             self.keeps = again.broke is None and self._connected == before
@@ -116,12 +118,12 @@ class Client:
         """Send one request and note when its parts come. What breaks is noted, too."""
         stream = Stream(sent_ns=time.monotonic_ns())
         try:
-            async with self._session.post(self._completions, data=body, headers=JSON) as response:
+            async with self._session.post(self._completions, data=body, headers=JSON_HEADERS) as response:
                 stream.status = response.status
                 async for data in response.content.iter_any():
                     stream.reads.append((time.monotonic_ns(), data))
         except self._errors as error:
-            stream.broke = _told(error)
+            stream.broke = _error_line(error)
         return stream
 
     def close(self) -> None:
@@ -139,7 +141,7 @@ class Client:
         connections.on_connection_create_end.append(self._note_connection)
 
         # A load may have any number of requests on their way, and take any time.
-        kept: dict[str, Any] = {"keepalive_timeout": KEPT_S} if self.keeps else {"force_close": True}
+        kept: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_S} if self.keeps else {"force_close": True}
         connector = aiohttp.TCPConnector(limit=0, **kept)
         return aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=[connections]
@@ -156,20 +158,20 @@ class Client:
         return list(await asyncio.gather(*asked))
 
 
-def _told(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """An error in a line; some have no text."""
-    return (str(error) or type(error).__name__).splitlines()[0][:MOST_CHARACTERS]
+    return (str(error) or type(error).__name__).splitlines()[0][:MAX_ERROR_CHARACTERS]
 
 
 # What servers of the OpenAI API understand beyond it. A field that a server does not know may be refused.
 
 
-def _by_usage(event: Mapping[str, Any]) -> int | None:
+def _tokens_from_usage(event: Mapping[str, Any]) -> int | None:
     usage = event.get("usage")
     return usage.get("completion_tokens") if usage else None
 
 
-def _by_timings(event: Mapping[str, Any]) -> int | None:
+def _tokens_from_timings(event: Mapping[str, Any]) -> int | None:
     timings = event.get("timings")
     return timings.get("predicted_n") if timings else None
 
@@ -200,18 +202,18 @@ class Dialect:
 
 
 #: Ways to choose a token that a server would take from defaults of its own or of the model.
-PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0}
+PLAIN_SAMPLING = {"min_p": 0.0, "repetition_penalty": 1.0}
 #: Of llama.cpp those that are wanted, which leaves its min_p and its penalties out.
-SAMPLERS = ["temperature", "top_k", "top_p"]
+LLAMA_CPP_SAMPLERS = ["temperature", "top_k", "top_p"]
 
 #: By what ``/v1/models`` calls its owner.
 DIALECTS = {
     # tools/server/README.md of llama.cpp: POST /completion, whose options its OpenAI endpoints take as well.
     "llamacpp": Dialect(
         "llama.cpp",
-        always={"timings_per_token": True, "samplers": SAMPLERS},
+        always={"timings_per_token": True, "samplers": LLAMA_CPP_SAMPLERS},
         cache=lambda kept: {"cache_prompt": kept},
-        so_far=_by_timings,
+        so_far=_tokens_from_timings,
         takes_top_k=True,
         version=("/props", "build_info"),
     ),
@@ -219,21 +221,21 @@ DIALECTS = {
     # (StreamOptions).
     "vllm": Dialect(
         "vLLM",
-        always={"return_token_ids": True, **PLAIN},
+        always={"return_token_ids": True, **PLAIN_SAMPLING},
         stream_options={"continuous_usage_stats": True},
-        so_far=_by_usage,
+        so_far=_tokens_from_usage,
         stops=True,
         takes_top_k=True,
         version=("/version", "version"),
     ),
     # python/sglang/srt/entrypoints/openai/protocol.py.
-    "sglang": Dialect("SGLang", always=PLAIN, stops=True, takes_top_k=True),
+    "sglang": Dialect("SGLang", always=PLAIN_SAMPLING, stops=True, takes_top_k=True),
 }
 
-UNKNOWN = Dialect("unknown")
+UNKNOWN_DIALECT = Dialect("unknown")
 
 
-def dialect_of(models: Mapping[str, Any]) -> Dialect:
+def select_dialect(models: Mapping[str, Any]) -> Dialect:
     """By the answer of ``GET /v1/models``."""
     owners = [str(each.get("owned_by", "")) for each in models.get("data") or ()]
-    return DIALECTS.get(owners[0].lower(), UNKNOWN) if owners else UNKNOWN
+    return DIALECTS.get(owners[0].lower(), UNKNOWN_DIALECT) if owners else UNKNOWN_DIALECT

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_llenergy.backends.server.client import Client, Dialect, Stream
-from pytest_llenergy.backends.server.process import is_deserted
+from pytest_llenergy.backends.server.process import is_port_closed
 from pytest_llenergy.backends.server.settings import Address
 from pytest_llenergy.backends.server.stream import Answer, read_answer
 from pytest_llenergy.backends.tasks import (
@@ -18,7 +18,7 @@ from pytest_llenergy.backends.tasks import (
     ServedGeneration,
     ServedLoad,
     ServeParams,
-    spans_of,
+    phase_spans,
 )
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Flag
@@ -27,9 +27,9 @@ from pytest_llenergy.model.record import Flag
 LATE_SHARE, LATE_S = 0.1, 0.01
 
 #: A server that dies closes its connections first; how long it may take to be gone (seconds).
-DYING_S = 1.0
+EXIT_WAIT_S = 1.0
 
-CACHE_UNTOLD = (
+CACHE_UNKNOWN = (
     "the server does not say whether prompts came from its prefix cache; switch that off where it is started"
 )
 
@@ -55,7 +55,7 @@ class Endpoint:
         if broken:
             self.check()
             # One that was not started here has no last words; that it is gone can be seen.
-            if is_deserted(self.address, DYING_S):
+            if is_port_closed(self.address, EXIT_WAIT_S):
                 for stream in broken:
                     stream.broke = f"{stream.broke}; nobody listens at {self.address.url} any more"
         return streams
@@ -86,7 +86,7 @@ class Endpoint:
             )
             return [Flag(name="prefix-cache", severity="invalid", detail=detail)]
         if any(answer.cached_tokens is None for answer in answers):
-            return [Flag(name="prefix-cache-unknown", severity="warning", detail=CACHE_UNTOLD)]
+            return [Flag(name="prefix-cache-unknown", severity="warning", detail=CACHE_UNKNOWN)]
         return []
 
 
@@ -103,7 +103,7 @@ class BatchJob:
         self.endpoint.client.open(len(self.bodies), self.endpoint.health)
 
     def run(self) -> list[Stream]:
-        return self.endpoint.run(_at_once(self.endpoint.client, self.bodies))
+        return self.endpoint.run(_send_all(self.endpoint.client, self.bodies))
 
     def result(self, outcome: list[Stream]) -> ServedGeneration:
         answers = self.endpoint.answers(outcome, self.params)
@@ -111,7 +111,7 @@ class BatchJob:
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
             requests=[answer.request for answer in answers],
-            cached_tokens=_cached(answers),
+            cached_tokens=_sum_cached_tokens(answers),
             flags=[*self.endpoint.flags, *self.endpoint.cache_flags(answers)],
         )
 
@@ -143,9 +143,9 @@ class LoadJob:
         client, start_ns = self.endpoint.client, time.monotonic_ns()
         offsets_s = self.params.offsets_s()
         if self.params.concurrency is not None:
-            streams = self.endpoint.run(_closed(client, self.bodies, self.params.concurrency))
+            streams = self.endpoint.run(_send_closed_loop(client, self.bodies, self.params.concurrency))
         else:
-            streams = self.endpoint.run(_open(client, self.bodies, offsets_s, start_ns))
+            streams = self.endpoint.run(_send_open_loop(client, self.bodies, offsets_s, start_ns))
         late = [
             (stream.sent_ns - start_ns) / 1e9 - offset_s
             for stream, offset_s in zip(streams, offsets_s, strict=False)
@@ -156,12 +156,12 @@ class LoadJob:
         answers = self.endpoint.answers(outcome.streams, self.params)
         requests = [answer.request for answer in answers]
         flags = [] if self.params.prefix_cache else self.endpoint.cache_flags(answers)
-        spans = spans_of(requests, self.params.concurrency, outcome.start_ns, outcome.end_ns)
+        spans = phase_spans(requests, self.params.concurrency, outcome.start_ns, outcome.end_ns)
         return ServedLoad(
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
             requests=requests,
-            cached_tokens=_cached(answers),
+            cached_tokens=_sum_cached_tokens(answers),
             exact=all(answer.exact for answer in answers),
             spans=spans,
             flags=[*self.endpoint.flags, *flags, *self._late(outcome.late_s)],
@@ -178,16 +178,16 @@ class LoadJob:
         return [Flag(name="late-request", severity="warning", detail=detail)]
 
 
-def _cached(answers: Sequence[Answer]) -> int | None:
+def _sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
     known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     return sum(known) if len(known) == len(answers) else None
 
 
-async def _at_once(client: Client, bodies: Sequence[bytes]) -> list[Stream]:
+async def _send_all(client: Client, bodies: Sequence[bytes]) -> list[Stream]:
     return list(await asyncio.gather(*(client.stream(body) for body in bodies)))
 
 
-async def _open(
+async def _send_open_loop(
     client: Client, bodies: Sequence[bytes], offsets_s: Sequence[float], start_ns: int
 ) -> list[Stream]:
     """Send each when its time has come."""
@@ -200,7 +200,7 @@ async def _open(
     return list(await asyncio.gather(*sent))
 
 
-async def _closed(client: Client, bodies: Sequence[bytes], concurrency: int) -> list[Stream]:
+async def _send_closed_loop(client: Client, bodies: Sequence[bytes], concurrency: int) -> list[Stream]:
     """Send the next when one is done. What has broken off is not followed by others."""
     streams: dict[int, Stream] = {}
     waiting = iter(enumerate(bodies))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # A server as a child of this process, with what it writes.
 
 #: How long a server may take to end when it is told to, and then what it has left behind (seconds).
-PATIENCE_S, REST_S = 3.0, 0.5
+TERMINATE_TIMEOUT_S, KILL_TIMEOUT_S = 3.0, 0.5
 
 #: How much of its output is shown, in bytes and lines.
 TAIL_BYTES, TAIL_LINES = 8192, 20
@@ -88,17 +88,17 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             self._child.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._child.wait(PATIENCE_S)
+            self._child.wait(TERMINATE_TIMEOUT_S)
         _, alive = psutil.wait_procs(family, 0)
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
-        _, alive = psutil.wait_procs(alive, REST_S if alive else 0)
+        _, alive = psutil.wait_procs(alive, KILL_TIMEOUT_S if alive else 0)
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._child.wait()
-        psutil.wait_procs(alive, REST_S)
+        psutil.wait_procs(alive, KILL_TIMEOUT_S)
         self._output.close()
 
     def _family(self) -> list[psutil.Process]:
@@ -122,14 +122,14 @@ SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "fish", "tmux: server", 
 PROXIES = frozenset({"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "conmon"})
 
 #: How often it is looked whether a server has gone (seconds).
-LOOK_S = 0.05
+PORT_POLL_S = 0.05
 
 #: What a process that uses a GPU holds open: CUDA's own file, and that of ROCm.
 GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
 @dataclass(frozen=True)
-class Family:
+class ProcessFamily:
     """A server's processes: ``root`` and what comes of it; ``None`` with the ``reason`` if it is not told."""
 
     root: int | None
@@ -151,7 +151,7 @@ class Family:
         return any(_uses_gpu(pid) for pid in self.pids())
 
 
-def listeners(address: Address) -> set[int]:
+def find_listeners(address: Address) -> set[int]:
     """The pids of those that listen there and can be seen."""
     import psutil
 
@@ -163,7 +163,7 @@ def listeners(address: Address) -> set[int]:
     return found
 
 
-def is_deserted(address: Address, within_s: float) -> bool:
+def is_port_closed(address: Address, within_s: float) -> bool:
     """Whether nobody listens there, now or after at most ``within_s``: who is killed takes a while to go.
 
     It is tried, as who listens is not told of another user's process or of a container.
@@ -178,26 +178,28 @@ def is_deserted(address: Address, within_s: float) -> bool:
             return False
         if time.monotonic() > deadline:
             return False
-        time.sleep(LOOK_S)
+        time.sleep(PORT_POLL_S)
 
 
-def family_at(address: Address) -> Family:
+def find_family(address: Address) -> ProcessFamily:
     """The processes of the server that listens there."""
     import psutil
 
-    found = sorted(listeners(address))
+    found = sorted(find_listeners(address))
     if not found:
-        return Family(None, f"who listens on port {address.port} is not told, as of another user's process")
+        return ProcessFamily(
+            None, f"who listens on port {address.port} is not told, as of another user's process"
+        )
     try:
         process = psutil.Process(found[0])
         if process.name() in PROXIES:
-            return Family(None, f"port {address.port} is that of a container ({process.name()})")
-        return Family(_root(process).pid)
+            return ProcessFamily(None, f"port {address.port} is that of a container ({process.name()})")
+        return ProcessFamily(_find_root(process).pid)
     except psutil.Error as error:
-        return Family(None, f"process {found[0]} on port {address.port} cannot be looked at ({error})")
+        return ProcessFamily(None, f"process {found[0]} on port {address.port} cannot be looked at ({error})")
 
 
-def _root(process: psutil.Process) -> psutil.Process:
+def _find_root(process: psutil.Process) -> psutil.Process:
     """Whoever started the listener as a part of the server: its ancestors in the same process group."""
     import psutil
 

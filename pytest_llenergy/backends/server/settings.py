@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 PLACEHOLDERS = ("model", "port", "host", "threads")
 
 #: Options of servers whose value is nobody's business.
-SECRET = re.compile(r"--?[\w-]*(key|token|password|secret)[\w-]*", re.IGNORECASE)
+SECRET_OPTION = re.compile(r"--?[\w-]*(key|token|password|secret)[\w-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class ServerSettings:
     timeout_s: float
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> ServerSettings:
+    def parse(cls, options: Mapping[str, Any]) -> ServerSettings:
         """Raises ``BackendError`` for a command or a URL that cannot be."""
         command, url = str(options.get("command") or ""), str(options.get("url") or "")
         health = str(options.get("health") or "/health")
         if not health.startswith("/"):
             raise BackendError(f"server: health is {health!r}, needs a path such as /health")
-        words = _words(command)
+        words = _split_command(command)
         if words and not url and not any("{port}" in word for word in words):
             raise BackendError(
                 f"server: the command {command!r} does not say where the port goes; write {{port}} there, or "
@@ -64,7 +64,7 @@ class ServerSettings:
             raise BackendError("server: neither a command nor a url; give with_options(command=...) or url")
         timeout_s = float(options.get("timeout_s") or 540.0)
         return cls(
-            words, local_address(url) if url else None, health, str(options.get("model") or ""), timeout_s
+            words, parse_local_url(url) if url else None, health, str(options.get("model") or ""), timeout_s
         )
 
     @property
@@ -81,11 +81,11 @@ class ServerSettings:
             name, equals, _ = word.partition("=")
             if hide:
                 shown.append("***")
-            elif SECRET.fullmatch(name) and equals:
+            elif SECRET_OPTION.fullmatch(name) and equals:
                 shown.append(f"{name}=***")
             else:
                 shown.append(word)
-            hide = not hide and not equals and bool(SECRET.fullmatch(word))
+            hide = not hide and not equals and bool(SECRET_OPTION.fullmatch(word))
         return shlex.join(shown)
 
     def command(self, **values: str) -> list[str]:
@@ -95,7 +95,7 @@ class ServerSettings:
         ]
 
 
-def local_address(url: str) -> Address:
+def parse_local_url(url: str) -> Address:
     """Where a URL points, as a number. Raises ``BackendError`` if that is not this host."""
     try:
         parts = urlsplit(url)
@@ -118,14 +118,14 @@ def local_address(url: str) -> Address:
     return Address(here[0], port or 80)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """One that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
-def _words(command: str) -> tuple[str, ...]:
+def _split_command(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:

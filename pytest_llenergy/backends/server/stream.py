@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_llenergy.backends.server.client import COMPLETIONS, MOST_CHARACTERS, Dialect, Stream
+from pytest_llenergy.backends.server.client import COMPLETIONS_PATH, MAX_ERROR_CHARACTERS, Dialect, Stream
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.timeline import RequestTimeline
 
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-END = b"[DONE]"
+END_OF_STREAM = b"[DONE]"
 
 
 @dataclass(frozen=True)
@@ -45,24 +45,24 @@ class _Event:
 
 def read_answer(stream: Stream, dialect: Dialect, name: str) -> Answer:
     """Raises ``ModelError`` or ``BackendError``, naming the request, for an answer that is none."""
-    _check(stream, name)
+    _check_status(stream, name)
     try:
-        return _read(stream, dialect, name)
+        return _read_events(stream, dialect, name)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise BackendError(
             f"server: {name}: its stream is none of the OpenAI API ({type(error).__name__}: {error})"
         ) from error
 
 
-def _read(stream: Stream, dialect: Dialect, name: str) -> Answer:
+def _read_events(stream: Stream, dialect: Dialect, name: str) -> Answer:
     events: list[_Event] = []
     usage: Mapping[str, Any] | None = None
     ended = False
-    for time_ns, data in _events(stream):
-        if data == END:
+    for time_ns, data in _iterate_events(stream):
+        if data == END_OF_STREAM:
             ended = True
             break
-        event = _decoded(data, name)
+        event = _decode_event(data, name)
         usage = event.get("usage") or usage
         for choice in (event.get("choices") or ())[:1]:
             reason = choice.get("finish_reason")
@@ -73,10 +73,10 @@ def _read(stream: Stream, dialect: Dialect, name: str) -> Answer:
     if stream.broke or not ended:
         why = stream.broke or "no [DONE]"
         raise BackendError(f"server: {name}: the stream broke off after {len(events)} chunks ({why})")
-    return _answer(stream, events, usage, name)
+    return _build_answer(stream, events, usage, name)
 
 
-def _answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any] | None, name: str) -> Answer:
+def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any] | None, name: str) -> Answer:
     produced, given = (usage or {}).get("completion_tokens"), (usage or {}).get("prompt_tokens")
     if not (_is_count(produced) and _is_count(given)):
         raise BackendError(
@@ -85,7 +85,7 @@ def _answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any] | Non
         )
     if produced < 1:
         raise BackendError(f"server: {name}: no token was produced")
-    counts = _counts(events, produced)
+    counts = _chunk_token_counts(events, produced)
     stamps = [event.time_ns for event in events if event.text]
     if counts is None and not stamps:
         raise BackendError(f"server: {name}: {produced} tokens and no text")
@@ -119,7 +119,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _counts(events: list[_Event], produced: int) -> list[int] | None:
+def _chunk_token_counts(events: list[_Event], produced: int) -> list[int] | None:
     """Tokens of each chunk; ``None`` where that is not known, or where what the server says is at odds.
 
     A token without a text, such as the one that ends the sequence, has come when the sequence has ended.
@@ -144,15 +144,15 @@ def _counts(events: list[_Event], produced: int) -> list[int] | None:
     return None
 
 
-def _check(stream: Stream, name: str) -> None:
+def _check_status(stream: Stream, name: str) -> None:
     if stream.status == 200 or (stream.status == 0 and stream.broke):
         if stream.status == 0:
             raise BackendError(f"server: {name}: no answer ({stream.broke})")
         return
     said = error_text(stream.body())
     if stream.status == 404:
-        raise ModelError(f"server: {name}: 404 from {COMPLETIONS}: {said}; see --energy-server-model")
-    raise BackendError(f"server: {name}: {stream.status} from {COMPLETIONS}: {said}")
+        raise ModelError(f"server: {name}: 404 from {COMPLETIONS_PATH}: {said}; see --energy-server-model")
+    raise BackendError(f"server: {name}: {stream.status} from {COMPLETIONS_PATH}: {said}")
 
 
 def error_text(body: str) -> str:
@@ -160,13 +160,13 @@ def error_text(body: str) -> str:
     try:
         found = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        return " ".join(body.split())[:MOST_CHARACTERS] or "nothing said"
+        return " ".join(body.split())[:MAX_ERROR_CHARACTERS] or "nothing said"
     error = found.get("error", found) if isinstance(found, dict) else found
     message = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(message).split())[:MOST_CHARACTERS]
+    return " ".join(str(message).split())[:MAX_ERROR_CHARACTERS]
 
 
-def _events(stream: Stream) -> Iterator[tuple[int, bytes]]:
+def _iterate_events(stream: Stream) -> Iterator[tuple[int, bytes]]:
     """The data of each event, with the time at which its line was complete."""
     rest = b""
     for time_ns, data in stream.reads:
@@ -176,7 +176,7 @@ def _events(stream: Stream) -> Iterator[tuple[int, bytes]]:
                 yield time_ns, line.removeprefix(b"data:").strip()
 
 
-def _decoded(data: bytes, name: str) -> dict[str, Any]:
+def _decode_event(data: bytes, name: str) -> dict[str, Any]:
     try:
         event = msgspec.json.decode(data)
     except msgspec.DecodeError as error:

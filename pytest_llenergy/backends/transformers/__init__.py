@@ -54,11 +54,11 @@ SPEC = BackendSpec(
     ),
     refuses=lambda model: (
         "transformers reads directories with config.json, not OpenVINO IR or ONNX"
-        if model.kind == "directory" and not _has(model, "config.json")
+        if model.kind == "directory" and not _has_file(model, "config.json")
         else None
     ),
 )
 
 
-def _has(model: ModelSource, file: str) -> bool:
+def _has_file(model: ModelSource, file: str) -> bool:
     return (Path(model.location) / file).exists()

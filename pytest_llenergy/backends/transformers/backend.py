@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_llenergy.backends.base import Job, RankContext
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import ModelSource, explain
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import ModelSource, explain_load_error
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
 from pytest_llenergy.backends.transformers import options as quantize
-from pytest_llenergy.backends.transformers.continuous import ContinuousEngine, ContinuousJob
+from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
 from pytest_llenergy.backends.transformers.flops import job_flops
 from pytest_llenergy.backends.transformers.jobs import (
     TransformersJob,
     generation_config,
-    only_encodes,
+    is_encoder,
     prepare_embedding,
 )
-from pytest_llenergy.backends.transformers.options import LoadOptions, compile_config, compile_now
-from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto
+from pytest_llenergy.backends.transformers.options import LoadOptions, compile_config, compile_job
+from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import BackendInfo
@@ -41,10 +41,10 @@ class TransformersBackend:
         self._torch = torch
         self._tensor = context.parallel.tensor
         self._device = "cpu" if context.devices == ("cpu",) else "cuda:0"
-        self._engine: ContinuousEngine | None = None
+        self._engine: ContinuousBatcher | None = None
         self._assistant: Any = None
         self._label = model.label
-        chosen = self._options = LoadOptions.of(options, on_cpu=self._device == "cpu")
+        chosen = self._options = LoadOptions.parse(options, on_cpu=self._device == "cpu")
         chosen.check_degrees(context.parallel)
         seen = self._read(model, chosen, context)
         loaded, attention = self._model, str(self._model.config._attn_implementation)
@@ -77,18 +77,20 @@ class TransformersBackend:
         keywords: dict[str, Any] = {"dtype": chosen.dtype}
         if chosen.attn_implementation is not None:
             keywords["attn_implementation"] = chosen.attn_implementation
-        path = local_directory(model)
+        path = pretrained_path(model)
         try:
             check_degrees(path, context.parallel, model.label)
             config = AutoConfig.from_pretrained(path)
             if chosen.quantization is not None:
-                keywords |= quantize.keywords(chosen.quantization, config, chosen.dtype, self._device)
-            self._generates = not only_encodes(config)
+                keywords |= quantize.quantization_keywords(
+                    chosen.quantization, config, chosen.dtype, self._device
+                )
+            self._generates = not is_encoder(config)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
             kind = AutoModelForCausalLM if self._generates else AutoModel
-            loaded, seen = load_onto(kind, path, keywords, context, self._device)
+            loaded, seen = load_onto_devices(kind, path, keywords, context, self._device)
         except (OSError, ValueError, ImportError, KeyError) as error:
-            raise ModelError(explain(model, error)) from error
+            raise ModelError(explain_load_error(model, error)) from error
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model: Any = loaded.eval()
@@ -126,7 +128,7 @@ class TransformersBackend:
             ids = [
                 row[row_mask.bool()].tolist() for row, row_mask in zip(inputs["input_ids"], mask, strict=True)
             ]
-            self._engine = ContinuousEngine(
+            self._engine = ContinuousBatcher(
                 self._model, generation_config(params, ends, pad), ids, self._options
             )
             return ContinuousJob(self._engine, self._tokenizer)
@@ -137,12 +139,12 @@ class TransformersBackend:
             pad,
             # On a GPU transformers would compile a static cache's steps unasked.
             **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-            **jobs.lookup(self._options.prompt_lookup_num_tokens),
+            **jobs.prompt_lookup_options(self._options.prompt_lookup_num_tokens),
         )
         more = {} if self._assistant is None else {"assistant_model": self._assistant}
         job = TransformersJob(self._model, self._tokenizer, dict(inputs), config, params.seed, ends, more)
         if mode:
-            compile_now(job)
+            compile_job(job)
         return job
 
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
@@ -176,13 +178,13 @@ class TransformersBackend:
         if chosen.compile:
             told |= {"compile": chosen.compile, "compiled": "decoding steps"}
         if chosen.quantization:
-            told |= quantize.described(chosen.quantization, self._model)
+            told |= quantize.describe_quantization(chosen.quantization, self._model)
         if chosen.continuous:
-            told |= continuous.recorded(chosen.num_blocks, chosen.max_batch_tokens)
+            told |= continuous.describe_settings(chosen.num_blocks, chosen.max_batch_tokens)
         if chosen.assistant is not None:
-            self._assistant, described = jobs.load(chosen.assistant, self._model)
+            self._assistant, described = jobs.load_assistant(chosen.assistant, self._model)
             told |= described
-        return told | jobs.lookup(chosen.prompt_lookup_num_tokens)
+        return told | jobs.prompt_lookup_options(chosen.prompt_lookup_num_tokens)
 
     def _check_room(self, tokens: int) -> None:
         """Beyond its positions a model goes on without an error, and gives nonsense."""

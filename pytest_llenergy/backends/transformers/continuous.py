@@ -32,28 +32,28 @@ SETTINGS: dict[str, str | int | bool] = {
 }
 
 #: Where a size is worked out for each batch, how.
-FITS = {
+SIZE_RULES = {
     "num_blocks": f"for prompt + max_new_tokens of every request, {PAGE_TOKENS} tokens each",
     "max_batch_tokens": f"prompt tokens of the batch, at most {MAX_STEP_TOKENS}",
 }
 
 
-def recorded(num_blocks: int | None, max_batch_tokens: int | None) -> dict[str, str | int | bool]:
+def describe_settings(num_blocks: int | None, max_batch_tokens: int | None) -> dict[str, str | int | bool]:
     """The engine's options as they go into records."""
     return {
         **SETTINGS,
-        "num_blocks": num_blocks or FITS["num_blocks"],
-        "max_batch_tokens": max_batch_tokens or FITS["max_batch_tokens"],
+        "num_blocks": num_blocks or SIZE_RULES["num_blocks"],
+        "max_batch_tokens": max_batch_tokens or SIZE_RULES["max_batch_tokens"],
         "kv_cache": "paged",
     }
 
 
-def blocks_for(lengths: Iterable[int], max_new_tokens: int) -> int:
+def count_pages(lengths: Iterable[int], max_new_tokens: int) -> int:
     """Pages that hold all requests at once, whatever their order."""
     return sum(math.ceil((length + max_new_tokens) / PAGE_TOKENS) for length in lengths)
 
 
-def step_tokens_for(lengths: list[int]) -> int:
+def step_token_budget(lengths: list[int]) -> int:
     """Room in a step for the whole prefill if it is small, and always for one token of each request."""
     return max(len(lengths), min(sum(lengths), MAX_STEP_TOKENS))
 
@@ -64,7 +64,7 @@ def perf_counter_is_monotonic() -> bool:
     return clocks[0].implementation == clocks[1].implementation
 
 
-class ContinuousEngine:
+class ContinuousBatcher:
     """A cache of the right size for one batch, and the thread that works on it while a round runs.
 
     Raises ``BackendError`` when a request is too long for the cache.
@@ -81,7 +81,7 @@ class ContinuousEngine:
 
         num_blocks, max_batch_tokens = options.num_blocks, options.max_batch_tokens
         lengths = [len(ids) for ids in inputs]
-        longest = blocks_for([max(lengths)], config.max_new_tokens)
+        longest = count_pages([max(lengths)], config.max_new_tokens)
         if num_blocks is not None and num_blocks < longest:
             raise BackendError(
                 f"transformers: num_blocks is {num_blocks} and the longest request needs {longest}, of "
@@ -94,8 +94,8 @@ class ContinuousEngine:
         self._config = config
         self._sizes = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
-            num_blocks=num_blocks or blocks_for(lengths, config.max_new_tokens),
-            max_batch_tokens=max_batch_tokens or step_tokens_for(lengths),
+            num_blocks=num_blocks or count_pages(lengths, config.max_new_tokens),
+            max_batch_tokens=max_batch_tokens or step_token_budget(lengths),
             max_requests_per_batch=len(inputs),
             allow_block_sharing=False,
             use_async_batching=False,
@@ -162,7 +162,7 @@ class ContinuousEngine:
 class ContinuousJob:
     """A batch for the engine, told all at once."""
 
-    engine: ContinuousEngine
+    engine: ContinuousBatcher
     tokenizer: Any
 
     def run(self) -> list[Any]:
@@ -173,10 +173,12 @@ class ContinuousJob:
         self.engine.end()
         token_ids = [[int(token) for token in each.generated_tokens] for each in outcome]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return Generation(texts=texts, token_ids=token_ids, requests=[timeline(each) for each in outcome])
+        return Generation(
+            texts=texts, token_ids=token_ids, requests=[request_timeline(each) for each in outcome]
+        )
 
 
-def timeline(output: Any) -> RequestTimeline:
+def request_timeline(output: Any) -> RequestTimeline:
     """One request as transformers tells it (``GenerationOutput``), on CLOCK_MONOTONIC.
 
     Its times are seconds of ``time.perf_counter``. Without stamps where that is another clock, or where a

@@ -6,15 +6,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from pytest_llenergy.backends.flops import of_config, of_sequences
+from pytest_llenergy.backends.flops import estimate_generation_flops, shape_from_config
 from pytest_llenergy.backends.tasks import Result
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.timeline import Flops
 
 #: Attention that torch.utils.flop_counter sees, or that is told to it here.
-SEEN = ("eager", "sdpa")
+COUNTED_ATTENTION = ("eager", "sdpa")
 
-BLIND = "torch.utils.flop_counter does not see"
+NOT_COUNTED = "torch.utils.flop_counter does not see"
 
 
 def job_flops(model: Any, job: Any, done: Result, tensor: int) -> Flops:
@@ -22,22 +22,22 @@ def job_flops(model: Any, job: Any, done: Result, tensor: int) -> Flops:
 
     ``tensor`` is how many ranks hold a part of each weight. ``done`` is what the job has made before.
     """
-    unseen = _unseen(model, tensor)
+    unseen = _uncounted_part(model, tensor)
     if unseen is None:
-        return Flops(count=_counted(model, job), source=_source(model))
+        return Flops(count=_count_by_torch(model, job), source=_counter_source(model))
     if getattr(getattr(job, "config", None), "cache_implementation", None) == "static":
         # Whether its empty part takes part depends on the kernel, and on whether there is padding.
-        return Flops.unknown(f"{BLIND} {unseen}, and a static cache is not worked out")
+        return Flops.unknown(f"{NOT_COUNTED} {unseen}, and a static cache is not worked out")
     try:
-        told = of_sequences(of_config(model.config.to_dict()), done, padded=True)
+        told = estimate_generation_flops(shape_from_config(model.config.to_dict()), done, padded=True)
     except ModelError as error:
-        return Flops.unknown(f"{BLIND} {unseen}, and {error}")
+        return Flops.unknown(f"{NOT_COUNTED} {unseen}, and {error}")
     if told.count is None:
         return told
     return Flops(count=told.count, shared=True, source=f"{told.source} ({unseen} is not seen by a counter)")
 
 
-def _counted(model: Any, job: Any) -> int:
+def _count_by_torch(model: Any, job: Any) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
@@ -57,7 +57,7 @@ def _counted(model: Any, job: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def _unseen(model: Any, tensor: int) -> str | None:
+def _uncounted_part(model: Any, tensor: int) -> str | None:
     """What would not be counted, or counted on each rank as if it were alone."""
     attention = str(model.config._attn_implementation)
     if tensor > 1:
@@ -66,14 +66,14 @@ def _unseen(model: Any, tensor: int) -> str | None:
         return "compiled code"
     if getattr(model, "hf_quantizer", None) is not None:
         return "products of quantised weights"
-    return None if attention in SEEN else f"attention of {attention}"
+    return None if attention in COUNTED_ATTENTION else f"attention of {attention}"
 
 
 def _is_compiled(function: Any) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
 
 
-def _source(model: Any) -> str:
+def _counter_source(model: Any) -> str:
     attention = str(model.config._attn_implementation)
     told = ", on CPUs from the shapes of its calls" if attention == "sdpa" else ""
     return f"counted by torch.utils.flop_counter, {attention}{told}"

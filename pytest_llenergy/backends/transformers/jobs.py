@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_llenergy.backends.convert import local_directory
-from pytest_llenergy.backends.models import explain, resolve
+from pytest_llenergy.backends.convert import pretrained_path
+from pytest_llenergy.backends.models import explain_load_error, resolve_model
 from pytest_llenergy.backends.tasks import Embedding, EmbeddingParams, Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
@@ -92,7 +92,7 @@ class TransformersJob:
     def result(self, outcome: tuple[Any, StepClock]) -> Generation:
         output, clock = outcome
         mask = self.inputs["attention_mask"]
-        token_ids = [_produced(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
+        token_ids = [_produced_tokens(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
         steps_ns = clock.steps_ns
         requests = [
             RequestTimeline(
@@ -108,7 +108,7 @@ class TransformersJob:
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
 
 
-def _produced(row: list[int], ends: frozenset[int]) -> list[int]:
+def _produced_tokens(row: list[int], ends: frozenset[int]) -> list[int]:
     """A row up to and including the first token that ended it; what follows is padding."""
     for index, token in enumerate(row):
         if token in ends:
@@ -130,7 +130,7 @@ DRAFTING: dict[str, Primitive] = {
 MAX_MATCHING_NGRAM_SIZE = 2
 
 
-def lookup(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
+def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
     """Drafting from the prompt, for ``GenerationConfig`` and records; nothing where it is not asked for."""
     if prompt_lookup_num_tokens is None:
         return {}
@@ -140,7 +140,7 @@ def lookup(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
     }
 
 
-def load(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
+def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
     """The assistant, in the dtype and on the device of the model, and what goes into records.
 
     Raises ``ModelError`` when it cannot be loaded, ``BackendError`` when it has another vocabulary.
@@ -149,13 +149,13 @@ def load(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
     from transformers.utils import is_sklearn_available
 
     try:
-        source = resolve(name)
+        source = resolve_model(name)
     except ModelError as error:
         raise ModelError(f"assistant: {error}") from None
     try:
-        assistant: Any = AutoModelForCausalLM.from_pretrained(local_directory(source), dtype=model.dtype)
+        assistant: Any = AutoModelForCausalLM.from_pretrained(pretrained_path(source), dtype=model.dtype)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ModelError(f"assistant: {explain(source, error)}") from error
+        raise ModelError(f"assistant: {explain_load_error(source, error)}") from error
     sizes = [each.config.get_text_config().vocab_size for each in (assistant, model)]
     if sizes[0] != sizes[1]:
         raise BackendError(
@@ -170,7 +170,7 @@ def load(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
 # Vectors of texts: from models that only encode, and from the body of those that generate.
 
 
-def only_encodes(config: Any) -> bool:
+def is_encoder(config: Any) -> bool:
     """Whether a model was saved without a head that predicts the next token.
 
     ``AutoModelForCausalLM`` would load such a model as well, with a head of random numbers.
@@ -178,8 +178,8 @@ def only_encodes(config: Any) -> bool:
     from transformers.models.auto import modeling_auto as auto
 
     saved = set(config.architectures or ())
-    generating = _classes(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    encoding = _classes(auto.MODEL_MAPPING_NAMES) | _classes(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    generating = _class_names(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    encoding = _class_names(auto.MODEL_MAPPING_NAMES) | _class_names(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     return not config.is_encoder_decoder and bool(saved & encoding) and not saved & generating
 
 
@@ -217,7 +217,7 @@ class EmbeddingJob:
 
         with torch.inference_mode():
             hidden = self.model(**self.inputs).last_hidden_state
-            vectors = _pooled(hidden, self.inputs["attention_mask"], self.params.pooling)
+            vectors = _pool(hidden, self.inputs["attention_mask"], self.params.pooling)
             return torch.nn.functional.normalize(vectors, dim=1) if self.params.normalize else vectors
 
     def result(self, outcome: Any) -> Embedding:
@@ -227,7 +227,7 @@ class EmbeddingJob:
         )
 
 
-def _pooled(hidden: Any, mask: Any, pooling: str) -> Any:
+def _pool(hidden: Any, mask: Any, pooling: str) -> Any:
     """From (batch, tokens, width) and a right-padded mask (batch, tokens) to (batch, width)."""
     if pooling == "cls":
         return hidden[:, 0]
@@ -238,7 +238,7 @@ def _pooled(hidden: Any, mask: Any, pooling: str) -> Any:
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
 
-def _classes(mapping: Any) -> set[str]:
+def _class_names(mapping: Any) -> set[str]:
     """The names of classes by kind of model; some kinds have several."""
     return {
         name

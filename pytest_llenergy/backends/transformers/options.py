@@ -9,7 +9,7 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
-from pytest_llenergy.backends.base import installed
+from pytest_llenergy.backends.base import is_installed
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
@@ -29,14 +29,14 @@ def compile_config(mode: str) -> Any:
     return config
 
 
-def graphs() -> int:
+def count_compiled_graphs() -> int:
     """How many graphs torch has compiled in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
-def compile_now(job: Any) -> None:
+def compile_job(job: Any) -> None:
     """Run a job once, so that nothing is left to compile. Raises ``BackendError`` when nothing was.
 
     What was compiled for the batch before is dropped first: with it, torch would compile this one for any
@@ -45,9 +45,9 @@ def compile_now(job: Any) -> None:
     import torch
 
     torch.compiler.reset()
-    before = graphs()
+    before = count_compiled_graphs()
     job.run()
-    if graphs() == before:
+    if count_compiled_graphs() == before:
         raise BackendError(
             "transformers: compile: generate has compiled nothing of this model, which it does not support "
             "with every quantiser and architecture; leave compile out"
@@ -58,7 +58,7 @@ def compile_now(job: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Package:
+class QuantizerPackage:
     """What quantises: ``module`` is what is imported, ``name`` what is installed."""
 
     name: str
@@ -70,12 +70,12 @@ class Package:
         return f"pip install {self.name}"
 
 
-TORCHAO = Package("torchao", "torchao")
-QUANTO = Package("optimum-quanto", "optimum.quanto")
-BITSANDBYTES = Package("bitsandbytes", "bitsandbytes")
+TORCHAO = QuantizerPackage("torchao", "torchao")
+QUANTO = QuantizerPackage("optimum-quanto", "optimum.quanto")
+BITSANDBYTES = QuantizerPackage("bitsandbytes", "bitsandbytes")
 
 #: By the name of the load option. ``int8dyn`` quantises activations too, as they come.
-QUANTISERS = {
+QUANTIZERS = {
     "int8wo": TORCHAO,
     "int8dyn": TORCHAO,
     "int8": QUANTO,
@@ -84,7 +84,7 @@ QUANTISERS = {
 }
 
 
-def keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
+def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
     """What ``from_pretrained`` is given, the device too: some packages' weights cannot be moved later.
 
     ``dtype`` is that of what is not quantised, and of the arithmetic; ``auto`` is that of the model's config.
@@ -92,19 +92,22 @@ def keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
     import torch
 
     own = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
-    return {"quantization_config": _config(name, own or torch.float32), "device_map": {"": device}}
+    return {
+        "quantization_config": _quantization_config(name, own or torch.float32),
+        "device_map": {"": device},
+    }
 
 
-def described(name: str, model: Any) -> dict[str, str | int]:
+def describe_quantization(name: str, model: Any) -> dict[str, str | int]:
     """For the record: by whom and how many layers. Raises ``BackendError`` when there are none."""
-    package = QUANTISERS[name]
-    layers = sum(_is_quantised(module, package) for module in model.modules())
+    package = QUANTIZERS[name]
+    layers = sum(_is_quantized(module, package) for module in model.modules())
     if layers == 0:
         raise BackendError(f"transformers: {package.name} has quantised no layer of this model")
     return {"quantizer": f"{package.name} {version(package.name)}", "quantized_layers": layers}
 
 
-def _config(name: str, dtype: Any) -> Any:
+def _quantization_config(name: str, dtype: Any) -> Any:
     import transformers
 
     if name in ("int8wo", "int8dyn"):
@@ -125,7 +128,7 @@ def _config(name: str, dtype: Any) -> Any:
     )
 
 
-def _is_quantised(module: Any, package: Package) -> bool:
+def _is_quantized(module: Any, package: QuantizerPackage) -> bool:
     """Whether a layer, or the tensor that is its weight, is the package's own kind."""
     kinds = (type(module), type(getattr(module, "weight", None)))
     top = package.module
@@ -150,7 +153,7 @@ GPU_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "flex_attention")
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
-BATCHINGS = ("static", "continuous")
+BATCHING_KINDS = ("static", "continuous")
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ class LoadOptions:
     prompt_lookup_num_tokens: int | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], *, on_cpu: bool) -> LoadOptions:
+    def parse(cls, given: Mapping[str, Any], *, on_cpu: bool) -> LoadOptions:
         """Check what a test asks for. Raises ``BackendError`` with one line for what cannot be."""
         values = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
         if isinstance(values.get("compile"), bool):
@@ -236,8 +239,8 @@ class LoadOptions:
             ("dtype", DTYPES),
             ("attn_implementation", (None, *ATTENTIONS)),
             ("compile", (None, *COMPILE_MODES)),
-            ("quantization", (None, *QUANTISERS)),
-            ("batching", BATCHINGS),
+            ("quantization", (None, *QUANTIZERS)),
+            ("batching", BATCHING_KINDS),
         ):
             value = getattr(self, name)
             if value not in known:
@@ -256,11 +259,11 @@ class LoadOptions:
         if attention in GPU_ATTENTIONS and on_cpu:
             yield f"{attention} does not run on a CPU; use sdpa or eager"
         needs = ATTENTIONS[attention] if attention is not None else None
-        if needs is not None and not installed(needs[0]):
+        if needs is not None and not is_installed(needs[0]):
             yield f"{attention} needs the module {needs[0]}, which is not installed; {needs[1]}"
         if self.quantization is not None:
-            package = QUANTISERS[self.quantization]
-            if not installed(package.module):
+            package = QUANTIZERS[self.quantization]
+            if not is_installed(package.module):
                 yield (
                     f"quantization {self.quantization!r} needs {package.name}, which is not installed; "
                     f"{package.install}"

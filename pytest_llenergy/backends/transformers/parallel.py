@@ -20,14 +20,14 @@ from pytest_llenergy.model.record import Parallel
 DEVICE_MAP = "balanced"
 
 
-def seen_placement(model: Any, n: int) -> dict[str, str]:
+def verify_placement(model: Any, n: int) -> dict[str, str]:
     """Which modules are on which device, as they were found after loading.
 
     Raises ``BackendError`` when the parameters are not on ``n`` GPUs, all of them: accelerate leaves devices
     out for small models, and moves what does not fit to the CPU or to disk, with a warning at most.
     """
     found = sorted({str(parameter.device) for parameter in model.parameters()})
-    told = told_map(getattr(model, "hf_device_map", None) or {"": str(model.device)})
+    told = format_device_map(getattr(model, "hf_device_map", None) or {"": str(model.device)})
     away = [device for device in found if not device.startswith("cuda")]
     if away:
         raise BackendError(
@@ -42,7 +42,7 @@ def seen_placement(model: Any, n: int) -> dict[str, str]:
     return {"device_map": DEVICE_MAP, "hf_device_map": told}
 
 
-def told_map(device_map: Mapping[str, Any]) -> str:
+def format_device_map(device_map: Mapping[str, Any]) -> str:
     """A device map in one line, modules in their order: ``model.embed_tokens..model.layers.7: 0; …``."""
     parts = []
     for device, group in groupby(device_map.items(), key=lambda entry: str(entry[1])):
@@ -59,11 +59,11 @@ def told_map(device_map: Mapping[str, Any]) -> str:
 
 #: The last part of the names of projections that split by heads, in the plans of transformers 5.23: those
 #: that make queries, and those that make keys. Where queries, keys and values are one matrix it is both.
-OF_QUERIES = {"q_proj", "q_b_proj", "qkv_proj", "query_key_value"}
-OF_KEYS = {"k_proj", "kv_b_proj", "qkv_proj", "query_key_value"}
+QUERY_PROJECTIONS = {"q_proj", "q_b_proj", "qkv_proj", "query_key_value"}
+KEY_PROJECTIONS = {"k_proj", "kv_b_proj", "qkv_proj", "query_key_value"}
 
 #: How plans call a projection whose output stays split, so that each rank has heads of its own.
-SPLIT = "colwise"
+COLUMNWISE = "colwise"
 
 
 def check_heads(config: Any, tensor: int, label: str) -> None:
@@ -79,23 +79,23 @@ def check_heads(config: Any, tensor: int, label: str) -> None:
             f"transformers: it has no tensor-parallel plan for models of type {text.model_type!r}, so "
             f"nothing of {label} would be sharded; use parallel(data=...) or another model"
         )
-    split = {name.rpartition(".")[2] for name, style in plan.items() if style == SPLIT}
-    heads = _of_layers(text, "num_attention_heads")
-    kv_heads = _of_layers(text, "num_key_value_heads") or heads
-    counts = [*(heads if split & OF_QUERIES else ()), *(kv_heads if split & OF_KEYS else ())]
+    split = {name.rpartition(".")[2] for name, style in plan.items() if style == COLUMNWISE}
+    heads = _layer_counts(text, "num_attention_heads")
+    kv_heads = _layer_counts(text, "num_key_value_heads") or heads
+    counts = [*(heads if split & QUERY_PROJECTIONS else ()), *(kv_heads if split & KEY_PROJECTIONS else ())]
     if all(count % tensor == 0 for count in counts):
         return
     largest = math.gcd(*counts)
     fitting = [str(degree) for degree in range(2, largest + 1) if largest % degree == 0]
     fit = f"tensor={' or tensor='.join(fitting)} fits" if fitting else "no degree above 1 fits"
     raise BackendError(
-        f"transformers: {label} has {_told(heads)} attention heads and {_told(kv_heads)} KV heads, and "
-        f"tensor={tensor} does not divide both; {fit}"
+        f"transformers: {label} has {_join_counts(heads)} attention heads and "
+        f"{_join_counts(kv_heads)} KV heads, and tensor={tensor} does not divide both; {fit}"
     )
 
 
 @contextmanager
-def sharded_load(context: RankContext, device: str) -> Iterator[Any]:
+def sharded_loading(context: RankContext, device: str) -> Iterator[Any]:
     """While it lasts ``from_pretrained(distributed_config=...)`` shards over the ranks of this replica.
 
     Gives the configuration to pass. All ranks must come here together, for they form groups. Raises
@@ -119,7 +119,7 @@ def sharded_load(context: RankContext, device: str) -> Iterator[Any]:
     import torch
 
     degrees = context.parallel
-    mesh = _mesh(device.partition(":")[0], degrees.data, degrees.tensor)
+    mesh = _device_mesh(device.partition(":")[0], degrees.data, degrees.tensor)
 
     def of_this_replica(_config: Any) -> tuple[Any, Any]:
         return torch.device(device), TransformersDeviceMesh(mesh, mesh)
@@ -131,7 +131,7 @@ def sharded_load(context: RankContext, device: str) -> Iterator[Any]:
         mixin.initialize_distributed_mesh = its_own
 
 
-def seen_shards(model: Any, context: RankContext) -> dict[str, int]:
+def verify_shards(model: Any, context: RankContext) -> dict[str, int]:
     """How many elements the parameters of this rank have, and how many the model has, as they were found.
 
     Raises ``BackendError`` when no parameter is a shard, or when one is shared with other ranks than those of
@@ -164,7 +164,7 @@ def seen_shards(model: Any, context: RankContext) -> dict[str, int]:
 
 
 @lru_cache(maxsize=1)
-def _mesh(kind: str, data: int, tensor: int) -> Any:
+def _device_mesh(kind: str, data: int, tensor: int) -> Any:
     """Of all ranks: consecutive ones form a replica, as in the process plan.
 
     Ranks stay for other models; the groups are made once.
@@ -175,14 +175,14 @@ def _mesh(kind: str, data: int, tensor: int) -> Any:
     return init_device_mesh(kind, (data, 1, 1, tensor), mesh_dim_names=("replica", "pp", "fsdp", "tp"))
 
 
-def _of_layers(config: Any, name: str) -> list[int]:
+def _layer_counts(config: Any, name: str) -> list[int]:
     """Of all layers, which may differ; empty where the configuration does not say."""
     layers = list(getattr(config, "per_layer_config", None) or [config])
     counts = [getattr(layer, name, None) for layer in layers]
     return [count for each in counts if each for count in ([each] if isinstance(each, int) else each)]
 
 
-def _told(counts: Iterable[int]) -> str:
+def _join_counts(counts: Iterable[int]) -> str:
     return " or ".join(map(str, sorted(set(counts))))
 
 
@@ -203,7 +203,7 @@ def check_degrees(path: str, degrees: Parallel, label: str) -> None:
     check_heads(AutoConfig.from_pretrained(path), degrees.tensor, label)
 
 
-def load_onto(
+def load_onto_devices(
     loader: Any, path: str, keywords: Mapping[str, Any], context: RankContext, device: str
 ) -> tuple[Any, dict[str, Any]]:
     """``loader.from_pretrained(path, **keywords)`` on the rank's devices, the inputs going to ``device``.
@@ -213,12 +213,12 @@ def load_onto(
     """
     degrees = context.parallel
     if degrees.tensor > 1:
-        with sharded_load(context, device) as distributed_config:
+        with sharded_loading(context, device) as distributed_config:
             model = loader.from_pretrained(path, **keywords, distributed_config=distributed_config)
-        return model, {"tp_plan": "auto", **seen_shards(model, context)}
+        return model, {"tp_plan": "auto", **verify_shards(model, context)}
     if degrees.placement > 1:
         model = loader.from_pretrained(path, **keywords, device_map=DEVICE_MAP)
-        return model, dict(seen_placement(model, degrees.placement))
+        return model, dict(verify_placement(model, degrees.placement))
     model = loader.from_pretrained(path, **keywords)
     # Quantised weights are on the device from the start, and some cannot be moved.
     return model if "quantization_config" in keywords else model.to(device), {}

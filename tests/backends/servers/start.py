@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from pytest_llenergy.backends.server.settings import free_port
+from pytest_llenergy.backends.server.settings import find_free_port
 
 HERE = Path(__file__).parent
 
@@ -35,7 +35,7 @@ def llama() -> str:
 @contextmanager
 def running(command: str, **values: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """One that nobody of the plugin has started: in a group of its own, as from another terminal."""
-    port = free_port()
+    port = find_free_port()
     words = [word.format(port=port, **values) for word in shlex.split(command)]
     with subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
