@@ -15,7 +15,7 @@ import msgspec
 import pytest_llenergy
 from pytest_llenergy.ab.checkouts import last_line, tail
 from pytest_llenergy.ab.command import Command
-from pytest_llenergy.ab.gather import (
+from pytest_llenergy.ab.join import (
     Gathered,
     Names,
     Part,

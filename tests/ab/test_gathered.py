@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.ab.gather import Gathered, Part, changed_workload, put_aside
+from pytest_llenergy.ab.join import Gathered, Part, changed_workload, put_aside
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report, SideName

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.ab.gather import common_names, lonely_line
+from pytest_llenergy.ab.join import common_names, lonely_line
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import Record
 
