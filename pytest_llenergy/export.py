@@ -12,8 +12,8 @@ from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 import pytest_llenergy
-from pytest_llenergy.compare.comparability import device_facts, key_of
-from pytest_llenergy.compare.comparison import last_attempts
+from pytest_llenergy.compare.comparability import device_facts, fingerprint
+from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.measure.metrics import values_of
 from pytest_llenergy.model.base import Primitive
@@ -36,7 +36,7 @@ class Side:
 
     def records(self) -> list[Record]:
         """The last attempt of each test. Raises ``ReportError`` for one that is there twice."""
-        return list(last_attempts(self.report.records, self.name or "the report").values())
+        return list(select_last_attempts(self.report.records, self.name or "the report").values())
 
     def measured(self) -> list[Record]:
         """Those whose figures count."""
@@ -44,7 +44,7 @@ class Side:
 
     def device_key(self, record: Record) -> str:
         """Equal for tests that ran on the same kind of devices and were measured in the same way."""
-        return key_of(device_facts(record, self.report.environment))
+        return fingerprint(device_facts(record, self.report.environment))
 
 
 def energy_figures(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:

@@ -18,16 +18,16 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import (
-    Asked,
-    Measured,
-    interrupted,
-    judge,
-    last_attempts,
-    measured_something,
-    side_of,
-    without_baseline,
+    Criterion,
+    MeasuredRecord,
+    compare_records,
+    compare_without_baseline,
+    describe_side,
+    has_measurements,
+    incomplete_run_note,
+    select_last_attempts,
 )
-from pytest_llenergy.compare.gate import Gate, Inconclusive, asked_of, check_floor, with_floor
+from pytest_llenergy.compare.gate import Gate, Inconclusive, check_floor, rule_with_floor, select_criteria
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.comparison import Baseline, Comparison
@@ -67,7 +67,7 @@ class Stored:
         """What the report says of it, once these tests have been seen."""
         absent = set(self.records).difference(seen)
         return Baseline(
-            side=side_of(self.report, self.origin), absent=[n for n in self.records if n in absent]
+            side=describe_side(self.report, self.origin), absent=[n for n in self.records if n in absent]
         )
 
 
@@ -89,15 +89,15 @@ class Gating:
             # The controller has looked at it.
             name, data = brought
             report = decode_report(data, name, lean=True)
-            return Stored(name, None, report, last_attempts(report.records, name))
+            return Stored(name, None, report, select_last_attempts(report.records, name))
         place = _place(self._config, text)
         name = text if isinstance(place, Path) else origin(place)
         try:
             report = read_report(place, lean=True)
-            records = last_attempts(report.records, origin(place))
+            records = select_last_attempts(report.records, origin(place))
         except ReportError as error:
             raise pytest.UsageError(f"--energy-compare={name}: {error}") from None
-        if not measured_something(records):
+        if not has_measurements(records):
             found = Counter(record.status for record in records.values())
             told = f" ({', '.join(f'{count} {status}' for status, count in found.items())})" if found else ""
             raise pytest.UsageError(
@@ -122,23 +122,23 @@ class Gating:
         """A test against its baseline, one metric after the other; empty where nobody asked for it."""
         own = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
-        common = with_floor(self._settings.floor)
+        common = rule_with_floor(self._settings.floor)
         stored = self.stored
         if stored is None:
-            asked = asked_of(fail_on, own, common) if fail_on or own is not None else []
+            asked = select_criteria(fail_on, own, common) if fail_on or own is not None else []
             return [_ungated(record, each) for each in asked]
         if not record.rounds and own is None:
             return []
         record = _as_stored(record)
         before = stored.records.get(record.id)
         found = []
-        for each in asked_of(fail_on, own, common):
+        for each in select_criteria(fail_on, own, common):
             if before is None:
                 stopped = None if stored.report.run.complete else stored.origin
-                found.append(without_baseline(record, each, stopped))
+                found.append(compare_without_baseline(record, each, stopped))
             else:
-                base = Measured(before, stored.report.environment)
-                found.append(judge(base, Measured(record, self._here), each))
+                base = MeasuredRecord(before, stored.report.environment)
+                found.append(compare_records(base, MeasuredRecord(record, self._here), each))
         return found
 
 
@@ -205,8 +205,8 @@ def _as_stored(record: Record) -> Record:
     )
 
 
-def _ungated(record: Record, asked: Asked) -> Comparison:
-    return msgspec.structs.replace(without_baseline(record, asked), verdict="new", reason=NO_BASELINE)
+def _ungated(record: Record, asked: Criterion) -> Comparison:
+    return msgspec.structs.replace(compare_without_baseline(record, asked), verdict="new", reason=NO_BASELINE)
 
 
 def _place(config: pytest.Config, text: str) -> Place:
@@ -242,7 +242,7 @@ def ungated_lines(stored: Stored | None, records: Sequence[Record], inconclusive
     if stored is None:
         return lines
     if not stored.report.run.complete:
-        lines.append(interrupted(stored.origin))
+        lines.append(incomplete_run_note(stored.origin))
     unsure = sum(each.gated and each.verdict == "inconclusive" for each in comparisons)
     if unsure and inconclusive == "warn":
         lines.append(

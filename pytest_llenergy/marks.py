@@ -54,9 +54,9 @@ def energy_gate(
 budget, such as budget="5 J" or metric="energy_per_output_token_j", budget="300 mJ", or when it is \
 worse than in the baseline of --energy-compare by a threshold, such as threshold="3%" or \
 threshold="3%+2J"."""
-    from pytest_llenergy.compare.gate import read_gate
+    from pytest_llenergy.compare.gate import parse_gate
 
-    return read_gate(metric, budget, threshold)
+    return parse_gate(metric, budget, threshold)
 
 
 def backend_options(**load_options: Any) -> dict[str, Any]:

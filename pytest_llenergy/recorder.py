@@ -217,7 +217,7 @@ def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]
         failed += [over] if over is not None else []
     if settings.compare is None and not settings.fail_on and (gate is None or gate.threshold is None):
         return failed
-    from pytest_llenergy.compare.gate import failures
+    from pytest_llenergy.compare.gate import list_failures
     from pytest_llenergy.gating import gating_of
 
     draft.comparisons = gating_of(item.config).compared(_record(item, *_outcome(draft)), gate)
@@ -225,7 +225,7 @@ def _gates_failed(item: pytest.Item, draft: Draft, metrics: Mapping[str, Metric]
         item.user_properties.append((f"{PROPERTY}{each.metric}.verdict", each.verdict))
         if each.ratio is not None:
             item.user_properties.append((f"{PROPERTY}{each.metric}.ratio", each.ratio))
-    return failed + failures(draft.comparisons, settings.inconclusive)
+    return failed + list_failures(draft.comparisons, settings.inconclusive)
 
 
 def note_part(item: pytest.Item, report: pytest.TestReport) -> None:

@@ -8,7 +8,7 @@ import sys
 from random import Random
 from statistics import fmean, median
 
-from pytest_llenergy.compare.statistics import Estimate, Sample, compare
+from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples
 
 from . import refit
 from .part import Notebook, main
@@ -195,7 +195,7 @@ def _verdict(values: list[float], us: list[float], is_head: list[bool]) -> Estim
         )
         for side in (False, True)
     )
-    return compare(base, head)
+    return compare_samples(base, head)
 
 
 def _relabelled(values: list[float], us: list[float]) -> int:

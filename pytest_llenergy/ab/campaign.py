@@ -13,25 +13,25 @@ from pathlib import Path
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.ab.checkouts import last_line, tail
+from pytest_llenergy.ab.checkouts import find_error_line, read_tail
 from pytest_llenergy.ab.command import Command
 from pytest_llenergy.ab.join import (
-    Gathered,
-    Names,
-    Part,
-    changed_workload,
-    common_names,
-    lonely_line,
-    put_aside,
-    same_names,
+    PairedNames,
+    SessionRecord,
+    SideSessions,
+    list_excluded_rounds,
+    list_workload_changes,
+    pair_by_id,
+    pair_by_parameters,
+    unpaired_note,
 )
 from pytest_llenergy.ab.schedule import Schedule, Side, Turn
-from pytest_llenergy.ab.session import arguments, run_session
-from pytest_llenergy.ab.state import End, State
-from pytest_llenergy.compare.comparison import Asked, compare_reports
-from pytest_llenergy.compare.gate import over_budget
+from pytest_llenergy.ab.session import run_session, session_arguments
+from pytest_llenergy.ab.state import SessionEnd, State
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
+from pytest_llenergy.compare.gate import list_over_budget
 from pytest_llenergy.compare.metrics import Direction
-from pytest_llenergy.compare.stages import Policy, judge
+from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Rule, Sample
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
@@ -42,10 +42,10 @@ from pytest_llenergy.report.store import without_secrets
 # What failed in sessions, of either side.
 
 #: Names of tests in one line.
-MANY = 5
+MAX_NAMES = 5
 
 
-class Failed:
+class FailureCounts:
     """In how many sessions of one side each test has failed."""
 
     def __init__(self) -> None:
@@ -62,24 +62,24 @@ class Failed:
         if not self._counts:
             return None
         told = [f"{name} ({count} of {self._sessions})" for name, count in self._counts.items()]
-        rest = f" and {len(told) - MANY} more" if len(told) > MANY else ""
-        return f"{side}: failed in sessions: {', '.join(told[:MANY])}{rest}"
+        rest = f" and {len(told) - MAX_NAMES} more" if len(told) > MAX_NAMES else ""
+        return f"{side}: failed in sessions: {', '.join(told[:MAX_NAMES])}{rest}"
 
 
 # One look at all rounds so far: the verdict of each test's stage, and which tests take more pairs.
 
 
-class Look:
+class StageEstimator:
     """Finds estimates for ``compare_reports``. ``open`` are the tests of which a metric is not clear yet."""
 
-    def __init__(self, policy: Policy, stage_of: Callable[[str], int]) -> None:
+    def __init__(self, policy: Stages, stage_of: Callable[[str], int]) -> None:
         self._policy = policy
         self._stage_of = stage_of
         self.open: set[str] = set()
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
         """The estimate of a metric, at the stage at which its test is."""
-        step = judge(base, head, self._stage_of(record.id), self._policy, rule, better)
+        step = decide_stage(base, head, self._stage_of(record.id), self._policy, rule, better)
         if not step.done:
             self.open.add(record.id)
         return step.estimate
@@ -95,7 +95,7 @@ class Plan:
     sides: Mapping[SideName, Side]
     command: Command
     schedule: Schedule
-    asked: Sequence[Asked]
+    asked: Sequence[Criterion]
     #: Workloads differ on purpose.
     across: bool = False
     #: Options have been given to the sides, which may have changed the names of tests.
@@ -104,7 +104,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Watcher:
+class Progress:
     """Who is told: lines about the progress, and the output of sessions.
 
     ``before`` is asked before each session; ``check`` after the first of a side, with what it has imported.
@@ -134,13 +134,16 @@ class _Clock:
 class Campaign:
     """All sessions of one comparison."""
 
-    def __init__(self, plan: Plan, state: State, watcher: Watcher) -> None:
+    def __init__(self, plan: Plan, state: State, watcher: Progress) -> None:
         self._plan = plan
         self._state = state
         self._watcher = watcher
-        self._gathered: dict[SideName, Gathered] = {"base": Gathered("base"), "head": Gathered("head")}
-        self._failed: dict[SideName, Failed] = {"base": Failed(), "head": Failed()}
-        self._order: list[Gathered] = []
+        self._gathered: dict[SideName, SideSessions] = {
+            "base": SideSessions("base"),
+            "head": SideSessions("head"),
+        }
+        self._failed: dict[SideName, FailureCounts] = {"base": FailureCounts(), "head": FailureCounts()}
+        self._order: list[SideSessions] = []
         self._boots: dict[str, None] = {}
         self._clock = _Clock()
         #: The stage at which each test was done, by its common name.
@@ -158,7 +161,7 @@ class Campaign:
                 for turn in pair:
                     self._take(turn)
                 self._close_hopeless()
-            look = Look(schedule.policy, self._stage_of)
+            look = StageEstimator(schedule.policy, self._stage_of)
             self._compared(look)
             self._done.update({name: self._stage for name in self._open if name not in look.open})
             if not self._open:
@@ -170,12 +173,12 @@ class Campaign:
         return self._done.get(name, self._stage)
 
     @property
-    def _names(self) -> Names:
+    def _names(self) -> PairedNames:
         found = [
             {name: parts[0].record for name, parts in self._gathered[side].parts.items()}
             for side in ("base", "head")
         ]
-        return common_names(*found) if self._plan.renamed else same_names(*found)
+        return pair_by_parameters(*found) if self._plan.renamed else pair_by_id(*found)
 
     @property
     def _open(self) -> set[str]:
@@ -209,7 +212,7 @@ class Campaign:
             f"{minutes}:{seconds:02d}{self._clock.left(total - turn.number)}"
         )
 
-    def _measure(self, turn: Turn) -> tuple[list[Report], End]:
+    def _measure(self, turn: Turn) -> tuple[list[Report], SessionEnd]:
         plan, state = self._plan, self._state
         side = plan.sides[turn.side]
         self._watcher.before(side)
@@ -219,7 +222,7 @@ class Campaign:
         done += [each.id for report in state.measured(turn) for each in report.records if each.counts]
         files = state.next_attempt(turn)
         gpus = [] if plan.command.gpus else self._gathered["base"].devices
-        words = arguments(side, plan.command, files, plan.schedule.rounds, gpus)
+        words = session_arguments(side, plan.command, files, plan.schedule.rounds, gpus)
         started, began_s = datetime.now(timezone.utc), time.monotonic()
         code = run_session(side, words, files, done, self._watcher.show)
         end = state.note(files, code, started, time.monotonic() - began_s)
@@ -227,7 +230,7 @@ class Campaign:
         how = state.unfinished(turn, code)
         if how is not None:
             self._show_tail(files.log)
-            raise PlanError(f"{told} {how}: {last_line(files.log)!r}; the whole log: {files.log}")
+            raise PlanError(f"{told} {how}: {find_error_line(files.log)!r}; the whole log: {files.log}")
         reports = state.measured(turn)
         if not reports:
             self._show_tail(files.log)
@@ -235,7 +238,7 @@ class Campaign:
         return reports, end
 
     def _show_tail(self, log: Path) -> None:
-        for line in tail(log):
+        for line in read_tail(log):
             self._watcher.say(f"  | {line}")
 
     def _close_hopeless(self) -> None:
@@ -251,7 +254,7 @@ class Campaign:
         hopeless |= {name for name, found in states.items() if found == {"not comparable"}}
         self._done.update({name: self._stage for name in hopeless if name not in self._done})
 
-    def _anchors(self) -> tuple[dict[str, Part], dict[str, Part]]:
+    def _anchors(self) -> tuple[dict[str, SessionRecord], dict[str, SessionRecord]]:
         """By which session a test is measured as ever: the base's first, for both, where devices allow it."""
         names = self._names
         base = {name: _first(parts) for name, parts in self._gathered["base"].parts.items()}
@@ -278,11 +281,11 @@ class Campaign:
             made.append(msgspec.structs.replace(report, records=records))
         return made[0], made[1]
 
-    def _compared(self, look: Look | None) -> ComparedReports:
+    def _compared(self, look: StageEstimator | None) -> ComparedReports:
         base, head = self._reports()
         plan = self._plan
         origins = plan.sides["base"].origin, plan.sides["head"].origin
-        found = Look(plan.schedule.policy, self._stage_of) if look is None else look
+        found = StageEstimator(plan.schedule.policy, self._stage_of) if look is None else look
         return compare_reports(base, head, origins, plan.asked, across=plan.across, find=found)
 
     def _result(self) -> PairedReport:
@@ -315,17 +318,17 @@ class Campaign:
         if len(self._boots) > 1:
             notes.append(f"rounds of {len(self._boots)} boots: the machine was restarted in between")
         if self._names.lonely:
-            notes.append(lonely_line(self._names.lonely))
+            notes.append(unpaired_note(self._names.lonely))
         for side, report in (("base", base), ("head", head)):
-            for name, told in put_aside(report.records).items():
+            for name, told in list_excluded_rounds(report.records).items():
                 notes.append(f"{side}: {len(told)} rounds of {name} do not count: {told[0]}")
             for name, parts in self._gathered[_side(side)].parts.items():
-                changed = changed_workload(parts)
+                changed = list_workload_changes(parts)
                 if changed:
                     notes.append(f"{side}: {name} did not do the same in all sessions: {'; '.join(changed)}")
             line = self._failed[_side(side)].line(side)
             notes += [line] if line is not None else []
-        for record in over_budget(base, head):
+        for record in list_over_budget(base, head):
             notes.append(f"head: {record.id} is over its budget, which base is not ({record.reason})")
         tools = [_tool(base), _tool(head)]
         if tools[0] != tools[1]:
@@ -333,15 +336,15 @@ class Campaign:
         return notes
 
 
-def _first(parts: Iterable[Part]) -> Part:
+def _first(parts: Iterable[SessionRecord]) -> SessionRecord:
     found = list(parts)
     return next((part for part in found if part.usable), found[0])
 
 
-def _on(part: Part, other: Part) -> Part:
+def _on(part: SessionRecord, other: SessionRecord) -> SessionRecord:
     """The same session of a side, as if on the boards of the other."""
     record = msgspec.structs.replace(part.record, devices=other.record.devices)
-    return Part(other.number, record, part.environment)
+    return SessionRecord(other.number, record, part.environment)
 
 
 def _side(name: str) -> SideName:

@@ -20,18 +20,18 @@ from pytest_llenergy.errors import PlanError
 # What git knows: commits, merge bases, and what has not been committed.
 
 #: What git is told where a command runs inside a hook or another git command: not of this repository.
-FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 
 #: Where to look for the default branch.
 DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 
 #: What running tests leaves behind, and what ``ab`` itself writes.
-LEFT_BEHIND = (":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
+IGNORED_PATHS = (":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
 
 
-def without_git(environment: Mapping[str, str]) -> dict[str, str]:
+def without_git_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment in which git looks for the repository itself."""
-    return {name: value for name, value in environment.items() if name not in FOREIGN}
+    return {name: value for name, value in environment.items() if name not in REPOSITORY_VARIABLES}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Repository:
 
     def dirty(self) -> bool:
         """Whether the working tree has changes that are in no commit."""
-        return bool(self._told("status", "--porcelain", "--", ".", *LEFT_BEHIND))
+        return bool(self._told("status", "--porcelain", "--", ".", *IGNORED_PATHS))
 
     def working_tree(self) -> str:
         """A name for what the working tree holds: all files that are not ignored.
@@ -80,10 +80,10 @@ class Repository:
         with tempfile.TemporaryDirectory() as scratch:
             own = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
             self._told("read-tree", "HEAD", **own)
-            self._told("add", "--update", "--", ".", *LEFT_BEHIND, **own)
+            self._told("add", "--update", "--", ".", *IGNORED_PATHS, **own)
             others = [
                 name
-                for name in self._listed("--others", "--exclude-standard", "--", ".", *LEFT_BEHIND, **own)
+                for name in self._listed("--others", "--exclude-standard", "--", ".", *IGNORED_PATHS, **own)
                 # Perhaps that of this very command.
                 if not name.endswith(".log")
             ]
@@ -115,21 +115,21 @@ class Repository:
         return "; this clone is shallow: git fetch --unshallow (actions/checkout: fetch-depth: 0)"
 
     def _ask(self, *args: str) -> str | None:
-        done = _git(self.root, args)
+        done = _run_git(self.root, args)
         return done.stdout.strip() if done.returncode == 0 else None
 
     def _told(self, *args: str, **environment: str) -> str:
-        done = _git(self.root, args, environment)
+        done = _run_git(self.root, args, environment)
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["no reason was given"]
             raise PlanError(f"git {args[0]} failed: {lines[-1]}")
         return done.stdout.strip()
 
 
-def repository(directory: Path) -> Repository:
+def find_repository(directory: Path) -> Repository:
     """That which a directory is in. Raises ``PlanError`` where it is in none."""
     try:
-        done = _git(directory, ("rev-parse", "--show-toplevel"))
+        done = _run_git(directory, ("rev-parse", "--show-toplevel"))
     except FileNotFoundError:
         raise PlanError("git is not installed; compare two option sets: --a='…' --b='…'") from None
     if done.returncode != 0:
@@ -146,7 +146,7 @@ def _stat(root: Path, name: str) -> str:
     return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0"
 
 
-def _git(
+def _run_git(
     directory: Path, args: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -154,7 +154,7 @@ def _git(
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        env={**without_git(os.environ), **(environment or {})},
+        env={**without_git_variables(os.environ), **(environment or {})},
         check=False,
     )
 
@@ -164,28 +164,28 @@ def _git(
 
 def check_out(repository: Repository, commit: str, place: Path) -> None:
     """Make, or find again, a worktree of a commit that belongs to no branch. Raises ``PlanError``."""
-    ready = _ready(place)
+    ready = _ready_file(place)
     if ready.is_file() and ready.read_text() == commit and place.is_dir():
         return
-    remove(repository, place)
+    remove_checkout(repository, place)
     place.parent.mkdir(parents=True, exist_ok=True)
     repository.run("worktree", "add", "--detach", "--force", str(place), commit)
     ready.write_text(commit)
 
 
-def remove(repository: Repository, place: Path) -> None:
+def remove_checkout(repository: Repository, place: Path) -> None:
     """Take a worktree away, also one that was made half.
 
     Only this one: ``git worktree prune`` would forget those of the user whose disk is not there just now.
     """
-    _ready(place).unlink(missing_ok=True)
+    _ready_file(place).unlink(missing_ok=True)
     if place.exists():
         with suppress(PlanError):
             repository.run("worktree", "remove", "--force", str(place))
         shutil.rmtree(place, ignore_errors=True)
 
 
-def left_out(repository: Repository, commit: str) -> list[str]:
+def list_omissions(repository: Repository, commit: str) -> list[str]:
     """What a worktree of this commit does not hold."""
     told = []
     if repository.file(commit, ".gitmodules"):
@@ -198,7 +198,7 @@ def left_out(repository: Repository, commit: str) -> list[str]:
     return told
 
 
-def _ready(place: Path) -> Path:
+def _ready_file(place: Path) -> Path:
     """Written once a checkout is whole."""
     return place.with_name(f"{place.name}.ready")
 
@@ -206,20 +206,20 @@ def _ready(place: Path) -> Path:
 # A virtual environment of a side's own, made by the command that the user gives.
 
 #: Lines of a log that are shown where something failed.
-TAIL = 10
+TAIL_LINES = 10
 
 
-def inherited() -> dict[str, str]:
+def session_environment() -> dict[str, str]:
     """The environment that sessions have of ours."""
     # An xdist worker of ours is none of theirs.
     return {
         name: value
-        for name, value in without_git(os.environ).items()
+        for name, value in without_git_variables(os.environ).items()
         if not name.startswith("PYTEST_XDIST_W")
     }
 
 
-def activated(venv: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def activate(venv: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """As ``source venv/bin/activate`` leaves it."""
     changed = dict(environment)
     changed.pop("PYTHONHOME", None)
@@ -228,30 +228,30 @@ def activated(venv: Path, environment: Mapping[str, str]) -> dict[str, str]:
     return changed
 
 
-def python_of(venv: Path) -> Path:
+def venv_python(venv: Path) -> Path:
     """Its interpreter."""
     return venv / "bin" / "python"
 
 
-def set_up(venv: Path, checkout: Path, command: str, made_of: str, log: Path, name: str) -> None:
+def create_venv(venv: Path, checkout: Path, command: str, made_of: str, log: Path, name: str) -> None:
     """Make the environment and run the command in the checkout; nothing where both are done already.
 
     ``made_of`` names everything that it is made of. Raises ``PlanError`` with the last line of the log.
     """
     ready = venv.with_name(f"{venv.name}.ready")
-    if ready.is_file() and ready.read_text() == made_of and python_of(venv).exists():
+    if ready.is_file() and ready.read_text() == made_of and venv_python(venv).exists():
         return
     ready.unlink(missing_ok=True)
     shutil.rmtree(venv, ignore_errors=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = activated(venv, inherited())
+    environment = activate(venv, session_environment())
     with log.open("wb") as file:
         for words, shell in (([sys.executable, "-m", "venv", str(venv)], False), (command, True)):
             done = subprocess.run(
                 words,
                 shell=shell,
                 cwd=checkout,
-                env=environment if shell else inherited(),
+                env=environment if shell else session_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -260,13 +260,13 @@ def set_up(venv: Path, checkout: Path, command: str, made_of: str, log: Path, na
             if done.returncode != 0:
                 what = f"--setup {command!r}" if shell else "python -m venv"
                 raise PlanError(
-                    f"{name}: {what} failed with exit code {done.returncode}: {last_line(log)!r}; the whole "
-                    f"log: {log}"
+                    f"{name}: {what} failed with exit code {done.returncode}: {find_error_line(log)!r}; "
+                    f"the whole log: {log}"
                 )
     ready.write_text(made_of)
 
 
-def tail(log: Path, count: int = TAIL) -> list[str]:
+def read_tail(log: Path, count: int = TAIL_LINES) -> list[str]:
     """The last lines of a log that say something."""
     try:
         with log.open(errors="replace") as file:
@@ -275,8 +275,8 @@ def tail(log: Path, count: int = TAIL) -> list[str]:
         return []
 
 
-def last_line(log: Path) -> str:
+def find_error_line(log: Path) -> str:
     """The line of a log that is most likely to say what went wrong."""
-    lines = tail(log, 40)
+    lines = read_tail(log, 40)
     errors = [line for line in lines if line.startswith(("ERROR", "E  ", "error:"))]
     return (errors or lines or ["no output"])[-1].strip()[:300]

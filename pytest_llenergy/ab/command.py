@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_llenergy.errors import PlanError
 
 #: Options of pytest that each session is given by ``ab``, or that compare, with what to say instead.
-OWN = {
+RESERVED_OPTIONS = {
     "--energy-report": "ab writes the reports; -o FILE.json names the one of both sides",
     "--energy-rounds": "use --pairs and --rounds-per-session of ab",
     "--energy-save": "use -o FILE.json of ab",
@@ -22,12 +22,21 @@ OWN = {
 }
 
 #: Options by which the sessions would run different tests.
-REMEMBERING = ("--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first", "--sw", "--stepwise")
+SELECTING_OPTIONS = (
+    "--lf",
+    "--last-failed",
+    "--ff",
+    "--failed-first",
+    "--nf",
+    "--new-first",
+    "--sw",
+    "--stepwise",
+)
 
 #: Options by which a session would end before its tests do.
-STOPPING = ("-x", "--exitfirst", "--maxfail")
+STOPPING_OPTIONS = ("-x", "--exitfirst", "--maxfail")
 
-GPUS = "--energy-gpus"
+GPUS_OPTION = "--energy-gpus"
 
 EXAMPLE = "such as: llenergy ab --base origin/main -- pytest benchmarks"
 
@@ -62,7 +71,7 @@ def parse_command(words: Sequence[str]) -> Command:
     else:
         raise PlanError(f"{shlex.join(words[:3])!r} is no pytest command; write it after --, {EXAMPLE}")
     check_options(args, "")
-    return Command(interpreter, args, gpus=_has(args, GPUS))
+    return Command(interpreter, args, gpus=_has_option(args, GPUS_OPTION))
 
 
 def parse_options(text: str, name: str) -> tuple[str, ...]:
@@ -85,11 +94,11 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 def check_options(args: Sequence[str], where: str) -> None:
     """Raises ``PlanError`` for the first option that a session cannot have."""
-    for name, instead in OWN.items():
-        if _has(args, name):
+    for name, instead in RESERVED_OPTIONS.items():
+        if _has_option(args, name):
             raise PlanError(f"{where}{name} cannot be in the pytest command: {instead}")
-    for name in (*REMEMBERING, *STOPPING):
-        if _has(args, name):
+    for name in (*SELECTING_OPTIONS, *STOPPING_OPTIONS):
+        if _has_option(args, name):
             raise PlanError(
                 f"{where}{name} cannot be in the pytest command: every session runs the same tests"
             )
@@ -99,5 +108,5 @@ def _runs_pytest(words: Sequence[str]) -> bool:
     return "-m" in words and words[words.index("-m") + 1 :][:1] in (["pytest"], ["py.test"])
 
 
-def _has(args: Sequence[str], name: str) -> bool:
+def _has_option(args: Sequence[str], name: str) -> bool:
     return any(each == name or each.startswith(f"{name}=") for each in args)

@@ -18,13 +18,13 @@ from pytest_llenergy.errors import PlanError
 # What a checkout has that can be imported: where a side's own code would come from.
 
 #: Directories that namespaces are usually below. Any directory that holds Python could be one.
-ROOTS = ("src", "python", "lib")
+SOURCE_ROOTS = ("src", "python", "lib")
 
 #: Beside one of these lies a project, whose packages are next to it or one level below.
-PROJECTS = ("pyproject.toml", "setup.py", "setup.cfg")
+PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
-class OwnCode:
+class ImportableCode:
     """Modules, packages and namespaces in the files of a checkout, by their top-level name."""
 
     def __init__(self, files: Iterable[str]) -> None:
@@ -32,19 +32,19 @@ class OwnCode:
         self._modules: dict[str, list[PurePosixPath]] = {}
         self._namespaces: dict[str, list[PurePosixPath]] = {}
         paths = sorted(map(PurePosixPath, files))
-        self._projects = {path.parent for path in paths if path.name in PROJECTS}
+        self._projects = {path.parent for path in paths if path.name in PROJECT_FILES}
         found = [path for path in paths if path.suffix == ".py"]
         packages = {path.parent for path in found if path.name == "__init__.py"}
         for path in found:
             # What lies in a package is imported below its name.
-            top = next((each for each in reversed(_above(path)) if each in packages), None)
+            top = next((each for each in reversed(_parents(path)) if each in packages), None)
             if top is not None:
-                _note(self._packages, top.name, top)
+                _add(self._packages, top.name, top)
             else:
-                _note(self._modules, path.stem, path)
-            for each in _above(path if top is None else top):
-                if each.parent == PurePosixPath() or each.parent.name in ROOTS:
-                    _note(self._namespaces, each.name, each)
+                _add(self._modules, path.stem, path)
+            for each in _parents(path if top is None else top):
+                if each.parent == PurePosixPath() or each.parent.name in SOURCE_ROOTS:
+                    _add(self._namespaces, each.name, each)
 
     def of(self, name: str, place: Path) -> str | None:
         """What the checkout has itself of something that was imported from ``place``; ``None`` for nothing.
@@ -77,17 +77,17 @@ class OwnCode:
         above = path.parent
         return (
             above == PurePosixPath()
-            or above.name in ROOTS
+            or above.name in SOURCE_ROOTS
             or bool({above, above.parent} & self._projects - {PurePosixPath()})
         )
 
 
-def _above(path: PurePosixPath) -> list[PurePosixPath]:
+def _parents(path: PurePosixPath) -> list[PurePosixPath]:
     """The directories that hold a file, the innermost first, without the top."""
     return [each for each in path.parents if each != PurePosixPath()]
 
 
-def _note(found: dict[str, list[PurePosixPath]], name: str, path: PurePosixPath) -> None:
+def _add(found: dict[str, list[PurePosixPath]], name: str, path: PurePosixPath) -> None:
     known = found.setdefault(name, [])
     if path not in known:
         known.append(path)
@@ -146,11 +146,11 @@ print(json.dumps({
 """
 
 #: Where installed packages are.
-INSTALLED = ("site-packages", "dist-packages")
+INSTALL_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
-class Told:
+class InterpreterInfo:
     """What an interpreter says. ``named`` are pairs of who names a place, and the place."""
 
     named: list[list[str]]
@@ -167,7 +167,7 @@ class Told:
         return any(_within(place, each) for each in prefixes if _within(each, repository.resolve()))
 
 
-def ask(side: Side) -> Told:
+def inspect_interpreter(side: Side) -> InterpreterInfo:
     """Ask a side's interpreter.
 
     Raises ``PlanError`` for one that does not run, and one that has no pytest or no pytest-llenergy.
@@ -181,7 +181,7 @@ def ask(side: Side) -> Told:
             text=True,
             check=False,
         )
-        told = Told(**json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
+        told = InterpreterInfo(**json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
     except OSError as error:
         raise PlanError(f"{side.name}: {side.python} cannot be run ({error.strerror})") from None
     if told is None:
@@ -196,14 +196,14 @@ def ask(side: Side) -> Told:
     return told
 
 
-def check_named(side: Side, told: Told, repository: Path, other: Path) -> None:
+def check_import_sources(side: Side, told: InterpreterInfo, repository: Path, other: Path) -> None:
     """Refuse an environment that names the user's checkout, or that of the ``other`` side.
 
     Raises ``PlanError`` saying who names it.
     """
     for who, named in told.named:
         place = Path(named).resolve()
-        if not _foreign(place, side, repository, other) or told.holds(place, repository):
+        if not _is_foreign(place, side, repository, other) or told.holds(place, repository):
             continue
         raise PlanError(
             f"{side.name} would import its code from {place} ({who}) and not from its own checkout, so that "
@@ -211,16 +211,18 @@ def check_named(side: Side, told: Told, repository: Path, other: Path) -> None:
         )
 
 
-def check_imported(side: Side, told: Told, modules: Sequence[Path], repository: Path, other: Path) -> None:
+def check_imported_modules(
+    side: Side, told: InterpreterInfo, modules: Sequence[Path], repository: Path, other: Path
+) -> None:
     """The same of what a session has really imported. Raises ``PlanError`` naming the first module."""
-    code = OwnCode(Repository(side.root).files())
-    for name, places in _imported(modules):
-        if any(_is_own(place, side) for place in places):
+    code = ImportableCode(Repository(side.root).files())
+    for name, places in _read_imports(modules):
+        if any(_belongs_to_side(place, side) for place in places):
             continue
         place = places[0]
         own = code.of(name, place)
         installed = _is_installed(place) or told.holds(place, repository)
-        if own is None and (installed or not _foreign(place, side, repository, other)):
+        if own is None and (installed or not _is_foreign(place, side, repository, other)):
             continue
         whose = f"although it has {own}" if own is not None else "which is not its checkout"
         raise PlanError(
@@ -229,14 +231,14 @@ def check_imported(side: Side, told: Told, modules: Sequence[Path], repository: 
         )
 
 
-def _imported(modules: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
+def _read_imports(modules: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
     for file in sorted(file for directory in modules for file in directory.glob("*.json")):
         found: Mapping[str, Any] = json.loads(file.read_text())
         for name, places in found.items():
             yield name, [Path(place) for place in places]
 
 
-def _is_own(place: Path, side: Side) -> bool:
+def _belongs_to_side(place: Path, side: Side) -> bool:
     """Whether it is of the checkout or of the environment that was made for this side."""
     if side.venv is not None and _within(place, side.venv.resolve()):
         return True
@@ -245,10 +247,10 @@ def _is_own(place: Path, side: Side) -> bool:
 
 
 def _is_installed(place: Path) -> bool:
-    return any(part in place.parts for part in INSTALLED)
+    return any(part in place.parts for part in INSTALL_DIRECTORIES)
 
 
-def _foreign(place: Path, side: Side, repository: Path, other: Path) -> bool:
+def _is_foreign(place: Path, side: Side, repository: Path, other: Path) -> bool:
     """Whether this is code of the user's checkout or of the other side, and not of this one."""
     if _within(place, side.root.resolve()):
         return False

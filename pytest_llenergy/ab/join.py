@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pytest_llenergy.compare.comparability import device_differences, workload_differences
-from pytest_llenergy.compare.comparison import last_attempts
+from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.measure.metrics import energy_per_flop, relative_uncertainty, summarise
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.environment import Environment
@@ -20,7 +20,7 @@ from pytest_llenergy.model.report import Report, RunInfo, Session, SideName
 
 
 @dataclass(frozen=True)
-class Part:
+class SessionRecord:
     """One test in one session, the ``number``-th of all."""
 
     number: int
@@ -41,24 +41,24 @@ class Part:
         return self.record.failed_gate and not (self.record.reason or "").startswith("xfail")
 
 
-class Gathered:
+class SideSessions:
     """What one side has measured so far, in the order of the sessions."""
 
     def __init__(self, side: SideName) -> None:
         self.side = side
         self.sessions: list[Session] = []
         self.reports: list[Report] = []
-        self._parts: dict[str, list[Part]] = {}
+        self._parts: dict[str, list[SessionRecord]] = {}
 
     def add(self, number: int, reports: Sequence[Report]) -> int:
         """A session: one report, or those of all attempts at it. Returns how many tests it has measured.
 
         Of a test that an attempt had measured before it was stopped, what it had measured counts.
         """
-        found: dict[str, Part] = {}
+        found: dict[str, SessionRecord] = {}
         for report in reports:
-            for name, record in last_attempts(report.records, report.run.id).items():
-                part = Part(number, record, report.environment)
+            for name, record in select_last_attempts(report.records, report.run.id).items():
+                part = SessionRecord(number, record, report.environment)
                 if name not in found or not found[name].record.counts:
                     found[name] = part
             self.reports.append(report)
@@ -68,7 +68,7 @@ class Gathered:
         return len(found)
 
     @property
-    def parts(self) -> Mapping[str, Sequence[Part]]:
+    def parts(self) -> Mapping[str, Sequence[SessionRecord]]:
         """What there is of each test, by its node id."""
         return self._parts
 
@@ -85,7 +85,7 @@ class Gathered:
         first = [parts[0].record.devices for parts in self._parts.values() if parts[0].number <= 2]
         return sorted({device for devices in first for device in devices if device != "cpu"})
 
-    def report(self, anchors: Mapping[str, Part], *, argv: Sequence[str]) -> Report | None:
+    def report(self, anchors: Mapping[str, SessionRecord], *, argv: Sequence[str]) -> Report | None:
         """Everything as one report; ``None`` before the first session.
 
         ``anchors`` give the session by which a test is measured in the same way as ever, by its node id.
@@ -107,7 +107,9 @@ class Gathered:
         # A budget that is close to what a test takes is broken now and then, by either side: only where the
         # base never does, and the head mostly, has the change done it.
         share = 0.0 if self.side == "base" else 0.5
-        records = [_joined(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()]
+        records = [
+            _join_record(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()
+        ]
         return msgspec.structs.replace(first, run=run, records=records, baseline=None)
 
 
@@ -122,9 +124,9 @@ def _session(side: SideName, report: Report) -> Session:
     )
 
 
-def _joined(parts: Sequence[Part], anchor: Part, share: float) -> Record:
+def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: float) -> Record:
     """One record of all sessions; over budget where more than this share of them was."""
-    rounds = [round_ for part in parts for round_ in _rounds(part, anchor)]
+    rounds = [round_ for part in parts for round_ in _mark_rounds(part, anchor)]
     spoiled = next((part for part in parts if not part.usable), None)
     if spoiled is not None:
         reason = f"session {spoiled.number}: {spoiled.record.reason or spoiled.record.status}"
@@ -166,26 +168,26 @@ def _joined(parts: Sequence[Part], anchor: Part, share: float) -> Record:
         metrics=metrics,
         comparisons=[],
         failed_gate=broken,
-        flags=_flags(parts),
+        flags=_join_flags(parts),
     )
 
 
-def _rounds(part: Part, anchor: Part) -> list[Round]:
+def _mark_rounds(part: SessionRecord, anchor: SessionRecord) -> list[Round]:
     """Its rounds; put aside where they were not measured as those of the anchor."""
-    why = _elsewhere(part, anchor)
+    why = _incompatibility(part, anchor)
     if not why:
         return part.record.rounds
     flag = Flag(name="another-session", severity="invalid", detail=f"session {part.number}: {why}")
     return [msgspec.structs.replace(each, flags=[*each.flags, flag]) for each in part.record.rounds]
 
 
-def _elsewhere(part: Part, anchor: Part) -> str:
+def _incompatibility(part: SessionRecord, anchor: SessionRecord) -> str:
     """Why a session cannot be put together with the anchor's; empty where it can."""
     if part is anchor:
         return ""
     record, first = part.record, anchor.record
     if sorted(record.devices) != sorted(first.devices):
-        return f"ran on {_named(record)}, session {anchor.number} on {_named(first)}"
+        return f"ran on {_device_names(record)}, session {anchor.number} on {_device_names(first)}"
     if part.environment != anchor.environment or record.meters != first.meters:
         differences = device_differences(first, record, anchor.environment, part.environment)
         if differences:
@@ -193,11 +195,11 @@ def _elsewhere(part: Part, anchor: Part) -> str:
     return ""
 
 
-def _named(record: Record) -> str:
+def _device_names(record: Record) -> str:
     return ", ".join(record.devices) or "no device"
 
 
-def _flags(parts: Sequence[Part]) -> list[Flag]:
+def _join_flags(parts: Sequence[SessionRecord]) -> list[Flag]:
     """Each name once, with the number of sessions that have it."""
     seen: dict[str, list[Flag]] = {}
     for part in parts:
@@ -213,7 +215,7 @@ def _flags(parts: Sequence[Part]) -> list[Flag]:
     ]
 
 
-def put_aside(records: Iterable[Record]) -> dict[str, list[str]]:
+def list_excluded_rounds(records: Iterable[Record]) -> dict[str, list[str]]:
     """Why rounds do not count that were measured in another way, by test."""
     return {
         record.id: told
@@ -226,7 +228,7 @@ def put_aside(records: Iterable[Record]) -> dict[str, list[str]]:
     }
 
 
-def changed_workload(parts: Sequence[Part]) -> list[str]:
+def list_workload_changes(parts: Sequence[SessionRecord]) -> list[str]:
     """What a test did in one session and not in the first."""
     for part in parts[1:]:
         if (
@@ -241,11 +243,11 @@ def changed_workload(parts: Sequence[Part]) -> list[str]:
 # Which test of one side belongs to which of the other, where options have changed their names.
 
 #: Parameters that options choose.
-CHOSEN = frozenset({"backend"})
+PARAMETERS_OF_OPTIONS = frozenset({"backend"})
 
 
 @dataclass(frozen=True)
-class Names:
+class PairedNames:
     """The common name of each test of either side, by its own node id, and who found no partner."""
 
     base: Mapping[str, str]
@@ -253,23 +255,23 @@ class Names:
     lonely: tuple[str, ...] = ()
 
 
-def same_names(base: Mapping[str, Record], head: Mapping[str, Record]) -> Names:
+def pair_by_id(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
     """Of two commits: a test is who its node id says."""
-    return Names({name: name for name in base}, {name: name for name in head})
+    return PairedNames({name: name for name in base}, {name: name for name in head})
 
 
-def common_names(base: Mapping[str, Record], head: Mapping[str, Record]) -> Names:
+def pair_by_parameters(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
     """By node id; of the rest by function and parameters, without the backend, where that leaves one of each.
 
     Such a pair is named after what both have in common: ``test_decode[8]``.
     """
     names = ({name: name for name in base if name in head}, {name: name for name in head if name in base})
-    rest = [_by_kind(records, known) for records, known in zip((base, head), names, strict=True)]
+    rest = [_group_by_key(records, known) for records, known in zip((base, head), names, strict=True)]
     taken = set(names[0])
     lonely: list[str] = []
     for kind in dict.fromkeys([*rest[0], *rest[1]]):
         ours, theirs = rest[0].get(kind, []), rest[1].get(kind, [])
-        shared = _name(kind)
+        shared = _common_name(kind)
         if len(ours) == len(theirs) == 1 and shared not in taken:
             taken.add(shared)
             names[0][ours[0]] = names[1][theirs[0]] = shared
@@ -277,27 +279,29 @@ def common_names(base: Mapping[str, Record], head: Mapping[str, Record]) -> Name
         for side, found in zip(names, (ours, theirs), strict=True):
             side.update({name: name for name in found})
             lonely += found
-    return Names(*names, tuple(lonely))
+    return PairedNames(*names, tuple(lonely))
 
 
-Kind = tuple[str, tuple[tuple[str, Primitive], ...]]
+PairKey = tuple[str, tuple[tuple[str, Primitive], ...]]
 
 
-def _by_kind(records: Mapping[str, Record], known: Mapping[str, str]) -> dict[Kind, list[str]]:
-    found: dict[Kind, list[str]] = {}
+def _group_by_key(records: Mapping[str, Record], known: Mapping[str, str]) -> dict[PairKey, list[str]]:
+    found: dict[PairKey, list[str]] = {}
     for name, record in records.items():
         if name not in known:
-            params = tuple(sorted((key, each) for key, each in record.params.items() if key not in CHOSEN))
+            params = tuple(
+                sorted((key, each) for key, each in record.params.items() if key not in PARAMETERS_OF_OPTIONS)
+            )
             found.setdefault((name.partition("[")[0], params), []).append(name)
     return found
 
 
-def _name(kind: Kind) -> str:
+def _common_name(kind: PairKey) -> str:
     function, params = kind
     return f"{function}[{'-'.join(str(value) for _, value in params)}]" if params else function
 
 
-def lonely_line(names: Sequence[str]) -> str:
+def unpaired_note(names: Sequence[str]) -> str:
     """One line about tests that could not be paired."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"not paired, since options have changed their names and no single other test fits: {shown}"

@@ -11,15 +11,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest_llenergy
-from pytest_llenergy.ab import checkouts as worktree
 from pytest_llenergy.ab import imported_code, state
-from pytest_llenergy.ab.campaign import Plan, Watcher
-from pytest_llenergy.ab.checkouts import Repository, activated, inherited, python_of, repository, set_up, tail
+from pytest_llenergy.ab.campaign import Plan, Progress
+from pytest_llenergy.ab.checkouts import (
+    Repository,
+    activate,
+    check_out,
+    create_venv,
+    find_repository,
+    list_omissions,
+    read_tail,
+    remove_checkout,
+    session_environment,
+    venv_python,
+)
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
-from pytest_llenergy.ab.schedule import Schedule, Side, schedule
-from pytest_llenergy.ab.state import Asked, State
+from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
+from pytest_llenergy.ab.state import CampaignInputs, State
 from pytest_llenergy.compare import comparison
-from pytest_llenergy.compare.gate import asked_for
+from pytest_llenergy.compare.gate import parse_criteria
 from pytest_llenergy.compare.stages import parse_pairs
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.report import SideName
@@ -27,7 +37,7 @@ from pytest_llenergy.model.report import SideName
 #: The user's own directory, committed or not.
 WORKING_TREE = "."
 
-CHANGED = (
+TREE_CHANGED = (
     "the working tree has changed since the comparison began; the same command begins a new one (what tests "
     "write belongs in .gitignore)"
 )
@@ -51,9 +61,9 @@ class Request:
     across: bool = False
     fresh: bool = False
 
-    def asked(self) -> list[comparison.Asked]:
+    def asked(self) -> list[comparison.Criterion]:
         """What to compare. Raises ``PlanError`` for what cannot be."""
-        return asked_for(self.fail_on, self.metrics, self.floor)
+        return parse_criteria(self.fail_on, self.metrics, self.floor)
 
     @property
     def by_options(self) -> bool:
@@ -72,31 +82,31 @@ class Prepared:
     check: Callable[[Side, Sequence[Path]], None]
     tidy: Callable[[], None]
 
-    def watcher(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> Watcher:
+    def watcher(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> Progress:
         """Who is told of it."""
-        return Watcher(say, show, self.before, self.check)
+        return Progress(say, show, self.before, self.check)
 
 
 def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
     """Resolve commits, check everything, check out, set up; nothing is measured. Raises ``PlanError``."""
     command = parse_command(request.command)
-    check_environment(inherited())
+    check_environment(session_environment())
     request.asked()
     if request.rounds < 1:
         raise PlanError(f"--rounds-per-session={request.rounds} needs a whole number, 1 or more")
     wanted = parse_pairs(request.pairs)
-    plan = schedule(wanted, request.rounds)
+    plan = plan_schedule(wanted, request.rounds)
     if plan.policy != wanted:
         say(f"{wanted} pairs with {request.rounds} rounds a session: {plan.policy}")
     if request.by_options:
-        return _option_sets(request, command, plan, directory, say)
-    return _commits(request, command, plan, directory, say)
+        return _prepare_option_sets(request, command, plan, directory, say)
+    return _prepare_commits(request, command, plan, directory, say)
 
 
-def _commits(
+def _prepare_commits(
     request: Request, command: Command, plan: Schedule, directory: Path, say: Callable[[str], None]
 ) -> Prepared:
-    found = repository(directory)
+    found = find_repository(directory)
     _check_paths(command, found.root)
     head = found.commit("HEAD" if request.head in (None, WORKING_TREE) else str(request.head))
     here = request.head == WORKING_TREE
@@ -109,41 +119,41 @@ def _commits(
             f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, nothing "
             "can differ; name another base, or both with --base and --head to see the noise"
         )
-    asked = _asked(request, command, directory, {"base": [base], "head": [head, tree]})
+    asked = _campaign_inputs(request, command, directory, {"base": [base], "head": [head, tree]})
     if request.fresh:
-        _forget_all(found.root, found)
-    _forget_empty(found.root, found, asked.key)
+        _discard_all(found.root, found)
+    _discard_empty(found.root, found, asked.key)
     kept = State(found.root, asked)
-    notes = _notes_of_commits(found, base, head, request.head)
+    notes = _commit_notes(found, base, head, request.head)
     say(
         f"base {base[:10]} ({named}), head {head[:10]} ({'working tree' if here else request.head or 'HEAD'})"
     )
-    for line in dict.fromkeys([*notes, *worktree.left_out(found, base), *worktree.left_out(found, head)]):
+    for line in dict.fromkeys([*notes, *list_omissions(found, base), *list_omissions(found, head)]):
         say(line)
-    _tell_state(kept, plan, found.root, say)
+    _report_state(kept, plan, found.root, say)
     roots = {"base": kept.checkouts / "base", "head": found.root if here else kept.checkouts / "head"}
     for name, commit in (("base", base), ("head", head)):
         if roots[name] != found.root:
-            worktree.check_out(found, commit, roots[name])
+            check_out(found, commit, roots[name])
     origins = {"base": named, "head": "working tree" if here else request.head or "HEAD"}
     below = directory.resolve().relative_to(found.root.resolve())
     sides: dict[SideName, Side] = {}
-    told: dict[SideName, imported_code.Told] = {}
+    told: dict[SideName, imported_code.InterpreterInfo] = {}
     for name, commit in (("base", base), ("head", f"{head}{tree}")):
-        side = _side(name, origins[name], roots[name], below, commit)
+        side = _commit_side(name, origins[name], roots[name], below, commit)
         side = _with_environment(side, request.setup, commit, kept, say)
         other = roots["head" if side.name == "base" else "base"]
-        told[side.name] = imported_code.ask(side)
-        imported_code.check_named(side, told[side.name], found.root, other)
+        told[side.name] = imported_code.inspect_interpreter(side)
+        imported_code.check_import_sources(side, told[side.name], found.root, other)
         sides[side.name] = side
 
     def before(side: Side) -> None:
         if here and side.name == "head" and found.working_tree() != tree:
-            raise PlanError(CHANGED)
+            raise PlanError(TREE_CHANGED)
 
     def check(side: Side, modules: Sequence[Path]) -> None:
         other = sides["head" if side.name == "base" else "base"]
-        imported_code.check_imported(side, told[side.name], modules, found.root, other.root)
+        imported_code.check_imported_modules(side, told[side.name], modules, found.root, other.root)
 
     measured = Plan(
         sides,
@@ -153,10 +163,12 @@ def _commits(
         request.across,
         notes=notes,
     )
-    return Prepared(measured, kept, found.root, before, check, lambda: _tidy(kept.checkouts, found))
+    return Prepared(
+        measured, kept, found.root, before, check, lambda: _remove_checkouts(kept.checkouts, found)
+    )
 
 
-def _option_sets(
+def _prepare_option_sets(
     request: Request, command: Command, plan: Schedule, directory: Path, say: Callable[[str], None]
 ) -> Prepared:
     if request.base is not None or request.head is not None or request.setup is not None:
@@ -164,7 +176,7 @@ def _option_sets(
             "--base, --head and --setup compare two commits, --a and --b two option sets: one at a time"
         )
     try:
-        found: Repository | None = repository(directory)
+        found: Repository | None = find_repository(directory)
     except PlanError:
         found = None
     root = directory if found is None else found.root
@@ -181,8 +193,8 @@ def _option_sets(
             short=letter,
             root=root,
             directory=directory,
-            python=_interpreter(python, letter),
-            environment=inherited(),
+            python=_find_interpreter(python, letter),
+            environment=session_environment(),
             options=options,
         )
     a, b = sides["base"], sides["head"]
@@ -192,26 +204,26 @@ def _option_sets(
     command = replace(
         command, gpus=command.gpus or any("--energy-gpus" in each for each in a.options + b.options)
     )
-    asked = _asked(
+    asked = _campaign_inputs(
         request,
         command,
         directory,
         {side.name: [*side.options, str(side.python), tree] for side in sides.values()},
     )
     if request.fresh:
-        _forget_all(root, found)
-    _forget_empty(root, found, asked.key)
+        _discard_all(root, found)
+    _discard_empty(root, found, asked.key)
     kept = State(root, asked)
     say(f"a: {a.origin}; b: {b.origin}")
     for line in notes:
         say(line)
-    _tell_state(kept, plan, root, say)
+    _report_state(kept, plan, root, say)
     for side in sides.values():
-        imported_code.ask(side)
+        imported_code.inspect_interpreter(side)
 
     def before(_: Side) -> None:
         if found is not None and found.working_tree() != tree:
-            raise PlanError(CHANGED)
+            raise PlanError(TREE_CHANGED)
 
     measured = Plan(
         sides,
@@ -222,10 +234,12 @@ def _option_sets(
         renamed=True,
         notes=notes,
     )
-    return Prepared(measured, kept, root, before, lambda *_: None, lambda: _tidy(kept.checkouts, found))
+    return Prepared(
+        measured, kept, root, before, lambda *_: None, lambda: _remove_checkouts(kept.checkouts, found)
+    )
 
 
-def _notes_of_commits(found: Repository, base: str, head: str, asked: str | None) -> list[str]:
+def _commit_notes(found: Repository, base: str, head: str, asked: str | None) -> list[str]:
     notes = []
     here = asked == WORKING_TREE
     dirty = found.dirty()
@@ -250,7 +264,7 @@ def _check_paths(command: Command, root: Path) -> None:
             )
 
 
-def _side(name: str, origin_: str, root: Path, below: Path, commit: str) -> Side:
+def _commit_side(name: str, origin_: str, root: Path, below: Path, commit: str) -> Side:
     directory = root / below
     if not directory.is_dir():
         raise PlanError(f"{name}: {commit[:10]} has no directory {below}; start from the top of the checkout")
@@ -261,7 +275,7 @@ def _side(name: str, origin_: str, root: Path, below: Path, commit: str) -> Side
         root=root,
         directory=directory,
         python=Path(sys.executable),
-        environment=inherited(),
+        environment=session_environment(),
     )
 
 
@@ -275,15 +289,15 @@ def _with_environment(
     made_of = "\n".join([commit, setup, sys.executable, sys.version])
     say(f"setting up {side.name}: {setup}")
     try:
-        set_up(venv, side.root, setup, made_of, log, side.name)
+        create_venv(venv, side.root, setup, made_of, log, side.name)
     except PlanError:
-        for line in tail(log):
+        for line in read_tail(log):
             say(f"  | {line}")
         raise
-    return replace(side, venv=venv, python=python_of(venv), environment=activated(venv, side.environment))
+    return replace(side, venv=venv, python=venv_python(venv), environment=activate(venv, side.environment))
 
 
-def _interpreter(named: str | None, letter: str) -> Path:
+def _find_interpreter(named: str | None, letter: str) -> Path:
     if named is None:
         return Path(sys.executable)
     found = shutil.which(named)
@@ -293,8 +307,10 @@ def _interpreter(named: str | None, letter: str) -> Path:
     return Path(found).absolute()
 
 
-def _asked(request: Request, command: Command, directory: Path, sides: Mapping[str, Sequence[str]]) -> Asked:
-    return Asked(
+def _campaign_inputs(
+    request: Request, command: Command, directory: Path, sides: Mapping[str, Sequence[str]]
+) -> CampaignInputs:
+    return CampaignInputs(
         tool=pytest_llenergy.__version__,
         command=[*command.interpreter, "--", *command.args],
         directory=str(directory),
@@ -307,38 +323,38 @@ def _asked(request: Request, command: Command, directory: Path, sides: Mapping[s
     )
 
 
-def _tell_state(kept: State, plan: Schedule, root: Path, say: Callable[[str], None]) -> None:
+def _report_state(kept: State, plan: Schedule, root: Path, say: Callable[[str], None]) -> None:
     if kept.sessions:
         say(f"going on with a comparison that was stopped: {kept.sessions} sessions are there")
     else:
         say(f"{plan.policy} pairs, {plan.sessions_after(1)} sessions in the first stage")
-    others = [key for key in state.unfinished(root) if key != kept.asked.key]
+    others = [key for key in state.list_unfinished(root) if key != kept.asked.key]
     if others:
         say(f"{len(others)} other unfinished in {root / '.llenergy' / 'ab'} (--fresh throws them away)")
 
 
-def _forget_all(root: Path, found: Repository | None) -> None:
-    for key in list(state.unfinished(root)):
-        _forget(root, found, key)
+def _discard_all(root: Path, found: Repository | None) -> None:
+    for key in list(state.list_unfinished(root)):
+        _discard(root, found, key)
 
 
-def _forget_empty(root: Path, found: Repository | None, own: str) -> None:
+def _discard_empty(root: Path, found: Repository | None, own: str) -> None:
     """Throw away what others have begun that has measured nothing."""
-    for key in list(state.unfinished(root)):
+    for key in list(state.list_unfinished(root)):
         if key != own and not state.has_measured(root, key):
-            _forget(root, found, key)
+            _discard(root, found, key)
 
 
-def _forget(root: Path, found: Repository | None, key: str) -> None:
+def _discard(root: Path, found: Repository | None, key: str) -> None:
     """Throw an unfinished comparison away, unless somebody is at it."""
-    if state.forget(root, key):
-        _tidy(state.checkouts_of(root, key), found)
+    if state.discard_campaign(root, key):
+        _remove_checkouts(state.checkout_directory(root, key), found)
 
 
-def _tidy(checkouts: Path, found: Repository | None) -> None:
+def _remove_checkouts(checkouts: Path, found: Repository | None) -> None:
     if not checkouts.exists():
         return
     if found is not None:
         for name in ("base", "head"):
-            worktree.remove(found, checkouts / name)
+            remove_checkout(found, checkouts / name)
     shutil.rmtree(checkouts, ignore_errors=True)

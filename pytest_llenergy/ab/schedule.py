@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_llenergy.compare.stages import Policy
+from pytest_llenergy.compare.stages import Stages
 from pytest_llenergy.model.report import SideName
 
 # What a side is: code, interpreter, environment and options of pytest.
@@ -52,9 +52,9 @@ class Schedule:
     rounds: int
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> Stages:
         """Pairs of rounds of each stage, as they are measured."""
-        return Policy(tuple(count * self.rounds for count in self.pairs))
+        return Stages(tuple(count * self.rounds for count in self.pairs))
 
     def sessions_after(self, stage: int) -> int:
         """Sessions in all after so many stages."""
@@ -68,6 +68,6 @@ class Schedule:
             yield Turn(2 * pair + 1, sides[0]), Turn(2 * pair + 2, sides[1])
 
 
-def schedule(policy: Policy, rounds: int) -> Schedule:
+def plan_schedule(policy: Stages, rounds: int) -> Schedule:
     """As many sessions as each stage needs; a stage that ``rounds`` do not divide is rounded up."""
     return Schedule(tuple(math.ceil(count / rounds) for count in policy.stages), rounds)

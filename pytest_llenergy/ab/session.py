@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 
 from pytest_llenergy.ab import session_plugin
-from pytest_llenergy.ab.command import GPUS, Command
+from pytest_llenergy.ab.command import GPUS_OPTION, Command
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.workers.proctree import end_with_parent
 
 #: How long a session that was interrupted may take to tidy up (seconds), and then one that was terminated.
-PATIENCE_S = (30.0, 5.0)
+STOP_TIMEOUTS_S = (30.0, 5.0)
 
 #: How often to look whether it has ended, or has printed something (seconds).
 POLL_S = 0.1
@@ -29,11 +29,11 @@ POLL_S = 0.1
 PLUGIN = "llenergy_ab_session"
 
 #: What the settings of a project may say and sessions must not do: each has one round, and ``ab`` compares.
-SILENCED = session_plugin.SILENCED
+SILENCED = session_plugin.CLEARED_OPTIONS
 
 
 @dataclass(frozen=True)
-class Files:
+class SessionFiles:
     """What one session reads and writes, in one directory under one stem."""
 
     directory: Path
@@ -70,17 +70,23 @@ class Files:
         return self.directory / f"{self.stem}.end"
 
 
-def arguments(side: Side, command: Command, files: Files, rounds: int, gpus: Sequence[str]) -> list[str]:
+def session_arguments(
+    side: Side, command: Command, files: SessionFiles, rounds: int, gpus: Sequence[str]
+) -> list[str]:
     """The whole command line of a session. What the user says comes last, and so decides."""
     words = [str(side.python), *command.interpreter, "-m", "pytest", "-p", PLUGIN]
     words += [f"--energy-report={files.report}", f"--energy-rounds={rounds}"]
     words += [word for name in SILENCED for word in ("-o", f"{name}=")]
-    words += [f"{GPUS}={','.join(gpus)}"] if gpus else []
+    words += [f"{GPUS_OPTION}={','.join(gpus)}"] if gpus else []
     return [*words, *command.args, *side.options]
 
 
 def run_session(
-    side: Side, words: Sequence[str], files: Files, done: Sequence[str], show: Callable[[str], None] | None
+    side: Side,
+    words: Sequence[str],
+    files: SessionFiles,
+    done: Sequence[str],
+    show: Callable[[str], None] | None,
 ) -> int:
     """Run it to its end and return its exit code; negative for a signal. ``show`` is given its output.
 
@@ -112,23 +118,23 @@ def run_session(
             stderr=subprocess.STDOUT,
             # A Ctrl-C in the terminal must not reach it twice, from there and from here.
             start_new_session=True,
-            preexec_fn=partial(_prepare, os.getpid()),
+            preexec_fn=partial(_prepare_child, os.getpid()),
         )
         with files.log.open(errors="replace") as printed:
             try:
-                return _await(process, lambda: show(printed.read()) if show else None)
+                return _wait(process, lambda: show(printed.read()) if show else None)
             except BaseException:  # Ctrl-C, SIGTERM or a fault of ours: it must not measure on alone.
                 _stop(process)
                 raise
 
 
-def _prepare(parent_pid: int) -> None:
+def _prepare_child(parent_pid: int) -> None:
     # Also where this process was started with it ignored, as in the background of a script.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent(parent_pid)
 
 
-def _await(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
+def _wait(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
     while True:
         try:
             code = process.wait(POLL_S)
@@ -141,8 +147,8 @@ def _await(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Interrupt it as a terminal would; who interrupts again does not want to wait."""
-    for number, patience_s in zip((signal.SIGINT, signal.SIGTERM), PATIENCE_S, strict=True):
-        _send(process, number)
+    for number, patience_s in zip((signal.SIGINT, signal.SIGTERM), STOP_TIMEOUTS_S, strict=True):
+        _signal_group(process, number)
         try:
             process.wait(patience_s)
             return
@@ -150,10 +156,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             continue
         except KeyboardInterrupt:
             break
-    _send(process, signal.SIGKILL)
+    _signal_group(process, signal.SIGKILL)
     process.wait()
 
 
-def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)

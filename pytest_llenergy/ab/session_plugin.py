@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 #: Options that the settings of a project may give and sessions must not have: ``ab`` compares.
-SILENCED = ("energy_compare", "energy_fail_on", "energy_save", "energy_html")
+CLEARED_OPTIONS = ("energy_compare", "energy_fail_on", "energy_save", "energy_html")
 
 #: Options by which sessions would run different tests, wherever they are said.
-REFUSED = {
+REFUSED_OPTIONS = {
     "maxfail": "--maxfail (-x)",
     "lf": "--lf",
     "failedfirst": "--ff",
@@ -30,7 +30,7 @@ REFUSED = {
 #: ``pytest.ExitCode.USAGE_ERROR``
 USAGE_ERROR = 4
 
-WATCH = "llenergy-ab-watch"
+WATCH_NAME = "llenergy-ab-watch"
 
 
 class Watch:
@@ -43,13 +43,13 @@ class Watch:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.failed[_text(report.nodeid)] = None
+            self.failed[_encodable(report.nodeid)] = None
             # Whatever the session was told to do about it: its tests are missing.
             self.cut = True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
-            self.failed[_text(report.nodeid)] = None
+            self.failed[_encodable(report.nodeid)] = None
         self.measured = self.measured or hasattr(report, "llenergy")
 
     # Also of pytest.exit(), whatever exit code it is given.
@@ -62,10 +62,10 @@ class Watch:
 
 def pytest_cmdline_main(config: Any) -> int | None:
     """Before anybody looks at the options. A usage error, in one line, for what no session can have."""
-    for name in SILENCED:
+    for name in CLEARED_OPTIONS:
         if getattr(config.option, name, None) is not None:
             setattr(config.option, name, None)
-    for name, flag in REFUSED.items():
+    for name, flag in REFUSED_OPTIONS.items():
         if getattr(config.option, name, None):
             sys.stderr.write(
                 f"ERROR: {flag} is set, and every session of llenergy ab runs the same tests: take it out of "
@@ -78,13 +78,13 @@ def pytest_cmdline_main(config: Any) -> int | None:
 def pytest_configure(config: Any) -> None:
     """Workers of xdist see their own tests only."""
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Watch(), WATCH)
+        config.pluginmanager.register(Watch(), WATCH_NAME)
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Deselect by whole node ids: ``--deselect`` takes their beginnings, and a command line has an end."""
     done = set(json.loads(Path(os.environ["LLENERGY_AB_DONE"]).read_text(encoding="utf-8")))
-    kept = [item for item in items if _text(item.nodeid) not in done]
+    kept = [item for item in items if _encodable(item.nodeid) not in done]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
@@ -92,39 +92,39 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 def pytest_unconfigure(config: Any) -> None:
     """What became of the session, and where its modules are from."""
-    _tell_modules()
-    watch = config.pluginmanager.get_plugin(WATCH)
+    _write_imported_modules()
+    watch = config.pluginmanager.get_plugin(WATCH_NAME)
     if watch is not None:
         told = {"failed": list(watch.failed), "measured": watch.measured, "cut": watch.cut}
-        _write(Path(os.environ["LLENERGY_AB_TOLD"]), told)
+        _write_json(Path(os.environ["LLENERGY_AB_TOLD"]), told)
 
 
-def _tell_modules() -> None:
+def _write_imported_modules() -> None:
     """Where each top-level package was imported from; each process of xdist writes a file of its own."""
     found: dict[str, list[str]] = {}
     # Ranks import what this process may not have: from the same path.
-    for name in _below(Path(os.environ["LLENERGY_AB_ROOT"], "src")):
+    for name in _importable_names(Path(os.environ["LLENERGY_AB_ROOT"], "src")):
         with suppress(Exception):
             spec = importlib.util.find_spec(name)
             if spec is not None:
-                found[name] = _places(spec.origin if spec.has_location else None, spec)
+                found[name] = _locations(spec.origin if spec.has_location else None, spec)
     for name, module in sorted(sys.modules.items()):
-        if name not in (__name__, "__main__", "__mp_main__") and _is_top(name):
+        if name not in (__name__, "__main__", "__mp_main__") and _is_top_level(name):
             # Anybody may have put anything there.
             with suppress(Exception):
-                found[name] = _places(getattr(module, "__file__", None), module)
+                found[name] = _locations(getattr(module, "__file__", None), module)
     place = Path(os.environ["LLENERGY_AB_MODULES"])
     place.mkdir(exist_ok=True)
-    _write(place / f"{os.getpid()}.json", {name: places for name, places in found.items() if places})
+    _write_json(place / f"{os.getpid()}.json", {name: places for name, places in found.items() if places})
 
 
-def _is_top(name: str) -> bool:
+def _is_top_level(name: str) -> bool:
     """Whether it is no part of a package; what is in a namespace may come from many places."""
     parent, _, last = name.rpartition(".")
     return bool(last) and (not parent or getattr(sys.modules.get(parent), "__file__", "") is None)
 
 
-def _places(file: object, found: Any) -> list[str]:
+def _locations(file: object, found: Any) -> list[str]:
     """The file of a module, or the directories of a namespace."""
     if isinstance(file, str):
         return [str(Path(file).resolve())]
@@ -132,7 +132,7 @@ def _places(file: object, found: Any) -> list[str]:
     return [str(Path(path).resolve()) for path in paths if isinstance(path, str)]
 
 
-def _below(directory: Path) -> list[str]:
+def _importable_names(directory: Path) -> list[str]:
     """The names that can be imported from a directory."""
     with suppress(OSError):
         packages = [each.parent.name for each in directory.glob("*/__init__.py")]
@@ -140,11 +140,11 @@ def _below(directory: Path) -> list[str]:
     return []
 
 
-def _text(nodeid: str) -> str:
+def _encodable(nodeid: str) -> str:
     return nodeid.encode("utf-8", "replace").decode()
 
 
-def _write(place: Path, told: object) -> None:
+def _write_json(place: Path, told: object) -> None:
     """In one step: two processes may have the same number in two containers."""
     scratch = place.with_name(f".{place.name}.{os.getpid()}")
     scratch.write_text(json.dumps(told), encoding="utf-8")

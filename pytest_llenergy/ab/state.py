@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_llenergy.ab.schedule import Turn
-from pytest_llenergy.ab.session import Files
+from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.model.base import Data, cache_root
 from pytest_llenergy.model.report import Report
@@ -23,13 +23,13 @@ from pytest_llenergy.report.store import SUFFIX, left_over, read_report, replace
 #: Changes at every boot (proc(5)).
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-KEPT = "ab"
+DIRECTORY = "ab"
 
 #: Exit codes of pytest with which a session has come to its end: every test had its turn.
-ENDED = (0, 1)
+FINISHED_EXIT_CODES = (0, 1)
 
 
-class Asked(Data, frozen=True):
+class CampaignInputs(Data, frozen=True):
     """Everything that makes a comparison: another value is another comparison.
 
     ``sides`` name commit, working tree, options and interpreter of each.
@@ -51,7 +51,7 @@ class Asked(Data, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
 
-class End(Data, frozen=True):
+class SessionEnd(Data, frozen=True):
     """How a session ended. Times are RFC 3339 in UTC."""
 
     exit_status: int
@@ -61,7 +61,7 @@ class End(Data, frozen=True):
     boot: str
 
 
-class Told(Data, frozen=True):
+class SessionSummary(Data, frozen=True):
     """What pytest says at the end of a session: tests that failed, and whether any has measured.
 
     ``cut`` is whether it was stopped before all had run.
@@ -75,13 +75,13 @@ class Told(Data, frozen=True):
 class State:
     """The directory of one comparison, locked. ``checkouts`` is where its worktrees and environments are."""
 
-    def __init__(self, root: Path, asked: Asked) -> None:
+    def __init__(self, root: Path, asked: CampaignInputs) -> None:
         """Raises ``PlanError`` where another process is at the same comparison."""
         from filelock import FileLock, Timeout
 
         self.asked = asked
-        self.directory: Path = root / ".llenergy" / KEPT / asked.key
-        self.checkouts: Path = checkouts_of(root, asked.key)
+        self.directory: Path = root / ".llenergy" / DIRECTORY / asked.key
+        self.checkouts: Path = checkout_directory(root, asked.key)
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory.parent / ".gitignore").write_text("*\n")
         self._lock = FileLock(self.directory / "lock")
@@ -106,10 +106,10 @@ class State:
     def _pid(self) -> Path:
         return self.directory / "pid"
 
-    def ended(self, turn: Turn) -> tuple[list[Report], End] | None:
+    def ended(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
         """What a session has measured, over all attempts at it; ``None`` where it is to be run."""
         attempts = self._attempts(turn)
-        end = _end(attempts[-1]) if attempts else None
+        end = _read_end(attempts[-1]) if attempts else None
         if end is None or self.unfinished(turn, end.exit_status) is not None:
             return None
         measured = self.measured(turn)
@@ -123,16 +123,16 @@ class State:
         attempts = self._attempts(turn)
         if exit_status == 5 and len(attempts) > 1:
             return None
-        return _unfinished(attempts[-1], exit_status)
+        return _why_unfinished(attempts[-1], exit_status)
 
     def failed(self, turn: Turn) -> set[str]:
         """Tests that failed in it, measured or not, by their node ids."""
-        told = [_told(files) for files in self._attempts(turn)]
+        told = [_read_summary(files) for files in self._attempts(turn)]
         return {name for each in told if each is not None for name in each.failed}
 
     def measured(self, turn: Turn) -> list[Report]:
         """What attempts at it have measured, whether they came to their end or not."""
-        return [report for files in self._attempts(turn) if (report := _read(files)) is not None]
+        return [report for files in self._attempts(turn) if (report := _read_report(files)) is not None]
 
     def modules(self, turn: Turn) -> list[Path]:
         """Where each attempt has noted what it imported from where."""
@@ -145,19 +145,19 @@ class State:
                 path.unlink(missing_ok=True)
             shutil.rmtree(files.modules, ignore_errors=True)
 
-    def next_attempt(self, turn: Turn) -> Files:
+    def next_attempt(self, turn: Turn) -> SessionFiles:
         """Files for another attempt."""
         count = len(self._attempts(turn))
-        return Files(self._sessions(), f"{_stem(turn)}.{count + 1}")
+        return SessionFiles(self._sessions(), f"{_file_stem(turn)}.{count + 1}")
 
-    def note(self, files: Files, exit_status: int, started: datetime, duration_s: float) -> End:
+    def note(self, files: SessionFiles, exit_status: int, started: datetime, duration_s: float) -> SessionEnd:
         """Write down how an attempt ended."""
-        end = End(
+        end = SessionEnd(
             exit_status=exit_status,
-            started_at=stamp(started),
-            finished_at=stamp(datetime.now(timezone.utc)),
+            started_at=format_time(started),
+            finished_at=format_time(datetime.now(timezone.utc)),
             duration_s=duration_s,
-            boot=boot(),
+            boot=read_boot_id(),
         )
         replace_file(files.end, msgspec.json.encode(end))
         return end
@@ -165,9 +165,9 @@ class State:
     @property
     def sessions(self) -> int:
         """How many have come to their end."""
-        found = [Files(self._sessions(), path.stem) for path in self._sessions().glob("*.end")]
-        ends = [(files, _end(files)) for files in found]
-        return sum(end is not None and _unfinished(files, end.exit_status) is None for files, end in ends)
+        found = [SessionFiles(self._sessions(), path.stem) for path in self._sessions().glob("*.end")]
+        ends = [(files, _read_end(files)) for files in found]
+        return sum(end is not None and _why_unfinished(files, end.exit_status) is None for files, end in ends)
 
     def finish(self, *, keep: bool) -> None:
         """Everything has been said: throw away what was measured or, to ``keep`` it, do not go on with it."""
@@ -183,9 +183,9 @@ class State:
         self._pid.unlink(missing_ok=True)
         self._lock.release()
 
-    def _attempts(self, turn: Turn) -> list[Files]:
-        count = len(list(self._sessions().glob(f"{_stem(turn)}.*.log")))
-        return [Files(self._sessions(), f"{_stem(turn)}.{each}") for each in range(1, count + 1)]
+    def _attempts(self, turn: Turn) -> list[SessionFiles]:
+        count = len(list(self._sessions().glob(f"{_file_stem(turn)}.*.log")))
+        return [SessionFiles(self._sessions(), f"{_file_stem(turn)}.{each}") for each in range(1, count + 1)]
 
     def _sessions(self) -> Path:
         directory = self.directory / "sessions"
@@ -193,29 +193,31 @@ class State:
         return directory
 
 
-def checkouts_of(root: Path, key: str) -> Path:
+def checkout_directory(root: Path, key: str) -> Path:
     """Outside the user's checkout: pytest would look there for the settings of one that has none."""
-    return cache_root() / KEPT / f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-{key}"
+    return (
+        cache_root() / DIRECTORY / f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-{key}"
+    )
 
 
-def unfinished(root: Path) -> Iterator[str]:
+def list_unfinished(root: Path) -> Iterator[str]:
     """The keys of comparisons that have not come to their end."""
-    for asked in sorted((root / ".llenergy" / KEPT).glob("*/asked.json")):
+    for asked in sorted((root / ".llenergy" / DIRECTORY).glob("*/asked.json")):
         if not (asked.parent / "finished").exists():
             yield asked.parent.name
 
 
 def has_measured(root: Path, key: str) -> bool:
     """Whether an unfinished comparison holds anything worth keeping."""
-    sessions = root / ".llenergy" / KEPT / key / "sessions"
+    sessions = root / ".llenergy" / DIRECTORY / key / "sessions"
     return any(sessions.glob("*.json")) or any(sessions.glob(f"*{SUFFIX}"))
 
 
-def forget(root: Path, key: str) -> bool:
+def discard_campaign(root: Path, key: str) -> bool:
     """Throw an unfinished comparison away, unless somebody is at it. Its checkouts are the caller's."""
     from filelock import FileLock, Timeout
 
-    directory = root / ".llenergy" / KEPT / key
+    directory = root / ".llenergy" / DIRECTORY / key
     lock = FileLock(directory / "lock")
     try:
         lock.acquire(timeout=0)
@@ -226,44 +228,44 @@ def forget(root: Path, key: str) -> bool:
     return True
 
 
-def boot() -> str:
+def read_boot_id() -> str:
     """Which boot of the machine this is; empty where it cannot be told."""
     with suppress(OSError):
         return BOOT_ID.read_text().strip()
     return ""
 
 
-def stamp(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     """RFC 3339 in UTC."""
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _stem(turn: Turn) -> str:
+def _file_stem(turn: Turn) -> str:
     return f"{turn.number:03d}-{turn.side}"
 
 
-def _end(files: Files) -> End | None:
+def _read_end(files: SessionFiles) -> SessionEnd | None:
     try:
-        return msgspec.json.decode(files.end.read_bytes(), type=End)
+        return msgspec.json.decode(files.end.read_bytes(), type=SessionEnd)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _told(files: Files) -> Told | None:
+def _read_summary(files: SessionFiles) -> SessionSummary | None:
     try:
-        return msgspec.json.decode(files.told.read_bytes(), type=Told)
+        return msgspec.json.decode(files.told.read_bytes(), type=SessionSummary)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _unfinished(files: Files, exit_status: int) -> str | None:
+def _why_unfinished(files: SessionFiles, exit_status: int) -> str | None:
     """How an attempt ended that did not come to the end of its tests and of its report."""
     if exit_status < 0:
         return f"was ended by signal {-exit_status}"
     how = f"ended with exit code {exit_status}"
-    if exit_status not in ENDED:
+    if exit_status not in FINISHED_EXIT_CODES:
         return how
-    told = _told(files)
+    told = _read_summary(files)
     if told is None:
         return f"{how} before pytest's own end"
     if told.cut:
@@ -275,7 +277,7 @@ def _unfinished(files: Files, exit_status: int) -> str | None:
     return None if read_report(files.report).run.complete else f"{how} and an incomplete report"
 
 
-def _read(files: Files) -> Report | None:
+def _read_report(files: SessionFiles) -> Report | None:
     """The report of an attempt, or what its journal amounts to; ``None`` where it had measured nothing."""
     if files.report.exists():
         return read_report(files.report)

@@ -172,7 +172,7 @@ def told(
     import shutil
 
     from pytest_llenergy.cli.console import show, wants_color
-    from pytest_llenergy.compare.gate import REGRESSED, exit_code, over_budget
+    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_over_budget
     from pytest_llenergy.model.text import visible
     from pytest_llenergy.report.store import replace_file
 
@@ -189,7 +189,7 @@ def told(
     if warned and inconclusive == "warn":
         print(f"llenergy {command}: warning: {warned} inconclusive, more rounds can tell", file=sys.stderr)
     # Of sides that were measured in turn; a run by itself has failed by its own budgets.
-    broken = over_budget(*found.reports) if found.pairs is not None else []
+    broken = list_over_budget(*found.reports) if found.pairs is not None else []
     if broken:
         names = ", ".join(visible(record.id) for record in broken)
         print(f"llenergy {command}: over budget on the head alone: {names}", file=sys.stderr)
@@ -199,7 +199,7 @@ def told(
 
 def _found(args: argparse.Namespace) -> Found:
     from pytest_llenergy.compare.comparison import compare_reports
-    from pytest_llenergy.compare.gate import asked_for
+    from pytest_llenergy.compare.gate import parse_criteria
     from pytest_llenergy.report.store import origin, place_of, read_report, read_sides
 
     base = place_of(args.base)
@@ -214,5 +214,5 @@ def _found(args: argparse.Namespace) -> Found:
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
     origins = origin(base), origin(head)
-    asked = asked_for(args.fail_on, args.metric, args.floor)
+    asked = parse_criteria(args.fail_on, args.metric, args.floor)
     return Found(compare_reports(*reports, origins, asked, across=args.across), reports)

@@ -58,17 +58,17 @@ def _add(args: argparse.Namespace) -> int:
 
     from pytest_llenergy.compare.gate import USAGE
     from pytest_llenergy.errors import ReportError
-    from pytest_llenergy.history.add import add
-    from pytest_llenergy.history.store import place_at
+    from pytest_llenergy.history.add import add_run
+    from pytest_llenergy.history.store import open_store
     from pytest_llenergy.report.store import origin, place_of, read_report
 
-    place = place_at(args.at)
+    place = open_store(args.at)
     refused = 0
     for text in args.reports:
         report_at = place_of(text)
         try:
             report = read_report(report_at)
-            added = add(report, origin(report_at), place, allow_dirty=args.allow_dirty)
+            added = add_run(report, origin(report_at), place, allow_dirty=args.allow_dirty)
         except ReportError as error:
             # The others are as good as without it.
             print(f"llenergy history: {error}", file=sys.stderr)
@@ -85,34 +85,34 @@ def _add(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     import shutil
 
-    from pytest_llenergy.compare.gate import known_metric
-    from pytest_llenergy.history.store import place_at
-    from pytest_llenergy.history.trend import stand
+    from pytest_llenergy.compare.gate import check_metric
+    from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.history.trend import summarise_history
 
-    metric = known_metric(args.metric) if args.metric is not None else None
-    shown = stand(place_at(args.at), test=args.test, metric=metric, device_key=args.device)
+    metric = check_metric(args.metric) if args.metric is not None else None
+    shown = summarise_history(open_store(args.at), test=args.test, metric=metric, device_key=args.device)
     if args.format == "json":
         import msgspec
 
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return 0
     from pytest_llenergy.cli.console import show, wants_color
-    from pytest_llenergy.history.render import as_markdown, as_text
+    from pytest_llenergy.history.render import render_markdown, render_text
 
     if args.format == "markdown":
-        print(as_markdown(shown), end="")
+        print(render_markdown(shown), end="")
     else:
         width = shutil.get_terminal_size().columns
-        show(as_text(shown, width, color=wants_color()), end="")
+        show(render_text(shown, width, color=wants_color()), end="")
     return 0
 
 
 def _accept(args: argparse.Namespace) -> int:
-    from pytest_llenergy.history.add import accept
-    from pytest_llenergy.history.store import place_at
+    from pytest_llenergy.history.add import accept_step
+    from pytest_llenergy.history.store import open_store
 
-    place = place_at(args.at)
-    accepted = accept(place, args.commit, args.reason, args.test)
+    place = open_store(args.at)
+    accepted = accept_step(place, args.commit, args.reason, args.test)
     tests = f" for {_tests(len(accepted.tests))}" if accepted.tests else ""
     print(f"{place.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
     return 0

@@ -91,8 +91,8 @@ def _write_page(report: Report, path: Path, history: str | None) -> int:
 
 def _trends(report: Report, place: str) -> list[Trend]:
     """Of each test of the report that the history has, on the devices of its last session there."""
-    from pytest_llenergy.history.store import place_at
-    from pytest_llenergy.history.trend import trends
+    from pytest_llenergy.history.store import open_store
+    from pytest_llenergy.history.trend import load_trends
     from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 
     names = {record.id for record in report.records}
@@ -106,6 +106,6 @@ def _trends(report: Report, place: str) -> list[Trend]:
                 for each in points
             ],
         )
-        for series, points in trends(place_at(place))
+        for series, points in load_trends(open_store(place))
         if series.last.id in names
     ]

@@ -23,11 +23,11 @@ from pytest_llenergy.model.record import MeterInfo, Record, Round
 UNKNOWN = "unknown"
 
 #: Which devices of a meter's domain do not tell them apart from others of their kind.
-OF_GPU = "gpu"
+GPU_DOMAIN = "gpu"
 
 #: Flags of rounds during which others used the CPU, and the share of rounds from which that is noted.
 DISTURBED = {"contended": "other processes worked", "stolen": "the hypervisor had other guests"}
-MOSTLY = 0.5
+DISTURBED_SHARE = 0.5
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
@@ -36,12 +36,12 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
     if gpus:
-        found = [_board(uuid, record, environment) for uuid in gpus]
+        found = [_find_board(uuid, record, environment) for uuid in gpus]
         limits = [_power_limit_w(board, environment) for board in found]
-        facts["gpu.name"] = _several(board.name if board else UNKNOWN for board in found)
-        facts["gpu.memory"] = _several(_gib(board) for board in found)
-        facts["gpu.power_limit"] = _several(f"{watts:g} W" if watts else UNKNOWN for watts in limits)
-        facts["gpu.mig"] = _several("yes" if uuid.startswith("MIG-") else "no" for uuid in gpus)
+        facts["gpu.name"] = _count_values(board.name if board else UNKNOWN for board in found)
+        facts["gpu.memory"] = _count_values(_memory_gib(board) for board in found)
+        facts["gpu.power_limit"] = _count_values(f"{watts:g} W" if watts else UNKNOWN for watts in limits)
+        facts["gpu.mig"] = _count_values("yes" if uuid.startswith("MIG-") else "no" for uuid in gpus)
     if meters:
         facts.update(meter_facts(record.meters))
     return facts
@@ -49,11 +49,11 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
 
 def host_facts(environment: Environment | None) -> Mapping[str, str]:
     """What the machine is."""
-    return {"host": UNKNOWN} if environment is None else _of_host(environment.host)
+    return {"host": UNKNOWN} if environment is None else _host_facts(environment.host)
 
 
 @lru_cache(maxsize=16)
-def _of_host(host: Host) -> dict[str, str]:
+def _host_facts(host: Host) -> dict[str, str]:
     return {
         "cpu.model": host.cpu_model,
         "cpu.machine": host.machine,
@@ -67,14 +67,14 @@ def meter_facts(meters: Sequence[MeterInfo]) -> dict[str, str]:
     if not meters:
         return {"meter": "none"}
     return {
-        "meter.kind": _several(meter.kind for meter in meters),
-        "meter.name": _several(meter.name for meter in meters),
-        "meter.source": _several(meter.source for meter in meters),
-        "meter.domain": _several(_domain(meter) for meter in meters),
+        "meter.kind": _count_values(meter.kind for meter in meters),
+        "meter.name": _count_values(meter.name for meter in meters),
+        "meter.source": _count_values(meter.source for meter in meters),
+        "meter.domain": _count_values(_domain(meter) for meter in meters),
     }
 
 
-def differing(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
+def list_differences(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
     """One line for each fact that is not the same on both sides: ``gpu.name: NVIDIA L4 -> NVIDIA H200``."""
     names = list(dict.fromkeys([*base, *head]))
     return [
@@ -84,7 +84,7 @@ def differing(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
     ]
 
 
-def key_of(facts: Mapping[str, str]) -> str:
+def fingerprint(facts: Mapping[str, str]) -> str:
     """A short name for a set of facts: equal for equal ones."""
     return hashlib.sha256(msgspec.json.encode(dict(facts), order="sorted")).hexdigest()[:12]
 
@@ -107,28 +107,30 @@ def device_differences(
     same = base.boards == head.boards and base.devices == head.devices and base.meters == head.meters
     if same and host_facts(base_on) == host_facts(head_on) and base_on.gpus == head_on.gpus:
         return []
-    return differing(device_facts(base, base_on, meters=meters), device_facts(head, head_on, meters=meters))
+    return list_differences(
+        device_facts(base, base_on, meters=meters), device_facts(head, head_on, meters=meters)
+    )
 
 
-def _disturbed(base: Record, head: Record) -> list[str]:
+def _disturbance_notes(base: Record, head: Record) -> list[str]:
     """That others used the CPU during half of the rounds or more, on either side."""
     notes = []
     for name, who in DISTURBED.items():
         told = []
         for side, record in (("base", base), ("head", head)):
             count = sum(any(flag.name == name for flag in round_.flags) for round_ in record.rounds)
-            if record.rounds and count >= MOSTLY * len(record.rounds):
+            if record.rounds and count >= DISTURBED_SHARE * len(record.rounds):
                 told.append(f"{count} of {len(record.rounds)} rounds of {side}")
         if told:
             notes.append(f"{name}: {who} during {' and '.join(told)}, which may be the difference")
     return notes
 
 
-def advisories(
+def comparison_notes(
     base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
 ) -> list[str]:
     """What a reader should know of two that are comparable: others at work, other boards, another host."""
-    notes = _disturbed(base, head)
+    notes = _disturbance_notes(base, head)
     boards = [device for device in base.devices if device != "cpu"]
     others = [device for device in head.devices if device != "cpu"]
     if sorted(boards) != sorted(others):
@@ -145,7 +147,7 @@ def advisories(
     return notes
 
 
-def device_line(record: Record, environment: Environment | None) -> str:
+def describe_devices(record: Record, environment: Environment | None) -> str:
     """Devices and meter in a line: ``1x NVIDIA H200 700 W, nvml (measured)``."""
     facts = device_facts(record, environment)
     if facts["gpu.count"] != "0":
@@ -161,10 +163,10 @@ def device_line(record: Record, environment: Environment | None) -> str:
 def _domain(meter: MeterInfo) -> str:
     """Its domain, without which of several equal boards it is of."""
     kind = meter.domain.partition(":")[0]
-    return kind if kind == OF_GPU else meter.domain
+    return kind if kind == GPU_DOMAIN else meter.domain
 
 
-def _board(uuid: str, record: Record, environment: Environment | None) -> Board | None:
+def _find_board(uuid: str, record: Record, environment: Environment | None) -> Board | None:
     known = [*record.boards, *(environment.gpus if environment else ())]
     return next((board for board in known if board.uuid == uuid), None)
 
@@ -177,13 +179,13 @@ def _power_limit_w(board: Board | None, environment: Environment | None) -> floa
     return next((each.power_limit_w for each in whole), None)
 
 
-def _gib(board: Board | None) -> str:
+def _memory_gib(board: Board | None) -> str:
     if board is None or board.memory_bytes is None:
         return UNKNOWN
     return f"{board.memory_bytes / 2**30:.1f} GiB"
 
 
-def _several(values: Iterable[str]) -> str:
+def _count_values(values: Iterable[str]) -> str:
     """Each once; with how often, where they are not all the same: ``NVIDIA H200, NVIDIA L4 x2``."""
     counts = Counter(values)
     if len(counts) == 1:
@@ -229,17 +231,17 @@ def workload_facts(record: Record) -> dict[str, str]:
 
 def workload_key(record: Record) -> str:
     """Equal for two tests that execute the same."""
-    return key_of(workload_facts(record))
+    return fingerprint(workload_facts(record))
 
 
 def workload_differences(base: Record, head: Record) -> list[str]:
     """What of the workload is not the same on both sides; empty where all is."""
-    if _told(base) == _told(head) and _batch(base) == _batch(head):
+    if _raw_workload(base) == _raw_workload(head) and _batch(base) == _batch(head):
         return []
-    return differing(workload_facts(base), workload_facts(head))
+    return list_differences(workload_facts(base), workload_facts(head))
 
 
-def _told(record: Record) -> tuple[object, ...]:
+def _raw_workload(record: Record) -> tuple[object, ...]:
     """The same facts unformatted, which is quicker to compare."""
     backend = record.backend
     engine = backend and (
@@ -270,8 +272,10 @@ def _batch(record: Record) -> tuple[str, str]:
     if not record.rounds:
         return "None", "None"
     first = record.rounds[0]
-    return _each(first.requests, first), _each(first.tokens.input if first.tokens else None, first)
+    return _per_iteration(first.requests, first), _per_iteration(
+        first.tokens.input if first.tokens else None, first
+    )
 
 
-def _each(count: int | None, round_: Round) -> str:
+def _per_iteration(count: int | None, round_: Round) -> str:
     return "None" if count is None else f"{count / round_.iterations:g}"

@@ -13,13 +13,19 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.compare.comparability import (
-    advisories,
+    comparison_notes,
+    describe_devices,
     device_differences,
-    device_line,
     workload_differences,
 )
 from pytest_llenergy.compare.metrics import METRICS, Direction
-from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, corrected
+from pytest_llenergy.compare.statistics import (
+    Estimate,
+    Rule,
+    Sample,
+    compare_samples,
+    correct_multiple_comparisons,
+)
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import FIGURES, Value, applies, values_of
 from pytest_llenergy.model.base import without_collecting
@@ -33,7 +39,7 @@ from pytest_llenergy.model.report import Report
 PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
 
 
-def last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
+def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
     """The record of the last attempt of each test, by id: a rerun replaces what was before it.
 
     Raises ``ReportError`` for an attempt that is there twice: which of them counts would be chance.
@@ -57,7 +63,7 @@ def last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
     return found
 
 
-def pairs(
+def pair_records(
     base: Mapping[str, Record], head: Mapping[str, Record]
 ) -> Iterator[tuple[Record | None, Record | None]]:
     """The records of every test of either side: those of ``head`` first, in their order."""
@@ -68,7 +74,7 @@ def pairs(
             yield record, None
 
 
-def usual_metric(*records: Record | None) -> str:
+def default_metric(*records: Record | None) -> str:
     """Joules per output token where every side counts tokens, joules otherwise."""
     known = [record for record in records if record is not None and record.rounds]
     if known and all(applies(PER_TOKEN, record.rounds) for record in known):
@@ -76,12 +82,12 @@ def usual_metric(*records: Record | None) -> str:
     return PER_ITERATION
 
 
-def measured_something(records: Mapping[str, Record]) -> bool:
+def has_measurements(records: Mapping[str, Record]) -> bool:
     """Whether there is a test to compare with."""
     return any(record.counts and record.rounds for record in records.values())
 
 
-def side_of(report: Report, origin: str) -> Side:
+def describe_side(report: Report, origin: str) -> Side:
     """Where a report comes from."""
     return Side(
         origin=origin,
@@ -98,7 +104,7 @@ def side_of(report: Report, origin: str) -> Side:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Criterion:
     """A metric, or ``None`` for the usual one of each test, and the rule to judge it by.
 
     ``gated`` is whether a verdict was asked for that a run can fail by. ``own`` says that the test itself
@@ -113,7 +119,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRecord:
     """A record and where it was made."""
 
     record: Record
@@ -125,7 +131,7 @@ class _Case:
     """One metric of one test, on the sides that have it."""
 
     metric: str
-    asked: Asked
+    asked: Criterion
     base: Record | None
     head: Record | None
     gated: bool
@@ -139,16 +145,16 @@ class _Case:
         return self._with(
             verdict=estimate.verdict,
             reason=estimate.reason,
-            ratio=_finite(estimate.ratio),
-            low=_finite(estimate.low),
-            high=_finite(estimate.high),
-            base=_finite(median(base.values)),
-            head=_finite(median(head.values)),
+            ratio=_finite_or_none(estimate.ratio),
+            low=_finite_or_none(estimate.low),
+            high=_finite_or_none(estimate.high),
+            base=_finite_or_none(median(base.values)),
+            head=_finite_or_none(median(head.values)),
             n_base=len(base.values),
             n_head=len(head.values),
-            noise=_finite(estimate.noise),
-            detectable=_finite(estimate.detectable),
-            p=_finite(estimate.p),
+            noise=_finite_or_none(estimate.noise),
+            detectable=_finite_or_none(estimate.detectable),
+            p=_finite_or_none(estimate.p),
             notes=list(notes),
         )
 
@@ -156,8 +162,8 @@ class _Case:
         shown = self.head or self.base
         assert shown is not None
         told: dict[str, Any] = {
-            "base": _recorded(self.base, self.metric),
-            "head": _recorded(self.head, self.metric),
+            "base": _recorded_value(self.base, self.metric),
+            "head": _recorded_value(self.head, self.metric),
             **found,
         }
         return Comparison(
@@ -168,42 +174,44 @@ class _Case:
             reason=reason,
             better=METRICS[self.metric].better,
             kind=shown.kind,
-            rule=_applied(self.asked.rule),
+            rule=_applied_rule(self.asked.rule),
             gated=self.gated,
-            base_tokens_per_s=_recorded(self.base, "output_tokens_per_s"),
-            head_tokens_per_s=_recorded(self.head, "output_tokens_per_s"),
+            base_tokens_per_s=_recorded_value(self.base, "output_tokens_per_s"),
+            head_tokens_per_s=_recorded_value(self.head, "output_tokens_per_s"),
             **told,
         )
 
 
 #: How the verdict on one metric is found: by the record of the head and both samples.
-Find = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
+Estimator = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
 
 
-def at_once(_: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
+def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
     """On all rounds that there are, in one look."""
-    return compare(base, head, rule, better)
+    return compare_samples(base, head, rule, better)
 
 
-def judge(base: Measured, head: Measured, asked: Asked, *, across: bool = False) -> Comparison:
+def compare_records(
+    base: MeasuredRecord, head: MeasuredRecord, asked: Criterion, *, across: bool = False
+) -> Comparison:
     """The verdict on one metric of one test. Never raises for what was measured.
 
     ``across`` compares workloads that are not the same, such as two backends, and says in a note what
     differs.
     """
-    return _judge(base, head, asked, across=across)[0]
+    return _compare_records(base, head, asked, across=across)[0]
 
 
-def without_baseline(head: Record, asked: Asked, stopped: str | None = None) -> Comparison:
+def compare_without_baseline(head: Record, asked: Criterion, stopped: str | None = None) -> Comparison:
     """Of a test that the baseline does not have.
 
     ``stopped`` names a baseline whose run did not come to its end: it may have been about to measure it.
     """
-    case = _Case(asked.metric or usual_metric(head), asked, None, head, asked.gated)
+    case = _Case(asked.metric or default_metric(head), asked, None, head, asked.gated)
     if not head.counts:
-        return case.state("invalid", _not_measured("head", head))
+        return case.state("invalid", _not_measured_reason("head", head))
     if stopped is not None:
-        return case.state("invalid", _missing(stopped))
+        return case.state("invalid", _missing_reason(stopped))
     return case.state("new", "not in the baseline")
 
 
@@ -211,10 +219,10 @@ def compare_reports(
     base: Report,
     head: Report,
     origins: tuple[str, str],
-    asked: Sequence[Asked],
+    asked: Sequence[Criterion],
     *,
     across: bool = False,
-    find: Find = at_once,
+    find: Estimator = estimate_once,
 ) -> ComparedReports:
     """Every test of two reports, for each metric; the correction for many tests is made within a metric.
 
@@ -225,58 +233,63 @@ def compare_reports(
     ]
     comparisons: list[Comparison] = []
     with without_collecting():
-        old = last_attempts(base.records, origins[0])
-        new = last_attempts(head.records, origins[1])
+        old = select_last_attempts(base.records, origins[0])
+        new = select_last_attempts(head.records, origins[1])
         for each in asked:
             found: list[tuple[Comparison, Estimate | None]] = []
-            for before, after in pairs(old, new):
+            for before, after in pair_records(old, new):
                 if before is None and after is not None:
-                    found.append((without_baseline(after, each, stopped[0]), None))
+                    found.append((compare_without_baseline(after, each, stopped[0]), None))
                 elif before is not None and after is None:
-                    found.append((_removed(before, each, stopped[1]), None))
+                    found.append((_removed_test(before, each, stopped[1]), None))
                 elif before is not None and after is not None:
-                    sides = Measured(before, base.environment), Measured(after, head.environment)
-                    found.append(_judge(*sides, each, across=across, find=find))
-            comparisons += _corrected(found)
-    sides_of = side_of(base, origins[0]), side_of(head, origins[1])
+                    sides = MeasuredRecord(before, base.environment), MeasuredRecord(after, head.environment)
+                    found.append(_compare_records(*sides, each, across=across, find=find))
+            comparisons += _correct_comparisons(found)
+    sides_of = describe_side(base, origins[0]), describe_side(head, origins[1])
     # Most records have the same devices.
     devices = {(*each.devices, *each.meters): each for each in new.values() if each.rounds}
-    lines = (device_line(record, head.environment) for record in devices.values())
+    lines = (describe_devices(record, head.environment) for record in devices.values())
     return ComparedReports(
         base=sides_of[0],
         head=sides_of[1],
         comparisons=comparisons,
         devices=list(dict.fromkeys(lines)),
-        notes=[interrupted(side.origin) for side in sides_of if not side.complete],
+        notes=[incomplete_run_note(side.origin) for side in sides_of if not side.complete],
     )
 
 
-def interrupted(origin: str) -> str:
+def incomplete_run_note(origin: str) -> str:
     """What to know of a run that was stopped or killed."""
     return f"{origin} is of a run that did not come to its end: what it had not measured is missing"
 
 
-def _missing(origin: str) -> str:
+def _missing_reason(origin: str) -> str:
     return f"missing in {origin}, whose run did not come to its end"
 
 
-def _removed(base: Record, asked: Asked, stopped: str | None) -> Comparison:
-    case = _Case(asked.metric or usual_metric(base), asked, base, None, asked.gated)
+def _removed_test(base: Record, asked: Criterion, stopped: str | None) -> Comparison:
+    case = _Case(asked.metric or default_metric(base), asked, base, None, asked.gated)
     if stopped is not None:
-        return case.state("invalid", _missing(stopped))
+        return case.state("invalid", _missing_reason(stopped))
     return case.state("removed", "only in the baseline")
 
 
-def _judge(
-    base: Measured, head: Measured, asked: Asked, *, across: bool, find: Find = at_once
+def _compare_records(
+    base: MeasuredRecord,
+    head: MeasuredRecord,
+    asked: Criterion,
+    *,
+    across: bool,
+    find: Estimator = estimate_once,
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
-    metric = asked.metric or usual_metric(old, new)
+    metric = asked.metric or default_metric(old, new)
     figure = FIGURES[metric]
     case = _Case(metric, asked, old, new, asked.gated)
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
-            return case.state("invalid", _not_measured(side, record)), None
+            return case.state("invalid", _not_measured_reason(side, record)), None
         if not record.rounds:
             told = f"{side} has windows of energy_meter only, and no rounds to compare"
             return case.state("invalid", told), None
@@ -296,16 +309,16 @@ def _judge(
         values, reason = values_of(metric, record.rounds)
         if not values:
             return case.state("invalid", f"{side} has no {metric}: {reason}"), None
-        samples.append(_sample(values))
+        samples.append(_make_sample(values))
     estimate = find(new, samples[0], samples[1], asked.rule, METRICS[metric].better)
-    notes = advisories(old, new, base.environment, head.environment)
+    notes = comparison_notes(old, new, base.environment, head.environment)
     notes += [f"another workload: {line}" for line in differences]
     return case.judged(samples[0], samples[1], estimate, notes), estimate
 
 
-def _corrected(found: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
+def _correct_comparisons(found: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
     """With what so many tests at once make of single verdicts."""
-    after = iter(corrected([estimate for _, estimate in found if estimate is not None]))
+    after = iter(correct_multiple_comparisons([estimate for _, estimate in found if estimate is not None]))
     comparisons = []
     for comparison, estimate in found:
         if estimate is not None and (kept := next(after)) is not estimate:
@@ -314,7 +327,7 @@ def _corrected(found: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comp
     return comparisons
 
 
-def _sample(values: Sequence[Value]) -> Sample:
+def _make_sample(values: Sequence[Value]) -> Sample:
     """Rounds with what their meter did not know: edges, and what a part-time sensor did not see."""
     return Sample(
         tuple([each.value for each in values]),
@@ -322,7 +335,7 @@ def _sample(values: Sequence[Value]) -> Sample:
     )
 
 
-def _not_measured(side: str, record: Record) -> str:
+def _not_measured_reason(side: str, record: Record) -> str:
     return f"{side} is {record.status}{f' ({record.reason})' if record.reason else ''}"
 
 
@@ -330,18 +343,18 @@ def _one_line(what: str, differences: Sequence[str]) -> str:
     return f"{what} ({'; '.join(differences)})"
 
 
-def _recorded(record: Record | None, metric: str) -> float | None:
+def _recorded_value(record: Record | None, metric: str) -> float | None:
     found = record.metrics.get(metric) if record is not None else None
-    return _finite(found.value) if found is not None else None
+    return _finite_or_none(found.value) if found is not None else None
 
 
-def _finite(value: float | None) -> float | None:
+def _finite_or_none(value: float | None) -> float | None:
     """JSON has neither NaN nor infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
 @lru_cache(maxsize=64)
-def _applied(rule: Rule) -> AppliedRule:
+def _applied_rule(rule: Rule) -> AppliedRule:
     return AppliedRule(
         threshold=rule.threshold,
         threshold_absolute=rule.threshold_absolute,

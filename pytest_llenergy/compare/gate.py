@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
 
-from pytest_llenergy.compare.comparison import Asked
-from pytest_llenergy.compare.metrics import METRICS, PREFIXES, Direction
-from pytest_llenergy.compare.statistics import COMMON, Rule
+from pytest_llenergy.compare.comparison import Criterion
+from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES, Direction
+from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.model.comparison import Comparison
@@ -26,7 +26,7 @@ NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
 
 #: A change that no gate needs to allow: ten times as much more.
-LARGEST = 10.0
+MAX_THRESHOLD = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Threshold:
         """Which way the metric is better."""
         return METRICS[self.metric].better
 
-    def rule(self, common: Rule = COMMON) -> Rule:
+    def rule(self, common: Rule = DEFAULT_RULE) -> Rule:
         """``common`` with this threshold.
 
         A tolerance below the threshold is raised to it: otherwise what lies between the two could never be
@@ -57,16 +57,16 @@ class Threshold:
         )
 
 
-def with_floor(floor: float) -> Rule:
+def rule_with_floor(floor: float) -> Rule:
     """The common rule where changes up to ``floor`` have no reason, as two runs of the same code show.
 
     A threshold or tolerance below the floor is raised to it: what lies between could never be told.
     """
     return replace(
-        COMMON,
+        DEFAULT_RULE,
         floor=floor,
-        threshold=max(COMMON.threshold, floor),
-        tolerance=max(COMMON.tolerance, floor),
+        threshold=max(DEFAULT_RULE.threshold, floor),
+        tolerance=max(DEFAULT_RULE.tolerance, floor),
     )
 
 
@@ -86,7 +86,7 @@ def parse_floor(text: str) -> Rule:
     floor = float(match.group(1)) / 100 if match else -1.0
     if not 0 <= floor < 1:
         raise PlanError(f"floor {text!r} is no percentage below 100%, such as '1%'")
-    return with_floor(floor)
+    return rule_with_floor(floor)
 
 
 def parse_fail_on(text: str) -> Threshold:
@@ -115,13 +115,15 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
         str(text),
     )
     relative = float(match.group(1)) / 100 if match else 0.0
-    absolute = float(match.group(2)) * PREFIXES[match.group(3)] if match and match.group(2) else 0.0
+    absolute = float(match.group(2)) * UNIT_PREFIXES[match.group(3)] if match and match.group(2) else 0.0
     if match is None or relative <= 0 or not isfinite(absolute):
         raise PlanError(
             f"threshold {text!r} of {name} is no percentage above zero, such as '3%' or '3%+2{unit}'"
         )
-    if relative > LARGEST:
-        raise PlanError(f"threshold {text!r} of {name} would let everything pass; {LARGEST:.0%} is the most")
+    if relative > MAX_THRESHOLD:
+        raise PlanError(
+            f"threshold {text!r} of {name} would let everything pass; {MAX_THRESHOLD:.0%} is the most"
+        )
     if match.group(2) and absolute <= 0:
         raise PlanError(f"threshold {text!r} of {name} adds nothing: write '{match.group(1)}%' alone")
     return Threshold(name, relative, absolute, str(text).strip())
@@ -130,7 +132,7 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
 # A budget: an upper limit for one metric of one test.
 
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
-UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
+BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
 
 
 @dataclass(frozen=True)
@@ -161,14 +163,14 @@ class Budget:
 def parse_budget(metric: str | None, text: str) -> Budget:
     """Read ``"5 J"``, ``"300 mJ"``, ``"1.5 kW"``. Raises ``PlanError`` for what is none."""
     name = metric or "energy_j"
-    if name not in UNITS:
-        raise PlanError(f"unknown metric {name!r}; a budget can bound: {', '.join(UNITS)}")
-    unit = UNITS[name]
+    if name not in BUDGET_UNITS:
+        raise PlanError(f"unknown metric {name!r}; a budget can bound: {', '.join(BUDGET_UNITS)}")
+    unit = BUDGET_UNITS[name]
     match = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([pnumkMG]?){unit}(?:/\w+)?\s*", str(text))
     try:
         if match is None:
             raise ValueError
-        limit = float(match.group(1)) * PREFIXES[match.group(2)]
+        limit = float(match.group(1)) * UNIT_PREFIXES[match.group(2)]
         if not math.isfinite(limit):
             raise ValueError
         return Budget(name, limit, str(text))
@@ -190,7 +192,7 @@ class Gate:
     threshold: Threshold | None = None
 
 
-def read_gate(metric: str | None, budget: str | None, threshold: str | None) -> Gate:
+def parse_gate(metric: str | None, budget: str | None, threshold: str | None) -> Gate:
     """The gate with these, as they are written. Raises ``PlanError``."""
     if budget is None and threshold is None:
         raise PlanError('needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both')
@@ -210,7 +212,7 @@ def read_threshold(metric: str | None, text: str) -> Threshold:
     return _comparable(parse_threshold(metric, text))
 
 
-def known_metric(name: str) -> str:
+def check_metric(name: str) -> str:
     """A metric that can be compared. Raises ``PlanError`` for others."""
     if name not in METRICS:
         raise PlanError(f"unknown metric {name!r}; what can be compared: {', '.join(FIGURES)}")
@@ -219,54 +221,56 @@ def known_metric(name: str) -> str:
     return name
 
 
-def asked_of(
-    fail_on: Sequence[Threshold], own: Threshold | None = None, common: Rule = COMMON
-) -> list[Asked]:
+def select_criteria(
+    fail_on: Sequence[Threshold], own: Threshold | None = None, common: Rule = DEFAULT_RULE
+) -> list[Criterion]:
     """What to compare of a test: what fails it or, where nothing does, its usual metric, to be seen.
 
     What the test's own mark says of a metric goes before what is said of all tests.
     """
     asked = [
-        Asked(each.metric, each.rule(common), gated=True)
+        Criterion(each.metric, each.rule(common), gated=True)
         for each in fail_on
         if own is None or each.metric != own.metric
     ]
     if own is not None:
-        asked.insert(0, Asked(own.metric, own.rule(common), gated=True, own=True))
-    return asked or [Asked(rule=common)]
+        asked.insert(0, Criterion(own.metric, own.rule(common), gated=True, own=True))
+    return asked or [Criterion(rule=common)]
 
 
-def asked_for(fail_on: Sequence[str], metrics: Sequence[str], floor: str | None = None) -> list[Asked]:
+def parse_criteria(
+    fail_on: Sequence[str], metrics: Sequence[str], floor: str | None = None
+) -> list[Criterion]:
     """What a command line asks for: every metric once, with a threshold of its own or the common rule.
 
     Raises ``PlanError`` for what is no metric, no threshold or no floor.
     """
-    common = COMMON if floor is None else parse_floor(floor)
+    common = DEFAULT_RULE if floor is None else parse_floor(floor)
     thresholds = [read_fail_on(text) for text in fail_on]
-    names = [known_metric(name) for name in metrics]
+    names = [check_metric(name) for name in metrics]
     check_floor(thresholds, common.floor)
-    asked = {each.metric: Asked(each.metric, each.rule(common), gated=True) for each in thresholds}
-    asked.update({name: Asked(name, common, gated=True) for name in names if name not in asked})
-    return list(asked.values()) or [Asked(rule=common, gated=True)]
+    asked = {each.metric: Criterion(each.metric, each.rule(common), gated=True) for each in thresholds}
+    asked.update({name: Criterion(name, common, gated=True) for name in names if name not in asked})
+    return list(asked.values()) or [Criterion(rule=common, gated=True)]
 
 
-def failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:
+def list_failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:
     """One line for each gate that a test has not passed.
 
     A gate that could not run is no pass. A test that is new has nothing to be compared with, which is none
     either, but no fault of the test: it is told in the summary.
     """
-    lines = (failure(each, inconclusive) for each in comparisons if each.gated)
+    lines = (explain_failure(each, inconclusive) for each in comparisons if each.gated)
     return [line for line in lines if line is not None]
 
 
-def failure(found: Comparison, inconclusive: Inconclusive) -> str | None:
+def explain_failure(found: Comparison, inconclusive: Inconclusive) -> str | None:
     """Why a gate was not passed; ``None`` if it was, or has nothing to say."""
     if found.verdict == "regressed":
         estimated = " (estimated)" if found.kind == "estimated" else ""
         return (
-            f"energy_gate: {found.metric} regressed, {shown(found.base)} -> {shown(found.head)} {found.unit}"
-            f"{estimated}: {found.reason}"
+            f"energy_gate: {found.metric} regressed, {format_value(found.base)} -> {format_value(found.head)}"
+            f" {found.unit}{estimated}: {found.reason}"
         )
     if found.verdict in ("not comparable", "invalid"):
         return f"energy_gate: {found.metric} could not be judged, {found.verdict}: {found.reason}"
@@ -275,13 +279,13 @@ def failure(found: Comparison, inconclusive: Inconclusive) -> str | None:
     return None
 
 
-def shown(value: float | None) -> str:
+def format_value(value: float | None) -> str:
     """A value for people, four digits of it."""
     return "?" if value is None else f"{value:.4g}"
 
 
 def _comparable(threshold: Threshold) -> Threshold:
-    known_metric(threshold.metric)
+    check_metric(threshold.metric)
     return threshold
 
 
@@ -309,7 +313,7 @@ def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> 
     return PASSED
 
 
-def over_budget(base: Report, head: Report) -> list[Record]:
+def list_over_budget(base: Report, head: Report) -> list[Record]:
     """Tests of the head that are over their budget and on the base are not."""
     before: Mapping[str, Record] = {record.id: record for record in base.records}
     return [

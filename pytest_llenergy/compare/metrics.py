@@ -10,7 +10,7 @@ from typing import Literal
 Direction = Literal["less", "more"]
 
 #: What a prefix multiplies by. Metrics are stored in base units.
-PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
+UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ EXACT_UP_TO = 50
 
 
 @lru_cache(maxsize=256)
-def _arrangements(n: int, m: int) -> tuple[int, ...]:
+def _cumulative_counts(n: int, m: int) -> tuple[int, ...]:
     """In how many orders of n and m values U is at most 0, 1, 2, ... up to half of its range.
 
     The generating function is the Gaussian binomial coefficient: the product over i of (1 - q^(m+i)) / (1 -
@@ -39,7 +39,7 @@ def _arrangements(n: int, m: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=65536)
-def chance_at_most(u: int, n: int, m: int) -> float:
+def mann_whitney_cdf(u: int, n: int, m: int) -> float:
     """P(U <= u) where both samples, of n and m values, come from one population and no two are equal."""
     if u < 0:
         return 0.0
@@ -48,7 +48,7 @@ def chance_at_most(u: int, n: int, m: int) -> float:
     if max(n, m) > EXACT_UP_TO:
         scale = sqrt(n * m * (n + m + 1) / 12)
         return NormalDist().cdf((u + 0.5 - n * m / 2) / scale)
-    counts = _arrangements(n, m)
+    counts = _cumulative_counts(n, m)
     total = comb(n + m, n)
     if u < len(counts):
         return counts[u] / total
@@ -56,19 +56,19 @@ def chance_at_most(u: int, n: int, m: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def limit_rank(n: int, m: int, alpha: float) -> int:
+def confidence_limit_rank(n: int, m: int, alpha: float) -> int:
     """Which of the n * m ordered differences is the lower limit, counted from 1; 0 where none is sure enough.
 
     It is the largest k with P(U <= k - 1) <= alpha: the shift lies below the k-th smallest difference with a
     chance of at most ``alpha``. The upper limit is the k-th largest.
     """
     k = 0
-    while chance_at_most(k, n, m) <= alpha:
+    while mann_whitney_cdf(k, n, m) <= alpha:
         k += 1
     return k
 
 
-def differences(base: Sequence[float], head: Sequence[float]) -> list[float]:
+def pairwise_differences(base: Sequence[float], head: Sequence[float]) -> list[float]:
     """All head_i - base_j, ordered. Their median is the Hodges-Lehmann estimate of the shift.
 
     Quickest where both are ordered already.
@@ -83,17 +83,17 @@ def middle(ordered: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def chances_of_shift(ordered: Sequence[float], n: int, m: int) -> tuple[float, float]:
+def one_sided_p_values(ordered: Sequence[float], n: int, m: int) -> tuple[float, float]:
     """One-sided p of the rank test for ``ordered`` differences: head is not larger, head is not smaller.
 
     Equal pairs count for either of these, so that ties make p larger, never smaller.
     """
-    return chance_at_most(bisect_right(ordered, 0.0), n, m), chance_at_most(
+    return mann_whitney_cdf(bisect_right(ordered, 0.0), n, m), mann_whitney_cdf(
         n * m - bisect_left(ordered, 0.0), n, m
     )
 
 
-def trend(values: Sequence[float]) -> tuple[float, float]:
+def rank_trend(values: Sequence[float]) -> tuple[float, float]:
     """How ranks of ``values`` go with their order: the sum of Spearman's coefficient, and its variance.
 
     The sum is of the products of both ranks, each from its mean; under no trend its expectation is 0. Sums
@@ -107,12 +107,12 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     order = sorted(range(n), key=values.__getitem__)
     if len(set(values)) == n:
         return sum(map(mul, range(n), order)) - n * centre * centre, of_order * of_order / (n - 1)
-    ranks = _shared_ranks(values, order)
+    ranks = _midranks(values, order)
     total = sum((rank - centre) * (i - centre) for i, rank in enumerate(ranks))
     return total, sum((rank - centre) ** 2 for rank in ranks) * of_order / (n - 1)
 
 
-def _shared_ranks(values: Sequence[float], order: Sequence[int]) -> list[float]:
+def _midranks(values: Sequence[float], order: Sequence[int]) -> list[float]:
     """Ranks from 0, where equal values share the mean of theirs."""
     ranks = [0.0] * len(values)
     start = 0
@@ -126,7 +126,7 @@ def _shared_ranks(values: Sequence[float], order: Sequence[int]) -> list[float]:
     return ranks
 
 
-def slope(samples: Sequence[Sequence[float]]) -> float:
+def theil_sen_slope(samples: Sequence[Sequence[float]]) -> float:
     """Median change from one value to the next, over all pairs within each sample (Theil 1950, Sen 1968)."""
     slopes = [
         (values[j] - values[i]) / (j - i)

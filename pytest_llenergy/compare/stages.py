@@ -24,17 +24,24 @@ from math import log, log1p, sqrt
 from statistics import NormalDist
 
 from pytest_llenergy.compare.metrics import Direction
-from pytest_llenergy.compare.statistics import COMMON, FEWEST_ROUNDS, Estimate, Rule, Sample, compare
+from pytest_llenergy.compare.statistics import (
+    DEFAULT_RULE,
+    MIN_ROUNDS,
+    Estimate,
+    Rule,
+    Sample,
+    compare_samples,
+)
 from pytest_llenergy.errors import PlanError
 
 #: What rounding leaves of a share that is too small: there is no limit that is so sure.
-LEAST_ALPHA = 1e-12
+MIN_ALPHA = 1e-12
 
-CHANGED = ("regressed", "improved")
+CHANGES = ("regressed", "improved")
 
 
 @dataclass(frozen=True)
-class Policy:
+class Stages:
     """Pairs that each stage adds.
 
     One or two stages find what is clearly above the threshold: a change of exactly the threshold is found in
@@ -57,13 +64,13 @@ class Policy:
 
 
 #: Six pairs, and six more for what is not unchanged then.
-TWICE = Policy((6, 6))
+DEFAULT_STAGES = Stages((6, 6))
 #: For changes of the threshold itself.
-SHARP = Policy((6, 6, 12, 12))
+SHARP_STAGES = Stages((6, 6, 12, 12))
 
 
 @dataclass(frozen=True)
-class Step:
+class StageResult:
     """What is known after a stage, and the ``more`` pairs that it takes; 0 where the verdict is final."""
 
     estimate: Estimate
@@ -74,14 +81,14 @@ class Step:
         return self.more == 0
 
 
-def judge(
+def decide_stage(
     base: Sample,
     head: Sample,
     stage: int,
-    policy: Policy = TWICE,
-    rule: Rule = COMMON,
+    policy: Stages = DEFAULT_STAGES,
+    rule: Rule = DEFAULT_RULE,
     better: Direction = "less",
-) -> Step:
+) -> StageResult:
     """Look at all rounds so far, after ``stage`` stages (from 1) of the policy.
 
     Raises ``ValueError`` for a stage that the policy does not have.
@@ -89,25 +96,25 @@ def judge(
     if not 1 <= stage <= len(policy.stages):
         raise ValueError(f"there is no stage {stage} of {policy}")
     more = 0 if stage == len(policy.stages) else policy.stages[stage]
-    changes = rule_changed(stage, policy, rule)
-    found = compare(base, head, changes, better) if changes is not None else None
-    if found is not None and found.verdict in CHANGED:
-        return Step(found, 0)
-    calm = compare(base, head, rule_unchanged(policy, rule), better)
+    changes = rule_for_change(stage, policy, rule)
+    found = compare_samples(base, head, changes, better) if changes is not None else None
+    if found is not None and found.verdict in CHANGES:
+        return StageResult(found, 0)
+    calm = compare_samples(base, head, rule_for_unchanged(policy, rule), better)
     if calm.ratio is None:
-        return Step(calm, 0)
+        return StageResult(calm, 0)
     if calm.verdict == "unchanged":
         # An estimate that is nearer to the threshold than to the floor is looked at again.
         doubtful = abs(log(calm.ratio)) >= log1p(halfway(rule))
-        return Step(calm, more if doubtful else 0)
-    if _is_up_to_the_meters(calm, rule_unchanged(policy, rule).tolerance, better):
-        return Step(calm, 0)
+        return StageResult(calm, more if doubtful else 0)
+    if _limited_by_meters(calm, rule_for_unchanged(policy, rule).tolerance, better):
+        return StageResult(calm, 0)
     # What "found" calls unchanged was held to the alpha of changes: that counts for nothing.
     detectable = calm.detectable if found is None else found.detectable
-    return Step(_unconfirmed(replace(calm, detectable=detectable), stage, policy), more)
+    return StageResult(_withhold_change(replace(calm, detectable=detectable), stage, policy), more)
 
 
-def _is_up_to_the_meters(estimate: Estimate, tolerance: float, better: Direction) -> bool:
+def _limited_by_meters(estimate: Estimate, tolerance: float, better: Direction) -> bool:
     """Whether only the meters keep it from being unchanged: more rounds do not make them better."""
     if estimate.low is None or estimate.high is None or estimate.meter < tolerance:
         return False
@@ -116,27 +123,27 @@ def _is_up_to_the_meters(estimate: Estimate, tolerance: float, better: Direction
 
 
 @lru_cache(maxsize=256)
-def rule_unchanged(policy: Policy, rule: Rule) -> Rule:
+def rule_for_unchanged(policy: Stages, rule: Rule) -> Rule:
     """By which a benchmark is called unchanged, at any look."""
     tolerance = min(rule.tolerance, rule.threshold) if policy.sharp else rule.tolerance
     return replace(rule, tolerance=tolerance, alpha=rule.alpha / len(policy.stages))
 
 
 @lru_cache(maxsize=256)
-def rule_changed(stage: int, policy: Policy, rule: Rule) -> Rule | None:
+def rule_for_change(stage: int, policy: Stages, rule: Rule) -> Rule | None:
     """By which it is called changed; ``None`` at the first of several looks."""
     stages = len(policy.stages)
     if stage == 1 and stages > 1:
         return None
     total = policy.pairs_after(stages)
-    alpha = _spent(policy.pairs_after(stage) / total, rule.alpha)
+    alpha = _spend_alpha(policy.pairs_after(stage) / total, rule.alpha)
     if stage > 2:
-        alpha -= _spent(policy.pairs_after(stage - 1) / total, rule.alpha)
+        alpha -= _spend_alpha(policy.pairs_after(stage - 1) / total, rule.alpha)
     return replace(
         rule,
         threshold=halfway(rule) if policy.sharp else rule.threshold,
-        tolerance=rule_unchanged(policy, rule).tolerance,
-        alpha=max(alpha, LEAST_ALPHA),
+        tolerance=rule_for_unchanged(policy, rule).tolerance,
+        alpha=max(alpha, MIN_ALPHA),
     )
 
 
@@ -145,27 +152,27 @@ def halfway(rule: Rule) -> float:
     return min(rule.threshold, (rule.threshold + rule.floor) / 2)
 
 
-def _spent(share: float, alpha: float) -> float:
+def _spend_alpha(share: float, alpha: float) -> float:
     """Of ``alpha``, after this share of all pairs."""
     law = NormalDist()
     return 2 - 2 * law.cdf(law.inv_cdf(1 - alpha / 2) / sqrt(share))
 
 
-def _unconfirmed(estimate: Estimate, stage: int, policy: Policy) -> Estimate:
-    if estimate.verdict not in CHANGED:
+def _withhold_change(estimate: Estimate, stage: int, policy: Stages) -> Estimate:
+    if estimate.verdict not in CHANGES:
         return estimate
     pairs = policy.pairs_after(stage)
     reason = f"{estimate.verdict} after {pairs} pairs, not confirmed yet: {estimate.reason}"
     return replace(estimate, verdict="inconclusive", reason=reason)
 
 
-def parse_pairs(text: str) -> Policy:
+def parse_pairs(text: str) -> Stages:
     """Read ``"6+6"``, ``"12"``, ``"6+6+18"``. Raises ``PlanError`` for what is no such sum."""
     if not re.fullmatch(r"\s*\d{1,4}(\s*\+\s*\d{1,4})*\s*", text):
         raise PlanError(f"pairs {text!r} are no numbers of pairs, such as '6+6' or '12'")
     stages = tuple(int(one) for one in text.split("+"))
-    if stages[0] < FEWEST_ROUNDS or 0 in stages:
+    if stages[0] < MIN_ROUNDS or 0 in stages:
         raise PlanError(
-            f"pairs {text!r} begin with fewer than {FEWEST_ROUNDS} or add none: write such as '6+6' or '12'"
+            f"pairs {text!r} begin with fewer than {MIN_ROUNDS} or add none: write such as '6+6' or '12'"
         )
-    return Policy(stages)
+    return Stages(stages)

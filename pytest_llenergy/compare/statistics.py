@@ -13,12 +13,12 @@ from typing import Literal
 
 from pytest_llenergy.compare.metrics import Direction
 from pytest_llenergy.compare.rank_statistics import (
-    chances_of_shift,
-    differences,
-    limit_rank,
+    confidence_limit_rank,
     middle,
-    slope,
-    trend,
+    one_sided_p_values,
+    pairwise_differences,
+    rank_trend,
+    theil_sen_slope,
 )
 from pytest_llenergy.errors import PlanError
 
@@ -31,25 +31,25 @@ from pytest_llenergy.errors import PlanError
 Verdict = Literal["regressed", "improved", "unchanged", "inconclusive", "invalid"]
 
 #: Rounds a side below which there is no verdict. The limits of three a side are just the extremes.
-FEWEST_ROUNDS = 4
+MIN_ROUNDS = 4
 #: Scatter above which limits are held to ``NOISY_ALPHA``: outliers and drift are then as large as what is
 #: looked for.
-NOISY = 0.03
+NOISY_ABOVE = 0.03
 NOISY_ALPHA = 0.01
 #: Scatter of a normal law over its median absolute deviation: 1 / Phi^-1(3/4).
 MAD_TO_SIGMA = 1.4826
 #: Expanded uncertainty over standard uncertainty, for about 95 % (GUM 6.3.3).
-COVERAGE = 2.0
+COVERAGE_FACTOR = 2.0
 #: With which chance the minimum detectable change is found.
 POWER = 0.9
 #: What two logarithms may be off by: a change of exactly the threshold reaches it.
-ROUNDING = 1e-12
+LOG_ROUNDING = 1e-12
 #: Values that differ by more than this, on the logarithm (1e43), are no rounds of one piece of work.
-WIDEST = 100.0
+MAX_LOG_RANGE = 100.0
 #: A trend over the rounds is taken for real from so many standard deviations of Spearman's coefficient.
-SURE_TREND = 3.0
+TREND_SIGMAS = 3.0
 #: With such a coefficient most of the scatter is the trend.
-STRONG_TREND = 0.8
+STRONG_CORRELATION = 0.8
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Rule:
 
 
 #: The one that counts where nobody asks for another.
-COMMON = Rule()
+DEFAULT_RULE = Rule()
 
 
 @dataclass(frozen=True)
@@ -113,45 +113,49 @@ class Estimate:
     meter: float = 0.0  # relative change that the meters cannot tell from none, whatever the rounds say
 
 
-def compare(base: Sample, head: Sample, rule: Rule = COMMON, better: Direction = "less") -> Estimate:
+def compare_samples(
+    base: Sample, head: Sample, rule: Rule = DEFAULT_RULE, better: Direction = "less"
+) -> Estimate:
     """The verdict on ``head`` against ``base``.
 
     Never raises for what was measured: what cannot be compared is ``invalid``, with the reason.
     """
-    wrong = _what_is_wrong("base", base) or _what_is_wrong("head", head)
+    wrong = _find_fault("base", base) or _find_fault("head", head)
     if wrong:
-        return _unknown(base, head, "invalid", wrong)
+        return _estimate_without_limits(base, head, "invalid", wrong)
     base_logs = [log(value) for value in base.values]
     head_logs = [log(value) for value in head.values]
     n, m = len(base_logs), len(head_logs)
     ordered = sorted(base_logs), sorted(head_logs)
-    shifts = differences(*ordered)
+    shifts = pairwise_differences(*ordered)
     shift = middle(shifts)
-    if max(shifts[-1], -shifts[0]) > WIDEST:
+    if max(shifts[-1], -shifts[0]) > MAX_LOG_RANGE:
         least, most = min(*base.values, *head.values), max(*base.values, *head.values)
-        return _unknown(base, head, "invalid", f"values from {least:g} to {most:g} are no rounds of one work")
-    if min(n, m) < FEWEST_ROUNDS:
-        found = f"{n} base and {m} head rounds: a verdict needs {FEWEST_ROUNDS} a side"
-        return _unknown(base, head, "invalid", found, ratio=exp(shift))
-    noise = scatter(*ordered)
-    noisy = noise > NOISY
+        return _estimate_without_limits(
+            base, head, "invalid", f"values from {least:g} to {most:g} are no rounds of one work"
+        )
+    if min(n, m) < MIN_ROUNDS:
+        found = f"{n} base and {m} head rounds: a verdict needs {MIN_ROUNDS} a side"
+        return _estimate_without_limits(base, head, "invalid", found, ratio=exp(shift))
+    noise = relative_spread(*ordered)
+    noisy = noise > NOISY_ABOVE
     alpha = min(rule.alpha, NOISY_ALPHA) if noisy else rule.alpha
-    notes = [f"noise {noise:.1%} is above {NOISY:.0%}, so limits at α {alpha:g}"] if noisy else []
-    drift = _drift(base_logs, head_logs)
+    notes = [f"noise {noise:.1%} is above {NOISY_ABOVE:.0%}, so limits at α {alpha:g}"] if noisy else []
+    drift = _detect_drift(base_logs, head_logs)
     if drift is not None:
         notes.append(f"drift {drift.change:+.1%} over the rounds")
-    k = limit_rank(n, m, alpha)
+    k = confidence_limit_rank(n, m, alpha)
     low, high = (shifts[k - 1], shifts[-k]) if k else (None, None)
     worse = better == "less"
-    p_more, p_less = chances_of_shift(shifts, n, m)
-    u = _meter(base, head)
-    verdict, reason = _judge(
+    p_more, p_less = one_sided_p_values(shifts, n, m)
+    u = _meter_uncertainty(base, head)
+    verdict, reason = _decide_verdict(
         shift if worse else -shift,
         (low if worse else _negative(high)),
         (high if worse else _negative(low)),
         rule,
-        absolute=_absolute(base, head, k, worse) if rule.threshold_absolute and k else None,
-        meter=COVERAGE * u,
+        absolute=_absolute_change(base, head, k, worse) if rule.threshold_absolute and k else None,
+        meter=COVERAGE_FACTOR * u,
         drift=drift,
     )
     return Estimate(
@@ -160,7 +164,9 @@ def compare(base: Sample, head: Sample, rule: Rule = COMMON, better: Direction =
         high=None if high is None else exp(high),
         p=p_more if worse else p_less,
         noise=noise,
-        detectable=detectable(n, m, noise, _in_relative_terms(rule, base), alpha=alpha, meter=u),
+        detectable=minimum_detectable_change(
+            n, m, noise, _as_relative_rule(rule, base), alpha=alpha, meter=u
+        ),
         n_base=n,
         n_head=m,
         verdict=verdict,
@@ -168,11 +174,11 @@ def compare(base: Sample, head: Sample, rule: Rule = COMMON, better: Direction =
         p_improved=p_less if worse else p_more,
         drift=None if drift is None else drift.change,
         alpha=alpha,
-        meter=expm1(COVERAGE * u),
+        meter=expm1(COVERAGE_FACTOR * u),
     )
 
 
-def scatter(*ordered: Sequence[float]) -> float:
+def relative_spread(*ordered: Sequence[float]) -> float:
     """Robust relative scatter within the sides, each given as its ordered logarithms.
 
     The median absolute deviation, each from its own side's median, pooled, and scaled to the standard
@@ -186,7 +192,9 @@ def scatter(*ordered: Sequence[float]) -> float:
     return MAD_TO_SIGMA * middle(residuals)
 
 
-def detectable(n: int, m: int, noise: float, rule: Rule, *, alpha: float, meter: float = 0.0) -> float:
+def minimum_detectable_change(
+    n: int, m: int, noise: float, rule: Rule, *, alpha: float, meter: float = 0.0
+) -> float:
     """The relative change that is found to have regressed in nine of ten comparisons.
 
     The estimate must reach the threshold and the lower limit the floor, each with the chance ``POWER``; the
@@ -195,14 +203,14 @@ def detectable(n: int, m: int, noise: float, rule: Rule, *, alpha: float, meter:
     """
     error = noise * sqrt(pi / 3 * (1 / n + 1 / m))
     to_find, to_be_sure = _normal_quantile(POWER), _normal_quantile(1 - alpha)
-    by_threshold = max(log1p(rule.threshold), COVERAGE * meter) + to_find * error
+    by_threshold = max(log1p(rule.threshold), COVERAGE_FACTOR * meter) + to_find * error
     return expm1(max(by_threshold, log1p(rule.floor) + (to_be_sure + to_find) * error))
 
 
-def _in_relative_terms(rule: Rule, base: Sample) -> Rule:
+def _as_relative_rule(rule: Rule, base: Sample) -> Rule:
     if not rule.threshold_absolute:
         return rule
-    absolute = min(rule.threshold_absolute / middle(sorted(base.values)), exp(WIDEST))
+    absolute = min(rule.threshold_absolute / middle(sorted(base.values)), exp(MAX_LOG_RANGE))
     return replace(rule, threshold=max(rule.threshold, absolute))
 
 
@@ -211,7 +219,7 @@ def _normal_quantile(p: float) -> float:
     return NormalDist().inv_cdf(p)
 
 
-def _what_is_wrong(name: str, side: Sample) -> str | None:
+def _find_fault(name: str, side: Sample) -> str | None:
     if not side.values:
         return f"{name} has no valid round"
     for value in side.values if not _are_positive(side.values) else ():
@@ -232,7 +240,7 @@ def _are_positive(values: Sequence[float]) -> bool:
     return 0 < sum(values) < inf and min(values) > 0
 
 
-def _unknown(
+def _estimate_without_limits(
     base: Sample, head: Sample, verdict: Verdict, reason: str, *, ratio: float | None = None
 ) -> Estimate:
     n, m = len(base.values), len(head.values)
@@ -244,25 +252,25 @@ def _negative(value: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class _Drift:
+class Drift:
     """Relative change of the level from the first round to the last; ``strong``: most of the scatter."""
 
     change: float
     strong: bool
 
 
-def _drift(*logs: Sequence[float]) -> _Drift | None:
+def _detect_drift(*logs: Sequence[float]) -> Drift | None:
     """None without a clear trend."""
-    totals, variances = zip(*map(trend, logs), strict=True)
+    totals, variances = zip(*map(rank_trend, logs), strict=True)
     total, variance = sum(totals), sum(variances)
-    if not variance or abs(total) < SURE_TREND * sqrt(variance):
+    if not variance or abs(total) < TREND_SIGMAS * sqrt(variance):
         return None
-    change = expm1(slope(logs) * (max(len(side) for side in logs) - 1))
+    change = expm1(theil_sen_slope(logs) * (max(len(side) for side in logs) - 1))
     perfect = sum(sqrt(one * (len(side) - 1)) for one, side in zip(variances, logs, strict=True))
-    return _Drift(change, abs(total) >= STRONG_TREND * perfect)
+    return Drift(change, abs(total) >= STRONG_CORRELATION * perfect)
 
 
-def _meter(base: Sample, head: Sample) -> float:
+def _meter_uncertainty(base: Sample, head: Sample) -> float:
     """Standard uncertainty of the logarithm of the ratio, from what the meters themselves cannot know.
 
     Rounds of a side are taken as fully correlated, so their uncertainty does not fall with their number (GUM
@@ -274,11 +282,11 @@ def _meter(base: Sample, head: Sample) -> float:
         sum(map(truediv, side.uncertainties, side.values)) / len(side.values) if side.uncertainties else 0.0
         for side in (base, head)
     ]
-    return min(sqrt(sum(one * one for one in relative)), WIDEST)
+    return min(sqrt(sum(one * one for one in relative)), MAX_LOG_RANGE)
 
 
 @dataclass(frozen=True)
-class _Absolute:
+class AbsoluteChange:
     """In the metric's own unit: the difference, the upper limit of how much worse it is, and the level."""
 
     size: float
@@ -286,23 +294,23 @@ class _Absolute:
     level: float
 
 
-def _absolute(base: Sample, head: Sample, k: int, less_is_better: bool) -> _Absolute:
+def _absolute_change(base: Sample, head: Sample, k: int, less_is_better: bool) -> AbsoluteChange:
     """As with the ratio: the middle and the k-th of all ordered differences, of the values themselves."""
     values = sorted(base.values)
-    ordered = differences(values, sorted(head.values))
+    ordered = pairwise_differences(values, sorted(head.values))
     worst = ordered[-k] if less_is_better else -ordered[k - 1]
-    return _Absolute(abs(middle(ordered)), worst, middle(values))
+    return AbsoluteChange(abs(middle(ordered)), worst, middle(values))
 
 
-def _judge(
+def _decide_verdict(
     shift: float,
     low: float | None,
     high: float | None,
     rule: Rule,
     *,
-    absolute: _Absolute | None,
+    absolute: AbsoluteChange | None,
     meter: float,
-    drift: _Drift | None,
+    drift: Drift | None,
 ) -> tuple[Verdict, str]:
     """``shift``, limits and ``meter`` are logarithms, positive for worse."""
     if drift is not None and drift.strong and abs(log1p(drift.change)) >= log1p(rule.tolerance):
@@ -311,9 +319,9 @@ def _judge(
     if low is None or high is None:
         return "inconclusive", "too few rounds for limits that are so sure"
     changed: Verdict | None = None
-    if _counts(shift, low, rule):
+    if _is_change(shift, low, rule):
         changed = "regressed"
-    elif _counts(-shift, -high, rule):
+    elif _is_change(-shift, -high, rule):
         changed = "improved"
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
@@ -336,17 +344,17 @@ def _judge(
     return "inconclusive", f"may be worse by {expm1(high):.1%}, and is not surely so by {rule.floor:.1%}"
 
 
-def _counts(shift: float, low: float, rule: Rule) -> bool:
-    return shift >= log1p(rule.threshold) - ROUNDING and low > log1p(rule.floor)
+def _is_change(shift: float, low: float, rule: Rule) -> bool:
+    return shift >= log1p(rule.threshold) - LOG_ROUNDING and low > log1p(rule.floor)
 
 
 # Many benchmarks, many chances of a false alarm: the correction for a suite.
 
 #: Suites below it are not corrected: a handful of benchmarks has a handful of chances.
-FEWEST_BENCHMARKS = 10
+MIN_TESTS_TO_CORRECT = 10
 
 
-def corrected(estimates: Sequence[Estimate], q: float = 0.10) -> list[Estimate]:
+def correct_multiple_comparisons(estimates: Sequence[Estimate], q: float = 0.10) -> list[Estimate]:
     """Keep of all changes those that hold among so many comparisons; the others become ``inconclusive``.
 
     At most the share ``q`` of the changes that are kept is expected to be false: Y. Benjamini, Y. Hochberg,
@@ -354,22 +362,22 @@ def corrected(estimates: Sequence[Estimate], q: float = 0.10) -> list[Estimate]:
     families, each over all benchmarks that have a p. In the order given.
     """
     known = [one for one in estimates if one.p is not None]
-    if len(known) < FEWEST_BENCHMARKS:
+    if len(known) < MIN_TESTS_TO_CORRECT:
         return list(estimates)
     bounds = {
-        "regressed": _bound([one.p for one in known if one.p is not None], q),
-        "improved": _bound([one.p_improved for one in known if one.p_improved is not None], q),
+        "regressed": _largest_kept_p([one.p for one in known if one.p is not None], q),
+        "improved": _largest_kept_p([one.p_improved for one in known if one.p_improved is not None], q),
     }
-    return [_kept(one, bounds, len(known), q) for one in estimates]
+    return [_correct_one(one, bounds, len(known), q) for one in estimates]
 
 
-def _bound(chances: Sequence[float], q: float) -> float:
+def _largest_kept_p(chances: Sequence[float], q: float) -> float:
     """The largest p that is kept; -1.0 where none is."""
     ordered = sorted(chances)
     return max((p for i, p in enumerate(ordered, 1) if p <= q * i / len(ordered)), default=-1.0)
 
 
-def _kept(one: Estimate, bounds: dict[str, float], count: int, q: float) -> Estimate:
+def _correct_one(one: Estimate, bounds: dict[str, float], count: int, q: float) -> Estimate:
     p = one.p if one.verdict == "regressed" else one.p_improved
     if one.verdict not in bounds or p is None or p <= bounds[one.verdict]:
         return one

@@ -12,17 +12,17 @@ from statistics import median, quantiles
 
 import msgspec
 
-from pytest_llenergy.compare.comparability import device_facts, device_line, key_of, workload_key
-from pytest_llenergy.compare.comparison import last_attempts
-from pytest_llenergy.compare.statistics import scatter
+from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint, workload_key
+from pytest_llenergy.compare.comparison import select_last_attempts
+from pytest_llenergy.compare.statistics import relative_spread
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.history.store import (
     SCHEMA_VERSION,
     SUFFIX,
     Acceptance,
     Entry,
-    Place,
-    is_named,
+    Store,
+    matches_name,
     read_entries,
 )
 from pytest_llenergy.measure.metrics import FIGURES, values_of
@@ -33,7 +33,7 @@ from pytest_llenergy.model.report import Report
 
 
 @dataclass(frozen=True)
-class Added:
+class AddResult:
     """What became of a report: how many tests were added, how many of it had no figures.
 
     ``new`` is false where the run was there already.
@@ -44,14 +44,14 @@ class Added:
     new: bool
 
 
-def add(report: Report, origin: str, place: Place, *, allow_dirty: bool = False) -> Added:
+def add_run(report: Report, origin: str, place: Store, *, allow_dirty: bool = False) -> AddResult:
     """Keep what a run says of each test, by kind of devices. Adding a run again changes nothing.
 
     Raises ``ReportError`` for a run that did not end, that measured nothing, or, without ``allow_dirty``,
     that is not known to be of a commit without changes.
     """
     _check(report, origin, allow_dirty=allow_dirty)
-    records = last_attempts(report.records, origin)
+    records = select_last_attempts(report.records, origin)
     measured = [record for record in records.values() if record.counts and record.rounds]
     lines: dict[str, list[bytes]] = {}
     tests = 0
@@ -64,7 +64,7 @@ def add(report: Report, origin: str, place: Place, *, allow_dirty: bool = False)
         raise ReportError(f"{origin}: none of its {len(records)} tests was measured; there is nothing to add")
     file = file_name(report.run.started_at, report.run.id)
     written = [place.create(key, file, b"".join(found)) for key, found in lines.items()]
-    return Added(tests, len(records) - tests, new=any(written))
+    return AddResult(tests, len(records) - tests, new=any(written))
 
 
 def file_name(time: str, run_id: str) -> str:
@@ -88,8 +88,8 @@ def _check(report: Report, origin: str, *, allow_dirty: bool) -> None:
 
 
 def _entries(report: Report, record: Record) -> Iterator[Entry]:
-    device_key = key_of(device_facts(record, report.environment))
-    device = device_line(record, report.environment)
+    device_key = fingerprint(device_facts(record, report.environment))
+    device = describe_devices(record, report.environment)
     workload = workload_key(record)
     for metric, figure in FIGURES.items():
         values = [each.value for each in values_of(metric, record.rounds)[0]]
@@ -105,7 +105,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
             value=median(values),
             low=quarters[0],
             high=quarters[2],
-            noise=scatter(sorted(map(log, values))) if positive and len(values) > 1 else None,
+            noise=relative_spread(sorted(map(log, values))) if positive and len(values) > 1 else None,
             n=len(values),
             time=report.run.started_at,
             commit=report.source.commit,
@@ -122,21 +122,21 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
 # Accepting a step: from then on tests are held against what they took at that commit.
 
 #: The folder of accepted steps, beside those of devices.
-FOLDER = "accepted"
+ACCEPTED_FOLDER = "accepted"
 
 #: Of a commit, before it may be meant.
-FEWEST_LETTERS = 4
+MIN_COMMIT_LENGTH = 4
 
 
-def accept(place: Place, commit: str, reason: str, tests: Sequence[str] = ()) -> Acceptance:
+def accept_step(place: Store, commit: str, reason: str, tests: Sequence[str] = ()) -> Acceptance:
     """Write it down, for all tests unless some are named, by their ids or what follows the ``::`` of these.
 
     Raises ``ReportError`` for a commit that was never measured, or is none, and for a test that was not.
     """
     if not reason.strip():
         raise ReportError("--reason is empty; say why the change is accepted")
-    if len(commit) < FEWEST_LETTERS:
-        raise ReportError(f"commit {commit!r} is too short; give {FEWEST_LETTERS} letters or more")
+    if len(commit) < MIN_COMMIT_LENGTH:
+        raise ReportError(f"commit {commit!r} is too short; give {MIN_COMMIT_LENGTH} letters or more")
     entries = read_entries(place)
     known = sorted({entry.commit for entry in entries if entry.commit is not None})
     meant = [each for each in known if each.startswith(commit)]
@@ -147,7 +147,7 @@ def accept(place: Place, commit: str, reason: str, tests: Sequence[str] = ()) ->
             + ("llenergy history add adds one" if not meant else "give more letters")
         )
     there = list(dict.fromkeys(entry.id for entry in entries if entry.commit == meant[0]))
-    named = {each: [name for name in there if is_named(name, each)] for each in tests}
+    named = {each: [name for name in there if matches_name(name, each)] for each in tests}
     for each, names in named.items():
         if not names:
             raise ReportError(f"{place.name}: no session of commit {meant[0][:10]} has {each}")
@@ -161,17 +161,19 @@ def accept(place: Place, commit: str, reason: str, tests: Sequence[str] = ()) ->
         time=stamp,
     )
     file = f"{now:%Y%m%dT%H%M%S%f}Z-{meant[0][:12]}{SUFFIX}"
-    if not place.create(FOLDER, file, msgspec.json.encode(accepted) + b"\n"):
+    if not place.create(ACCEPTED_FOLDER, file, msgspec.json.encode(accepted) + b"\n"):
         raise ReportError(f"{place.name}: {file} is there already; try again")
     return accepted
 
 
-def accepted_steps(place: Place) -> list[Acceptance]:
+def load_accepted_steps(place: Store) -> list[Acceptance]:
     """In the order of time. Raises ``ReportError``."""
     found = []
-    for file in place.files(FOLDER):
+    for file in place.files(ACCEPTED_FOLDER):
         try:
-            found.append(msgspec.json.decode(place.read(FOLDER, file), type=Acceptance))
+            found.append(msgspec.json.decode(place.read(ACCEPTED_FOLDER, file), type=Acceptance))
         except msgspec.DecodeError as error:
-            raise ReportError(f"{place.name}/{FOLDER}/{file}: not an accepted step ({error})") from None
+            raise ReportError(
+                f"{place.name}/{ACCEPTED_FOLDER}/{file}: not an accepted step ({error})"
+            ) from None
     return sorted(found, key=lambda each: each.time)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pytest_llenergy.history.trend import Shown, Standing
+from pytest_llenergy.history.trend import HistoryView, Standing
 from pytest_llenergy.model.text import short, trimmed
 from pytest_llenergy.report.pr_comment import MOST_REASON, plain
 from pytest_llenergy.report.verdicts import value
@@ -19,7 +19,7 @@ from pytest_llenergy.report.verdicts import value
 COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
 
 
-def as_text(shown: Shown, width: int, *, color: bool) -> str:
+def render_text(shown: HistoryView, width: int, *, color: bool) -> str:
     """One row a test, by metric and device."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
@@ -38,7 +38,7 @@ def as_text(shown: Shown, width: int, *, color: bool) -> str:
     return f"{text}\n" if text else ""
 
 
-def as_markdown(shown: Shown) -> str:
+def render_markdown(shown: HistoryView) -> str:
     """The same for a page; no test id breaks out of its cell."""
     lines = []
     for title, standings in _tables(shown).items():
@@ -51,7 +51,7 @@ def as_markdown(shown: Shown) -> str:
     return "\n".join([*lines, *(f"- {plain(note, MOST_REASON)}" for note in _notes(shown))]) + "\n"
 
 
-def _tables(shown: Shown) -> dict[str, list[Standing]]:
+def _tables(shown: HistoryView) -> dict[str, list[Standing]]:
     found: dict[str, list[Standing]] = {}
     for each in shown.standings:
         found.setdefault(f"{each.metric} on {each.device} ({each.device_key})", []).append(each)
@@ -59,18 +59,18 @@ def _tables(shown: Shown) -> dict[str, list[Standing]]:
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:
-    fixed = f"{_percent(standing.from_anchor)} from {_commit(standing.anchor_commit)}"
-    changes = [f"{change.size:+.1%} near {_commit(change.commit)}" for change in standing.changes or ()]
+    fixed = f"{_format_percent(standing.from_anchor)} from {_short_commit(standing.anchor_commit)}"
+    changes = [f"{change.size:+.1%} near {_short_commit(change.commit)}" for change in standing.changes or ()]
     return (
         value(standing.last.value, standing.unit),
-        _percent(standing.from_rolling),
+        _format_percent(standing.from_rolling),
         fixed if standing.from_anchor is not None else "-",
         str(standing.sessions),
         ", ".join(changes) or "-",
     )
 
 
-def _notes(shown: Shown) -> list[str]:
+def _notes(shown: HistoryView) -> list[str]:
     notes = list(shown.notes)
     earlier = sum(each.earlier > 0 for each in shown.standings)
     if earlier:
@@ -82,9 +82,9 @@ def _notes(shown: Shown) -> list[str]:
     ]
 
 
-def _percent(change: float | None) -> str:
+def _format_percent(change: float | None) -> str:
     return "-" if change is None else f"{change:+.1%}"
 
 
-def _commit(commit: str | None) -> str:
+def _short_commit(commit: str | None) -> str:
     return "?" if commit is None else commit[:10]

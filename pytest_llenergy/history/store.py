@@ -72,7 +72,7 @@ class Acceptance(Data, frozen=True):
 # number of machines may add at once, and a store of objects that cannot append will do.
 
 
-class Place(Protocol):
+class Store(Protocol):
     """Folders of files, one level deep."""
 
     name: str
@@ -90,12 +90,12 @@ class Place(Protocol):
         """Write a file whole, unless there is one; whether it was written."""
 
 
-def place_at(text: str) -> Place:
+def open_store(text: str) -> Store:
     """A directory, or an address. Raises ``ReportError`` for one that cannot be reached."""
-    return Remote(text) if is_address(text) else Directory(Path(text))
+    return RemoteStore(text) if is_address(text) else LocalStore(Path(text))
 
 
-class Directory:
+class LocalStore:
     """On this host. Every method raises ``ReportError``."""
 
     def __init__(self, root: Path) -> None:
@@ -143,7 +143,7 @@ class Directory:
             raise ReportError(f"{path}: {error.strerror}") from None
 
 
-class Remote:
+class RemoteStore:
     """Behind fsspec. Every method raises ``ReportError``."""
 
     def __init__(self, address: str) -> None:
@@ -219,23 +219,23 @@ class Series:
         return self.entries[-1]
 
 
-def read_entries(place: Place) -> list[Entry]:
+def read_entries(place: Store) -> list[Entry]:
     """All lines of all sessions, in the order of time. Raises ``ReportError`` for a file that is broken."""
     found: list[Entry] = []
     for folder in place.folders():
         if DEVICE_KEY.fullmatch(folder) is None:
             continue
         for file in place.files(folder):
-            found += _lines(place.read(folder, file), f"{place.name}/{folder}/{file}")
+            found += _parse_entries(place.read(folder, file), f"{place.name}/{folder}/{file}")
     return sorted(found, key=lambda entry: (entry.time, entry.run_id))
 
 
-def is_named(test: str, name: str) -> bool:
+def matches_name(test: str, name: str) -> bool:
     """Whether a test is meant: by its id, or by what follows a ``::`` of it."""
     return test == name or test.endswith(f"::{name}")
 
 
-def series_of(entries: Sequence[Entry]) -> list[Series]:
+def group_series(entries: Sequence[Entry]) -> list[Series]:
     """Sorted into series, by device and then as tests first appeared."""
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
@@ -247,17 +247,17 @@ def series_of(entries: Sequence[Entry]) -> list[Series]:
     return found
 
 
-def _lines(data: bytes, origin: str) -> list[Entry]:
+def _parse_entries(data: bytes, origin: str) -> list[Entry]:
     lines = data.split(b"\n")
     if lines[-1] or len(lines) == 1:
         raise ReportError(f"{origin}: broken session (its last line is not whole)")
     try:
         return [msgspec.json.decode(line, type=Entry) for line in lines[:-1]]
     except msgspec.DecodeError as error:
-        raise ReportError(f"{origin}: {_why(lines[0], error)}") from None
+        raise ReportError(f"{origin}: {_explain_decode_error(lines[0], error)}") from None
 
 
-def _why(line: bytes, error: msgspec.DecodeError) -> str:
+def _explain_decode_error(line: bytes, error: msgspec.DecodeError) -> str:
     try:
         version = msgspec.json.decode(line, type=_Versioned).schema_version
     except msgspec.DecodeError:

@@ -13,8 +13,16 @@ from typing import Literal
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import MAD_TO_SIGMA
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.history.add import accepted_steps
-from pytest_llenergy.history.store import Acceptance, Entry, Place, Series, is_named, read_entries, series_of
+from pytest_llenergy.history.add import load_accepted_steps
+from pytest_llenergy.history.store import (
+    Acceptance,
+    Entry,
+    Series,
+    Store,
+    group_series,
+    matches_name,
+    read_entries,
+)
 from pytest_llenergy.model.base import Data
 
 # Where a series changed its level: hints for people, never a gate.
@@ -25,24 +33,24 @@ from pytest_llenergy.model.base import Data
 # neighbours is the scale, and be large enough to care about.
 
 #: Sessions below which nothing is looked for, and the fewest on either side of a change.
-FEWEST_SESSIONS, FEWEST_BESIDE = 8, 3
+MIN_SESSIONS, MIN_SEGMENT = 8, 3
 
 #: Relative changes below it are none.
-SMALLEST_CHANGE = 0.02
+MIN_CHANGE = 0.02
 
 #: Times sigma^2 log(n): what a change must save. 2 is Schwarz's criterion for a mean and a place.
 PENALTY = 5.0
 
 #: Relative scatter that is taken for granted: sessions that happen to agree are not that exact.
-LEAST_NOISE = 0.002
+MIN_SPREAD = 0.002
 
 
-def change_points(values: Sequence[float]) -> list[int]:
+def find_change_points(values: Sequence[float]) -> list[int]:
     """Indices of the first values of a new level; empty for few values, and for any that is not positive.
 
     Raises ``PlanError`` where ``ruptures`` is not installed.
     """
-    if len(values) < FEWEST_SESSIONS or min(values) <= 0:
+    if len(values) < MIN_SESSIONS or min(values) <= 0:
         return []
     try:
         import numpy as np
@@ -50,36 +58,36 @@ def change_points(values: Sequence[float]) -> list[int]:
     except ImportError:
         raise PlanError("changes need ruptures; pip install 'pytest-llenergy[history]'") from None
     logs = [log(value) for value in values]
-    penalty = PENALTY * _noise(logs) ** 2 * log(len(logs))
-    search = ruptures.KernelCPD(kernel="linear", min_size=FEWEST_BESIDE)
+    penalty = PENALTY * _neighbour_spread(logs) ** 2 * log(len(logs))
+    search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT)
     found = search.fit(np.array(logs).reshape(-1, 1)).predict(pen=penalty)
-    return _large(logs, [int(place) for place in found[:-1]])
+    return _drop_small_steps(logs, [int(place) for place in found[:-1]])
 
 
-def sizes(values: Sequence[float], places: Sequence[int]) -> list[float]:
+def step_sizes(values: Sequence[float], places: Sequence[int]) -> list[float]:
     """The relative change at each place: of the median of its level from that of the level before."""
     logs = [log(value) for value in values]
-    return [exp(each) - 1 for each in _steps(logs, places)]
+    return [exp(each) - 1 for each in _log_steps(logs, places)]
 
 
-def _noise(logs: Sequence[float]) -> float:
+def _neighbour_spread(logs: Sequence[float]) -> float:
     """Scatter of neighbours, in which a change counts once."""
     steps = [abs(after - before) for before, after in pairwise(logs)]
-    return max(LEAST_NOISE, MAD_TO_SIGMA * median(steps) / sqrt(2))
+    return max(MIN_SPREAD, MAD_TO_SIGMA * median(steps) / sqrt(2))
 
 
-def _steps(logs: Sequence[float], places: Sequence[int]) -> list[float]:
+def _log_steps(logs: Sequence[float], places: Sequence[int]) -> list[float]:
     borders = [0, *places, len(logs)]
     levels = [median(logs[start:end]) for start, end in pairwise(borders)]
     return [after - before for before, after in pairwise(levels)]
 
 
-def _large(logs: Sequence[float], places: list[int]) -> list[int]:
+def _drop_small_steps(logs: Sequence[float], places: list[int]) -> list[int]:
     """Without the smallest, one after the other, until all that are left count."""
     while places:
-        steps = [abs(each) for each in _steps(logs, places)]
+        steps = [abs(each) for each in _log_steps(logs, places)]
         smallest = min(range(len(places)), key=steps.__getitem__)
-        if steps[smallest] >= log(1 + SMALLEST_CHANGE):
+        if steps[smallest] >= log(1 + MIN_CHANGE):
             break
         del places[smallest]
     return places
@@ -90,10 +98,10 @@ def _large(logs: Sequence[float], places: list[int]) -> list[int]:
 # The rolling anchor takes in slow creep, session by session; the fixed one does not, and shows it.
 
 #: Sessions that the rolling anchor is made of, at most.
-ROLLING = 10
+ROLLING_SESSIONS = 10
 
 #: What is shown of a test where no metric is named: the first that it has.
-USUAL = ("energy_per_output_token_j", "energy_j")
+DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
 
 
 class Change(Data, frozen=True):
@@ -133,7 +141,7 @@ class Standing(Data, frozen=True):
     changes: list[Change] | None
 
 
-class Shown(Data, frozen=True):
+class HistoryView(Data, frozen=True):
     """What ``llenergy history show`` says."""
 
     place: str
@@ -153,19 +161,21 @@ class TrendPoint:
     change: bool
 
 
-def stand(
-    place: Place, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
-) -> Shown:
+def summarise_history(
+    place: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+) -> HistoryView:
     """Every test, or that one. Raises ``PlanError`` for one that is not there, ``ReportError`` for a file."""
-    series = chosen(place, test=test, metric=metric, device_key=device_key)
-    steps = accepted_steps(place)
+    series = select_series(place, test=test, metric=metric, device_key=device_key)
+    steps = load_accepted_steps(place)
     notes: list[str] = []
     standings = [_standing(each, steps, notes) for each in series]
-    return Shown(place=place.name, standings=standings, notes=[*dict.fromkeys(notes), *_moved(series)])
+    return HistoryView(
+        place=place.name, standings=standings, notes=[*dict.fromkeys(notes), *_device_change_notes(series)]
+    )
 
 
-def trends(
-    place: Place, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
+def load_trends(
+    place: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
 ) -> list[tuple[Series, list[TrendPoint]]]:
     """The sessions of every test, or of that one, oldest first, with where it changed.
 
@@ -173,43 +183,45 @@ def trends(
     ``ruptures``, ``PlanError``.
     """
     latest: dict[tuple[str, str], Series] = {}
-    found = chosen(place, test=test, metric=metric, device_key=device_key)
+    found = select_series(place, test=test, metric=metric, device_key=device_key)
     for each in sorted(found, key=lambda each: each.last.time):
         latest[each.last.id, each.last.metric] = each
     return [(each, _points(each)) for each in latest.values()]
 
 
 def _points(series: Series) -> list[TrendPoint]:
-    starts = set(change_points([entry.value for entry in series.entries]))
+    starts = set(find_change_points([entry.value for entry in series.entries]))
     return [
         TrendPoint(entry.time, entry.commit, entry.value, entry.low, entry.high, index in starts)
         for index, entry in enumerate(series.entries)
     ]
 
 
-def chosen(place: Place, *, test: str | None, metric: str | None, device_key: str | None) -> list[Series]:
+def select_series(
+    place: Store, *, test: str | None, metric: str | None, device_key: str | None
+) -> list[Series]:
     """The series that are meant; without a metric the usual one of each test."""
     entries = read_entries(place)
     if not entries:
         raise PlanError(f"{place.name}: no session is there; llenergy history add REPORT adds one")
-    kept = [entry for entry in entries if _meant(entry, test, device_key)]
+    kept = [entry for entry in entries if _is_selected(entry, test, device_key)]
     if not kept:
         named = test if test is not None else f"device {device_key}"
         raise PlanError(f"{place.name}: no session has {named}; llenergy history show lists what there is")
     if metric is None:
         usual: dict[tuple[str, str], str] = {}
-        for name in reversed(USUAL):
+        for name in reversed(DEFAULT_METRICS):
             usual |= {(entry.device_key, entry.id): name for entry in kept if entry.metric == name}
         kept = [entry for entry in kept if usual.get((entry.device_key, entry.id)) == entry.metric]
     else:
         kept = [entry for entry in kept if entry.metric == metric]
     if not kept:
         raise PlanError(f"{place.name}: no session has {metric or 'joules'} of it")
-    return series_of(kept)
+    return group_series(kept)
 
 
-def _meant(entry: Entry, test: str | None, device_key: str | None) -> bool:
-    named = test is None or is_named(entry.id, test)
+def _is_selected(entry: Entry, test: str | None, device_key: str | None) -> bool:
+    named = test is None or matches_name(entry.id, test)
     return named and (device_key is None or entry.device_key.startswith(device_key))
 
 
@@ -221,7 +233,7 @@ def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> 
     start = commits.index(step.commit) if step is not None else 0
     at_anchor = [entry.value for entry in entries if step is not None and entry.commit == step.commit]
     anchor = median(at_anchor) if at_anchor else entries[0].value
-    since = [entry.value for entry in entries[start:-1]][-ROLLING:]
+    since = [entry.value for entry in entries[start:-1]][-ROLLING_SESSIONS:]
     rolling = median(since) if since else None
     return Standing(
         id=last.id,
@@ -235,11 +247,11 @@ def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> 
         last=last,
         rolling=rolling,
         rolling_sessions=len(since),
-        from_rolling=_from(rolling, last.value),
+        from_rolling=_relative_change(rolling, last.value),
         anchor=anchor,
         anchor_commit=step.commit if step is not None else entries[0].commit,
         accepted=step is not None,
-        from_anchor=_from(anchor, last.value) if len(entries) > 1 else None,
+        from_anchor=_relative_change(anchor, last.value) if len(entries) > 1 else None,
         changes=_changes(entries, notes),
     )
 
@@ -247,21 +259,21 @@ def _standing(series: Series, steps: Sequence[Acceptance], notes: list[str]) -> 
 def _changes(entries: Sequence[Entry], notes: list[str]) -> list[Change] | None:
     values = [entry.value for entry in entries]
     try:
-        places = change_points(values)
+        places = find_change_points(values)
     except PlanError as error:
         notes.append(str(error))
         return None
     return [
         Change(time=entries[place].time, commit=entries[place].commit, size=size)
-        for place, size in zip(places, sizes(values, places), strict=True)
+        for place, size in zip(places, step_sizes(values, places), strict=True)
     ]
 
 
-def _from(anchor: float | None, value: float) -> float | None:
+def _relative_change(anchor: float | None, value: float) -> float | None:
     return value / anchor - 1 if anchor is not None and anchor > 0 else None
 
 
-def _moved(series: Sequence[Series]) -> list[str]:
+def _device_change_notes(series: Sequence[Series]) -> list[str]:
     """Tests that have been on several kinds of devices: what one took is not held against the other."""
     on: dict[tuple[str, str], list[Series]] = {}
     for each in series:

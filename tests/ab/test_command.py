@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llenergy.ab.command import check_environment, parse_command
 from pytest_llenergy.ab.schedule import Side
-from pytest_llenergy.ab.session import Files, arguments
+from pytest_llenergy.ab.session import SessionFiles, session_arguments
 from pytest_llenergy.errors import PlanError
 
 
@@ -80,17 +80,19 @@ SIDE = Side(
     environment={},
     options=("--energy-backend=openvino",),
 )
-FILES = Files(Path("/s"), "002-head.1")
+FILES = SessionFiles(Path("/s"), "002-head.1")
 
 
 def test_a_session_gets_ours_first_so_that_the_user_decides() -> None:
-    words = arguments(SIDE, parse_command(["python", "-Xdev", "-m", "pytest", "-k", "x"]), FILES, 3, [])
+    words = session_arguments(
+        SIDE, parse_command(["python", "-Xdev", "-m", "pytest", "-k", "x"]), FILES, 3, []
+    )
     assert words[:6] == [sys.executable, "-Xdev", "-m", "pytest", "-p", "llenergy_ab_session"]
     assert words[6:8] == ["--energy-report=/s/002-head.1.json", "--energy-rounds=3"]
     assert words[-3:] == ["-k", "x", "--energy-backend=openvino"]
 
 
 def test_later_sessions_are_told_the_boards_of_the_first() -> None:
-    words = arguments(SIDE, parse_command(["pytest"]), FILES, 1, ["GPU-a", "MIG-b"])
+    words = session_arguments(SIDE, parse_command(["pytest"]), FILES, 1, ["GPU-a", "MIG-b"])
     assert "--energy-gpus=GPU-a,MIG-b" in words
     assert parse_command(["pytest", "--energy-gpus=0"]).gpus

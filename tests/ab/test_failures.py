@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.ab.campaign import Failed
+from pytest_llenergy.ab.campaign import FailureCounts
 
 from .project import Outcome, Project
 
@@ -55,7 +55,7 @@ def test_a_plain_test_that_fails_is_told(project: Project) -> None:
 
 
 def test_many_failures_are_one_line() -> None:
-    failed = Failed()
+    failed = FailureCounts()
     failed.add([f"t{number}" for number in range(7)])
     assert failed.line("base") == (
         "base: failed in sessions: t0 (1 of 1), t1 (1 of 1), t2 (1 of 1), t3 (1 of 1), t4 (1 of 1) and 2 more"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.ab.join import Gathered, Part, changed_workload, put_aside
+from pytest_llenergy.ab.join import SessionRecord, SideSessions, list_excluded_rounds, list_workload_changes
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report, SideName
@@ -17,14 +17,14 @@ from ..compare.runs import LEVEL, TEST, record_of, report_of
 from ..model.reports import HOST, REPORT
 
 
-def gathered(*reports: Report, name: SideName = "base") -> Gathered:
-    side = Gathered(name)
+def gathered(*reports: Report, name: SideName = "base") -> SideSessions:
+    side = SideSessions(name)
     for number, report in enumerate(reports, 1):
         side.add(number, [report])
     return side
 
 
-def joined(side: Gathered) -> Record:
+def joined(side: SideSessions) -> Record:
     anchors = {name: parts[0] for name, parts in side.parts.items()}
     report = side.report(anchors, argv=["-q"])
     assert report is not None
@@ -95,7 +95,7 @@ def test_a_budget_that_is_expected_to_be_broken_is_not() -> None:
 def test_rounds_on_other_boards_are_put_aside() -> None:
     record = joined(gathered(one(10.0), one(20.0, devices=["GPU-b"]), one(10.0)))
     assert [is_valid(each) for each in record.rounds] == [True, False, True]
-    assert put_aside([record]) == {TEST: ["session 2: ran on GPU-b, session 1 on GPU-a"]}
+    assert list_excluded_rounds([record]) == {TEST: ["session 2: ran on GPU-b, session 1 on GPU-a"]}
     assert record.metrics["energy_j"].value == pytest.approx(5.0)
 
 
@@ -106,7 +106,7 @@ def test_rounds_of_another_meter_or_machine_are_put_aside() -> None:
         REPORT.environment, host=msgspec.structs.replace(HOST, logical_cpus=2, load_average=9.0)
     )
     moved = msgspec.structs.replace(one(10.0), environment=elsewhere)
-    told = put_aside([joined(gathered(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
+    told = list_excluded_rounds([joined(gathered(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
     assert told[0] == "session 2: not as in session 1 (meter.source: counter -> power)"
     assert told[1] == "session 3: not as in session 1 (cpu.count: 64 -> 2)"
 
@@ -115,17 +115,23 @@ def test_load_and_temperature_are_no_other_machine() -> None:
     assert REPORT.environment is not None
     busy = msgspec.structs.replace(REPORT.environment, host=msgspec.structs.replace(HOST, load_average=9.0))
     assert (
-        put_aside([joined(gathered(one(10.0), msgspec.structs.replace(one(10.0), environment=busy)))]) == {}
+        list_excluded_rounds(
+            [joined(gathered(one(10.0), msgspec.structs.replace(one(10.0), environment=busy)))]
+        )
+        == {}
     )
 
 
 def test_what_an_attempt_had_measured_counts_once() -> None:
-    side = Gathered("head")
+    side = SideSessions("head")
     assert side.add(1, [one(10.0), one(20.0)]) == 1
     assert [each.energy_j for each in joined(side).rounds] == [10.0]
     assert len(side.sessions) == 2
 
 
 def test_a_workload_that_changes_between_sessions_is_told() -> None:
-    parts = [Part(1, record_of(), None), Part(2, msgspec.structs.replace(record_of(), launch="engine"), None)]
-    assert changed_workload(parts) == ["session 2: launch: ranks -> engine"]
+    parts = [
+        SessionRecord(1, record_of(), None),
+        SessionRecord(2, msgspec.structs.replace(record_of(), launch="engine"), None),
+    ]
+    assert list_workload_changes(parts) == ["session 2: launch: ranks -> engine"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.ab.join import common_names, lonely_line
+from pytest_llenergy.ab.join import pair_by_parameters, unpaired_note
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import Record
 
@@ -72,7 +72,7 @@ def of(*tests: tuple[str, dict[str, Primitive]]) -> dict[str, Record]:
 def test_a_test_of_the_same_name_goes_first() -> None:
     a = of(("t.py::test[x-1]", {"backend": "x", "n": 1}), ("t.py::test[y-1]", {"backend": "y", "n": 1}))
     b = of(("t.py::test[x-1]", {"backend": "x", "n": 1}))
-    names = common_names(a, b)
+    names = pair_by_parameters(a, b)
     assert names.base == {"t.py::test[x-1]": "t.py::test[x-1]", "t.py::test[y-1]": "t.py::test[y-1]"}
     assert names.head == {"t.py::test[x-1]": "t.py::test[x-1]"}
     assert names.lonely == ("t.py::test[y-1]",)
@@ -81,13 +81,15 @@ def test_a_test_of_the_same_name_goes_first() -> None:
 def test_the_backend_alone_may_differ() -> None:
     a = of(("t.py::test[x]", {"backend": "x"}), ("t.py::other[x-1]", {"backend": "x", "n": 1}))
     b = of(("t.py::test[y]", {"backend": "y"}), ("t.py::other[y-2]", {"backend": "y", "n": 2}))
-    names = common_names(a, b)
+    names = pair_by_parameters(a, b)
     assert names.base["t.py::test[x]"] == names.head["t.py::test[y]"] == "t.py::test"
     assert names.lonely == ("t.py::other[x-1]", "t.py::other[y-2]")
-    assert lonely_line(names.lonely).endswith("no single other test fits: t.py::other[x-1], t.py::other[y-2]")
+    assert unpaired_note(names.lonely).endswith(
+        "no single other test fits: t.py::other[x-1], t.py::other[y-2]"
+    )
 
 
 def test_two_that_could_be_the_one_are_none() -> None:
     a = of(("t.py::test[x]", {"backend": "x"}))
     b = of(("t.py::test[y]", {"backend": "y"}), ("t.py::test[z]", {"backend": "z"}))
-    assert len(common_names(a, b).lonely) == 3
+    assert len(pair_by_parameters(a, b).lonely) == 3

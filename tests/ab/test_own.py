@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.imported_code import OwnCode
+from pytest_llenergy.ab.imported_code import ImportableCode
 
 PACKAGE = Path("/site-packages/thing/__init__.py")
 MODULE = Path("/site-packages/thing.py")
@@ -34,21 +34,21 @@ NAMESPACE = Path("/site-packages/thing")
     ],
 )
 def test_what_has_its_name(file: str, place: Path, own: str | None) -> None:
-    assert OwnCode([file]).of("thing", place) == own
+    assert ImportableCode([file]).of("thing", place) == own
 
 
 def test_what_lies_in_a_package_is_imported_below_its_name() -> None:
-    code = OwnCode(["src/thing/__init__.py", "src/thing/numpy/__init__.py", "src/thing/six.py"])
+    code = ImportableCode(["src/thing/__init__.py", "src/thing/numpy/__init__.py", "src/thing/six.py"])
     assert code.of("numpy", Path("/site-packages/numpy/__init__.py")) is None
     assert code.of("six", Path("/site-packages/six.py")) is None
 
 
 def test_the_standard_library_is_nobodys_own() -> None:
-    assert OwnCode(["tools/queue.py"]).of("queue", Path("/usr/lib/python3/queue.py")) is None
+    assert ImportableCode(["tools/queue.py"]).of("queue", Path("/usr/lib/python3/queue.py")) is None
 
 
 def test_a_project_below_the_top_has_its_packages_beside_or_below_it() -> None:
-    code = OwnCode(
+    code = ImportableCode(
         ["libs/one/pyproject.toml", "libs/one/thing/__init__.py", "libs/two/code/thing/__init__.py"]
     )
     assert code.of("thing", PACKAGE) == "libs/one/thing"
@@ -56,7 +56,7 @@ def test_a_project_below_the_top_has_its_packages_beside_or_below_it() -> None:
 
 @pytest.mark.parametrize("file", ["src/acme/thing/__init__.py", "acme/thing.py", "python/acme/thing.py"])
 def test_a_part_of_a_namespace_is_its_projects_own(file: str) -> None:
-    code = OwnCode([file])
+    code = ImportableCode([file])
     assert code.of("acme.thing", PACKAGE if "__init__" in file else MODULE) is not None
     assert code.of("acme.other", Path("/site-packages/acme/other.py")) is None
     assert code.of("other.thing", PACKAGE) is None

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.checkouts import Repository, check_out, left_out, remove, repository
+from pytest_llenergy.ab.checkouts import (
+    Repository,
+    check_out,
+    find_repository,
+    list_omissions,
+    remove_checkout,
+)
 from pytest_llenergy.errors import PlanError
 
 from .project import Project
@@ -24,7 +30,7 @@ def forked(project: Project) -> tuple[Repository, str]:
     project.write("moved.txt", "on")
     project.commit()
     project.git("checkout", "-q", "feature")
-    return repository(project.path), parted
+    return find_repository(project.path), parted
 
 
 def test_three_dots_are_the_merge_base(forked: tuple[Repository, str]) -> None:
@@ -52,18 +58,18 @@ def test_a_shallow_clone_says_why(project: Project, tmp_path: Path) -> None:
     project.commit()
     project.git("clone", "-q", "--depth=1", project.path.as_uri(), str(tmp_path / "shallow"))
     with pytest.raises(PlanError, match=r"this clone is shallow: git fetch --unshallow"):
-        repository(tmp_path / "shallow").commit("HEAD~1")
+        find_repository(tmp_path / "shallow").commit("HEAD~1")
 
 
 def test_a_hook_of_another_repository_does_not_mislead(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert repository(project.path).root == project.path
+    assert find_repository(project.path).root == project.path
 
 
 def test_the_name_of_a_working_tree_is_of_what_runs(project: Project) -> None:
-    found = repository(project.path)
+    found = find_repository(project.path)
     clean = found.working_tree()
     project.write(".git/info/exclude", "*.log\n")
     for left in ("__pycache__/work.pyc", ".llenergy/ab.json", "some.log"):
@@ -82,7 +88,7 @@ def test_the_name_of_a_working_tree_is_of_what_runs(project: Project) -> None:
 
 
 def test_a_checkout_that_was_made_half_is_made_again(project: Project, tmp_path: Path) -> None:
-    found, place = repository(project.path), tmp_path / "checkouts" / "base"
+    found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
     commit = found.commit("HEAD")
     check_out(found, commit, place)
     (place / "work.py").unlink()
@@ -96,23 +102,23 @@ def test_a_checkout_that_was_made_half_is_made_again(project: Project, tmp_path:
 
 def test_the_worktrees_of_the_user_stay(project: Project, tmp_path: Path) -> None:
     """Also one whose disk is not there just now."""
-    found, place = repository(project.path), tmp_path / "base"
+    found, place = find_repository(project.path), tmp_path / "base"
     project.git("worktree", "add", "-q", "--detach", str(tmp_path / "users"))
     (tmp_path / "users").rename(tmp_path / "away")
     check_out(found, found.commit("HEAD"), place)
-    remove(found, place)
+    remove_checkout(found, place)
     assert "users" in project.git("worktree", "list")
     assert str(place) not in project.git("worktree", "list")
 
 
 def test_what_a_checkout_leaves_out_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = repository(project.path)
-    assert left_out(found, found.commit("HEAD")) == []
+    found = find_repository(project.path)
+    assert list_omissions(found, found.commit("HEAD")) == []
     project.write(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ../x\n')
     project.write(".gitattributes", "*.bin filter=lfs diff=lfs\n")
     commit = project.commit()
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    told = left_out(found, commit)
+    told = list_omissions(found, commit)
     assert [line.split(" ", 1)[0] for line in told] == [commit[:10], commit[:10]]
     assert "submodules, which are not checked out" in told[0]
     assert "in Git LFS, which is not installed here" in told[1]

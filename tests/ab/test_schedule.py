@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.ab.schedule import schedule
+from pytest_llenergy.ab.schedule import plan_schedule
 from pytest_llenergy.compare.stages import parse_pairs
 
 
@@ -19,13 +19,13 @@ from pytest_llenergy.compare.stages import parse_pairs
     ],
 )
 def test_stages_are_whole_sessions(pairs: str, rounds: int, measured: str, sessions: list[int]) -> None:
-    made = schedule(parse_pairs(pairs), rounds)
+    made = plan_schedule(parse_pairs(pairs), rounds)
     assert str(made.policy) == measured
     assert [made.sessions_after(stage) for stage in (1, 2)] == sessions
 
 
 def test_the_order_goes_on_over_the_stages() -> None:
-    made = schedule(parse_pairs("5+4"), 1)
+    made = plan_schedule(parse_pairs("5+4"), 1)
     turns = [turn for stage in (1, 2) for pair in made.turns(stage) for turn in pair]
     assert "".join(turn.side[0] for turn in turns) == "bhhbbhhbbh" + "hbbhhbbh"
     assert [turn.number for turn in turns] == list(range(1, 19))

@@ -11,13 +11,20 @@ import msgspec
 import pytest
 
 from pytest_llenergy.ab.schedule import Turn
-from pytest_llenergy.ab.state import Asked, State, Told, forget, has_measured, unfinished
+from pytest_llenergy.ab.state import (
+    CampaignInputs,
+    SessionSummary,
+    State,
+    discard_campaign,
+    has_measured,
+    list_unfinished,
+)
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.report import Report, encode
 
 from ..model.reports import REPORT
 
-ASKED = Asked(
+ASKED = CampaignInputs(
     tool="1",
     command=["--", "-q"],
     directory="/w",
@@ -56,7 +63,7 @@ def ended(
     *,
     report: bool = True,
     measured: Report = WHOLE,
-    told: Told | None = Told(failed=[], measured=True, cut=False),  # noqa: B008
+    told: SessionSummary | None = SessionSummary(failed=[], measured=True, cut=False),  # noqa: B008
 ) -> None:
     files = state.next_attempt(FIRST)
     files.log.touch()
@@ -92,20 +99,20 @@ def test_a_session_is_done_that_came_to_its_end_and_has_measured(
     [
         (None, True, "ended with exit code 1 before pytest's own end"),
         (
-            Told(failed=[], measured=True, cut=True),
+            SessionSummary(failed=[], measured=True, cut=True),
             True,
             "ended with exit code 1 and was stopped before all its tests had run",
         ),
         (
-            Told(failed=[], measured=True, cut=False),
+            SessionSummary(failed=[], measured=True, cut=False),
             False,
             "ended with exit code 1 and could not write its report",
         ),
-        (Told(failed=["t"], measured=False, cut=False), False, None),
+        (SessionSummary(failed=["t"], measured=False, cut=False), False, None),
     ],
 )
 def test_an_exit_code_alone_is_no_end(
-    tmp_path: Path, told: Told | None, report: bool, how: str | None
+    tmp_path: Path, told: SessionSummary | None, report: bool, how: str | None
 ) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 1, report=report, told=told)
@@ -131,9 +138,9 @@ def test_an_attempt_that_had_nothing_left_to_do_ends_its_session(tmp_path: Path)
 def test_what_is_kept_at_the_end_is_not_gone_on_with(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 0)
-    assert (state.sessions, list(unfinished(tmp_path))) == (1, [ASKED.key])
+    assert (state.sessions, list(list_unfinished(tmp_path))) == (1, [ASKED.key])
     state.finish(keep=True)
-    assert list(unfinished(tmp_path)) == []
+    assert list(list_unfinished(tmp_path)) == []
     assert State(tmp_path, ASKED).sessions == 0
 
 
@@ -141,7 +148,7 @@ def test_what_somebody_is_at_is_not_thrown_away(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     with pytest.raises(PlanError, match=r"^process \d+ is at this comparison; "):
         State(tmp_path, ASKED)
-    assert not forget(tmp_path, ASKED.key)
+    assert not discard_campaign(tmp_path, ASKED.key)
     state.release()
-    assert forget(tmp_path, ASKED.key)
-    assert list(unfinished(tmp_path)) == []
+    assert discard_campaign(tmp_path, ASKED.key)
+    assert list(list_unfinished(tmp_path)) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.compare.gate import UNITS, parse_budget
+from pytest_llenergy.compare.gate import BUDGET_UNITS, parse_budget
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Metric
 
@@ -66,7 +66,7 @@ def test_what_is_no_quantity(text: str) -> None:
 def test_metrics_without_an_upper_limit(metric: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_budget(metric, "5 J")
-    assert str(caught.value) == f"unknown metric {metric!r}; a budget can bound: {', '.join(UNITS)}"
+    assert str(caught.value) == f"unknown metric {metric!r}; a budget can bound: {', '.join(BUDGET_UNITS)}"
 
 
 def test_within_and_over() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.cli.compare import Found, render
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import PairedReport, Report, encode, encode_paired
@@ -265,7 +265,7 @@ def test_one_file_of_both_sides_prints_its_verdicts(
         sessions=[],
         base=base,
         head=head,
-        compared=compare_reports(base, head, ("base", "head"), [Asked(gated=True)]),
+        compared=compare_reports(base, head, ("base", "head"), [Criterion(gated=True)]),
     )
     Path("ab.json").write_bytes(encode_paired(paired))
     assert main(["compare", "ab.json", "--format=json"]) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Asked, compare_reports, last_attempts
+from pytest_llenergy.compare.comparison import Criterion, compare_reports, select_last_attempts
 from pytest_llenergy.compare.gate import exit_code
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import ReportError
@@ -23,12 +23,12 @@ from .runs import LEVEL, SPOILED, TEST, record_of, report_of, round_of, scaled
 PER_TOKEN = "energy_per_output_token_j"
 
 
-def compared(base: Report, head: Report, asked: Asked | None = None, **how: Any) -> ComparedReports:
-    return compare_reports(base, head, ("base.json", "head.json"), [asked or Asked(gated=True)], **how)
+def compared(base: Report, head: Report, asked: Criterion | None = None, **how: Any) -> ComparedReports:
+    return compare_reports(base, head, ("base.json", "head.json"), [asked or Criterion(gated=True)], **how)
 
 
 def one(base: Record, head: Record, metric: str | None = None, **how: Any) -> Comparison:
-    (found,) = compared(report_of(base), report_of(head), Asked(metric, gated=True), **how).comparisons
+    (found,) = compared(report_of(base), report_of(head), Criterion(metric, gated=True), **how).comparisons
     return found
 
 
@@ -220,16 +220,18 @@ def test_an_interrupted_run_says_so() -> None:
 
 def test_a_metric_that_no_side_has_is_no_gate_of_all_tests_and_one_of_a_mark() -> None:
     silent = record_of(rounds=[round_of(each, tokens=None) for each in LEVEL])
-    (shared,) = compared(report_of(silent), report_of(silent), Asked(PER_TOKEN, gated=True)).comparisons
+    (shared,) = compared(report_of(silent), report_of(silent), Criterion(PER_TOKEN, gated=True)).comparisons
     assert (shared.verdict, shared.reason, shared.gated) == (
         "invalid",
         "the workload makes no output tokens",
         False,
     )
-    own = Asked(PER_TOKEN, gated=True, own=True)
+    own = Criterion(PER_TOKEN, gated=True, own=True)
     (asked,) = compared(report_of(silent), report_of(silent), own).comparisons
     assert (asked.verdict, asked.gated) == ("invalid", True)
-    (lost,) = compared(report_of(record_of()), report_of(silent), Asked(PER_TOKEN, gated=True)).comparisons
+    (lost,) = compared(
+        report_of(record_of()), report_of(silent), Criterion(PER_TOKEN, gated=True)
+    ).comparisons
     assert lost.verdict != "unchanged"
     assert lost.gated
 
@@ -237,7 +239,9 @@ def test_a_metric_that_no_side_has_is_no_gate_of_all_tests_and_one_of_a_mark() -
 def test_the_threshold_of_a_rule_is_used_and_told() -> None:
     base, head = report_of(record_of()), report_of(record_of(joules=scaled(1.04)))
     assert compared(base, head).comparisons[0].verdict == "regressed"
-    lax = compared(base, head, Asked(rule=Rule(threshold=0.08, tolerance=0.08), gated=True)).comparisons[0]
+    lax = compared(base, head, Criterion(rule=Rule(threshold=0.08, tolerance=0.08), gated=True)).comparisons[
+        0
+    ]
     assert lax.verdict == "unchanged"
     assert lax.rule is not None
     assert lax.rule.threshold == 0.08
@@ -258,12 +262,12 @@ def test_among_many_tests_a_lone_weak_change_is_no_discovery() -> None:
 @pytest.mark.parametrize("attempts", [(1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 3, 2)])
 def test_an_attempt_that_is_there_twice_is_refused_wherever_it_stands(attempts: tuple[int, ...]) -> None:
     with pytest.raises(ReportError, match="is there twice"):
-        last_attempts([record_of(attempt=each) for each in attempts], "base.json")
+        select_last_attempts([record_of(attempt=each) for each in attempts], "base.json")
     with pytest.raises(ReportError, match="is there twice"):
-        last_attempts([record_of()] * 2, "base.json")
+        select_last_attempts([record_of()] * 2, "base.json")
 
 
 @pytest.mark.parametrize("attempts", [(1,), (1, 2, 3), (3, 1, 2), (2, 3, 1)])
 def test_the_last_attempt_counts_wherever_it_stands(attempts: tuple[int, ...]) -> None:
-    (found,) = last_attempts([record_of(attempt=each) for each in attempts], "base.json").values()
+    (found,) = select_last_attempts([record_of(attempt=each) for each in attempts], "base.json").values()
     assert found.attempt == max(attempts)

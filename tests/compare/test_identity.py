@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparability import (
-    advisories,
+    comparison_notes,
+    describe_devices,
     device_differences,
     device_facts,
-    device_line,
-    differing,
-    key_of,
+    fingerprint,
+    list_differences,
     workload_differences,
     workload_key,
 )
@@ -114,18 +114,18 @@ def test_another_board_of_the_same_kind_is_comparable_with_a_note() -> None:
     )
     there = on(gpus=[board(uuid="GPU-b", pci_bus_id="0000:25:00.0")])
     assert device_differences(RECORD, other, HERE, there) == []
-    assert advisories(RECORD, other, HERE, there) == [
+    assert comparison_notes(RECORD, other, HERE, there) == [
         "other boards of the same kind (GPU-a -> GPU-b): these differ by 10 % and more, so this is no proof"
     ]
-    assert advisories(RECORD, RECORD, HERE, HERE) == []
+    assert comparison_notes(RECORD, RECORD, HERE, HERE) == []
 
 
 def test_another_driver_and_another_host_are_notes() -> None:
     assert HERE is not None
     newer = msgspec.structs.replace(HERE, driver="590.2")
-    assert advisories(RECORD, RECORD, HERE, newer) == ["another driver (580.1 -> 590.2)"]
+    assert comparison_notes(RECORD, RECORD, HERE, newer) == ["another driver (580.1 -> 590.2)"]
     on_cpu = msgspec.structs.replace(RECORD, devices=["cpu"])
-    assert advisories(on_cpu, on_cpu, HERE, on({"name": "bench-8"})) == [
+    assert comparison_notes(on_cpu, on_cpu, HERE, on({"name": "bench-8"})) == [
         "another host of the same kind (bench-7 -> bench-8)"
     ]
 
@@ -137,24 +137,24 @@ def test_others_at_work_during_half_of_the_rounds_are_told() -> None:
         rounds = [round_of(5.0, flags=[flag] if index < flagged else []) for index in range(4)]
         return msgspec.structs.replace(RECORD, rounds=rounds)
 
-    assert advisories(with_flags(2), with_flags(4), HERE, HERE) == [
+    assert comparison_notes(with_flags(2), with_flags(4), HERE, HERE) == [
         "contended: other processes worked during 2 of 4 rounds of base and 4 of 4 rounds of head, which may "
         "be the difference"
     ]
-    assert advisories(with_flags(1), with_flags(0), HERE, HERE) == []
+    assert comparison_notes(with_flags(1), with_flags(0), HERE, HERE) == []
 
 
 def test_the_key_is_that_of_the_facts() -> None:
     facts = device_facts(RECORD, HERE)
-    assert key_of(facts) == key_of(dict(reversed(facts.items())))
-    assert key_of(facts) != key_of({**facts, "cpu.count": "8"})
-    assert differing(facts, {**facts, "cpu.count": "8"}) == ["cpu.count: 64 -> 8"]
+    assert fingerprint(facts) == fingerprint(dict(reversed(facts.items())))
+    assert fingerprint(facts) != fingerprint({**facts, "cpu.count": "8"})
+    assert list_differences(facts, {**facts, "cpu.count": "8"}) == ["cpu.count: 64 -> 8"]
 
 
 def test_a_line_for_people() -> None:
-    assert device_line(RECORD, HERE) == "1x NVIDIA H100 700 W, nvml (measured)"
+    assert describe_devices(RECORD, HERE) == "1x NVIDIA H100 700 W, nvml (measured)"
     bare = msgspec.structs.replace(RECORD, devices=["cpu"], meters=[])
-    assert device_line(bare, HERE) == "AMD EPYC 9354, no meter"
+    assert describe_devices(bare, HERE) == "AMD EPYC 9354, no meter"
 
 
 def backend(**changes: Any) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import pytest
 
 from pytest_llenergy.compare.rank_statistics import (
     EXACT_UP_TO,
-    chance_at_most,
-    chances_of_shift,
-    differences,
-    limit_rank,
+    confidence_limit_rank,
+    mann_whitney_cdf,
     middle,
-    slope,
-    trend,
+    one_sided_p_values,
+    pairwise_differences,
+    rank_trend,
+    theil_sen_slope,
 )
 
 
@@ -34,7 +34,7 @@ def counted_out(n: int, m: int) -> list[int]:
 def test_the_distribution_is_that_of_counting_every_order(n: int, m: int) -> None:
     counts = counted_out(n, m)
     for u in range(-1, n * m + 2):
-        assert chance_at_most(u, n, m) == pytest.approx(
+        assert mann_whitney_cdf(u, n, m) == pytest.approx(
             sum(counts[: max(0, u + 1)]) / comb(n + m, n), abs=1e-15
         )
 
@@ -62,28 +62,28 @@ def test_the_distribution_is_that_of_counting_every_order(n: int, m: int) -> Non
     ],
 )
 def test_limits_are_the_order_statistics_of_the_tables(n: int, m: int, alpha: float, critical: int) -> None:
-    assert limit_rank(n, m, alpha) == critical + 1
-    assert limit_rank(m, n, alpha) == critical + 1
+    assert confidence_limit_rank(n, m, alpha) == critical + 1
+    assert confidence_limit_rank(m, n, alpha) == critical + 1
 
 
 @pytest.mark.parametrize(("n", "m", "alpha"), [(2, 2, 0.05), (3, 3, 0.01), (4, 4, 0.01), (1, 18, 0.05)])
 def test_too_few_values_have_no_limit(n: int, m: int, alpha: float) -> None:
-    assert limit_rank(n, m, alpha) == 0
+    assert confidence_limit_rank(n, m, alpha) == 0
 
 
 def test_the_normal_law_that_goes_on_beyond_the_exact_range_fits_where_it_ends() -> None:
     n = EXACT_UP_TO
     law = NormalDist(n * n / 2, (n * n * (2 * n + 1) / 12) ** 0.5)
     for u in range(n * n):
-        assert chance_at_most(u, n, n) == pytest.approx(law.cdf(u + 0.5), abs=1e-3)
+        assert mann_whitney_cdf(u, n, n) == pytest.approx(law.cdf(u + 0.5), abs=1e-3)
     law = NormalDist(n * (n + 1) / 2, (n * (n + 1) * (2 * n + 2) / 12) ** 0.5)
     for u in range(0, n * (n + 1), 7):
-        assert chance_at_most(u, n, n + 1) == pytest.approx(law.cdf(u + 0.5), abs=1e-9)
-    assert limit_rank(n + 1, n + 1, 0.05) - limit_rank(n, n, 0.05) in range(40, 50)
+        assert mann_whitney_cdf(u, n, n + 1) == pytest.approx(law.cdf(u + 0.5), abs=1e-9)
+    assert confidence_limit_rank(n + 1, n + 1, 0.05) - confidence_limit_rank(n, n, 0.05) in range(40, 50)
 
 
 def test_the_middle_of_all_differences_is_the_shift() -> None:
-    ordered = differences([1.0, 2.0, 4.0], [3.0, 5.0, 9.0])
+    ordered = pairwise_differences([1.0, 2.0, 4.0], [3.0, 5.0, 9.0])
     assert ordered == [-1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0]
     assert middle(ordered) == 3.0
     assert middle([1.0, 2.0]) == 1.5
@@ -91,28 +91,28 @@ def test_the_middle_of_all_differences_is_the_shift() -> None:
 
 def test_p_of_a_clean_shift_and_of_none() -> None:
     base, head = [1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]
-    assert chances_of_shift(differences(base, head), 4, 4) == pytest.approx((1 / 70, 1.0))
-    assert chances_of_shift(differences(head, base), 4, 4) == pytest.approx((1.0, 1 / 70))
+    assert one_sided_p_values(pairwise_differences(base, head), 4, 4) == pytest.approx((1 / 70, 1.0))
+    assert one_sided_p_values(pairwise_differences(head, base), 4, 4) == pytest.approx((1.0, 1 / 70))
 
 
 def test_ties_never_make_p_smaller() -> None:
-    apart, _ = chances_of_shift(differences([1.0, 2.0, 3.0, 4.0], [2.5, 3.5, 5.0, 6.0]), 4, 4)
-    tied, _ = chances_of_shift(differences([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 5.0, 6.0]), 4, 4)
+    apart, _ = one_sided_p_values(pairwise_differences([1.0, 2.0, 3.0, 4.0], [2.5, 3.5, 5.0, 6.0]), 4, 4)
+    tied, _ = one_sided_p_values(pairwise_differences([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 5.0, 6.0]), 4, 4)
     assert tied > apart
-    assert chances_of_shift(differences([1.0] * 6, [1.0] * 6), 6, 6) == (1.0, 1.0)
+    assert one_sided_p_values(pairwise_differences([1.0] * 6, [1.0] * 6), 6, 6) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(4, 0.05), (6, 0.05), (6, 0.01), (12, 0.05)])
 def test_limits_miss_as_often_as_they_say(n: int, alpha: float) -> None:
     random = Random(n)
-    k = limit_rank(n, n, alpha)
-    promised, trials = chance_at_most(k - 1, n, n), 4000
+    k = confidence_limit_rank(n, n, alpha)
+    promised, trials = mann_whitney_cdf(k - 1, n, n), 4000
     missed = [0, 0]
     for _ in range(trials):
         # Skewed on purpose: the limits are exact for any shape that both sides share.
         base = [random.expovariate(1.0) for _ in range(n)]
         head = [0.3 + random.expovariate(1.0) for _ in range(n)]
-        ordered = differences(base, head)
+        ordered = pairwise_differences(base, head)
         missed[0] += ordered[k - 1] > 0.3
         missed[1] += ordered[-k] < 0.3
     margin = 4 * (promised * (1 - promised) / trials) ** 0.5
@@ -121,26 +121,26 @@ def test_limits_miss_as_often_as_they_say(n: int, alpha: float) -> None:
 
 
 def test_the_trend_has_the_variance_of_all_orders() -> None:
-    totals = [trend(order)[0] for order in permutations([1.0, 2.0, 3.0, 4.0, 5.0])]
-    _, variance = trend([1.0, 2.0, 3.0, 4.0, 5.0])
+    totals = [rank_trend(order)[0] for order in permutations([1.0, 2.0, 3.0, 4.0, 5.0])]
+    _, variance = rank_trend([1.0, 2.0, 3.0, 4.0, 5.0])
     assert sum(totals) == pytest.approx(0.0, abs=1e-9)
     assert sum(total**2 for total in totals) / len(totals) == pytest.approx(variance)
 
 
 def test_the_trend_with_ties_has_the_variance_of_all_orders() -> None:
-    totals = [trend(order)[0] for order in permutations([1.0, 2.0, 2.0, 2.0, 5.0])]
-    _, variance = trend([1.0, 2.0, 2.0, 2.0, 5.0])
+    totals = [rank_trend(order)[0] for order in permutations([1.0, 2.0, 2.0, 2.0, 5.0])]
+    _, variance = rank_trend([1.0, 2.0, 2.0, 2.0, 5.0])
     assert sum(total**2 for total in totals) / len(totals) == pytest.approx(variance)
 
 
 def test_a_perfect_trend_is_a_coefficient_of_one() -> None:
-    total, variance = trend([3.0, 4.0, 8.0, 9.0])
+    total, variance = rank_trend([3.0, 4.0, 8.0, 9.0])
     assert total / (variance * 3) ** 0.5 == pytest.approx(1.0)
-    assert trend([1.0, 1.0, 1.0]) == (0.0, 0.0)
-    assert trend([1.0]) == (0.0, 0.0)
+    assert rank_trend([1.0, 1.0, 1.0]) == (0.0, 0.0)
+    assert rank_trend([1.0]) == (0.0, 0.0)
 
 
 def test_the_slope_is_within_samples_and_robust() -> None:
-    assert slope([[0.0, 1.0, 2.0, 3.0], [100.0, 101.0, 102.0]]) == 1.0
-    assert slope([[0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 6.0]]) == 1.0
-    assert slope([[1.0]]) == 0.0
+    assert theil_sen_slope([[0.0, 1.0, 2.0, 3.0], [100.0, 101.0, 102.0]]) == 1.0
+    assert theil_sen_slope([[0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 6.0]]) == 1.0
+    assert theil_sen_slope([[1.0]]) == 0.0

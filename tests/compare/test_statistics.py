@@ -11,7 +11,15 @@ from random import Random
 import pytest
 
 from pytest_llenergy.compare.metrics import Direction
-from pytest_llenergy.compare.statistics import Estimate, Rule, Sample, compare, corrected, detectable, scatter
+from pytest_llenergy.compare.statistics import (
+    Estimate,
+    Rule,
+    Sample,
+    compare_samples,
+    correct_multiple_comparisons,
+    minimum_detectable_change,
+    relative_spread,
+)
 from pytest_llenergy.errors import PlanError
 
 #: Six rounds around 100 J with a scatter of about 0.7 %.
@@ -24,7 +32,7 @@ def times(values: Sequence[float], factor: float) -> tuple[float, ...]:
 
 
 def verdict(base: Sequence[float], head: Sequence[float], rule: Rule = Rule()) -> str:  # noqa: B008
-    return compare(Sample(tuple(base)), Sample(tuple(head)), rule).verdict
+    return compare_samples(Sample(tuple(base)), Sample(tuple(head)), rule).verdict
 
 
 def noisy(random: Random, rounds: int, noise: float, level: float = 100.0) -> Sample:
@@ -36,7 +44,7 @@ def noisy(random: Random, rounds: int, noise: float, level: float = 100.0) -> Sa
 
 def test_a_known_answer() -> None:
     base, head = (100.0, 101.0, 102.0, 103.0), (110.0, 111.0, 112.0, 113.0)
-    estimate = compare(Sample(base), Sample(head))
+    estimate = compare_samples(Sample(base), Sample(head))
     ratios = sorted(h / b for h in head for b in base)
     # Four a side at 5 %: U = 1 is critical, so the second of the 16 ordered ratios from either end.
     assert estimate.low == pytest.approx(ratios[1])
@@ -62,7 +70,7 @@ def test_a_known_answer() -> None:
     ],
 )
 def test_verdicts_and_reasons(factor: float, expected: str, reason: str) -> None:
-    estimate = compare(Sample(CALM), Sample(times(CALM, factor)))
+    estimate = compare_samples(Sample(CALM), Sample(times(CALM, factor)))
     assert (estimate.verdict, estimate.reason) == (expected, reason)
 
 
@@ -73,7 +81,7 @@ def test_a_change_of_exactly_the_threshold_counts() -> None:
 
 
 def test_values_that_never_move_are_told_apart_and_are_unchanged() -> None:
-    memory = compare(Sample((5e9,) * 6), Sample((5e9,) * 6))
+    memory = compare_samples(Sample((5e9,) * 6), Sample((5e9,) * 6))
     assert (memory.verdict, memory.ratio, memory.low, memory.high, memory.p, memory.noise) == (
         "unchanged", 1.0, 1.0, 1.0, 1.0, 0.0,
     )  # fmt: skip
@@ -83,7 +91,7 @@ def test_values_that_never_move_are_told_apart_and_are_unchanged() -> None:
 def test_a_difference_that_is_not_sure_is_inconclusive() -> None:
     base = (100.0, 97.0, 103.0, 99.0, 101.0, 98.0)
     head = (101.0, 99.0, 108.0, 106.0, 104.0, 107.0)
-    estimate = compare(Sample(base), Sample(head))
+    estimate = compare_samples(Sample(base), Sample(head))
     assert estimate.verdict == "inconclusive"
     assert estimate.ratio is not None
     assert estimate.ratio > 1.03
@@ -94,7 +102,7 @@ def test_a_difference_that_is_not_sure_is_inconclusive() -> None:
 def test_fewer_than_four_rounds_have_no_verdict(rounds: int) -> None:
     few, many = Sample(CALM[:rounds]), Sample(times(CALM, 2.0))
     for base, head in ((few, many), (many, few), (few, few)):
-        estimate = compare(base, head)
+        estimate = compare_samples(base, head)
         assert (estimate.verdict, estimate.low, estimate.high, estimate.p) == (
             "invalid",
             None,
@@ -120,17 +128,17 @@ def test_fewer_than_four_rounds_have_no_verdict(rounds: int) -> None:
 @pytest.mark.parametrize("better", ["less", "more"])
 def test_what_has_no_ratio_is_invalid(values: tuple[float, ...], reason: str, better: Direction) -> None:
     for name, base, head in (("base", Sample(values), Sample(CALM)), ("head", Sample(CALM), Sample(values))):
-        estimate = compare(base, head, better=better)
+        estimate = compare_samples(base, head, better=better)
         assert (estimate.verdict, estimate.reason) == ("invalid", f"{name} {reason}")
         assert (estimate.ratio, estimate.low, estimate.high, estimate.p) == (None, None, None, None)
 
 
 def test_values_of_other_worlds_are_invalid_and_no_overflow() -> None:
-    estimate = compare(Sample((1e-300,) * 6), Sample((1e300,) * 6))
+    estimate = compare_samples(Sample((1e-300,) * 6), Sample((1e300,) * 6))
     assert (estimate.verdict, estimate.reason) == (
         "invalid", "values from 1e-300 to 1e+300 are no rounds of one work",
     )  # fmt: skip
-    wide = compare(Sample((1e-20, 1.0, 1e20, 1.0, 1e-20, 1e20)), Sample((1e20,) * 6))
+    wide = compare_samples(Sample((1e-20, 1.0, 1e20, 1.0, 1e-20, 1e20)), Sample((1e20,) * 6))
     assert wide.verdict == "inconclusive"
 
 
@@ -144,7 +152,7 @@ def test_values_of_other_worlds_are_invalid_and_no_overflow() -> None:
     ],
 )
 def test_uncertainties_that_are_none_are_invalid(uncertainties: tuple[float, ...], reason: str) -> None:
-    estimate = compare(Sample(CALM), Sample(CALM, uncertainties))
+    estimate = compare_samples(Sample(CALM), Sample(CALM, uncertainties))
     assert (estimate.verdict, estimate.reason) == ("invalid", reason)
 
 
@@ -156,7 +164,7 @@ def test_swapping_the_sides_mirrors_the_verdict() -> None:
         head = noisy(
             random, random.randint(4, 12), 0.02, level=100 * random.choice((0.9, 0.97, 1.0, 1.04, 1.1))
         )
-        there, back = compare(base, head), compare(head, base)
+        there, back = compare_samples(base, head), compare_samples(head, base)
         seen.add(there.verdict)
         assert back.ratio == pytest.approx(1 / there.ratio)  # type: ignore[operator]
         assert (back.p, back.p_improved) == (there.p_improved, there.p)
@@ -171,21 +179,21 @@ def test_swapping_the_sides_mirrors_the_verdict() -> None:
 
 
 def test_more_is_better_mirrors_the_verdict_and_not_the_ratio() -> None:
-    joules = compare(Sample(CALM), Sample(times(CALM, 1.05)))
-    tokens = compare(Sample(CALM), Sample(times(CALM, 1.05)), better="more")
+    joules = compare_samples(Sample(CALM), Sample(times(CALM, 1.05)))
+    tokens = compare_samples(Sample(CALM), Sample(times(CALM, 1.05)), better="more")
     assert (joules.verdict, tokens.verdict) == ("regressed", "improved")
     assert (joules.ratio, joules.low, joules.high) == (tokens.ratio, tokens.low, tokens.high)
     assert (joules.p, joules.p_improved) == (tokens.p_improved, tokens.p)
-    assert compare(Sample(CALM), Sample(times(CALM, 0.95)), better="more").verdict == "regressed"
+    assert compare_samples(Sample(CALM), Sample(times(CALM, 0.95)), better="more").verdict == "regressed"
 
 
 def test_units_make_no_difference() -> None:
     random = Random(2)
     for _ in range(100):
         base, head = noisy(random, 8, 0.02), noisy(random, 8, 0.02, level=random.choice((100.0, 104.0)))
-        plain = compare(base, head)
+        plain = compare_samples(base, head)
         for factor in (1e-6, 2.0**20):
-            scaled = compare(Sample(times(base.values, factor)), Sample(times(head.values, factor)))
+            scaled = compare_samples(Sample(times(base.values, factor)), Sample(times(head.values, factor)))
             assert scaled.verdict == plain.verdict
             assert scaled.ratio == pytest.approx(plain.ratio)
             assert scaled.low == pytest.approx(plain.low)
@@ -206,8 +214,8 @@ def test_the_verdict_only_gets_worse_as_the_head_does() -> None:
 def test_the_order_of_rounds_does_not_matter_without_a_trend() -> None:
     random = Random(4)
     base, head = noisy(random, 8, 0.01), noisy(random, 8, 0.01)
-    plain = compare(base, head)
-    shuffled = compare(Sample(tuple(random.sample(base.values, 8))), head)
+    plain = compare_samples(base, head)
+    shuffled = compare_samples(Sample(tuple(random.sample(base.values, 8))), head)
     assert shuffled.drift is plain.drift is None
     assert shuffled == plain
 
@@ -215,7 +223,7 @@ def test_the_order_of_rounds_does_not_matter_without_a_trend() -> None:
 def test_one_outlier_changes_neither_estimate_nor_verdict_by_much() -> None:
     head = times(CALM, 1.05)
     wild = (*head[:5], head[5] * 10)
-    calm, struck = compare(Sample(CALM), Sample(head)), compare(Sample(CALM), Sample(wild))
+    calm, struck = compare_samples(Sample(CALM), Sample(head)), compare_samples(Sample(CALM), Sample(wild))
     assert struck.ratio == pytest.approx(calm.ratio, abs=0.005)
     assert struck.verdict == calm.verdict == "regressed"
 
@@ -224,7 +232,7 @@ def test_both_parts_of_a_threshold_must_be_reached() -> None:
     base, head = (10.0, 10.1, 9.9, 10.05, 9.95, 10.02), (11.0, 11.1, 10.9, 11.05, 10.95, 11.02)
     assert verdict(base, head, Rule(threshold_absolute=0.9)) == "regressed"
     assert verdict(head, base, Rule(threshold_absolute=0.9)) == "improved"
-    doubtful = compare(Sample(base), Sample(head), Rule(threshold_absolute=1.02))
+    doubtful = compare_samples(Sample(base), Sample(head), Rule(threshold_absolute=1.02))
     assert doubtful.verdict == "inconclusive"
     # The eighth of the 36 differences, counted from the largest: 1 + 0.1 - 0.02.
     assert doubtful.reason == "regressed by 1, less than the 1.02 that count, and may be worse by 1.08"
@@ -234,16 +242,16 @@ def test_what_is_surely_below_the_absolute_part_is_unchanged_whatever_its_ratio(
     tiny, double = times(CALM, 0.01), times(CALM, 0.02)
     rule = Rule(threshold_absolute=2.0)
     assert verdict(tiny, double) == "regressed"
-    estimate = compare(Sample(tiny), Sample(double), rule)
+    estimate = compare_samples(Sample(tiny), Sample(double), rule)
     assert (estimate.verdict, estimate.reason) == ("unchanged", "surely not worse by 2")
-    assert compare(Sample(double), Sample(tiny), rule, "more").reason == "surely not worse by 2"
+    assert compare_samples(Sample(double), Sample(tiny), rule, "more").reason == "surely not worse by 2"
     assert verdict(double, tiny, rule) == "unchanged"
-    vague = compare(Sample(tiny, (0.7,) * 6), Sample(double, (0.7,) * 6), rule)
+    vague = compare_samples(Sample(tiny, (0.7,) * 6), Sample(double, (0.7,) * 6), rule)
     assert vague.verdict == "inconclusive"
 
 
 def test_the_detectable_change_knows_the_absolute_part() -> None:
-    estimate = compare(Sample(CALM), Sample(CALM), Rule(threshold_absolute=20.0))
+    estimate = compare_samples(Sample(CALM), Sample(CALM), Rule(threshold_absolute=20.0))
     assert estimate.detectable is not None
     assert estimate.detectable > 0.2
 
@@ -257,22 +265,22 @@ def test_the_floor_of_the_machine_holds_a_verdict_back() -> None:
 def test_below_what_the_meters_can_tell_nothing_is_red_or_green() -> None:
     for factor in (1.05, 1 / 1.05):
         head = times(CALM, factor)
-        sure = compare(Sample(CALM, (1.0,) * 6), Sample(head, (1.0,) * 6))
+        sure = compare_samples(Sample(CALM, (1.0,) * 6), Sample(head, (1.0,) * 6))
         assert sure.verdict in MIRROR
-        unsure = compare(Sample(CALM, (2.0,) * 6), Sample(head, (2.0,) * 6))
+        unsure = compare_samples(Sample(CALM, (2.0,) * 6), Sample(head, (2.0,) * 6))
         assert unsure.verdict == "inconclusive"
         assert "that the meters can tell" in unsure.reason
 
 
 def test_more_rounds_do_not_make_a_meter_better() -> None:
     base, head = CALM * 8, times(CALM, 1.05) * 8
-    estimate = compare(Sample(base, (2.0,) * 48), Sample(head, (2.0,) * 48))
+    estimate = compare_samples(Sample(base, (2.0,) * 48), Sample(head, (2.0,) * 48))
     assert estimate.verdict == "inconclusive"
 
 
 def test_a_meter_that_cannot_see_the_tolerance_cannot_say_unchanged() -> None:
-    assert compare(Sample(CALM, (1.0,) * 6), Sample(CALM, (1.0,) * 6)).verdict == "unchanged"
-    estimate = compare(Sample(CALM, (2.0,) * 6), Sample(CALM, (2.0,) * 6))
+    assert compare_samples(Sample(CALM, (1.0,) * 6), Sample(CALM, (1.0,) * 6)).verdict == "unchanged"
+    estimate = compare_samples(Sample(CALM, (2.0,) * 6), Sample(CALM, (2.0,) * 6))
     assert (estimate.verdict, estimate.reason) == (
         "inconclusive", "the meters cannot tell changes below 5.8%",
     )  # fmt: skip
@@ -280,46 +288,48 @@ def test_a_meter_that_cannot_see_the_tolerance_cannot_say_unchanged() -> None:
 
 def test_a_meter_that_knows_everything_changes_nothing() -> None:
     head = times(CALM, 1.05)
-    assert compare(Sample(CALM, (0.0,) * 6), Sample(head, (0.0,) * 6)) == compare(Sample(CALM), Sample(head))
+    assert compare_samples(Sample(CALM, (0.0,) * 6), Sample(head, (0.0,) * 6)) == compare_samples(
+        Sample(CALM), Sample(head)
+    )
 
 
 def test_noise_is_said_and_asks_for_more_certainty() -> None:
     loud = (100.0, 105.0, 95.0, 104.0, 96.0, 102.0)
-    estimate = compare(Sample(loud), Sample(times(loud, 1.08)))
+    estimate = compare_samples(Sample(loud), Sample(times(loud, 1.08)))
     assert estimate.alpha == 0.01
     assert estimate.noise is not None
     assert estimate.noise > 0.03
     assert f"noise {estimate.noise:.1%} is above 3%, so limits at α 0.01" in estimate.reason
-    calm = compare(Sample(CALM), Sample(times(CALM, 1.08)))
+    calm = compare_samples(Sample(CALM), Sample(times(CALM, 1.08)))
     assert calm.alpha == 0.05
     assert "noise" not in calm.reason
-    assert compare(Sample(loud), Sample(loud), Rule(alpha=0.001)).alpha == 0.001
+    assert compare_samples(Sample(loud), Sample(loud), Rule(alpha=0.001)).alpha == 0.001
 
 
 def test_noise_leaves_four_rounds_without_limits() -> None:
     loud = (100.0, 110.0, 90.0, 104.0)
-    estimate = compare(Sample(loud), Sample(times(loud, 2.0)))
+    estimate = compare_samples(Sample(loud), Sample(times(loud, 2.0)))
     assert (estimate.verdict, estimate.low, estimate.high) == ("inconclusive", None, None)
     assert estimate.reason.startswith("too few rounds for limits that are so sure; noise ")
 
 
 def test_a_level_that_moves_by_more_than_the_tolerance_is_invalid() -> None:
     climbing = tuple(100.0 * 1.02**i for i in range(6))
-    estimate = compare(Sample(climbing), Sample(times(climbing, 1.2)))
+    estimate = compare_samples(Sample(climbing), Sample(times(climbing, 1.2)))
     assert estimate.verdict == "invalid"
     assert estimate.drift == pytest.approx(1.02**5 - 1)
     assert estimate.reason.startswith(
         "the level moved by +10.4% over the rounds: let it settle, measure again"
     )
     assert estimate.ratio == pytest.approx(1.2)
-    falling = compare(Sample(climbing[::-1]), Sample(climbing[::-1]))
+    falling = compare_samples(Sample(climbing[::-1]), Sample(climbing[::-1]))
     assert falling.verdict == "invalid"
     assert falling.drift == pytest.approx(1.02**-5 - 1)
 
 
 def test_a_small_drift_is_said_and_judged() -> None:
     climbing = tuple(100.0 * 1.002**i for i in range(6))
-    estimate = compare(Sample(climbing), Sample(times(climbing, 1.06)))
+    estimate = compare_samples(Sample(climbing), Sample(times(climbing, 1.06)))
     assert (estimate.verdict, estimate.reason) == (
         "regressed", "6.0%, surely more than 5.6%; drift +1.0% over the rounds",
     )  # fmt: skip
@@ -330,7 +340,7 @@ def test_a_drift_that_is_lost_in_the_scatter_is_said_and_judged() -> None:
     climbing = [
         Sample(tuple(100 * 1.0025**i * exp(random.gauss(0, 0.02)) for i in range(24))) for _ in range(2)
     ]
-    estimate = compare(climbing[0], climbing[1])
+    estimate = compare_samples(climbing[0], climbing[1])
     assert estimate.verdict == "unchanged"
     assert estimate.drift is not None
     assert estimate.drift > 0.03
@@ -338,34 +348,38 @@ def test_a_drift_that_is_lost_in_the_scatter_is_said_and_judged() -> None:
 
 
 def test_a_difference_of_the_sides_is_no_drift() -> None:
-    assert compare(Sample(CALM), Sample(times(CALM, 2.0))).drift is None
+    assert compare_samples(Sample(CALM), Sample(times(CALM, 2.0))).drift is None
 
 
 def test_scatter_is_that_of_each_side_about_itself() -> None:
-    assert scatter([-0.01, 0.0, 0.01], [0.99, 1.0, 1.01]) == pytest.approx(1.4826 * 0.01)
+    assert relative_spread([-0.01, 0.0, 0.01], [0.99, 1.0, 1.01]) == pytest.approx(1.4826 * 0.01)
     random = Random(5)
     logs = [sorted(random.gauss(0, 0.02) for _ in range(2000)) for _ in range(2)]
-    assert scatter(*logs) == pytest.approx(0.02, rel=0.05)
+    assert relative_spread(*logs) == pytest.approx(0.02, rel=0.05)
 
 
 def test_the_detectable_change_is_found_in_nine_of_ten() -> None:
     random = Random(6)
     for rounds, noise in ((12, 0.01), (12, 0.02), (24, 0.02)):
-        change = detectable(rounds, rounds, noise, Rule(), alpha=0.05)
+        change = minimum_detectable_change(rounds, rounds, noise, Rule(), alpha=0.05)
         found = 0
         for _ in range(600):
             base = Sample(tuple(exp(random.gauss(0, noise)) for _ in range(rounds)))
             head = Sample(tuple((1 + change) * exp(random.gauss(0, noise)) for _ in range(rounds)))
-            found += compare(base, head).verdict == "regressed"
+            found += compare_samples(base, head).verdict == "regressed"
         assert found / 600 == pytest.approx(0.9, abs=0.06)
 
 
 def test_the_detectable_change_shrinks_with_rounds_and_grows_with_noise() -> None:
-    changes = [detectable(n, n, 0.02, Rule(), alpha=0.05) for n in (4, 6, 12, 24, 48)]
+    changes = [minimum_detectable_change(n, n, 0.02, Rule(), alpha=0.05) for n in (4, 6, 12, 24, 48)]
     assert changes == sorted(changes, reverse=True)
-    assert detectable(6, 6, 0.0, Rule(), alpha=0.05) == pytest.approx(0.03)
-    assert detectable(6, 6, 0.04, Rule(), alpha=0.05) > detectable(6, 6, 0.02, Rule(), alpha=0.05)
-    assert detectable(6, 6, 0.0, Rule(), alpha=0.05, meter=0.03) == pytest.approx(exp(0.06) - 1)
+    assert minimum_detectable_change(6, 6, 0.0, Rule(), alpha=0.05) == pytest.approx(0.03)
+    assert minimum_detectable_change(6, 6, 0.04, Rule(), alpha=0.05) > minimum_detectable_change(
+        6, 6, 0.02, Rule(), alpha=0.05
+    )
+    assert minimum_detectable_change(6, 6, 0.0, Rule(), alpha=0.05, meter=0.03) == pytest.approx(
+        exp(0.06) - 1
+    )
 
 
 def test_suites_of_the_same_are_never_red_and_five_percent_is_found() -> None:
@@ -374,8 +388,8 @@ def test_suites_of_the_same_are_never_red_and_five_percent_is_found() -> None:
     for _ in range(10):
         for _ in range(50):
             base, head = noisy(random, 12, 0.01), noisy(random, 12, 0.01)
-            alarms += compare(base, head).verdict in MIRROR
-            missed += compare(base, Sample(times(head.values, 1.05))).verdict != "regressed"
+            alarms += compare_samples(base, head).verdict in MIRROR
+            missed += compare_samples(base, Sample(times(head.values, 1.05))).verdict != "regressed"
     assert (alarms, missed) == (0, 0)
 
 
@@ -395,14 +409,14 @@ def test_a_rule_of_no_numbers(value: float) -> None:
 
 
 def known(p: float, verdict: str = "regressed") -> Estimate:
-    estimate = compare(Sample(CALM), Sample(times(CALM, 1.05 if verdict == "regressed" else 1.0)))
+    estimate = compare_samples(Sample(CALM), Sample(times(CALM, 1.05 if verdict == "regressed" else 1.0)))
     return replace(estimate, p=p, verdict=verdict)  # type: ignore[arg-type]
 
 
 def test_a_discovery_among_many_is_kept_and_a_chance_is_not() -> None:
     # Benjamini and Hochberg at q = .1 over 20: the first must be below .005, the second below .01 ...
     suite = [known(0.004), known(0.009), known(0.03), *[known(0.5, "unchanged")] * 17]
-    result = corrected(suite)
+    result = correct_multiple_comparisons(suite)
     assert [one.verdict for one in result[:3]] == ["regressed", "regressed", "inconclusive"]
     assert result[2].reason.startswith(
         "regressed alone, but p 0.03 is no discovery among 20 benchmarks (q 0.1); "
@@ -413,23 +427,25 @@ def test_a_discovery_among_many_is_kept_and_a_chance_is_not() -> None:
 def test_a_step_up_keeps_what_lies_below_the_last_that_holds() -> None:
     # .011 is above its own bound of .01 and is kept, because the third is within .015.
     suite = [known(0.001), known(0.011), known(0.0149), *[known(0.5, "unchanged")] * 17]
-    assert [one.verdict for one in corrected(suite)[:3]] == ["regressed"] * 3
+    assert [one.verdict for one in correct_multiple_comparisons(suite)[:3]] == ["regressed"] * 3
 
 
 def test_few_benchmarks_are_not_corrected() -> None:
     suite = [known(0.04)] + [known(0.5, "unchanged")] * 8
-    assert corrected(suite) == suite
-    assert corrected([*suite, known(0.5, "unchanged")])[0].verdict == "inconclusive"
+    assert correct_multiple_comparisons(suite) == suite
+    assert correct_multiple_comparisons([*suite, known(0.5, "unchanged")])[0].verdict == "inconclusive"
 
 
 def test_what_was_not_compared_does_not_count() -> None:
-    invalid = compare(Sample((0.0,)), Sample(CALM))
+    invalid = compare_samples(Sample((0.0,)), Sample(CALM))
     suite = [known(0.04)] + [known(0.5, "unchanged")] * 8 + [invalid] * 50
-    assert corrected(suite) == suite
+    assert correct_multiple_comparisons(suite) == suite
 
 
 def test_improvements_are_corrected_alike() -> None:
     lucky = replace(known(0.5, "unchanged"), verdict="improved", p_improved=0.03)
     sure = replace(lucky, p_improved=0.0001)
-    result = corrected([lucky, sure] + [replace(known(0.5, "unchanged"), p_improved=0.5)] * 18)
+    result = correct_multiple_comparisons(
+        [lucky, sure] + [replace(known(0.5, "unchanged"), p_improved=0.5)] * 18
+    )
     assert [one.verdict for one in result[:2]] == ["inconclusive", "improved"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.report import PairedReport, Report, encode, encode_paired
 from pytest_llenergy.report.store import Journal
 
@@ -95,5 +95,5 @@ def _paired(base: Report, head: Report) -> PairedReport:
         sessions=[],
         base=base,
         head=head,
-        compared=compare_reports(base, head, ("base", "head"), [Asked()]),
+        compared=compare_reports(base, head, ("base", "head"), [Criterion()]),
     )

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.history.add import add
-from pytest_llenergy.history.store import Directory, place_at, read_entries
+from pytest_llenergy.history.add import add_run
+from pytest_llenergy.history.store import LocalStore, open_store, read_entries
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, encode
 
@@ -128,13 +128,13 @@ def test_devices_of_other_kinds_are_kept_apart() -> None:
     on_cpu = record_of("t.py::cpu", devices=["cpu"])
     run(session(0, record_of(), on_cpu))
     assert len({path.parent.name for path in files()}) == 2
-    assert {entry.id for entry in read_entries(Directory(Path(".llenergy/history")))} == {TEST, "t.py::cpu"}
+    assert {entry.id for entry in read_entries(LocalStore(Path(".llenergy/history")))} == {TEST, "t.py::cpu"}
 
 
 def test_figures_of_one_round_and_below_zero() -> None:
     rounds = [round_of(10.0, idle_power_w=9.0, idle_power_u_w=0.1)]
-    add(session(0, record_of(rounds=rounds)), "x", Directory(Path("h")))
-    found = {entry.metric: entry for entry in read_entries(Directory(Path("h")))}
+    add_run(session(0, record_of(rounds=rounds)), "x", LocalStore(Path("h")))
+    found = {entry.metric: entry for entry in read_entries(LocalStore(Path("h")))}
     assert (found["energy_j"].low, found["energy_j"].noise, found["energy_j"].n) == (None, None, 1)
     assert found["net_energy_j"].value == pytest.approx(-4.0)
 
@@ -142,17 +142,17 @@ def test_figures_of_one_round_and_below_zero() -> None:
 def test_a_run_id_is_no_path() -> None:
     report = day_of(0)
     run_info = msgspec.structs.replace(report.run, id="../../x/y")
-    add(msgspec.structs.replace(report, run=run_info), "x", Directory(Path("deep/h")))
+    add_run(msgspec.structs.replace(report, run=run_info), "x", LocalStore(Path("deep/h")))
     (path,) = Path().rglob("*.jsonl")
     assert path.parent.parent == Path("deep/h")
 
 
 @pytest.mark.parametrize("place", ["here", "file://{}/there", "memory://history-{}"])
 def test_every_place_keeps_the_same(place: str, tmp_path: Path) -> None:
-    at = place_at(place.format(tmp_path if place.startswith("file") else tmp_path.name))
+    at = open_store(place.format(tmp_path if place.startswith("file") else tmp_path.name))
     assert at.folders() == []
     reports = [day_of(day) for day in (1, 0)]
-    assert [add(report, "x", at).new for report in (*reports, *reports)] == [True, True, False, False]
+    assert [add_run(report, "x", at).new for report in (*reports, *reports)] == [True, True, False, False]
     assert [entry.run_id for entry in read_entries(at) if entry.metric == "energy_j"] == ["run-0", "run-1"]
     if place.startswith("memory"):
         names = fsspec.filesystem("memory").find(f"/history-{tmp_path.name}")
@@ -168,8 +168,8 @@ def test_many_may_add_at_once(tmp_path: Path) -> None:
 
     def work(day: int) -> None:
         try:
-            add(day_of(day), "x", Directory(tmp_path / "h"))
-            add(day_of(0), "x", Directory(tmp_path / "h"))
+            add_run(day_of(day), "x", LocalStore(tmp_path / "h"))
+            add_run(day_of(0), "x", LocalStore(tmp_path / "h"))
         except Exception as error:
             failed.append(error)
 
@@ -179,7 +179,7 @@ def test_many_may_add_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    entries = [entry for entry in read_entries(Directory(tmp_path / "h")) if entry.metric == "energy_j"]
+    entries = [entry for entry in read_entries(LocalStore(tmp_path / "h")) if entry.metric == "energy_j"]
     assert [entry.run_id for entry in entries] == [f"run-{day}" for day in range(12)]
 
 
@@ -189,7 +189,7 @@ def test_other_files_in_a_place_are_left_alone() -> None:
     (path.parent / "README.md").write_text("notes")
     Path(".llenergy/history/notes").mkdir()
     Path(".llenergy/history/notes/x.jsonl").write_text("not ours")
-    assert read_entries(Directory(Path(".llenergy/history")))
+    assert read_entries(LocalStore(Path(".llenergy/history")))
 
 
 def test_a_place_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.history.add import add
-from pytest_llenergy.history.store import Directory
-from pytest_llenergy.history.trend import change_points, sizes, trends
+from pytest_llenergy.history.add import add_run
+from pytest_llenergy.history.store import LocalStore
+from pytest_llenergy.history.trend import find_change_points, load_trends, step_sizes
 from pytest_llenergy.model.environment import device_key
 from pytest_llenergy.model.report import Report, encode
 
@@ -25,7 +25,7 @@ from ..compare.runs import TEST, record_of, scaled
 from ..model.reports import BOARD, HOST, REPORT
 from .sessions import commit, day_of, session
 
-PLACE = Directory(Path(".llenergy/history"))
+PLACE = LocalStore(Path(".llenergy/history"))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep(*reports: Report) -> None:
     for report in reports:
-        add(report, "x", PLACE)
+        add_run(report, "x", PLACE)
 
 
 def levels(factors: Sequence[float], start: int = 0) -> list[Report]:
@@ -242,7 +242,7 @@ def test_a_broken_session_is_named(content: bytes, told: str, capsys: pytest.Cap
 
 def test_the_trend_of_a_test_for_a_plot() -> None:
     keep(*levels([1.0] * 5 + [1.1] * 5))
-    ((_, points),) = trends(PLACE, test=TEST)
+    ((_, points),) = load_trends(PLACE, test=TEST)
     assert [point.change for point in points] == [False] * 5 + [True] + [False] * 4
     assert points[0].time == "2026-01-01T03:04:05Z"
     assert points[5].commit == commit(5)
@@ -273,22 +273,22 @@ class TestChanges:
     def test_noise_is_no_change(self) -> None:
         random = Random(1)
         series = [self.noisy(random, 0.01, (length, 10.0)) for length in (8, 12, 20, 60) for _ in range(50)]
-        assert sum(bool(change_points(each)) for each in series) <= 2
+        assert sum(bool(find_change_points(each)) for each in series) <= 2
 
     def test_a_step_of_five_per_cent_is_found_where_it_is(self) -> None:
         random = Random(2)
-        found = [change_points(self.noisy(random, 0.01, (20, 10.0), (20, 10.5))) for _ in range(50)]
+        found = [find_change_points(self.noisy(random, 0.01, (20, 10.0), (20, 10.5))) for _ in range(50)]
         assert sum(len(each) == 1 and abs(each[0] - 20) <= 2 for each in found) >= 48
 
     def test_one_bad_session_is_no_change(self) -> None:
         values = self.noisy(Random(3), 0.005, (15, 10.0), (1, 14.0), (15, 10.0))
-        assert change_points(values) == []
+        assert find_change_points(values) == []
 
     def test_two_steps_and_their_sizes(self) -> None:
         values = [10.0] * 6 + [11.0] * 6 + [8.8] * 6
-        assert change_points(values) == [6, 12]
-        assert sizes(values, [6, 12]) == pytest.approx([0.1, -0.2])
+        assert find_change_points(values) == [6, 12]
+        assert step_sizes(values, [6, 12]) == pytest.approx([0.1, -0.2])
 
     @pytest.mark.parametrize("values", [[1.0, 2.0] * 3, [10.0] * 10 + [10.1] * 10, [-1.0] * 5 + [5.0] * 5])
     def test_too_few_too_small_or_not_positive(self, values: list[float]) -> None:
-        assert change_points(values) == []
+        assert find_change_points(values) == []

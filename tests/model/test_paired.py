@@ -12,7 +12,7 @@ import pytest
 
 import pytest_llenergy.model
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
@@ -41,7 +41,7 @@ PAIRED = PairedReport(
     ],
     base=REPORT,
     head=REPORT,
-    compared=compare_reports(REPORT, REPORT, ("a", "b"), [Asked()]),
+    compared=compare_reports(REPORT, REPORT, ("a", "b"), [Criterion()]),
 )
 
 

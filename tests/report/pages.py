@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.measure.metrics import summarise
 from pytest_llenergy.measure.power_trace import MOST_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
@@ -149,7 +149,7 @@ def pair_of(ids: Sequence[str], changes: Sequence[float] = tuple(CHANGES.values(
         reason="the counter stood still",
     )
     sides = report_of(*base, gone, lost), report_of(*head, added, lost)
-    compared = compare_reports(*sides, ("base.json", "head.json"), [Asked(gated=True)])
+    compared = compare_reports(*sides, ("base.json", "head.json"), [Criterion(gated=True)])
     return Pair(*sides, compared)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.report import PairedReport, encode, encode_paired
 
 from ..compare.runs import record_of, report_of
@@ -86,7 +86,7 @@ def test_another_file_is_replaced(arguments: list[str]) -> None:
 
 def test_one_side_is_not_written_over_both() -> None:
     report = report_of(record_of())
-    compared = compare_reports(report, report, ("base", "head"), [Asked()])
+    compared = compare_reports(report, report, ("base", "head"), [Criterion()])
     paired = PairedReport(
         schema_version=1,
         tool=report.tool,

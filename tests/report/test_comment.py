@@ -9,7 +9,7 @@ import re
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side
 from pytest_llenergy.report.pr_comment import MARKER, MOST_BYTES, plain, render_comment
 
@@ -31,7 +31,7 @@ def test_what_a_reviewer_reads() -> None:
     names = [f"benchmarks/test_decode.py::test_{word}" for word in ("same", "worse", "better")]
     base = report_of(*(record_of(name) for name in names))
     head = report_of(*(record_of(name, scaled(by)) for name, by in zip(names, (1, 1.1, 0.9), strict=True)))
-    text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Asked(gated=True)]))
+    text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Criterion(gated=True)]))
     lines = text.splitlines()
     assert lines[0] == MARKER
     assert lines[1] == "### Energy: 1 regressed, 1 improved, 1 unchanged"
@@ -168,7 +168,7 @@ def test_an_estimate_is_called_one_and_a_stopped_run_too() -> None:
     meters = [msgspec.structs.replace(each, kind="estimated") for each in record_of().meters]
     base = report_of(record_of(meters=meters), complete=False)
     head = report_of(record_of(joules=scaled(1.2, LEVEL), meters=meters))
-    text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Asked()]))
+    text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Criterion()]))
     assert "J/token (estimated) |" in text
     assert (
         "**base.json is of a run that did not come to its end: what it had not measured is missing**" in text

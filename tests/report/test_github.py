@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.report import encode
 from pytest_llenergy.report.ci import MOST_SUMMARY_BYTES, command
@@ -33,7 +33,7 @@ def regressed() -> ComparedReports:
     head = report_of(
         record_of(NAMES[0], scaled(1.1)), record_of(NAMES[1], scaled(1.2)), record_of("t.py::few", UNSURE)
     )
-    return compare_reports(base, head, ("base.json", "head.json"), [Asked(gated=True)])
+    return compare_reports(base, head, ("base.json", "head.json"), [Criterion(gated=True)])
 
 
 def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> None:

@@ -8,7 +8,7 @@ import shlex
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown
@@ -23,7 +23,7 @@ def report(factor: float) -> str:
         record_of("t.py::few", UNSURE),
         record_of("t.py::new"),
     )
-    return shown(compare_reports(base, head, ("a", "b"), [Asked(gated=True)]), "gitlab")
+    return shown(compare_reports(base, head, ("a", "b"), [Criterion(gated=True)]), "gitlab")
 
 
 def as_gitlab_reads_it(text: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round, Tokens, Window
 from pytest_llenergy.report.html import page as pages
@@ -227,7 +227,7 @@ def test_a_test_that_one_side_has_not_measured_is_shown(pair: Pair) -> None:
     record = pair.base.records[0]
     skipped = Record(id=record.id, attempt=1, status="skipped", reason="no GPU today")
     base, head = report_of(record), report_of(skipped)
-    compared = compare_reports(base, head, ("base.json", "head.json"), [Asked(gated=True)])
+    compared = compare_reports(base, head, ("base.json", "head.json"), [Criterion(gated=True)])
     text = render_compared(base, head, compared, pairs="6+6")
     assert "head is skipped (no GPU today)" in text
     assert "Rounds in order" in text

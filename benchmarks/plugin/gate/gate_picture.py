@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from drawing import BLUE, GREEN, GREY, RED, plotting, save
 from gate_world import LEVEL_J, Machine, draw
 
-from pytest_llenergy.compare.statistics import COMMON, NOISY_ALPHA, Estimate, Sample, compare
+from pytest_llenergy.compare.statistics import DEFAULT_RULE, NOISY_ALPHA, Estimate, Sample, compare_samples
 
 COLOURS = {"regressed": RED, "improved": GREEN, "unchanged": BLUE, "inconclusive": GREY}
 ROUNDS = 12
 #: Much scatter makes limits that are held to a smaller chance; with that chance throughout they grow evenly.
-EVENLY = replace(COMMON, alpha=NOISY_ALPHA)
+EVENLY = replace(DEFAULT_RULE, alpha=NOISY_ALPHA)
 #: Changes of the head that are drawn (per cent), and half widths of the interval.
 CHANGES, WIDTHS = (-8.0, 10.0), (0.0, 6.0)
 COLUMNS, ROWS = 241, 121
@@ -54,7 +54,7 @@ def estimate_of(shift: float, scatter: float) -> Estimate:
     spots = [NormalDist().inv_cdf((index + 0.5) / ROUNDS) for index in range(ROUNDS)]
     Random(1).shuffle(spots)
     base = tuple(LEVEL_J * exp(scatter * spot) for spot in spots)
-    return compare(Sample(base), Sample(tuple(value * exp(shift) for value in base)), EVENLY)
+    return compare_samples(Sample(base), Sample(tuple(value * exp(shift) for value in base)), EVENLY)
 
 
 def examples() -> list[Example]:
@@ -62,7 +62,7 @@ def examples() -> list[Example]:
     found = []
     for index, (change, noise) in enumerate(EXAMPLES):
         base, head = draw(Machine(noise=noise), [ROUNDS], "abba", Random(index))
-        judged = compare(Sample(tuple(base)), Sample(tuple(value * (1 + change) for value in head)))
+        judged = compare_samples(Sample(tuple(base)), Sample(tuple(value * (1 + change) for value in head)))
         found.append(Example(change, noise, judged))
     return found
 
@@ -134,9 +134,9 @@ def _draw_bars(panel: Any, found: list[Example]) -> None:
 
 def _lines(panel: Any) -> None:
     for name, at in (
-        ("floor", COMMON.floor),
-        ("threshold", COMMON.threshold),
-        ("tolerance", COMMON.tolerance),
+        ("floor", DEFAULT_RULE.floor),
+        ("threshold", DEFAULT_RULE.threshold),
+        ("tolerance", DEFAULT_RULE.tolerance),
     ):
         panel.axvline(at * 100, color="black", linewidth=0.8, linestyle="--")
         panel.text(

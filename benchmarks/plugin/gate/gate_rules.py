@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import comb, exp, lgamma, log, sqrt
 from statistics import fmean, median, variance
 
-from pytest_llenergy.compare.rank_statistics import chance_at_most
+from pytest_llenergy.compare.rank_statistics import mann_whitney_cdf
 
 #: True where the head is called worse than the base.
 IsRed = Callable[[Sequence[float], Sequence[float]], bool]
@@ -56,7 +56,7 @@ def _rank_p(base: Sequence[float], head: Sequence[float]) -> float:
     n, m = len(base), len(head)
     ordered = sorted(base)
     lower = sum(n - bisect_left(ordered, h) for h in head)
-    return 1.0 if 2 * lower >= n * m else min(1.0, 2 * chance_at_most(lower, n, m))
+    return 1.0 if 2 * lower >= n * m else min(1.0, 2 * mann_whitney_cdf(lower, n, m))
 
 
 def two_sided_p(t: float, degrees: float) -> float:

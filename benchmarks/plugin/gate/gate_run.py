@@ -17,14 +17,14 @@ from gate_rules import asv, asv_5_percent, mann_whitney, mean_5_percent, welch
 from gate_table import markdown
 from gate_world import Machine, Order, draw
 
-from pytest_llenergy.compare.stages import SHARP, TWICE, Policy, judge
-from pytest_llenergy.compare.statistics import Estimate, Sample, compare, corrected
+from pytest_llenergy.compare.stages import DEFAULT_STAGES, SHARP_STAGES, Stages, decide_stage
+from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples, correct_multiple_comparisons
 
 NOISES = (0.005, 0.01, 0.02, 0.03, 0.05)
 EFFECTS = (0.02, 0.03, 0.05, 0.10, 1 / 1.05 - 1)
 SUITE = 50
 
-LONGEST = SHARP.pairs_after(len(SHARP.stages))
+LONGEST = SHARP_STAGES.pairs_after(len(SHARP_STAGES.stages))
 
 Values = Sequence[float]
 
@@ -65,13 +65,13 @@ def ours_once(pairs: int) -> Contender:
     """The rule alone, without a second look."""
 
     def decide(base: Values, head: Values) -> Outcome:
-        estimate = compare(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])))
+        estimate = compare_samples(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])))
         return Outcome(estimate.verdict, pairs, estimate)
 
     return Contender(f"ours, one look, {pairs} pairs", decide)
 
 
-def ours_in_stages(policy: Policy) -> Contender:
+def ours_in_stages(policy: Stages) -> Contender:
     """The rule in stages."""
 
     def decide(base: Values, head: Values) -> Outcome:
@@ -79,7 +79,7 @@ def ours_in_stages(policy: Policy) -> Contender:
         while True:
             stage += 1
             pairs = policy.pairs_after(stage)
-            step = judge(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])), stage, policy)
+            step = decide_stage(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])), stage, policy)
             if step.done:
                 return Outcome(step.estimate.verdict, pairs, step.estimate)
 
@@ -95,9 +95,9 @@ PEERS = (
 )
 OURS = (
     ours_once(12),
-    ours_in_stages(TWICE),
-    ours_in_stages(Policy((6, 6, 18))),
-    ours_in_stages(SHARP),
+    ours_in_stages(DEFAULT_STAGES),
+    ours_in_stages(Stages((6, 6, 18))),
+    ours_in_stages(SHARP_STAGES),
 )
 CONTENDERS = (*PEERS, *OURS)
 
@@ -166,7 +166,9 @@ def one_suite(
     estimates = [outcome.estimate for outcome in same if outcome.estimate is not None]
     verdicts = {contender.name: [outcome.verdict for outcome in same]}
     if contender.corrected:
-        verdicts[contender.name_corrected] = [estimate.verdict for estimate in corrected(estimates)]
+        verdicts[contender.name_corrected] = [
+            estimate.verdict for estimate in correct_multiple_comparisons(estimates)
+        ]
     for name, mine in verdicts.items():
         tally = tallies[name][0.0]
         for verdict, outcome in zip(mine, same, strict=True):
@@ -179,7 +181,7 @@ def one_suite(
             tallies[contender.name][effect].add(outcome.verdict, outcome.pairs)
             if contender.corrected and outcome.estimate is not None:
                 suite = [*estimates[:i], outcome.estimate, *estimates[i + 1 :]]
-                verdict = corrected(suite)[i].verdict
+                verdict = correct_multiple_comparisons(suite)[i].verdict
                 tallies[contender.name_corrected][effect].add(verdict, outcome.pairs)
 
 
@@ -190,7 +192,7 @@ def run_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
     names = [one.name for one in CONTENDERS] + [one.name_corrected for one in OURS if one.corrected]
     tallies = {name: {effect: Tally() for effect in (0.0, *EFFECTS)} for name in names}
     for suite in range(suites):
-        drawn = [draw(cell.machine, SHARP.stages, cell.order, random) for _ in range(SUITE)]
+        drawn = [draw(cell.machine, SHARP_STAGES.stages, cell.order, random) for _ in range(SUITE)]
         for contender in CONTENDERS if suite < changed else OURS:
             one_suite(contender, drawn, EFFECTS if suite < changed else (), tallies)
     return {
