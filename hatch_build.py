@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README as PyPI shows it: links to files lead to the repository that the release is made of."""
+"""Build hook: give the README on PyPI links into the repository of the release."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-#: Of a link or picture, and of HTML: what stands before the name of a file.
+#: The start of a Markdown link or image, or of an HTML attribute, and the relative path that follows.
 LINK = re.compile(r'(!?\[[^\]]*\]\(|(?:src|href|srcset)=")(?![a-z]+:|#)([^)"\s]+)')
 
-#: Where files of a release are, as ``https://github.com/owner/name/blob/v1.2.3``. Only a release says it.
+#: Environment variable with the base URL of the release's files, such as
+#: ``https://github.com/owner/name/blob/v1.2.3``. Only the release workflow sets it.
 FILES = "README_LINKS"
 
 PICTURES = (".png", ".svg", ".gif")
 
 
 class ReadmeHook(MetadataHookInterface):
-    """Used by hatchling."""
+    """Metadata hook that hatchling calls."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Give the README."""
+        """Set the project's description to the README."""
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {
             "content-type": "text/markdown",
@@ -32,12 +33,12 @@ class ReadmeHook(MetadataHookInterface):
 
 
 def absolute(text: str, files: str) -> str:
-    """With whole addresses, where these are known. Pictures have addresses from which they can be fetched."""
+    """Make relative links absolute if ``files`` is set; images get URLs of the raw file."""
     if not files:
         return text
 
-    def whole(found: re.Match[str]) -> str:
+    def replace(found: re.Match[str]) -> str:
         base = files.replace("/blob/", "/raw/", 1) if found[2].endswith(PICTURES) else files
         return f"{found[1]}{base}/{found[2]}"
 
-    return LINK.sub(whole, text)
+    return LINK.sub(replace, text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what an environment brings along, in the format of CycloneDX: python .ci/sbom.py ENVIRONMENT FILE."""
+"""Write a software bill of materials in CycloneDX format: python .ci/sbom.py ENVIRONMENT FILE."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_llenergy import __version__  # noqa: E402 - the script is run without an installation
+from pytest_llenergy import __version__  # noqa: E402 - the package is not installed where this script runs
 
 
 def main(environment: str, file: str) -> None:
-    """Raises ``CalledProcessError`` where cyclonedx-py fails."""
+    """Write the file. Raises ``CalledProcessError`` if cyclonedx-py fails."""
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--mc-type", "library", "--validate"]
     command += ["--pyproject", str(ROOT / "pyproject.toml"), "--output-reproducible", environment]
     listed = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the whole suite."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["nvml_attach", "nvml_children", "nvml_library"]
 
 pytest_plugins = ["pytester"]
 
-#: A meter whose answer is known: ten watts, always.
+#: Source of a conftest with a meter that always reads ten watts.
 TEN_WATTS = """
 import time
 import pytest
@@ -46,7 +46,7 @@ def pytest_llenergy_meters(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
-    """What runs in the background of a shell ignores Ctrl-C, and so does all that it starts."""
+    """Restore SIGINT: background jobs of a shell ignore it, and so would every process started here."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -54,13 +54,13 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _private_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner runs must not wait for the lease of the run that they are part of."""
+    """Give each test its own lock directory, so that inner runs do not wait for the outer run's lease."""
     monkeypatch.setenv("LLENERGY_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
 
 
 @pytest.fixture(autouse=True)
 def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found out about one simulated board must not be believed of another of the same name."""
+    """Give each test its own self-check cache; simulated boards share names. Converted models are shared."""
     models = cache_root() / "models"
     models.mkdir(parents=True, exist_ok=True)
     private = tmp_path_factory.mktemp("cache")
@@ -70,7 +70,7 @@ def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 @pytest.fixture(autouse=True)
 def _torch_stays(request: pytest.FixtureRequest) -> None:
-    """An inner run in this process forgets what it has imported, and torch crashes when it is loaded anew."""
+    """Import torch before in-process inner runs: pytester drops their imports, and torch crashes when reloaded."""
     if "pytester" in request.fixturenames:
         with suppress(ImportError):
             import_module("torch")
@@ -78,7 +78,7 @@ def _torch_stays(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def quick(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A pytester whose measured tests take few and short rounds, with the meter of ten watts."""
+    """Return a pytester whose measured tests take few short rounds, with the ten-watt meter."""
     pytester.makeini(
         "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
     )
@@ -88,7 +88,7 @@ def quick(pytester: pytest.Pytester) -> pytest.Pytester:
 
 @pytest.fixture
 def read_report(pytester: pytest.Pytester) -> Callable[..., dict[str, Any]]:
-    """The report of an inner run, by default energy.json, as plain JSON."""
+    """Return a function that reads the JSON report of an inner run, by default energy.json."""
 
     def read(name: str = "energy.json") -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads(Path(pytester.path / name).read_text())
