@@ -38,10 +38,10 @@ from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.meters.window import Measuring, Window
-from pytest_llenergy.model.prompts import prompts_digest
+from pytest_llenergy.model.prompts import digest_prompts
 from pytest_llenergy.model.record import BackendInfo, Metric, Parallel, Round
 from pytest_llenergy.model.text import did_you_mean
-from pytest_llenergy.model.timeline import OF_A_FUNCTION, Flops
+from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
 from pytest_llenergy.options import Settings
 from pytest_llenergy.plan import read_mark
 from pytest_llenergy.progress import told
@@ -329,7 +329,7 @@ def backend_of(item: pytest.Item, place: Place, name: str, model: str) -> Backen
 def _told(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
     """The engine with what it is told to do."""
     return msgspec.structs.replace(
-        info, task=params.task, generation=params.primitives(), prompts_digest=prompts_digest(inputs)
+        info, task=params.task, generation=params.primitives(), prompts_digest=digest_prompts(inputs)
     )
 
 
@@ -435,7 +435,7 @@ def _preparing(work: Callable[..., Any] | Call) -> str:
 
 
 def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -> Experiment:
-    flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(OF_A_FUNCTION)
+    flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(FUNCTION_FLOPS_REASON)
     told = flops_metrics(experiment.metrics["energy_j"], flops)
     return replace(experiment, metrics={**experiment.metrics, **told})
 

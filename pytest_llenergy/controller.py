@@ -20,11 +20,11 @@ from pytest_llenergy.model.comparison import Baseline
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
-from pytest_llenergy.model.text import storable
+from pytest_llenergy.model.text import escape_surrogates
 from pytest_llenergy.options import saved_as, settings_of
-from pytest_llenergy.report.merge import differing, joined
-from pytest_llenergy.report.provenance import environment, source
-from pytest_llenergy.report.store import Journal, journal_path, without_secrets, write_report
+from pytest_llenergy.report.merge import describe_differences, merge_environments
+from pytest_llenergy.report.provenance import collect_environment, collect_source
+from pytest_llenergy.report.store import Journal, journal_path, redact_urls, write_report
 from pytest_llenergy.stash import hands_out
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ class Controller:
     def _summarise(self, report: Report) -> None:
         """Add to the summary of a step of GitHub Actions. What is shown there decides about no test."""
         from pytest_llenergy.errors import ReportError
-        from pytest_llenergy.report.ci import append_run
+        from pytest_llenergy.report.ci import append_run_summary
 
         try:
-            append_run(self._last(), self._settings.layout, complete=report.run.complete)
+            append_run_summary(self._last(), self._settings.layout, complete=report.run.complete)
         except ReportError as error:
             self._unshown = f"no step summary: {error}"
 
@@ -150,10 +150,10 @@ class Controller:
             self._tell_gates(terminalreporter)
             return
         if not quiet:
-            from pytest_llenergy.report.terminal import render
+            from pytest_llenergy.report.terminal import render_summary
 
             writer = terminalreporter._tw
-            text = render(
+            text = render_summary(
                 self._last(),
                 writer.fullwidth,
                 color=writer.hasmarkup,
@@ -205,9 +205,9 @@ class Controller:
             terminalreporter.write_line(f"ERROR: {self._ungated}", red=True)
 
     def _tell_left_over(self, terminalreporter: Any) -> None:
-        from pytest_llenergy.report.store import left_over
+        from pytest_llenergy.report.store import find_journals
 
-        for journal in left_over(self._paths[0]):
+        for journal in find_journals(self._paths[0]):
             terminalreporter.write_line(
                 f"journal of a run that did not end, or has not yet: {_relative(journal)} (llenergy merge)"
             )
@@ -255,9 +255,9 @@ def _record(primitives: dict[str, Any]) -> Record:
     import msgspec
 
     from pytest_llenergy.model.record import Record
-    from pytest_llenergy.model.text import storable
+    from pytest_llenergy.model.text import escape_surrogates
 
-    return msgspec.convert(storable(primitives), Record)
+    return msgspec.convert(escape_surrogates(primitives), Record)
 
 
 def _elsewhere(records: Sequence[Record]) -> list[str]:
@@ -280,10 +280,10 @@ def _worker(node: Any) -> str:
 
 
 def _write(terminalreporter: Any, text: str) -> None:
-    from pytest_llenergy.model.text import writable
+    from pytest_llenergy.model.text import encodable
 
     encoding = getattr(terminalreporter._tw._file, "encoding", None) or "utf-8"
-    for line in writable(text, encoding).splitlines():
+    for line in encodable(text, encoding).splitlines():
         terminalreporter.line(line)
 
 
@@ -319,7 +319,7 @@ class Collector:
         self.path = path
         self._copies = tuple(copies)
         self._root = root
-        self._argv: list[str] = storable(without_secrets(argv))
+        self._argv: list[str] = escape_surrogates(redact_urls(argv))
         self._started = started
         self._apart = apart
         self.run_id: str = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
@@ -407,7 +407,7 @@ class Collector:
             try:
                 write_report(report, path)
             except ReportError as error:
-                self.problems.append(storable(f"{error}{kept}"))
+                self.problems.append(escape_surrogates(f"{error}{kept}"))
                 written = False
         if self._journal is not None:
             self._journal.close(remove=written)
@@ -416,7 +416,7 @@ class Collector:
     def _start(self) -> Report:
         """The report before its first record, by where tests have run so far."""
         if self._source is None:
-            self._source = source(self._root)
+            self._source = collect_source(self._root)
         run = RunInfo(
             id=self.run_id,
             started_at=_stamp(self._started),
@@ -437,15 +437,16 @@ class Collector:
     def _arrive(self, told: bytes | None) -> None:
         """At a place where tests run."""
         if told is None:
-            found = environment(apart=self._apart)
+            found = collect_environment(apart=self._apart)
         else:
             found = msgspec.json.decode(told, type=Environment)
         self.problems += [f"environment: {reason}" for reason in found.gpus_missing]
         first = next(iter(self._places.values()), found)
         if found.key != first.key:
             self.notes.append(
-                f"tests ran on different hardware ({differing(first, found)}), and a report has one: it "
-                "names none, and its figures compare with no others; measure on each in a run of its own"
+                f"tests ran on different hardware ({describe_differences(first, found)}), and a report "
+                "has one: it names none, and "
+                "its figures compare with no others; measure on each in a run of its own"
             )
         self._places[told] = found
 
@@ -455,7 +456,7 @@ class Collector:
         if not others:
             return first
         alike = all(each.key == first.key for each in others)
-        return joined([first, *others]) if alike else None
+        return merge_environments([first, *others]) if alike else None
 
 
 def _stamp(moment: datetime) -> str:

@@ -19,7 +19,7 @@ from pytest_llenergy.measure.metrics import values_of
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import MeterInfo, Metric, Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.ci import Family, Sample, render
+from pytest_llenergy.report.ci import Family, Sample, render_openmetrics_text
 
 # Reports in the formats of other tools.
 
@@ -28,7 +28,7 @@ from pytest_llenergy.report.ci import Family, Sample, render
 
 
 @dataclass(frozen=True)
-class Side:
+class ExportSide:
     """One report. ``name`` is ``base`` or ``head`` in a paired file, and empty elsewhere."""
 
     name: str
@@ -47,7 +47,7 @@ class Side:
         return fingerprint(device_facts(record, self.report.environment))
 
 
-def energy_figures(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:
+def benchmark_extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:
     """The figures of one test for ``extra_info`` of pytest-benchmark, whose own fields are for seconds.
 
     Those of an iteration of the work, with the standard uncertainties of ``energy_j`` for comparing runs and,
@@ -71,7 +71,7 @@ def energy_figures(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -
     return told
 
 
-def figures(record: Record) -> Iterator[tuple[str, Metric, float]]:
+def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
     """The metrics that have a value."""
     for name, metric in record.metrics.items():
         if metric.value is not None:
@@ -81,12 +81,12 @@ def figures(record: Record) -> Iterator[tuple[str, Metric, float]]:
 # ``customSmallerIsBetter`` of github-action-benchmark.
 
 
-def smaller_is_better(side: Side) -> str:
+def render_github_action_benchmark(side: ExportSide) -> str:
     """Every metric of which less is better. Units are those of the record, so that no value is scaled."""
     commit = side.report.source.commit
     written = []
     for record in side.measured():
-        for name, metric, value in figures(record):
+        for name, metric, value in iter_values(record):
             if METRICS[name].better != "less":
                 continue
             u = metric.uncertainty
@@ -103,7 +103,7 @@ def smaller_is_better(side: Side) -> str:
 
 #: What Bencher calls a metric, and what turns it into its unit. Its own ``latency`` is nanoseconds; the
 #: others are made with the units of the record.
-MEASURES = {
+BENCHER_MEASURES = {
     "energy_j": ("energy", 1.0),
     "energy_per_output_token_j": ("energy-per-output-token", 1.0),
     "energy_per_request_j": ("energy-per-request", 1.0),
@@ -134,12 +134,12 @@ MEASURES = {
 }
 
 
-def bencher(side: Side) -> str:
+def render_bencher(side: ExportSide) -> str:
     """Every metric, from one standard uncertainty below to one above."""
     written: dict[str, dict[str, dict[str, float]]] = {}
     for record in side.measured():
-        for name, metric, value in figures(record):
-            measure, factor = MEASURES[name]
+        for name, metric, value in iter_values(record):
+            measure, factor = BENCHER_MEASURES[name]
             entry = {"value": value * factor}
             if metric.uncertainty is not None:
                 entry["lower_value"] = (value - metric.uncertainty) * factor
@@ -151,7 +151,7 @@ def bencher(side: Side) -> str:
 # Figures as gauges in the text format of OpenMetrics.
 
 #: The gauge of a metric, without its unit, and the unit.
-GAUGES = {
+OPENMETRICS_GAUGES = {
     "energy_j": ("energy", "joules"),
     "energy_per_output_token_j": ("energy_per_output_token", "joules"),
     "energy_per_request_j": ("energy_per_request", "joules"),
@@ -182,10 +182,10 @@ GAUGES = {
 }
 
 
-def openmetrics(sides: Sequence[Side]) -> str:
+def render_openmetrics(sides: Sequence[ExportSide]) -> str:
     """A gauge for each metric and one for its standard uncertainty, labelled by test, side and device."""
-    values: dict[str, list[Sample]] = {name: [] for name in GAUGES}
-    uncertainties: dict[str, list[Sample]] = {name: [] for name in GAUGES}
+    values: dict[str, list[Sample]] = {name: [] for name in OPENMETRICS_GAUGES}
+    uncertainties: dict[str, list[Sample]] = {name: [] for name in OPENMETRICS_GAUGES}
     for side in sides:
         for record in side.measured():
             labels = {
@@ -195,17 +195,17 @@ def openmetrics(sides: Sequence[Side]) -> str:
                 "kind": record.kind or "",
                 "commit": side.report.source.commit or "",
             }
-            for name, metric, value in figures(record):
+            for name, metric, value in iter_values(record):
                 values[name].append(Sample(labels, repr(float(value))))
                 if metric.uncertainty is not None:
                     uncertainties[name].append(Sample(labels, repr(metric.uncertainty)))
     families = []
-    for name, (gauge, unit) in GAUGES.items():
+    for name, (gauge, unit) in OPENMETRICS_GAUGES.items():
         about = f"{name} of a test, mean over its valid rounds."
         families.append(Family(f"llenergy_{gauge}_{unit}", about, values[name], unit))
         about = f"Standard uncertainty (k=1) of {name}."
         families.append(Family(f"llenergy_{gauge}_uncertainty_{unit}", about, uncertainties[name], unit))
-    return render(families)
+    return render_openmetrics_text(families)
 
 
 # The JSON of pytest-benchmark: seconds in ``stats``, energy in ``extra_info``.
@@ -214,7 +214,7 @@ def openmetrics(sides: Sequence[Side]) -> str:
 # second of which more is better.
 
 
-def pytest_benchmark(side: Side) -> str:
+def render_pytest_benchmark(side: ExportSide) -> str:
     """Every test that was measured."""
     report = side.report
     environment = report.environment
@@ -248,7 +248,7 @@ def _benchmark(record: Record) -> dict[str, Any] | None:
     if not seconds:
         return None
     path, bracket, params = record.id.partition("[")
-    energy: dict[str, Any] = {name: value for name, _, value in figures(record) if name != "duration_s"}
+    energy: dict[str, Any] = {name: value for name, _, value in iter_values(record) if name != "duration_s"}
     if record.kind is not None:
         energy["energy_kind"] = record.kind
     return {
@@ -297,7 +297,7 @@ def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
 
 # CSV in long form: a line for each metric of each test.
 
-COLUMNS = (
+CSV_COLUMNS = (
     "id",
     "side",
     "run_id",
@@ -315,10 +315,10 @@ COLUMNS = (
 )
 
 
-def table(sides: Sequence[Side]) -> str:
+def render_csv(sides: Sequence[ExportSide]) -> str:
     """All tests, also those that have no figures: their lines have an empty value, and the reason."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\r\n")
+    writer = csv.DictWriter(text, CSV_COLUMNS, restval="", lineterminator="\r\n")
     writer.writeheader()
     for side in sides:
         for record in side.records():
@@ -326,7 +326,7 @@ def table(sides: Sequence[Side]) -> str:
     return text.getvalue()
 
 
-def _lines(side: Side, record: Record) -> Iterator[dict[str, object]]:
+def _lines(side: ExportSide, record: Record) -> Iterator[dict[str, object]]:
     run, source = side.report.run, side.report.source
     about: dict[str, object] = {
         "id": record.id,
@@ -364,16 +364,16 @@ TARGETS: tuple[Target, ...] = ("pytest-benchmark", "github-action-benchmark", "b
 WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
 
 
-def export(sides: Sequence[Side], target: Target) -> str:
+def export_report(sides: Sequence[ExportSide], target: Target) -> str:
     """The text of the file. Formats without a place for sides take one."""
     if target == "openmetrics":
-        return openmetrics(sides)
+        return render_openmetrics(sides)
     if target == "csv":
-        return table(sides)
+        return render_csv(sides)
     (side,) = sides
     if target == "pytest-benchmark":
-        return pytest_benchmark(side)
+        return render_pytest_benchmark(side)
     if target == "bencher":
-        return bencher(side)
+        return render_bencher(side)
 
-    return smaller_is_better(side)
+    return render_github_action_benchmark(side)

@@ -117,8 +117,8 @@ def backend(
 @pytest.fixture
 def prompts(request: pytest.FixtureRequest) -> Prompts:
     """A small set of prompts of mixed length; --energy-prompts=FILE names another."""
-    from pytest_llenergy.model.prompts import default_prompts, read_prompts
+    from pytest_llenergy.model.prompts import default_prompts, load_prompts
     from pytest_llenergy.session import state_of
 
     path = state_of(request.config).settings.prompts
-    return default_prompts() if path is None else read_prompts(path)
+    return default_prompts() if path is None else load_prompts(path)

@@ -34,15 +34,15 @@ from pytest_llenergy.model.comparison import Baseline, Comparison
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.model.text import storable
+from pytest_llenergy.model.text import escape_surrogates
 from pytest_llenergy.options import SAVED, Settings, saved_as, settings_of
-from pytest_llenergy.report.provenance import environment
+from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.report.store import (
-    SUFFIX,
-    Place,
-    decode_report,
-    is_address,
-    origin,
+    JOURNAL_SUFFIX,
+    Location,
+    decode_report_or_journal,
+    is_url,
+    location_name,
     read_file,
     read_report,
 )
@@ -88,21 +88,21 @@ class Gating:
         if brought is not None:
             # The controller has looked at it.
             name, data = brought
-            report = decode_report(data, name, lean=True)
+            report = decode_report_or_journal(data, name, lean=True)
             return Stored(name, None, report, select_last_attempts(report.records, name))
         place = _place(self._config, text)
-        name = text if isinstance(place, Path) else origin(place)
+        name = text if isinstance(place, Path) else location_name(place)
         try:
             report = read_report(place, lean=True)
-            records = select_last_attempts(report.records, origin(place))
+            records = select_last_attempts(report.records, location_name(place))
         except ReportError as error:
             raise pytest.UsageError(f"--energy-compare={name}: {error}") from None
         if not has_measurements(records):
             found = Counter(record.status for record in records.values())
             told = f" ({', '.join(f'{count} {status}' for status, count in found.items())})" if found else ""
             raise pytest.UsageError(
-                f"--energy-compare={name}: {origin(place)}: none of its {len(records)} tests can be compared "
-                f"with{told}; a baseline has tests that pass, with measured rounds"
+                f"--energy-compare={name}: {location_name(place)}: none of its {len(records)} tests can be "
+                f"compared with{told}; a baseline has tests that pass, with measured rounds"
             )
         path = place if isinstance(place, Path) else None
         return Stored(name if path is None else _shown(path), path, report, records)
@@ -116,7 +116,7 @@ class Gating:
 
     @cached_property
     def _here(self) -> Environment:
-        return environment()
+        return collect_environment()
 
     def compared(self, record: Record, gate: Gate | None) -> list[Comparison]:
         """A test against its baseline, one metric after the other; empty where nobody asked for it."""
@@ -199,8 +199,10 @@ def _as_stored(record: Record) -> Record:
     backend = record.backend
     return msgspec.structs.replace(
         record,
-        id=storable(record.id),
-        params=msgspec.json.decode(msgspec.json.encode(storable(record.params)), type=dict[str, Primitive]),
+        id=escape_surrogates(record.id),
+        params=msgspec.json.decode(
+            msgspec.json.encode(escape_surrogates(record.params)), type=dict[str, Primitive]
+        ),
         backend=msgspec.json.decode(msgspec.json.encode(backend), type=BackendInfo) if backend else None,
     )
 
@@ -209,11 +211,11 @@ def _ungated(record: Record, asked: Criterion) -> Comparison:
     return msgspec.structs.replace(compare_without_baseline(record, asked), verdict="new", reason=NO_BASELINE)
 
 
-def _place(config: pytest.Config, text: str) -> Place:
+def _place(config: pytest.Config, text: str) -> Location:
     """What is meant. Raises ``pytest.UsageError`` for a name that was never saved."""
-    if is_address(text):
+    if is_url(text):
         return text
-    if "/" in text or text.endswith((".json", SUFFIX)):
+    if "/" in text or text.endswith((".json", JOURNAL_SUFFIX)):
         given = config.getoption("energy_compare", None) is not None
         return (config.invocation_params.dir if given else config.rootpath) / text
     path = saved_as(config, text)

@@ -418,21 +418,21 @@ def python(text: str) -> tuple[str, Path]:
 
 
 def columns(text: str) -> tuple[str, ...]:
-    from pytest_llenergy.report.columns import read_columns
+    from pytest_llenergy.report.columns import parse_columns
 
-    return read_columns(text)
+    return parse_columns(text)
 
 
 def sort(text: str) -> str:
-    from pytest_llenergy.report.columns import read_sort
+    from pytest_llenergy.report.columns import parse_sort
 
-    return read_sort(text)
+    return parse_sort(text)
 
 
 def group_by(text: str) -> tuple[str, ...]:
-    from pytest_llenergy.report.columns import read_group_by
+    from pytest_llenergy.report.columns import parse_group_by
 
-    return read_group_by(text)
+    return parse_group_by(text)
 
 
 def fail_on(text: str) -> Threshold:

@@ -213,11 +213,11 @@ def check_settings(config: pytest.Config) -> None:
     if settings.report is not None:
         check_writable(settings.report)
     if settings.html is not None:
-        from pytest_llenergy.report.html.svg import check_extra
+        from pytest_llenergy.report.html.svg import require_html_extra
 
         check_writable(settings.html, "--energy-html")
         try:
-            check_extra()
+            require_html_extra()
         except LLEnergyError as error:
             raise pytest.UsageError(f"--energy-html: {error}") from None
     if settings.save is not None:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import pytest
 
-from pytest_llenergy.model.text import cut, one_line, short
+from pytest_llenergy.model.text import one_line, short_test_name, shorten
 
 if TYPE_CHECKING:
     from pytest_llenergy.measure.remaining_time import Step
@@ -92,10 +92,10 @@ class LiveLine:
         from rich.cells import cell_len
         from rich.text import Text
 
-        name, what = short(test), one_line(what)
+        name, what = short_test_name(test), one_line(what)
         room = max(LEAST_NAME, width - cell_len(what) - 2)
         if cell_len(name) > room:
-            name = cut(name, room * len(name) // cell_len(name))
+            name = shorten(name, room * len(name) // cell_len(name))
         self._console.width = width
         line = Text.assemble((name, "cyan"), f": {what}", no_wrap=True, overflow="ellipsis", end="")
         self._live.update(line, refresh=True)
@@ -169,7 +169,7 @@ class Progress:
             elif self._way == "lines" and now_s >= last_s + NEXT_LINE_S:
                 last_s = now_s
                 spent = span(now_s - began_s)
-                self._print(f"energy: {short(test)}: {one_line(step)} ({spent} since it began)")
+                self._print(f"energy: {short_test_name(test)}: {one_line(step)} ({spent} since it began)")
 
         try:
             yield tell

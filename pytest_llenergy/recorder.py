@@ -27,7 +27,7 @@ from pytest_llenergy.model.record import (
     Record,
     Status,
 )
-from pytest_llenergy.model.text import storable, visible
+from pytest_llenergy.model.text import escape_invisible, escape_surrogates
 from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import read_mark
 from pytest_llenergy.xdist import errand_of, record_id
@@ -199,7 +199,7 @@ def tell_junit(item: pytest.Item) -> None:
     told["flags"] = ",".join(dict.fromkeys(flag.name for flag in flags)) or None
     # Before what gates have added. pytest writes names as they are, and XML has no place for some characters.
     item.user_properties[:0] = [
-        (visible(f"{PROPERTY}{name}"), visible(value) if isinstance(value, str) else value)
+        (escape_invisible(f"{PROPERTY}{name}"), escape_invisible(value) if isinstance(value, str) else value)
         for name, value in told.items()
         if value is not None
     ]
@@ -256,7 +256,7 @@ def attach_crash(item: pytest.Item, report: pytest.TestReport) -> None:
 def to_primitives(record: Record) -> dict[str, Any]:
     """A record as JSON primitives: the only thing that may travel on a test report under xdist."""
     built = msgspec.to_builtins(record)
-    cleaned = storable(built)
+    cleaned = escape_surrogates(built)
     assert isinstance(cleaned, dict)
     return cleaned
 

@@ -82,10 +82,10 @@ class Errand:
             return
         import msgspec
 
-        from pytest_llenergy.report.provenance import environment
+        from pytest_llenergy.report.provenance import collect_environment
 
         self._told_where = True
-        self._send(RUNS_ON, msgspec.json.encode(environment()))
+        self._send(RUNS_ON, msgspec.json.encode(collect_environment()))
 
     @property
     def elsewhere(self) -> str | None:

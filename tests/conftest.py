@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.model.base import cache_root
+from pytest_llenergy.model.base import cache_directory
 
 from .nvml_sim.fixtures import nvml_attach, nvml_children, nvml_library
 
@@ -61,7 +61,7 @@ def _private_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
 @pytest.fixture(autouse=True)
 def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own self-check cache; simulated boards share names. Converted models are shared."""
-    models = cache_root() / "models"
+    models = cache_directory() / "models"
     models.mkdir(parents=True, exist_ok=True)
     private = tmp_path_factory.mktemp("cache")
     (private / "models").symlink_to(models.resolve())
@@ -70,7 +70,7 @@ def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 @pytest.fixture(autouse=True)
 def _torch_stays(request: pytest.FixtureRequest) -> None:
-    """Import torch before in-process inner runs: pytester drops their imports, and torch crashes when reloaded."""
+    """Import torch before in-process inner runs, since torch crashes when pytester reloads it."""
     if "pytester" in request.fixturenames:
         with suppress(ImportError):
             import_module("torch")

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_llenergy.model.base import cache_root
+from pytest_llenergy.model.base import cache_directory
 
 #: Oldest Python for which the pinned versions exist.
 LEAST_PYTHON = (3, 11)
@@ -43,7 +43,7 @@ def peer_python(peers: Peers) -> Path:
     """
     digest = hashlib.sha256(peers.requirements.read_bytes()).hexdigest()[:12]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    directory = cache_root() / "peers" / f"{peers.name}-py{version}-{digest}"
+    directory = cache_directory() / "peers" / f"{peers.name}-py{version}-{digest}"
     python, finished = directory / "bin" / "python", directory / "finished"
     if finished.exists():
         return python

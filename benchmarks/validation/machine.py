@@ -15,7 +15,7 @@ from pytest_llenergy.devices.nvml import Quantity, Session, optional
 from pytest_llenergy.devices.visibility import visible
 from pytest_llenergy.errors import DeviceError, NoDriverError
 from pytest_llenergy.meters.nvml import COUNTERS, POWERS
-from pytest_llenergy.report.provenance import environment, source
+from pytest_llenergy.report.provenance import collect_environment, collect_source
 
 from .results import Gpu, Machine
 
@@ -58,8 +58,8 @@ def machine() -> Machine:
     uuid, missing = first_gpu()
     told = ask_torch()
     return Machine(
-        environment=environment(),
-        source=source(ROOT),
+        environment=collect_environment(),
+        source=collect_source(ROOT),
         gpu=describe(uuid) if uuid is not None else None,
         gpu_missing=missing or None,
         cuda=why_no_cuda(told),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pytest_llenergy.model.base import Data, Primitive
+from pytest_llenergy.model.base import Primitive, StoredStruct
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.report import Source
 
@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 Status = Literal["passed", "failed", "skipped", "stopped"]
 
 
-class Check(Data, frozen=True):
+class Check(StoredStruct, frozen=True):
     """Something that was expected. ``ok`` is ``None`` where it could not be tried, for the reason given."""
 
     name: str
@@ -25,7 +25,7 @@ class Check(Data, frozen=True):
     detail: str = ""
 
 
-class Table(Data, frozen=True):
+class Table(StoredStruct, frozen=True):
     """Rows for people; units are in the titles of the columns."""
 
     title: str
@@ -34,7 +34,7 @@ class Table(Data, frozen=True):
     note: str = ""
 
 
-class Line(Data, frozen=True):
+class Line(StoredStruct, frozen=True):
     """One line of a figure. ``style`` is ``line``, ``steps`` or ``points``; ``errors`` are those of y."""
 
     label: str
@@ -44,7 +44,7 @@ class Line(Data, frozen=True):
     errors: list[float] = []
 
 
-class Figure(Data, frozen=True):
+class Figure(StoredStruct, frozen=True):
     """One plot. ``log_x`` draws x on a logarithmic scale."""
 
     title: str
@@ -54,7 +54,7 @@ class Figure(Data, frozen=True):
     log_x: bool = False
 
 
-class Part(Data, frozen=True):
+class Part(StoredStruct, frozen=True):
     """One part. ``findings`` are sentences, ``data`` is what a program may want of it (JSON primitives)."""
 
     name: str
@@ -70,7 +70,7 @@ class Part(Data, frozen=True):
     data: dict[str, Any] = {}
 
 
-class Gpu(Data, frozen=True):
+class Gpu(StoredStruct, frozen=True):
     """The board that was used, and what it can be asked for. What the driver does not tell is ``None``.
 
     ``sources`` are the energies and powers that answer, ``refused`` what was said of the others.
@@ -91,7 +91,7 @@ class Gpu(Data, frozen=True):
     refused: dict[str, str]
 
 
-class Machine(Data, frozen=True):
+class Machine(StoredStruct, frozen=True):
     """Where it ran. ``cuda`` says why torch has no CUDA here; ``None`` where it has."""
 
     environment: Environment
@@ -102,7 +102,7 @@ class Machine(Data, frozen=True):
     versions: dict[str, str]
 
 
-class Report(Data, frozen=True):
+class Report(StoredStruct, frozen=True):
     """A whole validation. ``dry``: parts were tried without a GPU, and it validates no hardware."""
 
     schema_version: int
@@ -114,7 +114,7 @@ class Report(Data, frozen=True):
     parts: list[Part]
 
 
-def encode(data: Data) -> bytes:
+def encode(data: StoredStruct) -> bytes:
     """JSON for people to read too."""
     return msgspec.json.format(msgspec.json.encode(data), indent=1)
 

@@ -7,7 +7,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from pytest_llenergy.cli import parser
+from pytest_llenergy.cli import build_parser
 
 from .text import capital, code, help_text, lines_of, page, table
 
@@ -20,7 +20,7 @@ DEFAULT = re.compile(r" ?\((?:([^();]+); )?default: ([^();]+)(?:; ([^();]+))?\)"
 
 def commands_page() -> str:
     """The whole page."""
-    return page("# Commands", INTRODUCTION, *(list(_command(each, 2)) for each in _commands(parser())))
+    return page("# Commands", INTRODUCTION, *(list(_command(each, 2)) for each in _commands(build_parser())))
 
 
 def _commands(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -45,7 +45,7 @@ def _command(command: argparse.ArgumentParser, level: int) -> Iterator[str]:
 
 def _help_of(command: argparse.ArgumentParser) -> str:
     """What a command's line in the help of the whole says, where it says no more of itself."""
-    for above in (parser(), *_commands(parser())):
+    for above in (build_parser(), *_commands(build_parser())):
         for action in above._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for name, each in action.choices.items():

@@ -37,7 +37,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
-from pytest_llenergy.report.store import without_secrets
+from pytest_llenergy.report.store import redact_urls
 
 # What failed in sessions, of either side.
 
@@ -274,7 +274,7 @@ class Campaign:
             ("base", "head"), self._anchors(), (names.base, names.head), strict=True
         ):
             gathered = self._gathered[_side(side)]
-            argv = without_secrets([*self._plan.command.args, *self._plan.sides[_side(side)].options])
+            argv = redact_urls([*self._plan.command.args, *self._plan.sides[_side(side)].options])
             report = gathered.report(anchors, argv=argv)
             assert report is not None
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]

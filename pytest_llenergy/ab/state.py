@@ -16,9 +16,9 @@ import msgspec
 from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError, ReportError
-from pytest_llenergy.model.base import Data, cache_root
+from pytest_llenergy.model.base import StoredStruct, cache_directory
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.store import SUFFIX, left_over, read_report, replace_file
+from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report, replace_file
 
 #: Changes at every boot (proc(5)).
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -29,7 +29,7 @@ DIRECTORY = "ab"
 FINISHED_EXIT_CODES = (0, 1)
 
 
-class CampaignInputs(Data, frozen=True):
+class CampaignInputs(StoredStruct, frozen=True):
     """Everything that makes a comparison: another value is another comparison.
 
     ``sides`` name commit, working tree, options and interpreter of each.
@@ -51,7 +51,7 @@ class CampaignInputs(Data, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
 
-class SessionEnd(Data, frozen=True):
+class SessionEnd(StoredStruct, frozen=True):
     """How a session ended. Times are RFC 3339 in UTC."""
 
     exit_status: int
@@ -61,7 +61,7 @@ class SessionEnd(Data, frozen=True):
     boot: str
 
 
-class SessionSummary(Data, frozen=True):
+class SessionSummary(StoredStruct, frozen=True):
     """What pytest says at the end of a session: tests that failed, and whether any has measured.
 
     ``cut`` is whether it was stopped before all had run.
@@ -141,7 +141,7 @@ class State:
     def discard(self, turn: Turn) -> None:
         """Forget what a session has measured."""
         for files in self._attempts(turn):
-            for path in (files.end, files.told, files.report, files.log, *left_over(files.report)):
+            for path in (files.end, files.told, files.report, files.log, *find_journals(files.report)):
                 path.unlink(missing_ok=True)
             shutil.rmtree(files.modules, ignore_errors=True)
 
@@ -196,7 +196,9 @@ class State:
 def checkout_directory(root: Path, key: str) -> Path:
     """Outside the user's checkout: pytest would look there for the settings of one that has none."""
     return (
-        cache_root() / DIRECTORY / f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-{key}"
+        cache_directory()
+        / DIRECTORY
+        / f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-{key}"
     )
 
 
@@ -210,7 +212,7 @@ def list_unfinished(root: Path) -> Iterator[str]:
 def has_measured(root: Path, key: str) -> bool:
     """Whether an unfinished comparison holds anything worth keeping."""
     sessions = root / ".llenergy" / DIRECTORY / key / "sessions"
-    return any(sessions.glob("*.json")) or any(sessions.glob(f"*{SUFFIX}"))
+    return any(sessions.glob("*.json")) or any(sessions.glob(f"*{JOURNAL_SUFFIX}"))
 
 
 def discard_campaign(root: Path, key: str) -> bool:
@@ -281,7 +283,7 @@ def _read_report(files: SessionFiles) -> Report | None:
     """The report of an attempt, or what its journal amounts to; ``None`` where it had measured nothing."""
     if files.report.exists():
         return read_report(files.report)
-    for journal in left_over(files.report):
+    for journal in find_journals(files.report):
         with suppress(ReportError):
             return read_report(journal)
     return None

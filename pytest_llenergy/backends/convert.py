@@ -20,7 +20,7 @@ import msgspec
 
 from pytest_llenergy.backends.models import ModelSource, explain_load_error
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.model.base import cache_root
+from pytest_llenergy.model.base import cache_directory
 
 # Models that were built here, kept in the user's cache directory and used by every process.
 #
@@ -46,7 +46,7 @@ def build_cached(name: str, build: Callable[[Path], None]) -> Path:
     """
     from filelock import FileLock
 
-    root = cache_root() / "models"
+    root = cache_directory() / "models"
     entry = root / name
     try:
         root.mkdir(parents=True, exist_ok=True)

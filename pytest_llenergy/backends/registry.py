@@ -20,7 +20,7 @@ from pytest_llenergy.backends import (
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.tasks import TASKS, GenerationParams
 from pytest_llenergy.errors import BackendError, PlanError
-from pytest_llenergy.model.entry_points import Broken, installed
+from pytest_llenergy.model.entry_points import BrokenEntryPoint, load_entry_points
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.text import did_you_mean
 
@@ -33,9 +33,9 @@ BUILTIN = (
 ENTRY_POINTS = "pytest_llenergy.backends"
 
 
-def discover_backends() -> tuple[dict[str, BackendSpec], tuple[Broken, ...]]:
+def discover_backends() -> tuple[dict[str, BackendSpec], tuple[BrokenEntryPoint, ...]]:
     """The built-in backends and those of entry points by name, in a fixed order; then what is broken."""
-    others = installed(ENTRY_POINTS, BackendSpec)
+    others = load_entry_points(ENTRY_POINTS, BackendSpec)
     specs = (*BUILTIN, *others.whole.values())
     return {spec.name: spec for spec in specs}, others.broken
 

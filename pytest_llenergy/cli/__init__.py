@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code, or 2 with one line on standard error."""
     from pytest_llenergy.compare.gate import USAGE
 
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         return int(args.run(args))
     except LLEnergyError as error:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     made = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
     made.add_argument("--version", action="version", version=f"pytest-llenergy {pytest_llenergy.__version__}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.compare import FORMATS, add_questions
+from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
 from pytest_llenergy.errors import LLEnergyError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ EXAMPLES = """\
 """
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser(
         "ab",
@@ -68,7 +68,7 @@ def add(commands: Commands) -> None:
         metavar="K",
         help="rounds of each test in a session (default: 1); more are quicker and less independent",
     )
-    add_questions(parser)
+    add_comparison_options(parser)
     parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     parser.add_argument(
         "-o",
@@ -113,9 +113,9 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.ab.campaign import Campaign
     from pytest_llenergy.ab.prepare import Request, prepare
-    from pytest_llenergy.cli.compare import Found, told
+    from pytest_llenergy.cli.compare import ComparisonResult, print_comparison
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.model.report import encode_paired
+    from pytest_llenergy.model.report import encode_paired_report
     from pytest_llenergy.report.store import replace_file
 
     if args.output is not None and not args.output.absolute().parent.is_dir():
@@ -140,12 +140,12 @@ def _run(args: argparse.Namespace) -> int:
     paired = campaign.run()
     output = args.output or ready.root / OUTPUT
     output.parent.mkdir(exist_ok=True)
-    replace_file(output, encode_paired(paired))
+    replace_file(output, encode_paired_report(paired))
     if not args.keep:
         ready.tidy()
     ready.state.finish(keep=args.keep)
     _say(f"both sides, all rounds: {output}")
-    return told(Found.of(paired), args.format, args.inconclusive, "ab")
+    return print_comparison(ComparisonResult.of(paired), args.format, args.inconclusive, "ab")
 
 
 class _Terminated(KeyboardInterrupt):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.forges import Thread
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser(
         "comment",
@@ -31,9 +31,9 @@ def run(args: argparse.Namespace) -> int:
     """Comment. Returns 0."""
     from pytest_llenergy.forges import post
     from pytest_llenergy.report.pr_comment import render_comment
-    from pytest_llenergy.report.store import read_sides
+    from pytest_llenergy.report.store import read_paired_report
 
-    body = render_comment(read_sides(args.file).compared)
+    body = render_comment(read_paired_report(args.file).compared)
     if args.dry_run:
         print(body, end="")
         return 0

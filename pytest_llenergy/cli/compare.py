@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # What is asked of a comparison: metrics, thresholds, and what to do where neither can be told.
 
 
-def add_questions(parser: argparse.ArgumentParser) -> None:
+def add_comparison_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that compares."""
     parser.add_argument(
         "--metric",
@@ -61,7 +61,7 @@ FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "gitlab", "
 
 
 @dataclass(frozen=True)
-class Found:
+class ComparisonResult:
     """A comparison, and the two reports that it is of; ``pairs`` where they were measured in turn."""
 
     compared: ComparedReports
@@ -69,12 +69,12 @@ class Found:
     pairs: str | None = None
 
     @classmethod
-    def of(cls, paired: PairedReport) -> Found:
+    def of(cls, paired: PairedReport) -> ComparisonResult:
         """What ``llenergy ab`` wrote."""
         return cls(paired.compared, (paired.base, paired.head), paired.pairs)
 
 
-def render(found: Found, form: Format, width: int = 80, *, color: bool = False) -> str:
+def render_comparison(found: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
     """What to print, without its last line break. ``width`` and ``color`` are for ``text``.
 
     ``github`` also appends the Markdown to the file that ``GITHUB_STEP_SUMMARY`` names. Raises
@@ -83,7 +83,7 @@ def render(found: Found, form: Format, width: int = 80, *, color: bool = False) 
     return _rendered(found, form, width, color=color).removesuffix("\n")
 
 
-def _rendered(found: Found, form: Format, width: int, *, color: bool) -> str:
+def _rendered(found: ComparisonResult, form: Format, width: int, *, color: bool) -> str:
     compared = found.compared
     if form == "html":
         from pytest_llenergy.report.html.page import render_compared
@@ -98,18 +98,18 @@ def _rendered(found: Found, form: Format, width: int, *, color: bool) -> str:
 
         return render_comment(compared)
     if form == "github":
-        from pytest_llenergy.report.ci import append_summary, commands
+        from pytest_llenergy.report.ci import append_comparison_summary, render_workflow_commands
 
-        append_summary(compared)
-        return commands(compared)
+        append_comparison_summary(compared)
+        return render_workflow_commands(compared)
     if form == "gitlab":
-        from pytest_llenergy.report.ci import metrics_report
+        from pytest_llenergy.report.ci import render_gitlab_metrics
 
-        return metrics_report(compared)
+        return render_gitlab_metrics(compared)
     if form == "junit":
-        from pytest_llenergy.report.ci import junit_xml
+        from pytest_llenergy.report.ci import render_junit
 
-        return junit_xml(compared)
+        return render_junit(compared)
     from pytest_llenergy.model.text import one_line
     from pytest_llenergy.report.verdicts import render_verdicts
 
@@ -120,7 +120,7 @@ def _rendered(found: Found, form: Format, width: int, *, color: bool) -> str:
 # ``llenergy compare``: each test of two reports, before and after.
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser(
         "compare",
@@ -134,7 +134,7 @@ def add(commands: Commands) -> None:
         help="the report or journal of before, a file or an address; or one of llenergy ab",
     )
     parser.add_argument("head", nargs="?", metavar="HEAD", help="that of now")
-    add_questions(parser)
+    add_comparison_options(parser)
     parser.add_argument(
         "--across",
         action="store_true",
@@ -150,20 +150,26 @@ def add(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare and print. Returns the exit code of ``compare.outcome``."""
     from pytest_llenergy.compare.gate import USAGE
-    from pytest_llenergy.report.store import check_apart, place_of
+    from pytest_llenergy.report.store import check_not_overwritten, parse_location
 
     try:
         if args.output is not None:
-            check_apart(args.output, [place_of(text) for text in (args.base, args.head) if text is not None])
+            check_not_overwritten(
+                args.output, [parse_location(text) for text in (args.base, args.head) if text is not None]
+            )
         found = _found(args)
-        return told(found, args.format, args.inconclusive, "compare", args.output)
+        return print_comparison(found, args.format, args.inconclusive, "compare", args.output)
     except LLEnergyError as error:
         print(f"llenergy compare: {error}", file=sys.stderr)
         return USAGE
 
 
-def told(
-    found: Found, form: Format, inconclusive: Inconclusive, command: str, output: Path | None = None
+def print_comparison(
+    found: ComparisonResult,
+    form: Format,
+    inconclusive: Inconclusive,
+    command: str,
+    output: Path | None = None,
 ) -> int:
     """Print it or write it, warn of what could not be told, and return the exit code.
 
@@ -171,15 +177,15 @@ def told(
     """
     import shutil
 
-    from pytest_llenergy.cli.console import show, wants_color
+    from pytest_llenergy.cli.console import print_encodable, wants_color
     from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_over_budget
-    from pytest_llenergy.model.text import visible
+    from pytest_llenergy.model.text import escape_invisible
     from pytest_llenergy.report.store import replace_file
 
     width = shutil.get_terminal_size().columns
-    text = render(found, form, width, color=output is None and wants_color())
+    text = render_comparison(found, form, width, color=output is None and wants_color())
     if output is None and form == "text":
-        show(text)
+        print_encodable(text)
     elif output is None:
         print(text)
     else:
@@ -191,28 +197,28 @@ def told(
     # Of sides that were measured in turn; a run by itself has failed by its own budgets.
     broken = list_over_budget(*found.reports) if found.pairs is not None else []
     if broken:
-        names = ", ".join(visible(record.id) for record in broken)
+        names = ", ".join(escape_invisible(record.id) for record in broken)
         print(f"llenergy {command}: over budget on the head alone: {names}", file=sys.stderr)
         return REGRESSED
     return exit_code(comparisons, inconclusive)
 
 
-def _found(args: argparse.Namespace) -> Found:
+def _found(args: argparse.Namespace) -> ComparisonResult:
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import parse_criteria
-    from pytest_llenergy.report.store import origin, place_of, read_report, read_sides
+    from pytest_llenergy.report.store import location_name, parse_location, read_paired_report, read_report
 
-    base = place_of(args.base)
+    base = parse_location(args.base)
     if args.head is None:
         if args.metric or args.fail_on or args.across or args.floor is not None:
             raise PlanError(
                 "one file of llenergy ab has its verdicts; --metric, --fail-on, --floor and --across need two"
             )
-        return Found.of(read_sides(base))
-    head = place_of(args.head)
+        return ComparisonResult.of(read_paired_report(base))
+    head = parse_location(args.head)
     # A page shows what comparisons do not look at.
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
-    origins = origin(base), origin(head)
+    origins = location_name(base), location_name(head)
     asked = parse_criteria(args.fail_on, args.metric, args.floor)
-    return Found(compare_reports(*reports, origins, asked, across=args.across), reports)
+    return ComparisonResult(compare_reports(*reports, origins, asked, across=args.across), reports)

@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, TypeAlias
 
-from pytest_llenergy.model.text import writable
+from pytest_llenergy.model.text import encodable
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -30,6 +30,6 @@ def wants_color() -> bool:
 # Tables on standard output, in what its encoding has.
 
 
-def show(text: str, end: str = "\n") -> None:
+def print_encodable(text: str, end: str = "\n") -> None:
     """Print a text for people; a program's must be written as it is."""
-    print(writable(text, sys.stdout.encoding or "utf-8"), end=end)
+    print(encodable(text, sys.stdout.encoding or "utf-8"), end=end)

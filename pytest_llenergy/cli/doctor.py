@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser(
         "doctor", help="say what is here to run and to measure with, what is wrong and what to do"

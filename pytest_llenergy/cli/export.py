@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser("export", help="write a report in the format of another tool")
     parser.add_argument(
@@ -36,23 +36,29 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.export import Side, export
+    from pytest_llenergy.export import ExportSide, export_report
     from pytest_llenergy.model.report import PairedReport
-    from pytest_llenergy.report.store import check_apart, origin, place_of, read_any, replace_file
+    from pytest_llenergy.report.store import (
+        check_not_overwritten,
+        location_name,
+        parse_location,
+        read_report_or_paired,
+        replace_file,
+    )
 
-    place = place_of(args.file)
+    place = parse_location(args.file)
     if args.output is not None:
-        check_apart(args.output, [place])
-    found = read_any(place)
+        check_not_overwritten(args.output, [place])
+    found = read_report_or_paired(place)
     if isinstance(found, PairedReport):
-        sides = [Side("base", found.base), Side("head", found.head)]
+        sides = [ExportSide("base", found.base), ExportSide("head", found.head)]
         wanted = args.side or (None if args.to in WITH_SIDES else "head")
         sides = [side for side in sides if wanted in (None, side.name)]
     elif args.side:
-        raise PlanError(f"--side={args.side}: {origin(place)} is of one run and has no sides")
+        raise PlanError(f"--side={args.side}: {location_name(place)} is of one run and has no sides")
     else:
-        sides = [Side("", found)]
-    text = export(sides, args.to)
+        sides = [ExportSide("", found)]
+    text = export_report(sides, args.to)
     if args.output is None:
         sys.stdout.write(text)
     else:

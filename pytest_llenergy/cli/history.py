@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DEFAULT_PLACE = ".llenergy/history"
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser("history", help="keep what tests take, and show where it changed")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
@@ -60,25 +60,25 @@ def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.history.add import add_run
     from pytest_llenergy.history.store import open_store
-    from pytest_llenergy.report.store import origin, place_of, read_report
+    from pytest_llenergy.report.store import location_name, parse_location, read_report
 
     place = open_store(args.at)
     refused = 0
     for text in args.reports:
-        report_at = place_of(text)
+        report_at = parse_location(text)
         try:
             report = read_report(report_at)
-            added = add_run(report, origin(report_at), place, allow_dirty=args.allow_dirty)
+            added = add_run(report, location_name(report_at), place, allow_dirty=args.allow_dirty)
         except ReportError as error:
             # The others are as good as without it.
             print(f"llenergy history: {error}", file=sys.stderr)
             refused += 1
             continue
         if not added.new:
-            print(f"{origin(report_at)}: run {report.run.id} is in {place.name} already")
+            print(f"{location_name(report_at)}: run {report.run.id} is in {place.name} already")
             continue
         rest = f", {added.unmeasured} without figures left out" if added.unmeasured else ""
-        print(f"{origin(report_at)}: {_tests(added.tests)} added to {place.name}{rest}")
+        print(f"{location_name(report_at)}: {_tests(added.tests)} added to {place.name}{rest}")
     return USAGE if refused else 0
 
 
@@ -96,14 +96,14 @@ def _show(args: argparse.Namespace) -> int:
 
         print(msgspec.json.format(msgspec.json.encode(shown)).decode())
         return 0
-    from pytest_llenergy.cli.console import show, wants_color
+    from pytest_llenergy.cli.console import print_encodable, wants_color
     from pytest_llenergy.history.render import render_markdown, render_text
 
     if args.format == "markdown":
         print(render_markdown(shown), end="")
     else:
         width = shutil.get_terminal_size().columns
-        show(render_text(shown, width, color=wants_color()), end="")
+        print_encodable(render_text(shown, width, color=wants_color()), end="")
     return 0
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser(
         "merge",
@@ -27,12 +27,18 @@ def add(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge. Returns 0."""
-    from pytest_llenergy.report.merge import Part, merge
-    from pytest_llenergy.report.store import check_apart, origin, place_of, read_report, write_report
+    from pytest_llenergy.report.merge import NamedReport, merge_reports
+    from pytest_llenergy.report.store import (
+        check_not_overwritten,
+        location_name,
+        parse_location,
+        read_report,
+        write_report,
+    )
 
-    places = [place_of(text) for text in args.files]
-    check_apart(args.output, places)
-    report = merge([Part(origin(place), read_report(place)) for place in places])
+    places = [parse_location(text) for text in args.files]
+    check_not_overwritten(args.output, places)
+    report = merge_reports([NamedReport(location_name(place), read_report(place)) for place in places])
     write_report(report, args.output)
     state = "complete" if report.run.complete else "incomplete"
     print(f"{args.output}: {len(report.records)} records, {state}")

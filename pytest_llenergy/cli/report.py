@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.report.html.comparison_charts import Trend
 
 
-def add(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add it to the command line."""
     parser = commands.add_parser("report", help="print the table of a report or journal")
     parser.add_argument("file", type=Path, metavar="FILE", help="a report or a journal")
@@ -45,19 +45,21 @@ def run(args: argparse.Namespace) -> int:
     """Print it, or write its page. Returns 0."""
     import shutil
 
-    from pytest_llenergy.report.store import check_apart, read_report
+    from pytest_llenergy.report.store import check_not_overwritten, read_report
 
     if args.html is not None:
-        check_apart(args.html, [args.file])
+        check_not_overwritten(args.html, [args.file])
     report = read_report(args.file)
     if args.html is not None:
         return _write_page(report, args.html, args.history)
-    from pytest_llenergy.cli.console import show, wants_color
-    from pytest_llenergy.report.terminal import render
+    from pytest_llenergy.cli.console import print_encodable, wants_color
+    from pytest_llenergy.report.terminal import render_summary
 
     width = shutil.get_terminal_size().columns
-    shown = render(report.records, width, color=wants_color(), layout=_layout(args), verbosity=args.verbosity)
-    show(shown)
+    shown = render_summary(
+        report.records, width, color=wants_color(), layout=_layout(args), verbosity=args.verbosity
+    )
+    print_encodable(shown)
     if not report.run.complete:
         print("incomplete: the run did not come to its end")
     return 0
@@ -65,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _layout(args: argparse.Namespace) -> Layout:
     """Raises ``PlanError`` for a word that it does not know."""
-    from pytest_llenergy.report.columns import PLAIN, read_columns, read_group_by, read_sort
+    from pytest_llenergy.report.columns import DEFAULT_LAYOUT, parse_columns, parse_group_by, parse_sort
 
     said = {"columns": args.columns, "sort": args.sort, "group_by": args.group_by}
-    read = {"columns": read_columns, "sort": read_sort, "group_by": read_group_by}
+    read = {"columns": parse_columns, "sort": parse_sort, "group_by": parse_group_by}
     made: dict[str, Any] = {}
     for name, text in said.items():
         if text is not None:
@@ -76,7 +78,7 @@ def _layout(args: argparse.Namespace) -> Layout:
                 made[name] = read[name](text)
             except ValueError as error:
                 raise PlanError(f"--{name.replace('_', '-')}={text}: {error}") from None
-    return replace(PLAIN, **made)
+    return replace(DEFAULT_LAYOUT, **made)
 
 
 def _write_page(report: Report, path: Path, history: str | None) -> int:

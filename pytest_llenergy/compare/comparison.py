@@ -28,8 +28,8 @@ from pytest_llenergy.compare.statistics import (
 )
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import FIGURES, Value, applies, values_of
-from pytest_llenergy.model.base import without_collecting
-from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side, State
+from pytest_llenergy.model.base import pause_garbage_collection
+from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side, Verdict
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
@@ -136,7 +136,7 @@ class _Case:
     head: Record | None
     gated: bool
 
-    def state(self, verdict: State, reason: str, differences: Sequence[str] = ()) -> Comparison:
+    def state(self, verdict: Verdict, reason: str, differences: Sequence[str] = ()) -> Comparison:
         """Without a verdict of the rule."""
         return self._with(verdict=verdict, reason=reason, differences=list(differences))
 
@@ -158,7 +158,7 @@ class _Case:
             notes=list(notes),
         )
 
-    def _with(self, verdict: State, reason: str, **found: Any) -> Comparison:
+    def _with(self, verdict: Verdict, reason: str, **found: Any) -> Comparison:
         shown = self.head or self.base
         assert shown is not None
         told: dict[str, Any] = {
@@ -232,7 +232,7 @@ def compare_reports(
         None if report.run.complete else origin for report, origin in zip((base, head), origins, strict=True)
     ]
     comparisons: list[Comparison] = []
-    with without_collecting():
+    with pause_garbage_collection():
         old = select_last_attempts(base.records, origins[0])
         new = select_last_attempts(head.records, origins[1])
         for each in asked:

@@ -28,7 +28,7 @@ from pytest_llenergy.doctor.steps import Trial
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
 from pytest_llenergy.meters.select import KnownMeters
-from pytest_llenergy.model.entry_points import Broken
+from pytest_llenergy.model.entry_points import BrokenEntryPoint
 from pytest_llenergy.model.environment import Host
 
 # What can measure and what can run here.
@@ -64,12 +64,12 @@ class EngineRow:
     capabilities: Capabilities
 
 
-def broken() -> tuple[Broken, ...]:
+def broken() -> tuple[BrokenEntryPoint, ...]:
     """Entry points of others that give no backend; every test that asks for a backend fails by one."""
     return discover_backends()[1]
 
 
-def broken_meters() -> tuple[Broken, ...]:
+def broken_meters() -> tuple[BrokenEntryPoint, ...]:
     """Entry points of others that give no meter; no test can be measured until they are mended."""
     return KnownMeters().broken
 

@@ -21,7 +21,7 @@ from pytest_llenergy.doctor.checkup import (
     MeterFacts,
 )
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
-from pytest_llenergy.model.entry_points import Broken
+from pytest_llenergy.model.entry_points import BrokenEntryPoint
 
 # A capability row in words, the same in the terminal and in the documentation.
 
@@ -127,7 +127,7 @@ def row_lines(row: EngineRow) -> Iterator[str]:
         yield f"{INDENT}{fact.title:<22} {fact.text} [{fact.source}]"
 
 
-def broken_line(broken: Broken) -> str:
+def broken_line(broken: BrokenEntryPoint) -> str:
     """An entry point that gives no backend, in the place of its row."""
     return f"backend  {broken.name}: broken: {broken.reason}"
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.history.trend import HistoryView, Standing
-from pytest_llenergy.model.text import short, trimmed
-from pytest_llenergy.report.pr_comment import MOST_REASON, plain
-from pytest_llenergy.report.verdicts import value
+from pytest_llenergy.model.text import short_test_name, strip_trailing_space
+from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown
+from pytest_llenergy.report.verdicts import format_value
 
 #: Columns of numbers.
 COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
@@ -30,11 +30,11 @@ def render_text(shown: HistoryView, width: int, *, color: bool) -> str:
         for name in COLUMNS:
             table.add_column(name, justify="right")
         for each in standings:
-            table.add_row(Text(short(each.id)), *(Text(cell) for cell in _cells(each)))
+            table.add_row(Text(short_test_name(each.id)), *(Text(cell) for cell in _cells(each)))
         console.print(table)
     for note in _notes(shown):
         console.print(Text(note))
-    text = trimmed(stream.getvalue())
+    text = strip_trailing_space(stream.getvalue())
     return f"{text}\n" if text else ""
 
 
@@ -42,13 +42,20 @@ def render_markdown(shown: HistoryView) -> str:
     """The same for a page; no test id breaks out of its cell."""
     lines = []
     for title, standings in _tables(shown).items():
-        lines += [f"#### {plain(title, MOST_REASON)}", "", f"| test | {' | '.join(COLUMNS)} |"]
+        lines += [
+            f"#### {escape_markdown(title, MAX_REASON_LENGTH)}",
+            "",
+            f"| test | {' | '.join(COLUMNS)} |",
+        ]
         lines.append(f"|---|{'---:|' * len(COLUMNS)}")
         for each in standings:
-            cells = " | ".join(plain(cell, MOST_REASON) for cell in _cells(each))
-            lines.append(f"| <code>{plain(short(each.id))}</code> | {cells} |")
+            cells = " | ".join(escape_markdown(cell, MAX_REASON_LENGTH) for cell in _cells(each))
+            lines.append(f"| <code>{escape_markdown(short_test_name(each.id))}</code> | {cells} |")
         lines.append("")
-    return "\n".join([*lines, *(f"- {plain(note, MOST_REASON)}" for note in _notes(shown))]) + "\n"
+    return (
+        "\n".join([*lines, *(f"- {escape_markdown(note, MAX_REASON_LENGTH)}" for note in _notes(shown))])
+        + "\n"
+    )
 
 
 def _tables(shown: HistoryView) -> dict[str, list[Standing]]:
@@ -62,7 +69,7 @@ def _cells(standing: Standing) -> tuple[str, ...]:
     fixed = f"{_format_percent(standing.from_anchor)} from {_short_commit(standing.anchor_commit)}"
     changes = [f"{change.size:+.1%} near {_short_commit(change.commit)}" for change in standing.changes or ()]
     return (
-        value(standing.last.value, standing.unit),
+        format_value(standing.last.value, standing.unit),
         _format_percent(standing.from_rolling),
         fixed if standing.from_anchor is not None else "-",
         str(standing.sessions),

@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.base import Data, Kind
-from pytest_llenergy.report.store import file_system, in_time, is_address, replace_file, shown
+from pytest_llenergy.model.base import EnergyKind, StoredStruct
+from pytest_llenergy.report.store import is_url, open_file_system, redact_url, replace_file, run_with_timeout
 
 # What is kept: a line for each metric of each test of a session, one for each step that was accepted.
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 SUFFIX = ".jsonl"
 
 
-class Entry(Data, frozen=True):
+class Entry(StoredStruct, frozen=True):
     """What one session says of one metric of one test.
 
     ``value`` is the median of ``n`` valid rounds, ``low`` and ``high`` their quartiles (``None`` for one),
@@ -50,10 +50,10 @@ class Entry(Data, frozen=True):
     device_key: str
     device: str
     workload_key: str
-    kind: Kind | None
+    kind: EnergyKind | None
 
 
-class Acceptance(Data, frozen=True):
+class Acceptance(StoredStruct, frozen=True):
     """Somebody has looked at a change and takes ``commit`` for what later ones are held against.
 
     ``tests`` are the ids that it is accepted for; empty for all.
@@ -92,7 +92,7 @@ class Store(Protocol):
 
 def open_store(text: str) -> Store:
     """A directory, or an address. Raises ``ReportError`` for one that cannot be reached."""
-    return RemoteStore(text) if is_address(text) else LocalStore(Path(text))
+    return RemoteStore(text) if is_url(text) else LocalStore(Path(text))
 
 
 class LocalStore:
@@ -148,9 +148,9 @@ class RemoteStore:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self.name: str = shown(address)
+        self.name: str = redact_url(address)
         # Some protocols connect at once.
-        self._system, root = in_time(address, lambda: file_system(address))
+        self._system, root = run_with_timeout(address, lambda: open_file_system(address))
         self._root = root.rstrip("/")
 
     def folders(self) -> list[str]:
@@ -164,7 +164,7 @@ class RemoteStore:
     def read(self, folder: str, file: str) -> bytes:
         """As ``Place``."""
         path = f"{self._root}/{folder}/{file}"
-        return in_time(self._address, lambda: bytes(self._system.cat_file(path)))
+        return run_with_timeout(self._address, lambda: bytes(self._system.cat_file(path)))
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
         """As ``Place``."""
@@ -177,7 +177,7 @@ class RemoteStore:
             self._system.pipe_file(path, data)
             return True
 
-        return in_time(self._address, write)
+        return run_with_timeout(self._address, write)
 
     def _names(self, path: str, kind: str) -> list[str]:
         def names() -> list[str]:
@@ -190,7 +190,7 @@ class RemoteStore:
                 each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == kind
             )
 
-        return in_time(self._address, names)
+        return run_with_timeout(self._address, names)
 
 
 # Reading a history: every session, and what became of each test from one to the next.

@@ -23,7 +23,7 @@ from pytest_llenergy.history.store import (
     matches_name,
     read_entries,
 )
-from pytest_llenergy.model.base import Data
+from pytest_llenergy.model.base import StoredStruct
 
 # Where a series changed its level: hints for people, never a gate.
 #
@@ -104,7 +104,7 @@ ROLLING_SESSIONS = 10
 DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
 
 
-class Change(Data, frozen=True):
+class Change(StoredStruct, frozen=True):
     """A new level from about this session on. ``size`` is relative to the level before."""
 
     time: str
@@ -112,7 +112,7 @@ class Change(Data, frozen=True):
     size: float
 
 
-class Standing(Data, frozen=True):
+class Standing(StoredStruct, frozen=True):
     """One metric of one test on one kind of devices.
 
     ``rolling`` is the median of up to ten sessions before the last, since the accepted step; ``anchor`` that
@@ -141,7 +141,7 @@ class Standing(Data, frozen=True):
     changes: list[Change] | None
 
 
-class HistoryView(Data, frozen=True):
+class HistoryView(StoredStruct, frozen=True):
     """What ``llenergy history show`` says."""
 
     place: str

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llenergy import marks
 from pytest_llenergy.api import Place, open_for
-from pytest_llenergy.export import energy_figures
+from pytest_llenergy.export import benchmark_extra_info
 from pytest_llenergy.measure.foreign_rounds import OwnRounds, measure_beside
 from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import has_mark
@@ -282,7 +282,7 @@ class Watched:
         except UntoldError:
             draft.unmeasured = NOTHING_TOLD.format(version=version("pytest-benchmark"))
             return result
-        for name, value in energy_figures(draft.experiment.metrics, draft.experiment.meters).items():
+        for name, value in benchmark_extra_info(draft.experiment.metrics, draft.experiment.meters).items():
             # What the test itself says under such a name is its own.
             self.extra_info.setdefault(name, value)  # type: ignore[attr-defined]
         return result

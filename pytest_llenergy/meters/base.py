@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pytest_llenergy.model.record import Flag
 
 if TYPE_CHECKING:
-    from pytest_llenergy.model.base import Kind
+    from pytest_llenergy.model.base import EnergyKind
 from pytest_llenergy.model.record import MeterInfo
 
 # What a meter is: cumulative joules per domain, and an honest account of how it knows them.
@@ -51,7 +51,7 @@ class Domain(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: EnergyKind
     source: str
     scope: str
     resolution_j: float
@@ -129,7 +129,7 @@ class MeterSpec(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: EnergyKind
     open: Callable[..., Sequence[Meter]]
     takes_argument: bool = False
     by_default: bool = True

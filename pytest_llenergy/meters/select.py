@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Meter, MeterSpec, Targets
-from pytest_llenergy.model.entry_points import Broken, Installed, installed
+from pytest_llenergy.model.entry_points import BrokenEntryPoint, LoadedEntryPoints, load_entry_points
 
 # The meters that there are: of this package, of others, and of a test suite's own hook.
 
@@ -32,7 +32,7 @@ class KnownMeters(Mapping[str, MeterSpec]):
     def __init__(self, extra: Sequence[MeterSpec] = (), *, whole_only: bool = False) -> None:
         self._specs = {spec.name: spec for spec in extra}
         self._whole_only = whole_only
-        self._installed: Installed[MeterSpec] | None = None
+        self._installed: LoadedEntryPoints[MeterSpec] | None = None
 
     def __getitem__(self, name: str) -> MeterSpec:
         if name not in self._specs:
@@ -50,7 +50,7 @@ class KnownMeters(Mapping[str, MeterSpec]):
         return len(list(iter(self)))
 
     @property
-    def broken(self) -> tuple[Broken, ...]:
+    def broken(self) -> tuple[BrokenEntryPoint, ...]:
         """Entry points that do not give a ``MeterSpec``."""
         return self._found().broken
 
@@ -60,9 +60,9 @@ class KnownMeters(Mapping[str, MeterSpec]):
             raise MeterError("; ".join(each.reason for each in found.broken))
         return found.whole
 
-    def _found(self) -> Installed[MeterSpec]:
+    def _found(self) -> LoadedEntryPoints[MeterSpec]:
         if self._installed is None:
-            self._installed = installed(ENTRY_POINTS, MeterSpec)
+            self._installed = load_entry_points(ENTRY_POINTS, MeterSpec)
         return self._installed
 
 

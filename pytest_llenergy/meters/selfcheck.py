@@ -17,7 +17,7 @@ import msgspec
 
 from pytest_llenergy import __version__
 from pytest_llenergy.meters.power_readings import ENOUGH_CHANGES
-from pytest_llenergy.model.base import Data, cache_root
+from pytest_llenergy.model.base import StoredStruct, cache_directory
 
 # What the self-check of a board found.
 
@@ -25,7 +25,7 @@ from pytest_llenergy.model.base import Data, cache_root
 DISAGREEMENT = 0.05
 
 
-class CheckResult(Data, frozen=True):
+class CheckResult(StoredStruct, frozen=True):
     """What was found. ``reason`` says why the counter must not be used; ``None`` where it may.
 
     - ``period_s``: typical time between ticks; ``jitter_s``: median absolute deviation from it;
@@ -323,7 +323,7 @@ def settled(result: CheckResult) -> bool:
 PROVISIONAL_S = 3600.0
 
 
-class CheckedBoard(Data, frozen=True):
+class CheckedBoard(StoredStruct, frozen=True):
     """What a result holds for: one that was found under anything else is none."""
 
     uuid: str
@@ -333,7 +333,7 @@ class CheckedBoard(Data, frozen=True):
     tool: str = __version__
 
 
-class _Entry(Data, frozen=True):
+class _Entry(StoredStruct, frozen=True):
     board: CheckedBoard
     result: CheckResult
     checked_s: float
@@ -349,7 +349,7 @@ class CheckCache:
     _unwritten: ClassVar[dict[Path, _Entry]] = {}
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory if directory is not None else cache_root() / "meters"
+        self._directory = directory if directory is not None else cache_directory() / "meters"
 
     def load(self, board: CheckedBoard) -> CheckResult | None:
         """The result of an earlier check; ``None`` where there is none, or it is damaged or outdated."""

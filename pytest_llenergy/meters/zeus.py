@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown
-from pytest_llenergy.model.base import Kind
+from pytest_llenergy.model.base import EnergyKind
 
 MILLI = 1e-3
 JETSON_PERIOD_S = 0.1
@@ -69,7 +69,7 @@ class ZeusSocMeter:
         self._parts = parts_of(measurement)
         jetson = self._parts[0] not in APPLE
         accuracy = unknown("the chip")
-        kind: Kind = "measured" if jetson else "estimated"
+        kind: EnergyKind = "measured" if jetson else "estimated"
         self.domains: tuple[Domain, ...] = tuple(
             Domain(
                 name=part.name,

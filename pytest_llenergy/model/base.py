@@ -14,11 +14,11 @@ import msgspec
 
 # What everything stored has in common.
 
-Kind = Literal["measured", "estimated"]
+EnergyKind = Literal["measured", "estimated"]
 Primitive = str | int | float | bool | None
 
 
-class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class StoredStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Base of everything stored: immutable, named fields, unknown fields refused on reading.
 
     It holds primitives and never itself, so that the garbage collector need not look at it.
@@ -26,7 +26,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 @contextmanager
-def without_collecting() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Do not look for garbage while millions of objects are made that are none: that takes half the time."""
     collecting = gc.isenabled()
     gc.disable()
@@ -40,7 +40,7 @@ def without_collecting() -> Iterator[None]:
 # Where this tool keeps things between runs.
 
 
-def cache_root() -> Path:
+def cache_directory() -> Path:
     """``LLENERGY_CACHE_DIR``, or the directory that the platform gives to caches."""
     named = os.environ.get("LLENERGY_CACHE_DIR")
     if named:

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_llenergy.model.base import Data, Kind
+from pytest_llenergy.model.base import EnergyKind, StoredStruct
 
 #: The first four are verdicts of the rule. The others say why there is none: ``new`` and ``removed`` tests
 #: are on one side only, ``invalid`` ones have no valid measurement on one, ``not comparable`` ones ran on
 #: other devices or ran something else.
-State = Literal[
+Verdict = Literal[
     "regressed", "improved", "unchanged", "inconclusive", "new", "removed", "invalid", "not comparable"
 ]
 
 #: Verdicts of the rule.
-JUDGED: frozenset[State] = frozenset({"regressed", "improved", "unchanged", "inconclusive"})
+RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "improved", "unchanged", "inconclusive"})
 
 #: In the order in which people look at them.
-STATES: tuple[State, ...] = (
+VERDICTS: tuple[Verdict, ...] = (
     "regressed",
     "not comparable",
     "invalid",
@@ -30,7 +30,7 @@ STATES: tuple[State, ...] = (
 )
 
 
-class AppliedRule(Data, frozen=True):
+class AppliedRule(StoredStruct, frozen=True):
     """The rule that a verdict was found by.
 
     Relative changes, but ``threshold_absolute`` in the unit of the metric; ``alpha`` is one-sided, of each
@@ -44,7 +44,7 @@ class AppliedRule(Data, frozen=True):
     alpha: float
 
 
-class Comparison(Data, frozen=True):
+class Comparison(StoredStruct, frozen=True):
     """One metric of one test against the same test of a baseline.
 
     ``ratio`` is head over base, ``low`` and ``high`` its one-sided limits, of which the rule says how sure
@@ -58,7 +58,7 @@ class Comparison(Data, frozen=True):
     id: str
     metric: str
     unit: str
-    verdict: State
+    verdict: Verdict
     reason: str
     ratio: float | None = None
     low: float | None = None
@@ -71,7 +71,7 @@ class Comparison(Data, frozen=True):
     noise: float | None = None
     detectable: float | None = None
     p: float | None = None
-    kind: Kind | None = None
+    kind: EnergyKind | None = None
     rule: AppliedRule | None = None
     gated: bool = False
     base_tokens_per_s: float | None = None
@@ -82,10 +82,10 @@ class Comparison(Data, frozen=True):
     @property
     def judged(self) -> bool:
         """Whether the rule has found a verdict."""
-        return self.verdict in JUDGED
+        return self.verdict in RULE_VERDICTS
 
 
-class Side(Data, frozen=True):
+class Side(StoredStruct, frozen=True):
     """A report that was compared: where it was read from, and which run it is of.
 
     ``complete`` is false for a run that did not come to its end.
@@ -100,14 +100,14 @@ class Side(Data, frozen=True):
     dirty: bool | None = None
 
 
-class Baseline(Data, frozen=True):
+class Baseline(StoredStruct, frozen=True):
     """What a run was compared with, and the tests of it that this run has not seen."""
 
     side: Side
     absent: list[str] = []
 
 
-class ComparedReports(Data, frozen=True):
+class ComparedReports(StoredStruct, frozen=True):
     """Two reports, test by test: what ``llenergy compare`` says."""
 
     base: Side

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-Kind = TypeVar("Kind")
+Plugin = TypeVar("Plugin")
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenEntryPoint:
     """An entry point that does not give what it should: its name, and in a line why, and what to do."""
 
     name: str
@@ -19,17 +19,17 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Installed(Generic[Kind]):
+class LoadedEntryPoints(Generic[Plugin]):
     """By the names of their entry points, in the order of these."""
 
-    whole: dict[str, Kind]
-    broken: tuple[Broken, ...]
+    whole: dict[str, Plugin]
+    broken: tuple[BrokenEntryPoint, ...]
 
 
-def installed(group: str, kind: type[Kind]) -> Installed[Kind]:
+def load_entry_points(group: str, kind: type[Plugin]) -> LoadedEntryPoints[Plugin]:
     """Load every entry point of a group; each is to give one of a kind."""
-    whole: dict[str, Kind] = {}
-    broken: list[Broken] = []
+    whole: dict[str, Plugin] = {}
+    broken: list[BrokenEntryPoint] = []
     for point in sorted(entry_points(group=group), key=lambda point: point.name):
         found, wrong = _loaded(point, kind)
         if found is not None:
@@ -37,11 +37,11 @@ def installed(group: str, kind: type[Kind]) -> Installed[Kind]:
         else:
             package = "its package" if point.dist is None else point.dist.name
             told = f"entry point {point.name} = {point.value} of {group} {wrong}; mend or uninstall {package}"
-            broken.append(Broken(point.name, told))
-    return Installed(whole, tuple(broken))
+            broken.append(BrokenEntryPoint(point.name, told))
+    return LoadedEntryPoints(whole, tuple(broken))
 
 
-def _loaded(point: EntryPoint, kind: type[Kind]) -> tuple[Kind | None, str]:
+def _loaded(point: EntryPoint, kind: type[Plugin]) -> tuple[Plugin | None, str]:
     try:
         spec = point.load()
     except Exception as error:

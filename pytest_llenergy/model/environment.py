@@ -7,10 +7,10 @@ import hashlib
 
 import msgspec
 
-from pytest_llenergy.model.base import Data
+from pytest_llenergy.model.base import StoredStruct
 
 
-class Host(Data, frozen=True):
+class Host(StoredStruct, frozen=True):
     """The machine. Memory is bytes; ``logical_cpus`` are those this process may use."""
 
     name: str
@@ -22,7 +22,7 @@ class Host(Data, frozen=True):
     load_average: float | None
 
 
-class Board(Data, frozen=True):
+class Board(StoredStruct, frozen=True):
     """One GPU. Memory is bytes, the power limit is watts."""
 
     uuid: str
@@ -32,7 +32,7 @@ class Board(Data, frozen=True):
     power_limit_w: float | None = None
 
 
-class Environment(Data, frozen=True):
+class Environment(StoredStruct, frozen=True):
     """``key`` is equal on two runs when they were made on the same hardware, all boards of the host included.
 
     Tests are compared by the devices that they used, see ``compare.identity``.
@@ -49,7 +49,7 @@ class Environment(Data, frozen=True):
     gpus_missing: list[str] = msgspec.field(default_factory=list)
 
 
-def device_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
+def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
     """Hash the stable facts only: never a UUID, a host name, a load or a package version.
 
     ``missing`` is how many times there is a reason for GPUs that did not answer: nobody knows what these are.

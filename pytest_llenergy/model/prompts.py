@@ -50,7 +50,7 @@ class Prompts(tuple[str, ...]):
         return Prompts(super().__getitem__(index))
 
 
-def read_prompts(path: Path) -> Prompts:
+def load_prompts(path: Path) -> Prompts:
     """One prompt a line, UTF-8. Blank lines and lines that start with ``#`` are left out.
 
     Raises ``LLEnergyError`` when the file cannot be read or holds no prompt.
@@ -65,7 +65,7 @@ def read_prompts(path: Path) -> Prompts:
     return prompts
 
 
-def prompts_digest(prompts: Iterable[str]) -> str:
+def digest_prompts(prompts: Iterable[str]) -> str:
     """The first 16 hexadecimal digits of SHA-256 over the prompts as a JSON list: the same for the same ones.
 
     Prompts themselves stay out of reports: they may be anybody's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_llenergy.model.base import Data, Kind, Primitive
+from pytest_llenergy.model.base import EnergyKind, Primitive, StoredStruct
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 
@@ -13,7 +13,7 @@ Status = Literal["measured", "invalid", "failed", "skipped", "crashed"]
 Severity = Literal["note", "warning", "invalid"]
 
 
-class Flag(Data, frozen=True):
+class Flag(StoredStruct, frozen=True):
     """Something a reader must know about a number. ``invalid`` means: this is no result."""
 
     name: str
@@ -21,7 +21,7 @@ class Flag(Data, frozen=True):
     detail: str
 
 
-class Metric(Data, frozen=True):
+class Metric(StoredStruct, frozen=True):
     """One figure of a test over ``n`` rounds.
 
     ``uncertainty`` is the standard uncertainty (k = 1) for comparing runs on the same devices, of which
@@ -39,7 +39,7 @@ class Metric(Data, frozen=True):
     source: str | None = None
 
 
-class Terms(Data, frozen=True):
+class Terms(StoredStruct, frozen=True):
     """What is not known of an energy, by cause, as standard uncertainties in joules.
 
     ``edges_j``: when the counter ticked, and how power went between ticks at the edges of the window.
@@ -53,7 +53,7 @@ class Terms(Data, frozen=True):
     coverage_j: float
 
 
-class DomainEnergy(Data, frozen=True):
+class DomainEnergy(StoredStruct, frozen=True):
     """Joules of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
 
     ``terms`` split its uncertainty by cause. ``low_j`` and ``high_j`` are the limits that the source's own
@@ -62,14 +62,14 @@ class DomainEnergy(Data, frozen=True):
 
     energy_j: float | None
     energy_u_j: float | None
-    kind: Kind
+    kind: EnergyKind
     terms: Terms | None = None
     low_j: float | None = None
     high_j: float | None = None
     reason: str | None = None
 
 
-class Phase(Data, frozen=True):
+class Phase(StoredStruct, frozen=True):
     """A part of a round, summed over its iterations. Phases follow one another and fill the round.
 
     ``output_tokens`` are those that came in it, told for the phases of a served load.
@@ -84,7 +84,7 @@ class Phase(Data, frozen=True):
     output_tokens: int | None = None
 
 
-class ServedRequests(Data, frozen=True):
+class ServedRequests(StoredStruct, frozen=True):
     """The requests of a served load in the order in which they were sent, a column for each fact.
 
     ``sent_s`` counts from the start of the round. Latencies (seconds) begin when a request is sent: to its
@@ -99,14 +99,14 @@ class ServedRequests(Data, frozen=True):
     output_tokens: list[int]
 
 
-class Tokens(Data, frozen=True):
+class Tokens(StoredStruct, frozen=True):
     """Token counts summed over requests: prompts without padding, outputs as produced."""
 
     input: int
     output: int
 
 
-class Round(Data, frozen=True):
+class Round(StoredStruct, frozen=True):
     """One repetition: ``iterations`` of the work, one straight after the other.
 
     Joules, seconds, tokens and requests are those of the whole round. ``phase`` is where in a tick of the
@@ -141,7 +141,7 @@ class Round(Data, frozen=True):
     reason: str | None = None
 
 
-class Window(Data, frozen=True):
+class Window(StoredStruct, frozen=True):
     """One named window of the ``energy_meter`` fixture. Times are monotonic seconds."""
 
     name: str
@@ -155,7 +155,7 @@ class Window(Data, frozen=True):
     reason: str | None = None
 
 
-class DomainPower(Data, frozen=True):
+class DomainPower(StoredStruct, frozen=True):
     """The course of power of one domain: ``power_w[i]`` is the mean (W) from ``edges_s[i]`` to ``[i + 1]``.
 
     Edges are seconds from the start of the round, negative before it; its start, 0, and its end are among
@@ -163,12 +163,12 @@ class DomainPower(Data, frozen=True):
     or fewer where there are many. ``kind`` says whether it was measured.
     """
 
-    kind: Kind
+    kind: EnergyKind
     edges_s: list[float]
     power_w: list[float]
 
 
-class PhaseSpan(Data, frozen=True):
+class PhaseSpan(StoredStruct, frozen=True):
     """A phase of one iteration, in seconds from the start of the round."""
 
     name: str
@@ -176,7 +176,7 @@ class PhaseSpan(Data, frozen=True):
     end_s: float
 
 
-class PowerTrace(Data, frozen=True):
+class PowerTrace(StoredStruct, frozen=True):
     """How power went in one round and in the quiet right before and after it.
 
     The round is the one of median energy among the valid ones; ``start_s`` (monotonic) and ``duration_s`` are
@@ -190,7 +190,7 @@ class PowerTrace(Data, frozen=True):
     spans: list[PhaseSpan] = []
 
 
-class MeterInfo(Data, frozen=True):
+class MeterInfo(StoredStruct, frozen=True):
     """One domain that was read, and how.
 
     ``resolution_j`` is the smallest step of its counter, ``coverage`` the share of the time in which its
@@ -199,7 +199,7 @@ class MeterInfo(Data, frozen=True):
 
     name: str
     domain: str
-    kind: Kind
+    kind: EnergyKind
     source: str
     scope: str
     update_period_s: float | None
@@ -209,7 +209,7 @@ class MeterInfo(Data, frozen=True):
     exclusive: bool = False
 
 
-class Procedure(Data, frozen=True):
+class Procedure(StoredStruct, frozen=True):
     """How a test was measured.
 
     ``settled`` says whether the warm-up met ``criterion`` before its cap, ``None`` where its length was
@@ -229,7 +229,7 @@ class Procedure(Data, frozen=True):
     reached: float | None
 
 
-class RankInfo(Data, frozen=True):
+class RankInfo(StoredStruct, frozen=True):
     """One worker process as it was seen running, not as it was asked for; ``localhost`` is pytest's own.
 
     ``workers`` are the pids of the processes that an engine in it has started itself.
@@ -245,7 +245,7 @@ class RankInfo(Data, frozen=True):
     workers: list[int] = []
 
 
-class Parallel(Data, frozen=True):
+class Parallel(StoredStruct, frozen=True):
     """Parallel degrees. Their product is the number of devices.
 
     ``placement`` is the number of devices that the layers of one model are spread over in one process. They
@@ -258,7 +258,7 @@ class Parallel(Data, frozen=True):
     placement: int = 1
 
 
-class BackendInfo(Data, frozen=True):
+class BackendInfo(StoredStruct, frozen=True):
     """The engine that ran and everything that it was told.
 
     ``task`` is what it was asked to do, and ``generation`` how; ``prompts_digest`` is that of
@@ -277,7 +277,7 @@ class BackendInfo(Data, frozen=True):
     load_s: float | None = None
 
 
-class Record(Data, frozen=True):
+class Record(StoredStruct, frozen=True):
     """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1.
 
     ``lease_wait_s`` is how long it waited for its devices, before anything was measured. ``boards`` tells of
@@ -319,7 +319,7 @@ class Record(Data, frozen=True):
         return self.status == "measured" or self.failed_gate
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> EnergyKind | None:
         """``measured`` or ``estimated``; ``None`` where nothing was read."""
         kinds = {meter.kind for meter in self.meters}
         if not kinds:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.base import Data, without_collecting
+from pytest_llenergy.model.base import StoredStruct, pause_garbage_collection
 from pytest_llenergy.model.comparison import Baseline, ComparedReports
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record, Round
@@ -22,14 +22,14 @@ SCHEMA_VERSION = 1
 EMPTY = b'"records": []'
 
 
-class Tool(Data, frozen=True):
+class Tool(StoredStruct, frozen=True):
     """Who wrote the file."""
 
     name: str
     version: str
 
 
-class RunInfo(Data, frozen=True):
+class RunInfo(StoredStruct, frozen=True):
     """One pytest run. Times are RFC 3339 in UTC; ``complete`` is false unless every test had its turn."""
 
     id: str
@@ -40,7 +40,7 @@ class RunInfo(Data, frozen=True):
     exit_status: int | None
 
 
-class Source(Data, frozen=True):
+class Source(StoredStruct, frozen=True):
     """The code that was measured; ``None`` where there is no git checkout."""
 
     commit: str | None = None
@@ -48,7 +48,7 @@ class Source(Data, frozen=True):
     dirty: bool | None = None
 
 
-class Report(Data, frozen=True):
+class Report(StoredStruct, frozen=True):
     """The file that ``--energy-report`` writes. ``baseline`` is what ``--energy-compare`` named."""
 
     schema_version: int
@@ -63,12 +63,12 @@ class Report(Data, frozen=True):
 AReport = TypeVar("AReport", bound=Report)
 
 
-def encode(report: Report) -> bytes:
+def encode_report(report: Report) -> bytes:
     """The report as UTF-8 JSON, with a line for each record. NaN and infinity become ``null``."""
     return with_lines(msgspec.structs.replace(report, records=[]), report.records)
 
 
-def with_lines(rest: Data, *records: Sequence[Record]) -> bytes:
+def with_lines(rest: StoredStruct, *records: Sequence[Record]) -> bytes:
     """A file that is indented but for its records, which stand in its empty lists of that name, a line each.
 
     It is half as large as one that is indented throughout, and read in two thirds of the time.
@@ -83,7 +83,7 @@ def with_lines(rest: Data, *records: Sequence[Record]) -> bytes:
     return b"".join(parts) + b"\n"
 
 
-def decode(data: bytes, origin: str) -> Report:
+def decode_report(data: bytes, origin: str) -> Report:
     """Read a report strictly. ``origin`` names it in the error.
 
     Raises ``ReportError`` for anything that is not a report of a version known here.
@@ -94,7 +94,7 @@ def decode(data: bytes, origin: str) -> Report:
 def decode_as(kind: type[AReport], data: bytes, origin: str) -> AReport:
     """The same into a kind of report that leaves something out."""
     try:
-        with without_collecting():
+        with pause_garbage_collection():
             report = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         _refuse(data, origin, error)
@@ -137,7 +137,7 @@ def json_schema() -> dict[str, Any]:
     return schema_of(Report, "report")
 
 
-def schema_of(kind: type[Data], what: str) -> dict[str, Any]:
+def schema_of(kind: type[StoredStruct], what: str) -> dict[str, Any]:
     """That of a file of this kind."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -186,7 +186,7 @@ class LeanReport(Report, frozen=True):
     records: list[LeanRecord]  # type: ignore[assignment]
 
 
-def decode_lean(data: bytes, origin: str) -> Report:
+def decode_lean_report(data: bytes, origin: str) -> Report:
     """Read a report as strictly as ``decode`` does, but for what is left out. Raises ``ReportError``."""
     return cast(Report, decode_as(LeanReport, data, origin))
 
@@ -196,7 +196,7 @@ def decode_lean(data: bytes, origin: str) -> Report:
 SideName = Literal["base", "head"]
 
 
-class Session(Data, frozen=True):
+class Session(StoredStruct, frozen=True):
     """One pytest run of one side. Times are RFC 3339 in UTC; ``None`` for one that was killed."""
 
     side: SideName
@@ -206,7 +206,7 @@ class Session(Data, frozen=True):
     exit_status: int | None
 
 
-class PairedReport(Data, frozen=True):
+class PairedReport(StoredStruct, frozen=True):
     """Both sides of ``llenergy ab``, measured in turn: what was run, all rounds, and the verdicts.
 
     ``schema_version`` is that of reports, ``pairs`` the policy, such as ``6+6``. ``sessions`` are in the
@@ -225,14 +225,14 @@ class PairedReport(Data, frozen=True):
     compared: ComparedReports
 
 
-def encode_paired(paired: PairedReport) -> bytes:
+def encode_paired_report(paired: PairedReport) -> bytes:
     """As UTF-8 JSON, with a line for each record. NaN and infinity become ``null``."""
     base, head = (msgspec.structs.replace(each, records=[]) for each in (paired.base, paired.head))
     rest = msgspec.structs.replace(paired, base=base, head=head)
     return with_lines(rest, paired.base.records, paired.head.records)
 
 
-def is_paired(data: bytes) -> bool:
+def is_paired_report(data: bytes) -> bool:
     """Whether this is of ``llenergy ab``, by its key ``compared``, and no report of one run."""
     try:
         return msgspec.json.decode(data, type=_Kind).compared is not msgspec.UNSET
@@ -240,19 +240,19 @@ def is_paired(data: bytes) -> bool:
         return False
 
 
-def decode_paired(data: bytes, origin: str) -> PairedReport:
+def decode_paired_report(data: bytes, origin: str) -> PairedReport:
     """Read such a file strictly. ``origin`` names it in the error.
 
     Raises ``ReportError`` for anything that is none, or is of a version not known here.
     """
-    if not is_paired(data):
+    if not is_paired_report(data):
         # What is no report either is told as such.
-        decode(data, origin)
+        decode_report(data, origin)
         told = "one report has nothing to be compared with; name two, or one of llenergy ab"
         raise ReportError(f"{origin}: {told}")
     check_version(msgspec.json.decode(data, type=_Kind).schema_version, origin)
     try:
-        with without_collecting():
+        with pause_garbage_collection():
             return msgspec.json.decode(data, type=PairedReport)
     except msgspec.DecodeError as error:
         raise ReportError(f"{origin}: broken report of llenergy ab ({error})") from None

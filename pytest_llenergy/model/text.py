@@ -12,7 +12,7 @@ from typing import Any
 # Text that can be stored: file names and messages may hold characters that UTF-8 has no place for.
 
 #: For encodings that lack them: as wide as what they stand for, so that columns stay in line.
-ASCII = {
+ASCII_FALLBACKS = {
     " ± ": "+/-",
     " … ": "...",
     "±": "~",
@@ -26,30 +26,30 @@ ASCII = {
 }
 
 
-def storable(value: Any) -> Any:
+def escape_surrogates(value: Any) -> Any:
     """The same JSON primitives with every lone surrogate written as its escape."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):
-        return [storable(each) for each in value]
+        return [escape_surrogates(each) for each in value]
     if isinstance(value, dict):
-        return {storable(name): storable(each) for name, each in value.items()}
+        return {escape_surrogates(name): escape_surrogates(each) for name, each in value.items()}
     return value
 
 
 def one_line(text: str) -> str:
     """Text on one line; what cannot be seen, such as marks that turn the direction of writing, is escaped."""
-    return visible(" ".join(text.split()))
+    return escape_invisible(" ".join(text.split()))
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Text with every character that cannot be seen as its escape, those between lines too."""
     return "".join(each if each.isprintable() else _escape(each) for each in text)
 
 
-def writable(text: str, encoding: str) -> str:
+def encodable(text: str, encoding: str) -> str:
     """Text in what the encoding has: signs of the tables in ASCII, as wide, the rest as escapes."""
-    for sign, plain in ASCII.items():
+    for sign, plain in ASCII_FALLBACKS.items():
         if _lacks(encoding, sign):
             text = text.replace(sign, plain)
     return text.encode(encoding, "backslashreplace").decode(encoding)
@@ -63,12 +63,12 @@ def _lacks(encoding: str, text: str) -> bool:
     return False
 
 
-def trimmed(text: str) -> str:
+def strip_trailing_space(text: str) -> str:
     """Text without blanks at the end of a line, and without empty lines at its own."""
     return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
 
 
-def cut(line: str, most: int) -> str:
+def shorten(line: str, most: int) -> str:
     """At most so many characters of it: its middle is left out, since tests differ at the end."""
     return line if len(line) <= most else f"{line[: most // 2]}…{line[1 - most // 2 :]}"
 
@@ -80,22 +80,22 @@ def _escape(character: str) -> str:
 # Names of tests that are short and still tell them apart.
 
 #: Characters of a test's name.
-MOST_NAME = 160
+MAX_NAME_LENGTH = 160
 
 
-def short(name: str) -> str:
+def short_test_name(name: str) -> str:
     """A test id without its directories, on one line that is not too long."""
-    return cut(one_line(split(name)[1]), MOST_NAME)
+    return shorten(one_line(split_test_id(name)[1]), MAX_NAME_LENGTH)
 
 
-def told_apart(ids: Iterable[str]) -> dict[str, str]:
+def unique_short_ids(ids: Iterable[str]) -> dict[str, str]:
     """Each id without its directories; of those that would look the same, with the ones that differ.
 
     ``a/b/test_x.py::t`` is ``test_x.py::t``, and ``b/test_x.py::t`` where there is an ``a/c/test_x.py::t``.
     """
     alike: dict[str, dict[str, list[str]]] = {}
     for each in ids:
-        path, last = split(each)
+        path, last = split_test_id(each)
         alike.setdefault(last, {})[each] = path
     names = {}
     for last, paths in alike.items():
@@ -107,7 +107,7 @@ def told_apart(ids: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def functions(ids: Iterable[str]) -> dict[str, str]:
+def unique_function_names(ids: Iterable[str]) -> dict[str, str]:
     """The function of each id, without parameters; of those with one name, with the class, or else the file.
 
     ``test_x.py::TestA::test_m`` is ``test_m``, ``TestA::test_m`` beside a ``TestB::test_m``.
@@ -120,11 +120,11 @@ def functions(ids: Iterable[str]) -> dict[str, str]:
         alike = Counter(names.values())
         found |= {plain: name for plain, name in names.items() if alike[name] == 1}
         left -= found.keys()
-    found |= told_apart(sorted(left))
+    found |= unique_short_ids(sorted(left))
     return {each: found[plain] for each, plain in plains.items()}
 
 
-def split(name: str) -> tuple[list[str], str]:
+def split_test_id(name: str) -> tuple[list[str], str]:
     """The directories of an id and what follows them; a parameter may hold slashes."""
     path, bracket, params = name.partition("[")
     *directories, last = path.split("/")
@@ -134,10 +134,10 @@ def split(name: str) -> tuple[list[str], str]:
 # The name that was meant by one that is not known.
 
 #: Share of letters in common (difflib's ratio) from which a name is taken for a slip of another.
-LIKE = 0.7
+MIN_SIMILARITY = 0.7
 
 
 def did_you_mean(unknown: Iterable[str], known: Collection[str]) -> str:
     """A question with the known names that are closest to the unknown ones; empty where none is close."""
-    close = [name for each in unknown for name in get_close_matches(each, known, n=1, cutoff=LIKE)]
+    close = [name for each in unknown for name in get_close_matches(each, known, n=1, cutoff=MIN_SIMILARITY)]
     return f"did you mean {' and '.join(dict.fromkeys(close))}?" if close else ""

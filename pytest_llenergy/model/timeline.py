@@ -159,7 +159,9 @@ class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 # Floating-point operations of one iteration, as a rank tells them.
 
-OF_A_FUNCTION = "only those of a backend are counted; a function can use torch.utils.flop_counter itself"
+FUNCTION_FLOPS_REASON = (
+    "only those of a backend are counted; a function can use torch.utils.flop_counter itself"
+)
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +183,7 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
         return Flops(count=None, reason=reason)
 
 
-def joined(told: Sequence[Flops], together: int = 1) -> Flops:
+def sum_flops(told: Sequence[Flops], together: int = 1) -> Flops:
     """Those of all ranks, of which each ``together`` consecutive ones work on the same inputs."""
     lacking = next((each for each in told if each.count is None), None)
     if lacking is not None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison, State
-from pytest_llenergy.model.text import one_line, short, visible
-from pytest_llenergy.report.pr_comment import MOST_BYTES, render_comment
-from pytest_llenergy.report.verdicts import change, summary, value
+from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
+from pytest_llenergy.model.text import escape_invisible, one_line, short_test_name
+from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, render_comment
+from pytest_llenergy.report.verdicts import count_verdicts, format_change, format_value
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Record
@@ -45,7 +45,7 @@ class Family:
     unit: str = ""
 
 
-def render(families: Iterable[Family]) -> str:
+def render_openmetrics_text(families: Iterable[Family]) -> str:
     """Every family that has a sample, and the mark of the end."""
     lines: list[str] = []
     for family in families:
@@ -54,18 +54,18 @@ def render(families: Iterable[Family]) -> str:
         lines.append(f"# TYPE {family.name} gauge")
         if family.unit:
             lines.append(f"# UNIT {family.name} {family.unit}")
-        lines.append(f"# HELP {family.name} {escaped(family.help)}")
+        lines.append(f"# HELP {family.name} {escape_openmetrics(family.help)}")
         lines += [f"{family.name}{_labels(each.labels)} {each.value}" for each in family.samples]
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def escaped(text: str) -> str:
+def escape_openmetrics(text: str) -> str:
     """As in the value of a label, or a help text."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    told = ",".join(f'{name}="{escaped(text)}"' for name, text in labels.items() if text)
+    told = ",".join(f'{name}="{escape_openmetrics(text)}"' for name, text in labels.items() if text)
     return f"{{{told}}}" if told else ""
 
 
@@ -75,31 +75,31 @@ def _labels(labels: Mapping[str, str]) -> str:
 # ``actions/toolkit``.
 
 #: GitHub shows no more of a kind in a step, https://github.com/orgs/community/discussions/68471.
-MOST_ANNOTATIONS = 10
+MAX_ANNOTATIONS = 10
 
 #: GitHub takes no summary of a step that is larger.
-MOST_SUMMARY_BYTES = 1024 * 1024
+MAX_SUMMARY_BYTES = 1024 * 1024
 
 #: What is told in one warning, for the gates that were asked for.
-UNTOLD = ("not comparable", "invalid", "inconclusive")
+WITHOUT_ANNOTATION = ("not comparable", "invalid", "inconclusive")
 
 
-def commands(compared: ComparedReports) -> str:
+def render_workflow_commands(compared: ComparedReports) -> str:
     """Workflow commands: an error for each regression, a warning that counts the rest; then how many."""
     regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
     regressed.sort(key=_size, reverse=True)
-    lines = [_error(each) for each in regressed[:MOST_ANNOTATIONS]]
+    lines = [_error(each) for each in regressed[:MAX_ANNOTATIONS]]
     counts = Counter[str](each.verdict for each in compared.comparisons if each.gated)
-    rest = [f"{counts[state]} {state}" for state in UNTOLD if counts[state]]
-    if len(regressed) > MOST_ANNOTATIONS:
-        rest.insert(0, f"{len(regressed) - MOST_ANNOTATIONS} more regressed")
+    rest = [f"{counts[state]} {state}" for state in WITHOUT_ANNOTATION if counts[state]]
+    if len(regressed) > MAX_ANNOTATIONS:
+        rest.insert(0, f"{len(regressed) - MAX_ANNOTATIONS} more regressed")
     if rest:
-        lines.append(command("warning", {"title": "Energy"}, f"{', '.join(rest)}; see the summary"))
+        lines.append(workflow_command("warning", {"title": "Energy"}, f"{', '.join(rest)}; see the summary"))
     # No name of a test: a line of its own could be taken for a command.
-    return "\n".join([*lines, f"energy: {summary(compared.comparisons)}"]) + "\n"
+    return "\n".join([*lines, f"energy: {count_verdicts(compared.comparisons)}"]) + "\n"
 
 
-def command(name: str, properties: dict[str, str], message: str) -> str:
+def workflow_command(name: str, properties: dict[str, str], message: str) -> str:
     """``::name key=value,key=value::message``."""
     told = ",".join(f"{key}={_property(text)}" for key, text in properties.items() if text)
     return f"::{name}{' ' if told else ''}{told}::{_data(message)}"
@@ -113,7 +113,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def append_summary(compared: ComparedReports) -> None:
+def append_comparison_summary(compared: ComparedReports) -> None:
     """Add the Markdown to the summary of the step; nothing outside GitHub Actions.
 
     Raises ``ReportError`` where the file cannot be written.
@@ -121,14 +121,14 @@ def append_summary(compared: ComparedReports) -> None:
     _append(lambda room: _fitting(compared, room))
 
 
-def append_run(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
+def append_run_summary(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
     """Add a table of a run to the summary of the step; nothing outside GitHub Actions.
 
     Raises ``ReportError`` where the file cannot be written.
     """
-    from pytest_llenergy.report.markdown import render_run
+    from pytest_llenergy.report.markdown import render_run_markdown
 
-    _append(lambda room: render_run(records, layout, room, complete=complete))
+    _append(lambda room: render_run_markdown(records, layout, room, complete=complete))
 
 
 def _append(fitting: Callable[[int], str]) -> None:
@@ -139,7 +139,7 @@ def _append(fitting: Callable[[int], str]) -> None:
     path = Path(named)
     try:
         there = path.stat().st_size if path.exists() else 0
-        text = fitting(MOST_SUMMARY_BYTES - there)
+        text = fitting(MAX_SUMMARY_BYTES - there)
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
@@ -148,10 +148,10 @@ def _append(fitting: Callable[[int], str]) -> None:
 
 def _fitting(compared: ComparedReports, room: int) -> str:
     """The comment, longer than one may be elsewhere; its first line where there is no room for more."""
-    if room >= MOST_BYTES:
+    if room >= MAX_COMMENT_BYTES:
         return render_comment(compared, most_bytes=room)
     counts = Counter(each.verdict for each in compared.comparisons)
-    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    told = ", ".join(f"{counts[state]} {state}" for state in VERDICTS if counts[state])
     line = f"\n### Energy: {told}\n"
     return line if len(line) <= room else ""
 
@@ -163,11 +163,11 @@ def _size(comparison: Comparison) -> float:
 
 def _error(comparison: Comparison) -> str:
     file, line = _place(comparison.id)
-    moved = f"{value(comparison.base)} -> {value(comparison.head, comparison.unit)}"
+    moved = f"{format_value(comparison.base)} -> {format_value(comparison.head, comparison.unit)}"
     estimated = " (estimated)" if comparison.kind == "estimated" else ""
-    title = f"Energy: {short(comparison.id)} {change(comparison)}"
+    title = f"Energy: {short_test_name(comparison.id)} {format_change(comparison)}"
     message = one_line(f"{comparison.metric} regressed, {moved}{estimated}: {comparison.reason}")
-    return command("error", {"title": title, "file": visible(file), "line": line}, message)
+    return workflow_command("error", {"title": title, "file": escape_invisible(file), "line": line}, message)
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -213,10 +213,10 @@ def _line(path: Path, names: Sequence[str]) -> str:
 # letter.
 
 #: Decimal places of a change: a tenth of a per cent.
-PLACES = 3
+CHANGE_DECIMAL_PLACES = 3
 
 
-def metrics_report(compared: ComparedReports) -> str:
+def render_gitlab_metrics(compared: ComparedReports) -> str:
     """How many tests have come to what, and the change of each that was judged.
 
     What is inconclusive is ``NaN``, what was not judged is absent.
@@ -225,7 +225,7 @@ def metrics_report(compared: ComparedReports) -> str:
     tests = Family(
         "llenergy_comparisons",
         "Comparisons by verdict.",
-        [Sample({"verdict": state}, str(counts[state])) for state in STATES],
+        [Sample({"verdict": state}, str(counts[state])) for state in VERDICTS],
     )
     changes = Family(
         "llenergy_change_ratio",
@@ -237,13 +237,13 @@ def metrics_report(compared: ComparedReports) -> str:
         ],
         unit="ratio",
     )
-    return render([tests, changes])
+    return render_openmetrics_text([tests, changes])
 
 
 def _change(comparison: Comparison) -> str:
     if comparison.verdict == "inconclusive" or comparison.ratio is None:
         return "NaN"
-    return "0" if comparison.verdict == "unchanged" else f"{comparison.ratio - 1:+.{PLACES}f}"
+    return "0" if comparison.verdict == "unchanged" else f"{comparison.ratio - 1:+.{CHANGE_DECIMAL_PLACES}f}"
 
 
 def _label(name: str) -> str:
@@ -251,16 +251,16 @@ def _label(name: str) -> str:
 
     What cannot be seen is escaped; line breaks are left to the format, which has an escape of its own.
     """
-    return "\n".join(visible(line) for line in name.replace("#", "%23").split("\n"))
+    return "\n".join(escape_invisible(line) for line in name.replace("#", "%23").split("\n"))
 
 
 # Comparisons as JUnit XML: one test case a comparison.
 
 #: What cannot stand in XML 1.0, not even as a reference (https://www.w3.org/TR/xml/#charsets).
-ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 #: What a verdict is for a test case; of what is not here it is a pass.
-OUTCOMES: dict[State, str] = {
+JUNIT_OUTCOMES: dict[Verdict, str] = {
     "regressed": "failure",
     "not comparable": "error",
     "invalid": "error",
@@ -270,7 +270,7 @@ OUTCOMES: dict[State, str] = {
 }
 
 
-def junit_xml(compared: ComparedReports) -> str:
+def render_junit(compared: ComparedReports) -> str:
     """The document. What nobody has asked to be gated, and could not be judged, is skipped."""
     outcomes = [_outcome(each) for each in compared.comparisons]
     counts = Counter(outcomes)
@@ -289,7 +289,7 @@ def junit_xml(compared: ComparedReports) -> str:
 
 
 def _outcome(comparison: Comparison) -> str:
-    outcome = OUTCOMES.get(comparison.verdict, "passed")
+    outcome = JUNIT_OUTCOMES.get(comparison.verdict, "passed")
     return "skipped" if outcome == "error" and not comparison.gated else outcome
 
 
@@ -327,4 +327,4 @@ def _facts(comparison: Comparison) -> dict[str, str]:
 
 
 def _legal(text: str) -> str:
-    return ILLEGAL.sub(lambda found: f"#x{ord(found.group()):02X}", text)
+    return ILLEGAL_IN_XML.sub(lambda found: f"#x{ord(found.group()):02X}", text)

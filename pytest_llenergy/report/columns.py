@@ -14,10 +14,10 @@ from pytest_llenergy.model.text import one_line
 # What can stand in a column of the summary: metrics, and facts about a test.
 
 #: Metrics that are made of no rounds.
-APART = ("peak_memory_bytes", "flops", "energy_per_flop_j")
+METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j")
 
 #: What stands above a metric; another has its name there.
-HEADS = {
+HEADINGS = {
     "energy_j": "J ± u",
     "energy_per_output_token_j": "J/token ± u",
     "energy_per_request_j": "J/request ± u",
@@ -47,15 +47,15 @@ class Column:
 
 
 #: Places behind the point from which on a power of ten is written.
-MOST_PLACES = 5
+MAX_DECIMAL_PLACES = 5
 
 
-def rounded(value: float, u: float | None) -> str:
+def format_with_uncertainty(value: float, u: float | None) -> str:
     """Value and standard uncertainty, to the place of the latter's second digit."""
     if not u or not math.isfinite(u):
         return f"{value:.3g}"
     places = max(0, 1 - math.floor(math.log10(u)))
-    if places > MOST_PLACES:
+    if places > MAX_DECIMAL_PLACES:
         # Microjoules are not told by a row of zeros.
         power = math.floor(math.log10(max(abs(value), u)))
         places = max(0, places + power)
@@ -63,17 +63,17 @@ def rounded(value: float, u: float | None) -> str:
     return f"{value:.{places}f} ± {u:.{places}f}"
 
 
-def backend_of(record: Record) -> str:
+def backend_name(record: Record) -> str:
     """Its engine, ``-`` without one."""
     return one_line(record.backend.name) if record.backend else "-"
 
 
-def model_of(record: Record) -> str:
+def model_name(record: Record) -> str:
     """Its model, ``-`` without one."""
     return one_line(record.backend.model) if record.backend else "-"
 
 
-def device_of(record: Record) -> str:
+def device_names(record: Record) -> str:
     """What it ran on: ``NVIDIA H200 x 2``, ``cpu``."""
     kinds = [board.name for board in record.boards] or record.devices
     counts = {kind: kinds.count(kind) for kind in kinds}
@@ -81,7 +81,7 @@ def device_of(record: Record) -> str:
     return one_line(", ".join(told)) or "-"
 
 
-def meter_of(record: Record) -> str:
+def meter_names(record: Record) -> str:
     """What it was measured with, or ``estimated``."""
     if record.kind == "estimated":
         return "estimated"
@@ -104,34 +104,34 @@ def _scientific(metric: Metric) -> str:
     """Joules for one floating-point operation have more zeros than anybody would read."""
     value, u = metric.value or 0.0, metric.uncertainty_absolute
     if value == 0 or abs(value) >= 1e-4:
-        return rounded(value, u)
+        return format_with_uncertainty(value, u)
     return f"{value:.3g}" if u is None else f"{value:.3g} ± {u:.1e}"
 
 
 def _columns() -> dict[str, Column]:
     facts = {
-        "backend": Column("backend", backend_of),
-        "model": Column("model", model_of),
-        "device": Column("device", device_of),
-        "meter": Column("meter", meter_of),
+        "backend": Column("backend", backend_name),
+        "model": Column("model", model_name),
+        "device": Column("device", device_names),
+        "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
     }
     energies = {name for name, figure in FIGURES.items() if figure.is_energy} | {"energy_per_flop_j"}
     metrics = {
-        name: Column(HEADS.get(name, name), _metric(name, with_u=name in energies), is_number=True)
+        name: Column(HEADINGS.get(name, name), _metric(name, with_u=name in energies), is_number=True)
         for name in METRICS
     }
     return {**facts, **metrics}
 
 
 #: Every metric that a record may have.
-METRICS: tuple[str, ...] = (*FIGURES, *APART)
+METRICS: tuple[str, ...] = (*FIGURES, *METRICS_WITHOUT_ROUNDS)
 
 #: By the words of ``--energy-columns``.
 COLUMNS: Mapping[str, Column] = _columns()
 
 #: Those that are shown where nobody has chosen.
-DEFAULT = ("backend", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")
+DEFAULT_COLUMNS = ("backend", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")
 
 
 # How the summary is laid out: which columns, in which order, in which groups.
@@ -139,21 +139,24 @@ DEFAULT = ("backend", "energy_j", "energy_per_output_token_j", "output_tokens_pe
 # The words are those of pytest-benchmark where it has one for the same thing.
 
 #: What comes before the name of a parameter.
-PARAM = "param:"
+PARAM_PREFIX = "param:"
 
 #: By what tests may be put together, besides ``param:NAME``.
-GROUPS: dict[str, Callable[[Record], str]] = {
+GROUP_KEYS: dict[str, Callable[[Record], str]] = {
     "name": lambda record: _name(record.id),
     "func": lambda record: _name(_plain(record.id)),
     "fullfunc": lambda record: _plain(record.id),
     "param": lambda record: record.id.partition("[")[2].removesuffix("]") or "-",
-    "backend": backend_of,
-    "model": model_of,
-    "device": device_of,
+    "backend": backend_name,
+    "model": model_name,
+    "device": device_names,
 }
 
 #: By what tests may be sorted, besides metrics.
-NAMES: dict[str, Callable[[Record], str]] = {"name": GROUPS["name"], "fullname": lambda record: record.id}
+NAME_SORT_KEYS: dict[str, Callable[[Record], str]] = {
+    "name": GROUP_KEYS["name"],
+    "fullname": lambda record: record.id,
+}
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Layout:
         """The columns of a summary of these records."""
         if self.columns:
             return [COLUMNS[name] for name in self.columns]
-        columns = [COLUMNS[name] for name in DEFAULT]
+        columns = [COLUMNS[name] for name in DEFAULT_COLUMNS]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -185,8 +188,8 @@ class Layout:
 
     def _sorted(self, records: Sequence[Record]) -> list[Record]:
         word, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
-        if word in NAMES:
-            return sorted(records, key=NAMES[word], reverse=largest_first)
+        if word in NAME_SORT_KEYS:
+            return sorted(records, key=NAME_SORT_KEYS[word], reverse=largest_first)
         if not word:
             return list(records)
         # What has no value comes last, whichever way.
@@ -194,30 +197,34 @@ class Layout:
         return sorted(records, key=lambda record: sign * _value(record, word, missing=sign * math.inf))
 
     def _title(self, record: Record) -> str:
-        return ", ".join(f"{word.removeprefix(PARAM)}={_group(record, word)}" for word in self.group_by)
+        return ", ".join(
+            f"{word.removeprefix(PARAM_PREFIX)}={_group(record, word)}" for word in self.group_by
+        )
 
 
 #: Where nobody has asked for another.
-PLAIN = Layout()
+DEFAULT_LAYOUT = Layout()
 
 
-def read_columns(text: str) -> tuple[str, ...]:
+def parse_columns(text: str) -> tuple[str, ...]:
     """``--energy-columns``. Raises ``ValueError`` for what it does not know."""
     return _known(_words(text), COLUMNS)
 
 
-def read_sort(text: str) -> str:
+def parse_sort(text: str) -> str:
     """``--energy-sort``. Raises ``ValueError`` for what it does not know."""
     word = text.strip()
-    _known([word.removeprefix("-")], (*NAMES, *METRICS), "; with - before it the largest comes first")
+    _known(
+        [word.removeprefix("-")], (*NAME_SORT_KEYS, *METRICS), "; with - before it the largest comes first"
+    )
     return word
 
 
-def read_group_by(text: str) -> tuple[str, ...]:
+def parse_group_by(text: str) -> tuple[str, ...]:
     """``--energy-group-by``. Raises ``ValueError`` for what it does not know."""
     words = _words(text)
-    plain = [word for word in words if not (word.startswith(PARAM) and word != PARAM)]
-    _known(plain, (*GROUPS, f"{PARAM}NAME"))
+    plain = [word for word in words if not (word.startswith(PARAM_PREFIX) and word != PARAM_PREFIX)]
+    _known(plain, (*GROUP_KEYS, f"{PARAM_PREFIX}NAME"))
     return tuple(words)
 
 
@@ -242,10 +249,10 @@ def _value(record: Record, name: str, missing: float) -> float:
 
 
 def _group(record: Record, word: str) -> str:
-    if word.startswith(PARAM):
-        name = word.removeprefix(PARAM)
+    if word.startswith(PARAM_PREFIX):
+        name = word.removeprefix(PARAM_PREFIX)
         return one_line(str(record.params[name])) if name in record.params else "-"
-    return one_line(GROUPS[word](record))
+    return one_line(GROUP_KEYS[word](record))
 
 
 def _plain(name: str) -> str:

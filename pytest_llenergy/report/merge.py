@@ -17,7 +17,7 @@ from pytest_llenergy.model.report import Report, RunInfo, Source
 # One environment of several: those of hosts of one kind, or of several Pythons on one host.
 
 
-def joined(known: Sequence[Environment]) -> Environment:
+def merge_environments(known: Sequence[Environment]) -> Environment:
     """Of one kind of machine: every board, so that records find theirs, and every name."""
     boards = {board.uuid: board for each in known for board in each.gpus}
     names = list(dict.fromkeys(name for each in known for name in each.packages))
@@ -31,7 +31,7 @@ def joined(known: Sequence[Environment]) -> Environment:
     )
 
 
-def differing(one: Environment, other: Environment) -> str:
+def describe_differences(one: Environment, other: Environment) -> str:
     """What makes two machines different ones, in words."""
     here, there = _facts(one), _facts(other)
     return "; ".join(f"{name}: {here[name]} -> {there[name]}" for name in here if here[name] != there[name])
@@ -61,14 +61,14 @@ def _joined(values: Iterable[str | None]) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class NamedReport:
     """A report, and how messages name it."""
 
     origin: str
     report: Report
 
 
-def merge(parts: Sequence[Part]) -> Report:
+def merge_reports(parts: Sequence[NamedReport]) -> Report:
     """One report of all, records in the order given. A record that is there twice is kept once.
 
     Raises ``ReportError`` for parts of several commits or kinds of machines, and for a test that two parts
@@ -85,13 +85,13 @@ def merge(parts: Sequence[Part]) -> Report:
         first,
         run=_run([report.run for report in reports]),
         source=_source([report.source for report in reports]),
-        environment=joined(known) if known else None,
+        environment=merge_environments(known) if known else None,
         records=records,
         baseline=first.baseline if all(each.baseline == first.baseline for each in reports) else None,
     )
 
 
-def _records(parts: Sequence[Part]) -> list[Record]:
+def _records(parts: Sequence[NamedReport]) -> list[Record]:
     found: dict[tuple[str, int], tuple[Record, str]] = {}
     for part in parts:
         for record in part.report.records:
@@ -104,7 +104,7 @@ def _records(parts: Sequence[Part]) -> list[Record]:
     return [record for record, _ in found.values()]
 
 
-def _check_source(one: Part, other: Part) -> None:
+def _check_source(one: NamedReport, other: NamedReport) -> None:
     commits = one.report.source.commit, other.report.source.commit
     if commits[0] != commits[1]:
         raise ReportError(
@@ -113,7 +113,7 @@ def _check_source(one: Part, other: Part) -> None:
         )
 
 
-def _check_machine(one: Part, other: Part) -> None:
+def _check_machine(one: NamedReport, other: NamedReport) -> None:
     here, there = one.report.environment, other.report.environment
     if here is None and there is None:
         return
@@ -123,8 +123,8 @@ def _check_machine(one: Part, other: Part) -> None:
         )
     if here.key != there.key:
         raise ReportError(
-            f"{one.origin} and {other.origin} are of different hardware ({differing(here, there)}): a report "
-            "is of one kind of machine; merge them apart"
+            f"{one.origin} and {other.origin} are of different hardware "
+            f"({describe_differences(here, there)}): a report is of one kind of machine; merge them apart"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_llenergy.devices.cpu import host
 from pytest_llenergy.devices.subprocess_query import describe_boards, query_boards
-from pytest_llenergy.model.environment import Environment, device_key
+from pytest_llenergy.model.environment import Environment, environment_key
 from pytest_llenergy.model.report import Source
 
 #: Packages whose version can change a result.
@@ -37,7 +37,7 @@ PACKAGES = (
 GIT_TIMEOUT_S = 10
 
 
-def environment(*, apart: bool = False) -> Environment:
+def collect_environment(*, apart: bool = False) -> Environment:
     """The machine and the packages of this process; of GPUs those that answer, and why others do not.
 
     ``apart`` asks the driver in a process of its own, for one that runs no tests and so has no need of it.
@@ -45,7 +45,7 @@ def environment(*, apart: bool = False) -> Environment:
     machine = host()
     told = query_boards() if apart else describe_boards()
     return Environment(
-        key=device_key(machine, told.boards, len(told.missing)),
+        key=environment_key(machine, told.boards, len(told.missing)),
         host=machine,
         gpus=told.boards,
         gpus_missing=told.missing,
@@ -55,7 +55,7 @@ def environment(*, apart: bool = False) -> Environment:
     )
 
 
-def source(directory: Path) -> Source:
+def collect_source(directory: Path) -> Source:
     """The commit that is checked out; all ``None`` outside git."""
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:

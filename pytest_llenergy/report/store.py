@@ -20,11 +20,11 @@ from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
     PairedReport,
     Report,
-    decode,
-    decode_lean,
-    decode_paired,
-    encode,
-    is_paired,
+    decode_lean_report,
+    decode_paired_report,
+    decode_report,
+    encode_report,
+    is_paired_report,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: A scheme, or several that are chained. A path may have a colon in it, and ``C:\\`` is one.
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*://")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*://")
 
 #: What follows the scheme, wherever the address stands: behind the name of an option, among other options.
 REST = re.compile(r"://\S*")
@@ -48,25 +48,25 @@ REST = re.compile(r"://\S*")
 HOSTLESS = re.compile("(?:^|::)(ftps?|sftp|ssh|https?)://(?:/|$)")
 
 #: Ten thousand tests of twelve rounds take 170 MB.
-MOST_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 
 #: For reading or writing one file.
-TIMEOUT_S = 120.0
+REMOTE_TIMEOUT_S = 120.0
 
 
-def is_address(text: str) -> bool:
+def is_url(text: str) -> bool:
     """Whether it is an address, and not a path."""
-    return ADDRESS.match(text) is not None
+    return URL.match(text) is not None
 
 
-def shown(address: str) -> str:
+def redact_url(address: str) -> str:
     """Without what may be a secret, in none of the addresses of a chain."""
     # First, since a password may have any character.
     place = re.sub("://[^/]*@", "://", address)
     return re.split("[?#]", place, maxsplit=1)[0]
 
 
-def without_secrets(words: Iterable[str]) -> list[str]:
+def redact_urls(words: Iterable[str]) -> list[str]:
     """Arguments of a command line, with every address that is in one as ``shown`` has it."""
     return [_without_secrets(word) for word in words]
 
@@ -75,17 +75,17 @@ def _without_secrets(word: str) -> str:
     if word.count("://") == 1:
         # It may have spaces in it.
         before, _, rest = word.partition("://")
-        return before + shown(f"://{rest}")
-    return REST.sub(lambda found: shown(found[0]), word)
+        return before + redact_url(f"://{rest}")
+    return REST.sub(lambda found: redact_url(found[0]), word)
 
 
-def fetch(address: str) -> bytes:
+def fetch_url(address: str) -> bytes:
     """A whole file. Raises ``ReportError`` in one line, whatever keeps it from being read."""
 
     def read() -> bytes:
-        system, path = file_system(address)
+        system, path = open_file_system(address)
         parts: list[bytes] = []
-        room = MOST_BYTES + 1
+        room = MAX_FILE_BYTES + 1
         with system.open(path, "rb") as file:
             # A stream gives what has arrived so far.
             while room and (part := file.read(room)):
@@ -93,35 +93,35 @@ def fetch(address: str) -> bytes:
                 room -= len(part)
         return b"".join(parts)
 
-    data = in_time(address, read)
-    if len(data) > MOST_BYTES:
-        raise ReportError(f"{shown(address)}: more than {MOST_BYTES >> 20} MiB, which no report is")
+    data = run_with_timeout(address, read)
+    if len(data) > MAX_FILE_BYTES:
+        raise ReportError(f"{redact_url(address)}: more than {MAX_FILE_BYTES >> 20} MiB, which no report is")
     return data
 
 
-def file_system(address: str) -> tuple[AbstractFileSystem, str]:
+def open_file_system(address: str) -> tuple[AbstractFileSystem, str]:
     """What fsspec has for an address, and the path in it.
 
     Raises ``ReportError`` for one without a host, and where fsspec, or what it needs for the scheme, is not
     installed. Some protocols connect here: for use within ``in_time``.
     """
-    hostless = HOSTLESS.search(shown(address))
+    hostless = HOSTLESS.search(redact_url(address))
     if hostless is not None:
-        raise ReportError(f"{shown(address)}: names no host; expected {hostless[1]}://host/path")
+        raise ReportError(f"{redact_url(address)}: names no host; expected {hostless[1]}://host/path")
     try:
         from fsspec.core import url_to_fs
     except ImportError:
         raise ReportError(
-            f"{shown(address)}: addresses need fsspec; pip install 'pytest-llenergy[remote]'"
+            f"{redact_url(address)}: addresses need fsspec; pip install 'pytest-llenergy[remote]'"
         ) from None
     try:
         system, path = url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise ReportError(f"{shown(address)}: {_clause(error, address)}") from None
+        raise ReportError(f"{redact_url(address)}: {_clause(error, address)}") from None
     return system, path
 
 
-def in_time(address: str, work: Callable[[], T]) -> T:
+def run_with_timeout(address: str, work: Callable[[], T]) -> T:
     """What ``work`` gives, within the time that there is for it. Raises ``ReportError``.
 
     It is done in a thread, since not every protocol knows a limit; one that hangs is left behind.
@@ -136,14 +136,14 @@ def in_time(address: str, work: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="llenergy-remote", daemon=True)
     thread.start()
-    thread.join(TIMEOUT_S)
+    thread.join(REMOTE_TIMEOUT_S)
     if not done:
-        raise ReportError(f"{shown(address)}: no answer within {TIMEOUT_S:g} s")
+        raise ReportError(f"{redact_url(address)}: no answer within {REMOTE_TIMEOUT_S:g} s")
     error = done.get("error")
     if isinstance(error, ReportError):
         raise error
     if error is not None:
-        raise ReportError(f"{shown(address)}: {_why(error, address)}") from None
+        raise ReportError(f"{redact_url(address)}: {_why(error, address)}") from None
     value: T = done["value"]
     return value
 
@@ -165,7 +165,7 @@ def _why(error: BaseException, address: str) -> str:
 def _clause(error: BaseException, address: str) -> str:
     """In one line, and without the secrets of the address."""
     told = " ".join(str(error).split()) or type(error).__name__
-    return told.replace(address, shown(address))
+    return told.replace(address, redact_url(address))
 
 
 # The journal: one line a finished test, on disk before the next one starts.
@@ -173,7 +173,7 @@ def _clause(error: BaseException, address: str) -> str:
 # A run that is killed leaves it behind; a report that was written whole makes it superfluous. Each run has
 # a file of its own, so that no run touches what another has left.
 
-SUFFIX = ".journal.jsonl"
+JOURNAL_SUFFIX = ".journal.jsonl"
 
 #: How a line begins that is no record.
 HEADER = b'{"schema_version"'
@@ -181,12 +181,12 @@ HEADER = b'{"schema_version"'
 
 def journal_path(report: Path, run_id: str) -> Path:
     """Beside the report, named after it and the run."""
-    return report.with_name(f"{report.stem}.{run_id}{SUFFIX}")
+    return report.with_name(f"{report.stem}.{run_id}{JOURNAL_SUFFIX}")
 
 
-def left_over(report: Path) -> list[Path]:
+def find_journals(report: Path) -> list[Path]:
     """Journals beside a report: those of runs that did not end, or have not yet."""
-    return sorted(report.parent.glob(f"{report.stem}.*{SUFFIX}"))
+    return sorted(report.parent.glob(f"{report.stem}.*{JOURNAL_SUFFIX}"))
 
 
 class Journal:
@@ -256,7 +256,7 @@ def decode_journal(data: bytes, origin: str) -> Report:
 # Reports in files: written whole or not at all, read strictly.
 
 #: A path, or the text of an address.
-Place: TypeAlias = Path | str
+Location: TypeAlias = Path | str
 
 #: Addresses of files on this host.
 LOCAL = ("file://", "local://")
@@ -264,7 +264,7 @@ LOCAL = ("file://", "local://")
 
 def write_report(report: Report, path: Path) -> None:
     """Replace ``path`` in one step. Raises ``ReportError``; what was there before is then untouched."""
-    replace_file(path, encode(report))
+    replace_file(path, encode_report(report))
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -286,45 +286,45 @@ def replace_file(path: Path, content: bytes) -> None:
         raise ReportError(f"{path}: could not be written ({error.strerror})") from error
 
 
-def read_report(place: Place, *, lean: bool = False) -> Report:
+def read_report(place: Location, *, lean: bool = False) -> Report:
     """A report or a journal. Raises ``ReportError`` naming the file and what is wrong with it.
 
     ``lean`` leaves out of a report what comparisons do not look at, see ``model.lean``.
     """
-    return decode_report(read_file(place), origin(place), lean=lean)
+    return decode_report_or_journal(read_file(place), location_name(place), lean=lean)
 
 
-def decode_report(data: bytes, name: str, *, lean: bool = False) -> Report:
+def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> Report:
     """What a report or a journal of this name holds. Raises ``ReportError``."""
-    if name.endswith(SUFFIX):
+    if name.endswith(JOURNAL_SUFFIX):
         return decode_journal(data, name)
-    return decode_lean(data, name) if lean else decode(data, name)
+    return decode_lean_report(data, name) if lean else decode_report(data, name)
 
 
-def read_sides(place: Place) -> PairedReport:
+def read_paired_report(place: Location) -> PairedReport:
     """What ``llenergy ab`` wrote. Raises ``ReportError`` naming the file and what is wrong with it."""
-    return decode_paired(read_file(place), origin(place))
+    return decode_paired_report(read_file(place), location_name(place))
 
 
-def read_any(place: Place) -> Report | PairedReport:
+def read_report_or_paired(place: Location) -> Report | PairedReport:
     """A report, a journal, or what ``llenergy ab`` wrote. Raises ``ReportError``."""
-    name, data = origin(place), read_file(place)
-    if name.endswith(SUFFIX):
+    name, data = location_name(place), read_file(place)
+    if name.endswith(JOURNAL_SUFFIX):
         return decode_journal(data, name)
-    return decode_paired(data, name) if is_paired(data) else decode(data, name)
+    return decode_paired_report(data, name) if is_paired_report(data) else decode_report(data, name)
 
 
-def read_file(place: Place) -> bytes:
+def read_file(place: Location) -> bytes:
     """A file, here or elsewhere. Raises ``ReportError``."""
     if isinstance(place, str):
-        return fetch(place)
+        return fetch_url(place)
     try:
         return place.read_bytes()
     except OSError as error:
         raise ReportError(f"{place}: {error.strerror}") from None
 
 
-def check_apart(output: Path, places: Iterable[Place]) -> None:
+def check_not_overwritten(output: Path, places: Iterable[Location]) -> None:
     """Raises ``ReportError`` for an output that is one of the files to read, by whatever name or link."""
     for place in places:
         if isinstance(place, str) and not place.startswith(LOCAL):
@@ -336,17 +336,19 @@ def check_apart(output: Path, places: Iterable[Place]) -> None:
             # One of them is not there.
             same = False
         if same:
-            raise ReportError(f"{output}: the same file as {origin(place)}, which is read; name another")
+            raise ReportError(
+                f"{output}: the same file as {location_name(place)}, which is read; name another"
+            )
 
 
-def place_of(text: str) -> Place:
+def parse_location(text: str) -> Location:
     """A path, or an address where it begins with a scheme."""
-    return text if is_address(text) else Path(text)
+    return text if is_url(text) else Path(text)
 
 
-def origin(place: Place) -> str:
+def location_name(place: Location) -> str:
     """How messages and reports name it."""
-    return shown(place) if isinstance(place, str) else str(place)
+    return redact_url(place) if isinstance(place, str) else str(place)
 
 
 def _umask() -> int:

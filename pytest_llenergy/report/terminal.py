@@ -16,23 +16,30 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_llenergy.model.record import Flag, Record, Round, Terms, Window
-from pytest_llenergy.model.text import MOST_NAME, cut, functions, one_line, short, trimmed
-from pytest_llenergy.report.columns import PLAIN, Layout, rounded
+from pytest_llenergy.model.text import (
+    MAX_NAME_LENGTH,
+    one_line,
+    short_test_name,
+    shorten,
+    strip_trailing_space,
+    unique_function_names,
+)
+from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout, format_with_uncertainty
 
 # Tables of a terminal that lose no digit: what does not fit gets a table or line of its own.
 
 #: What the first column is given at least, unless all of it is shorter (characters).
-LEAST_FIRST = 12
+MIN_FIRST_WIDTH = 12
 
 #: Characters between two columns.
-BETWEEN = 2
+COLUMN_GAP = 2
 
 #: Characters before a row that is below its name.
 INDENT = 2
 
 
 @dataclass(frozen=True)
-class Strip:
+class TableColumn:
     """One column: what stands above it, what is in it, one cell a row."""
 
     head: str
@@ -46,38 +53,40 @@ class Strip:
         return max(map(cell_len, [self.head, *self.cells]))
 
 
-def grids(first: Strip, strips: Sequence[Strip], width: int) -> Iterator[Table]:
+def split_into_tables(first: TableColumn, strips: Sequence[TableColumn], width: int) -> Iterator[Table]:
     """Tables that are no wider than ``width`` characters, each with the first column and some of the others.
 
     The first column is folded where it must be, and so is another that would not fit by itself.
     """
-    least = min(LEAST_FIRST, first.width)
-    kept: list[Strip] = []
+    least = min(MIN_FIRST_WIDTH, first.width)
+    kept: list[TableColumn] = []
     for strip in strips:
-        if kept and least + sum(each.width + BETWEEN for each in [*kept, strip]) > width:
+        if kept and least + sum(each.width + COLUMN_GAP for each in [*kept, strip]) > width:
             yield _table(first, kept)
             kept = []
         kept.append(strip)
     yield _table(first, kept)
 
 
-def whole_names(names: Strip, strips: Sequence[Strip], width: int) -> Iterator[Table | Above]:
+def tables_with_whole_names(
+    names: TableColumn, strips: Sequence[TableColumn], width: int
+) -> Iterator[Table | NamesAboveRows]:
     """One table in which no name is folded: behind the first column, or above its row where it must be.
 
     Where not even the other columns fit beside each other they are as ``grids`` has them.
     """
-    others = sum(each.width + BETWEEN for each in strips)
+    others = sum(each.width + COLUMN_GAP for each in strips)
     first, *rest = strips
     if names.width + others <= width:
         yield _table(first, [names, *rest])
-    elif INDENT + others - BETWEEN <= width:
-        yield Above(names.cells, _table(first, rest))
+    elif INDENT + others - COLUMN_GAP <= width:
+        yield NamesAboveRows(names.cells, _table(first, rest))
     else:
-        yield from grids(names, strips, width)
+        yield from split_into_tables(names, strips, width)
 
 
 @dataclass(frozen=True)
-class Above:
+class NamesAboveRows:
     """A table, of one line for each row, with a name above each."""
 
     names: Sequence[str]
@@ -97,7 +106,7 @@ def _indented(line: Sequence[Segment]) -> Iterator[Segment]:
     yield from (Segment(" " * INDENT), *line, Segment.line())
 
 
-def _table(first: Strip, strips: Sequence[Strip]) -> Table:
+def _table(first: TableColumn, strips: Sequence[TableColumn]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first.head, overflow="fold")
     for strip in strips:
@@ -109,7 +118,7 @@ def _table(first: Strip, strips: Sequence[Strip]) -> Table:
     return table
 
 
-def _texts(strip: Strip) -> Iterator[Text]:
+def _texts(strip: TableColumn) -> Iterator[Text]:
     styles = strip.styles or [""] * len(strip.cells)
     return (Text(cell, style=style) for cell, style in zip(strip.cells, styles, strict=True))
 
@@ -117,42 +126,44 @@ def _texts(strip: Strip) -> Iterator[Text]:
 # One test in detail: its rounds, and with more verbosity what is not known of them and every flag.
 
 #: How a line on a flag looks.
-STYLES = {"warning": "yellow", "invalid": "red"}
+SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
 
 #: What is not known of an energy, by cause.
-TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
+UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
 
 
-def details(record: Record, name: str, width: int, *, with_terms: bool) -> Iterator[Table | Text]:
+def round_details(record: Record, name: str, width: int, *, with_terms: bool) -> Iterator[Table | Text]:
     """What ``-v`` shows of a test, and ``-vv`` if ``with_terms``; nothing of one without rounds."""
     if not record.rounds:
         return
     yield Text(f"{name}: {_procedure(record)}", style="bold")
-    numbers = Strip("round", [str(number) for number in range(1, len(record.rounds) + 1)])
-    yield from grids(numbers, _strips(record.rounds), width)
+    numbers = TableColumn("round", [str(number) for number in range(1, len(record.rounds) + 1)])
+    yield from split_into_tables(numbers, _strips(record.rounds), width)
     if with_terms:
-        yield from grids(numbers, [_terms(term, record.rounds) for term in TERMS], width)
+        yield from split_into_tables(
+            numbers, [_terms(term, record.rounds) for term in UNCERTAINTY_TERMS], width
+        )
         yield from _uncertainty(record)
         yield from _flags(record)
 
 
-def _strips(rounds: Sequence[Round]) -> list[Strip]:
+def _strips(rounds: Sequence[Round]) -> list[TableColumn]:
     """Columns without those that no round has anything in."""
     strips = [
-        Strip("s", [f"{each.duration_s:.3g}" for each in rounds]),
-        Strip("J ± u", [_joules(each) for each in rounds]),
-        Strip("idle W", [_number(each.idle_power_w) for each in rounds]),
-        Strip("token", [str(each.tokens.output) if each.tokens else "-" for each in rounds]),
-        Strip("°C", [_number(each.temperature_start_c) for each in rounds]),
-        Strip("other CPU s", [_number(each.other_cpu_s) for each in rounds]),
-        Strip("flags", [",".join(flag.name for flag in each.flags) or "-" for each in rounds], False),
+        TableColumn("s", [f"{each.duration_s:.3g}" for each in rounds]),
+        TableColumn("J ± u", [_joules(each) for each in rounds]),
+        TableColumn("idle W", [_number(each.idle_power_w) for each in rounds]),
+        TableColumn("token", [str(each.tokens.output) if each.tokens else "-" for each in rounds]),
+        TableColumn("°C", [_number(each.temperature_start_c) for each in rounds]),
+        TableColumn("other CPU s", [_number(each.other_cpu_s) for each in rounds]),
+        TableColumn("flags", [",".join(flag.name for flag in each.flags) or "-" for each in rounds], False),
     ]
     return [strip for strip in strips if set(strip.cells) != {"-"}]
 
 
-def _terms(name: str, rounds: Sequence[Round]) -> Strip:
+def _terms(name: str, rounds: Sequence[Round]) -> TableColumn:
     terms = [each.terms for each in rounds]
-    return Strip(f"{name.removesuffix('_j')} J", [_term(each, name) for each in terms])
+    return TableColumn(f"{name.removesuffix('_j')} J", [_term(each, name) for each in terms])
 
 
 def _term(terms: Terms | None, name: str) -> str:
@@ -160,7 +171,11 @@ def _term(terms: Terms | None, name: str) -> str:
 
 
 def _joules(round_: Round) -> str:
-    return "-" if round_.energy_j is None else rounded(round_.energy_j, round_.energy_u_absolute_j)
+    return (
+        "-"
+        if round_.energy_j is None
+        else format_with_uncertainty(round_.energy_j, round_.energy_u_absolute_j)
+    )
 
 
 def _number(value: float | None) -> str:
@@ -207,24 +222,26 @@ def _flags(record: Record) -> Iterator[Text]:
 
 
 def _line(flag: Flag, where: str) -> Text:
-    return Text(one_line(f"{where} ({flag.severity}): {flag.detail}"), style=STYLES.get(flag.severity, ""))
+    return Text(
+        one_line(f"{where} ({flag.severity}): {flag.detail}"), style=SEVERITY_STYLES.get(flag.severity, "")
+    )
 
 
 # The table that a person reads, 80 columns wide if need be.
 
 #: Parameters that have a column of their own.
-OWN_COLUMN = frozenset({"backend"})
+PARAMS_WITH_COLUMN = frozenset({"backend"})
 
 #: A parameter with a longer text than this is shown as pytest names it.
-LONG = 40
+MAX_PARAM_LENGTH = 40
 
 
-def render(
+def render_summary(
     records: Sequence[Record],
     width: int,
     *,
     color: bool,
-    layout: Layout = PLAIN,
+    layout: Layout = DEFAULT_LAYOUT,
     verbosity: int = 0,
 ) -> str:
     """Measured tests as a table, the others as lines with their reasons.
@@ -240,55 +257,56 @@ def render(
         no_color=not color,
         highlight=False,
     )
-    named = functions(record.id for record in records)
-    tabled = [record for record in records if has_figures(record)]
+    named = unique_function_names(record.id for record in records)
+    tabled = [record for record in records if has_values(record)]
     groups, columns = layout.groups(tabled), layout.shown(tabled)
     for title, group in groups.items():
         if title:
-            console.print(Text(cut(title, MOST_NAME), style="bold"))
-        tests = Strip("test", [name_of(record, named) for record in group], is_number=False)
-        strips = [Strip(each.head, list(map(each.cell, group)), each.is_number) for each in columns]
-        for table in grids(tests, strips, width):
+            console.print(Text(shorten(title, MAX_NAME_LENGTH), style="bold"))
+        tests = TableColumn("test", [record_label(record, named) for record in group], is_number=False)
+        strips = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in columns]
+        for table in split_into_tables(tests, strips, width):
             console.print(table)
     for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():
-        for part in details(record, name_of(record, named), width, with_terms=verbosity > 1):
+        for part in round_details(record, record_label(record, named), width, with_terms=verbosity > 1):
             console.print(part)
     for record in records:
         for window in record.windows:
-            console.print(Text(f"{short(record.id)} · {one_line(window.name)}: {joules_of(window, record)}"))
+            name = f"{short_test_name(record.id)} · {one_line(window.name)}"
+            console.print(Text(f"{name}: {format_window_energy(window, record)}"))
     for line in [
         *_without_result(records),
         *_skipped(records),
         *_notes([record for record in records if record.meters], named),
     ]:
         console.print(line)
-    return trimmed(stream.getvalue())
+    return strip_trailing_space(stream.getvalue())
 
 
-def has_figures(record: Record) -> bool:
+def has_values(record: Record) -> bool:
     """Whether there is anything to show of it in a table."""
     return any(metric.value is not None for metric in record.metrics.values())
 
 
-def name_of(record: Record, named: Mapping[str, str]) -> str:
+def record_label(record: Record, named: Mapping[str, str]) -> str:
     """Function, as ``named`` by id, and parameters, without what has a column of its own."""
     test, ids = named[record.id], record.id.partition("[")[2]
-    if any(isinstance(value, str) and len(value) > LONG for value in record.params.values()):
+    if any(isinstance(value, str) and len(value) > MAX_PARAM_LENGTH for value in record.params.values()):
         # Objects are known by the ids that the suite gives them.
-        return cut(one_line(f"{test} {ids.removesuffix(']')}"), MOST_NAME)
-    own = {name: value for name, value in record.params.items() if name not in OWN_COLUMN}
+        return shorten(one_line(f"{test} {ids.removesuffix(']')}"), MAX_NAME_LENGTH)
+    own = {name: value for name, value in record.params.items() if name not in PARAMS_WITH_COLUMN}
     params = [f"{name}={value}" for name, value in own.items()]
     if len(record.ranks) > 1:
         params.append(f"ranks={len(record.ranks)}")
-    return cut(one_line(f"{test} {' '.join(params)}"), MOST_NAME)
+    return shorten(one_line(f"{test} {' '.join(params)}"), MAX_NAME_LENGTH)
 
 
-def joules_of(window: Window, record: Record) -> str:
+def format_window_energy(window: Window, record: Record) -> str:
     """``12.50 ± 0.50 J in 1 s``, or why there are none."""
     if window.energy_j is None:
         return f"no joules: {window.reason}"
     label = " estimated" if record.kind == "estimated" else ""
-    joules = rounded(window.energy_j, window.energy_u_absolute_j)
+    joules = format_with_uncertainty(window.energy_j, window.energy_u_absolute_j)
     return f"{joules} J{label} in {window.duration_s:.3g} s"
 
 
@@ -301,7 +319,7 @@ def _without_result(records: Sequence[Record]) -> list[Text]:
     lines = []
     for (status, reason), (first, *others) in alike.items():
         more = f" and {len(others)} more" if others else ""
-        lines.append(Text(f"{status} {short(first.id)}{more}: {reason}", style="red"))
+        lines.append(Text(f"{status} {short_test_name(first.id)}{more}: {reason}", style="red"))
     return lines
 
 
@@ -312,11 +330,14 @@ def _skipped(records: Sequence[Record]) -> list[Text]:
 
 
 def _notes(records: Sequence[Record], named: Mapping[str, str]) -> list[Text]:
-    flagged = [Text(told, style=STYLES.get(severity, "")) for severity, told in flags(records, named)]
-    return [*map(Text, notes(records)), *flagged]
+    flagged = [
+        Text(told, style=SEVERITY_STYLES.get(severity, ""))
+        for severity, told in summary_flags(records, named)
+    ]
+    return [*map(Text, summary_notes(records)), *flagged]
 
 
-def notes(records: Sequence[Record]) -> list[str]:
+def summary_notes(records: Sequence[Record]) -> list[str]:
     """What holds for all figures."""
     told: list[str] = []
     estimated = next((record for record in records if record.kind == "estimated"), None)
@@ -328,7 +349,7 @@ def notes(records: Sequence[Record]) -> list[str]:
     return told
 
 
-def flags(records: Sequence[Record], named: Mapping[str, str]) -> list[tuple[str, str]]:
+def summary_flags(records: Sequence[Record], named: Mapping[str, str]) -> list[tuple[str, str]]:
     """Severity and a line for each flag that a reader must heed: the first test that has it, and how many."""
     first: dict[str, tuple[Record, Flag]] = {}
     count: Counter[str] = Counter()
@@ -340,7 +361,7 @@ def flags(records: Sequence[Record], named: Mapping[str, str]) -> list[tuple[str
     lines: list[tuple[str, str]] = []
     for name, (record, flag) in first.items():
         more = f" and {count[name] - 1} more" if count[name] > 1 else ""
-        told = one_line(f"{name}: {name_of(record, named)}{more}: {flag.detail}")
+        told = one_line(f"{name}: {record_label(record, named)}{more}: {flag.detail}")
         lines.append((flag.severity, told))
     return lines
 

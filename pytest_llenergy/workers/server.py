@@ -22,7 +22,7 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import TASKS
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import Flag, Parallel
-from pytest_llenergy.model.timeline import OF_A_FUNCTION, Flops, Iteration, RankTimeline
+from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 from pytest_llenergy.workers import wire
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.pickling import finished, packed, received
@@ -247,7 +247,7 @@ class Server:
     def _flops(self, _payload: None) -> bytes:
         """Of one run of the job, in a pass of its own after the rounds."""
         if isinstance(self._job, CallJob):
-            told = Flops.unknown(OF_A_FUNCTION)
+            told = Flops.unknown(FUNCTION_FLOPS_REASON)
         elif (count := getattr(self._backend, "flops", None)) is None:
             told = Flops.unknown(f"{self._engine} does not tell its operations")
         else:

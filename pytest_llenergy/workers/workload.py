@@ -12,7 +12,7 @@ import msgspec
 
 from pytest_llenergy.backends.tasks import TASKS, Params
 from pytest_llenergy.errors import PlanError, WorkerError
-from pytest_llenergy.model.timeline import Flops, RankTimeline, RoundTimeline, joined
+from pytest_llenergy.model.timeline import Flops, RankTimeline, RoundTimeline, sum_flops
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, is_lazy, pickled, unpickled
 
@@ -71,7 +71,7 @@ class RankWorkload:
     def flops(self) -> Flops:
         """Floating-point operations of one iteration on all ranks, which may run the job once more for it."""
         answers = self._group.ask_all("flops", None, self._timeout_s)
-        return joined([msgspec.json.decode(answer, type=Flops) for answer in answers], self._together)
+        return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._together)
 
     def results(self) -> list[Any]:
         """What the last round made, by rank; of ranks with the same inputs by the first of them.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest_llenergy
 from pytest_llenergy.model.report import PairedReport
-from pytest_llenergy.report.store import read_sides
+from pytest_llenergy.report.store import read_paired_report
 
 #: What a measurement would have told: joules that ``work.py`` says, a little scattered.
 CONFTEST = """
@@ -137,4 +137,4 @@ class Project:
         return Outcome(process.returncode, out, err)
 
     def paired(self) -> PairedReport:
-        return read_sides(self.path / ".llenergy" / "ab.json")
+        return read_paired_report(self.path / ".llenergy" / "ab.json")

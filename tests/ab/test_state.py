@@ -20,7 +20,7 @@ from pytest_llenergy.ab.state import (
     list_unfinished,
 )
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.model.report import Report, encode_report
 
 from ..model.reports import REPORT
 
@@ -70,7 +70,7 @@ def ended(
     if told is not None:
         files.told.write_bytes(msgspec.json.encode(told))
     if report:
-        files.report.write_bytes(encode(measured))
+        files.report.write_bytes(encode_report(measured))
     state.note(files, exit_status, datetime.now(timezone.utc), 1.0)
 
 

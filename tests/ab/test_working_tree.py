@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.report.store import read_sides
+from pytest_llenergy.report.store import read_paired_report
 
 from .project import Project
 
@@ -104,5 +104,5 @@ def test_a_directory_below_the_top_is_the_same_below_the_checkouts(project: Proj
     project.path = project.path / "below"
     outcome = project.ab("--base=HEAD", "--head=HEAD", *ONCE, "--", "pytest", ".")
     assert outcome.status == 0
-    (found,) = read_sides(project.path.parent / ".llenergy" / "ab.json").compared.comparisons
+    (found,) = read_paired_report(project.path.parent / ".llenergy" / "ab.json").compared.comparisons
     assert (found.id, found.verdict) == ("below/test_below.py::test_d", "unchanged")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pytest_llenergy.model.report import PairedReport
-from pytest_llenergy.report.store import read_sides
+from pytest_llenergy.report.store import read_paired_report
 
 from ..ab.project import Project
 from .test_files import ROOT, template
@@ -64,7 +64,7 @@ class Clone:
         return self.run(SCRIPT, **{**given, **variables})
 
     def paired(self) -> PairedReport:
-        return read_sides(self.out / "energy.json")
+        return read_paired_report(self.out / "energy.json")
 
 
 def test_the_branch_is_held_against_where_it_was_begun(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_gitlab_job_does_the_same(tmp_path: Path) -> None:
     variables |= {"CI_MERGE_REQUEST_DIFF_BASE_SHA": clone.begun, "CI_COMMIT_SHA": clone.head}
     done = clone.run(script, **variables)
     assert done.returncode == 1, done.stderr
-    (comparison,) = read_sides(clone.path / "energy.json").compared.comparisons
+    (comparison,) = read_paired_report(clone.path / "energy.json").compared.comparisons
     assert comparison.verdict == "regressed"
     names = {path.name for path in clone.path.glob("energy.*")}
     assert names == {"energy.json", "energy.html", "energy.markdown", "energy.junit", "energy.gitlab"}

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.cli.compare import Found, render
+from pytest_llenergy.cli.compare import ComparisonResult, render_comparison
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import PairedReport, Report, encode, encode_paired
+from pytest_llenergy.model.report import PairedReport, Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
 
 from ..model.reports import HOST, REPORT
@@ -35,7 +35,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(base: Report | bytes, head: Report | bytes, *options: str) -> tuple[int, str, str]:
         for name, content in (("base.json", base), ("head.json", head)):
-            Path(name).write_bytes(encode(content) if isinstance(content, Report) else content)
+            Path(name).write_bytes(encode_report(content) if isinstance(content, Report) else content)
         try:
             status = main(["compare", "base.json", "head.json", *options])
         except SystemExit as stopped:
@@ -79,7 +79,7 @@ def test_no_text_of_a_file_is_markup_of_the_terminal(odd: str, compare: Compare)
     found = json.loads(out)
     found["comparisons"][0] |= {"unit": odd, "notes": [odd], "id": f"t.py::t[{odd}]"}
     compared = msgspec.convert(found | {"devices": [odd], "notes": [odd]}, ComparedReports)
-    text = render(Found(compared, (REPORT, REPORT)), "text", 200)
+    text = render_comparison(ComparisonResult(compared, (REPORT, REPORT)), "text", 200)
     assert status == 1
     assert text.count(odd.encode("unicode_escape").decode()) == 6
     assert all(each.isprintable() or each == "\n" for each in text)
@@ -200,7 +200,7 @@ def newer() -> bytes:
             "upgrade pytest-llenergy",
         ),
         (
-            encode(REPORT)[:700],
+            encode_report(REPORT)[:700],
             "base.json: not a report of pytest --energy-report (Input data was truncated)",
         ),
         (
@@ -267,7 +267,7 @@ def test_one_file_of_both_sides_prints_its_verdicts(
         head=head,
         compared=compare_reports(base, head, ("base", "head"), [Criterion(gated=True)]),
     )
-    Path("ab.json").write_bytes(encode_paired(paired))
+    Path("ab.json").write_bytes(encode_paired_report(paired))
     assert main(["compare", "ab.json", "--format=json"]) == 1
     assert json.loads(capsys.readouterr().out)["comparisons"][0]["verdict"] == "regressed"
     assert main(["compare", "ab.json", "--metric=energy_j"]) == 2

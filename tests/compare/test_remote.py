@@ -17,9 +17,9 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.report import encode
+from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report import store
-from pytest_llenergy.report.store import is_address, place_of, read_report, shown, without_secrets
+from pytest_llenergy.report.store import is_url, parse_location, read_report, redact_url, redact_urls
 
 from .runs import record_of, report_of, scaled
 
@@ -82,8 +82,8 @@ def server(tmp_path: Path) -> Iterator[str]:
     ],
 )
 def test_an_address_begins_with_a_scheme(text: str, yes: bool) -> None:
-    assert is_address(text) is yes
-    assert isinstance(place_of(text), str if yes else Path)
+    assert is_url(text) is yes
+    assert isinstance(parse_location(text), str if yes else Path)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_an_address_begins_with_a_scheme(text: str, yes: bool) -> None:
     ],
 )
 def test_secrets_of_an_address_are_not_shown(address: str, told: str) -> None:
-    assert shown(address) == told
+    assert redact_url(address) == told
 
 
 def test_secrets_of_addresses_on_the_command_line_are_in_no_report(
     quick: pytest.Pytester, server: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "base.json").write_bytes(encode(report_of(record_of())))
+    (tmp_path / "base.json").write_bytes(encode_report(report_of(record_of())))
     quick.makepyfile("import time\ndef test_a(energy): energy(time.sleep, 0.01)\n")
     address = server.replace("://", "://bob:hunter2@") + "/base.json?token=s3cret"
     more = ("--energy-report", f"--energy-compare={address}", "-o", f"addopts=--deselect={address} -q")
@@ -119,9 +119,9 @@ def test_secrets_of_addresses_on_the_command_line_are_in_no_report(
 def test_two_reports_are_compared_by_address(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "base.json").write_bytes(encode(report_of(record_of())))
+    (tmp_path / "base.json").write_bytes(encode_report(report_of(record_of())))
     fsspec.filesystem("memory").pipe_file(
-        "/reports/head.json", encode(report_of(record_of(joules=scaled(1.1))))
+        "/reports/head.json", encode_report(report_of(record_of(joules=scaled(1.1))))
     )
     arguments = [f"{server}/base.json?token=secret", "memory://reports/head.json", "--format=json"]
     assert main(["compare", *arguments]) == 1
@@ -132,7 +132,7 @@ def test_two_reports_are_compared_by_address(
 
 def test_a_server_that_does_not_tell_how_long_a_report_is(server: str, tmp_path: Path) -> None:
     report = report_of(record_of())
-    (tmp_path / "stream.json").write_bytes(encode(report))
+    (tmp_path / "stream.json").write_bytes(encode_report(report))
     assert read_report(f"{server}/stream.json") == report
 
 
@@ -140,7 +140,7 @@ def test_a_place_that_can_only_be_read_keeps_no_history(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = report_of(record_of())
-    (tmp_path / "energy.json").write_bytes(encode(report))
+    (tmp_path / "energy.json").write_bytes(encode_report(report))
     place = f"--at={server}/history"
     assert main(["history", "add", "--allow-dirty", f"{server}/energy.json", place]) == 2
     told = f"llenergy history: {server}/history: the server answers 501 Unsupported method ('PUT')\n"
@@ -177,7 +177,7 @@ def test_a_server_that_is_not_there() -> None:
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(store, "REMOTE_TIMEOUT_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -186,7 +186,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_that_is_too_large(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(store, "MAX_FILE_BYTES", 1 << 20)
     (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
     assert refusal(f"{server}/large.json") == f"{server}/large.json: more than 1 MiB, which no report is"
     (tmp_path / "fits.json").write_bytes(b" " * (1 << 20))
@@ -206,4 +206,4 @@ def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_address_may_have_spaces_in_it() -> None:
     word = "--energy-compare=https://h/my report.json?token=s3cret"
-    assert without_secrets([word]) == ["--energy-compare=https://h/my report.json"]
+    assert redact_urls([word]) == ["--energy-compare=https://h/my report.json"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pytest_llenergy.cli import main, parser
+from pytest_llenergy.cli import build_parser, main
 from pytest_llenergy.compare.gate import USAGE
 from pytest_llenergy.compare.stages import parse_pairs
 from pytest_llenergy.options import settings_of
@@ -65,7 +65,7 @@ def _pytest(arguments: list[str], pytester: pytest.Pytester) -> None:
 def _llenergy(arguments: list[str], pytester: pytest.Pytester) -> None:
     told = f"llenergy {' '.join(arguments)}"
     try:
-        parsed = parser().parse_args(arguments)
+        parsed = build_parser().parse_args(arguments)
     except SystemExit as error:
         raise AssertionError(f"{told}: ends with {error.code}") from None
     if arguments[0] == "ab":

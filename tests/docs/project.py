@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
-from pytest_llenergy.model.report import PairedReport, Report, encode, encode_paired
+from pytest_llenergy.model.report import PairedReport, Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import record_of, scaled
@@ -58,11 +58,11 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
         (path / name).write_text(text)
     reports = {name: _report(day) for name, day in DAYS.items()}
     for name, report in reports.items():
-        (path / name).write_bytes(encode(report))
+        (path / name).write_bytes(encode_report(report))
     (path / ".llenergy").mkdir()
-    (path / ".llenergy" / "main.json").write_bytes(encode(reports["main.json"]))
+    (path / ".llenergy" / "main.json").write_bytes(encode_report(reports["main.json"]))
     (path / ".llenergy" / "ab.json").write_bytes(
-        encode_paired(_paired(reports["base.json"], reports["head.json"]))
+        encode_paired_report(_paired(reports["base.json"], reports["head.json"]))
     )
     journal = Journal(path / JOURNAL, msgspec.structs.replace(reports["energy.json"], records=[]))
     for record in reports["energy.json"].records:

@@ -19,10 +19,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.export import GAUGES, MEASURES
+from pytest_llenergy.export import BENCHER_MEASURES, OPENMETRICS_GAUGES
 from pytest_llenergy.model.comparison import ComparedReports, Side
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, encode, encode_paired
+from pytest_llenergy.model.report import (
+    SCHEMA_VERSION,
+    PairedReport,
+    Report,
+    encode_paired_report,
+    encode_report,
+)
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import TEST, record_of, report_of, round_of, scaled
@@ -62,7 +68,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def export(report: Report | PairedReport, target: str, *options: str) -> str:
     """What the command writes into a file."""
-    data = encode_paired(report) if isinstance(report, PairedReport) else encode(report)
+    data = encode_paired_report(report) if isinstance(report, PairedReport) else encode_report(report)
     Path("in.json").write_bytes(data)
     assert main(["export", "in.json", "--to", target, "-o", "out", *options]) == 0
     return Path("out").read_bytes().decode()
@@ -153,8 +159,8 @@ class TestBencher:
         assert "energy" not in found["t.py::lost"]
 
     def test_measures_have_names_that_it_takes(self) -> None:
-        assert set(MEASURES) == set(METRICS)
-        names = [name for name, _ in MEASURES.values()]
+        assert set(BENCHER_MEASURES) == set(METRICS)
+        names = [name for name, _ in BENCHER_MEASURES.values()]
         assert len(set(names)) == len(names)
         assert all(name.replace("-", "").isalpha() and name.islower() and len(name) <= 64 for name in names)
 
@@ -178,7 +184,7 @@ class TestOpenMetrics:
         assert "llenergy_peak_memory_bytes" not in families
 
     def test_every_metric_has_a_gauge(self) -> None:
-        assert set(GAUGES) == set(METRICS)
+        assert set(OPENMETRICS_GAUGES) == set(METRICS)
 
     def test_labels_are_escaped(self) -> None:
         name = 't.py::t["a\\nb\\"\n{},=]'
@@ -237,19 +243,19 @@ class TestFiles:
         assert found[TEST]["energy"]["value"] == pytest.approx(joules, rel=1e-3)
 
     def test_a_report_has_no_sides(self, capsys: pytest.CaptureFixture[str]) -> None:
-        Path("in.json").write_bytes(encode(report_of(record_of())))
+        Path("in.json").write_bytes(encode_report(report_of(record_of())))
         assert main(["export", "in.json", "--to=csv", "--side=base"]) == 2
         assert capsys.readouterr().err == "llenergy: --side=base: in.json is of one run and has no sides\n"
 
     def test_secrets_of_an_address_are_in_no_message(self, capsys: pytest.CaptureFixture[str]) -> None:
         place = "bob:hunter2@host/in.json?token=s3cret"
-        fsspec.filesystem("memory").pipe_file(f"/{place}", encode(report_of(record_of())))
+        fsspec.filesystem("memory").pipe_file(f"/{place}", encode_report(report_of(record_of())))
         assert main(["export", f"memory://{place}", "--to=csv", "--side=base"]) == 2
         told = "llenergy: --side=base: memory://host/in.json is of one run and has no sides\n"
         assert capsys.readouterr().err == told
 
     def test_a_test_that_is_there_twice_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
-        Path("in.json").write_bytes(encode(report_of(record_of(), record_of())))
+        Path("in.json").write_bytes(encode_report(report_of(record_of(), record_of())))
         assert main(["export", "in.json", "--to=csv", "-o", "out"]) == 2
         assert f"{TEST} is there twice" in capsys.readouterr().err
         assert not Path("out").exists()

@@ -17,7 +17,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add_run
 from pytest_llenergy.history.store import LocalStore, open_store, read_entries
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.model.report import Report, encode_report
 
 from ..compare.runs import TEST, record_of, round_of
 from ..model.reports import REPORT
@@ -32,7 +32,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(report: Report, *options: str) -> int:
-    Path("energy.json").write_bytes(encode(report))
+    Path("energy.json").write_bytes(encode_report(report))
     return main(["history", "add", "energy.json", *options])
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_session_is_refused_also_with_allow_dirty(
 
 def test_one_that_is_refused_does_not_keep_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
     for name, report in (("a.json", dirty(True)), ("b.json", day_of(1))):
-        Path(name).write_bytes(encode(report))
+        Path(name).write_bytes(encode_report(report))
     assert main(["history", "add", "a.json", "none.json", "b.json"]) == 2
     told = capsys.readouterr()
     assert [line.split(": ")[1] for line in told.err.splitlines()] == ["a.json", "none.json"]
@@ -210,7 +210,7 @@ def test_a_place_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_place_that_is_none_is_told_in_a_line(
     action: list[str], address: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("energy.json").write_bytes(encode(day_of(0)))
+    Path("energy.json").write_bytes(encode_report(day_of(0)))
     assert main(["history", *action, f"--at={address}"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"llenergy: {address}: {told}")

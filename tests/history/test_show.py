@@ -18,8 +18,8 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.history.add import add_run
 from pytest_llenergy.history.store import LocalStore
 from pytest_llenergy.history.trend import find_change_points, load_trends, step_sizes
-from pytest_llenergy.model.environment import device_key
-from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.model.environment import environment_key
+from pytest_llenergy.model.report import Report, encode_report
 
 from ..compare.runs import TEST, record_of, scaled
 from ..model.reports import BOARD, HOST, REPORT
@@ -169,7 +169,7 @@ def test_another_workload_begins_anew(capsys: pytest.CaptureFixture[str]) -> Non
 def elsewhere(day: int) -> Report:
     host = msgspec.structs.replace(HOST, cpu_model="Another CPU")
     assert REPORT.environment is not None
-    there = msgspec.structs.replace(REPORT.environment, host=host, key=device_key(host, [BOARD]))
+    there = msgspec.structs.replace(REPORT.environment, host=host, key=environment_key(host, [BOARD]))
     return session(day, record_of(joules=scaled(2.0)), environment=there)
 
 
@@ -254,7 +254,7 @@ def test_the_trend_of_a_test_for_a_plot() -> None:
 def test_the_page_of_a_report_has_the_trend_of_its_tests(capsys: pytest.CaptureFixture[str]) -> None:
     days = levels([1.0] * 5 + [1.1] * 5)
     keep(*days)
-    Path("last.json").write_bytes(encode(days[-1]))
+    Path("last.json").write_bytes(encode_report(days[-1]))
     assert main(["report", "last.json", "--html", "page.html", "--history", str(PLACE.name)]) == 0
     text = Path("page.html").read_text("utf-8")
     assert ">Trend<" in text

@@ -11,7 +11,7 @@ import pytest
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.meters.select import KnownMeters, check_names, open_meters
-from pytest_llenergy.model.base import Kind
+from pytest_llenergy.model.base import EnergyKind
 
 CPU = Targets()
 
@@ -41,7 +41,7 @@ class Bench:
     def spec(
         self,
         name: str,
-        kind: Kind = "measured",
+        kind: EnergyKind = "measured",
         refusal: str | None = None,
         beside: str | None = None,
         takes_argument: bool = False,

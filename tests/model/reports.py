@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.model.environment import Board, Environment, Host, device_key
+from pytest_llenergy.model.environment import Board, Environment, Host, environment_key
 from pytest_llenergy.model.record import (
     BackendInfo,
     DomainEnergy,
@@ -136,7 +136,7 @@ REPORT = Report(
     ),
     source=Source(commit="abc", branch="main", dirty=True),
     environment=Environment(
-        key=device_key(HOST, [BOARD]),
+        key=environment_key(HOST, [BOARD]),
         host=HOST,
         gpus=[BOARD],
         driver="580.1",

@@ -6,11 +6,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pytest_llenergy.model.environment import device_key
+from pytest_llenergy.model.environment import environment_key
 
 from .reports import BOARD, HOST
 
-KEY = device_key(HOST, [BOARD])
+KEY = environment_key(HOST, [BOARD])
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,12 @@ KEY = device_key(HOST, [BOARD])
     [{"name": "bench-8"}, {"load_average": 40.0}, {"system": "Linux 6.9"}, {"memory_bytes": 256 * 2**30 - 9}],
 )
 def test_what_changes_between_runs_does_not_change_the_key(changes: dict[str, object]) -> None:
-    assert device_key(msgspec.structs.replace(HOST, **changes), [BOARD]) == KEY
+    assert environment_key(msgspec.structs.replace(HOST, **changes), [BOARD]) == KEY
 
 
 @pytest.mark.parametrize("changes", [{"uuid": "GPU-b"}, {"pci_bus_id": "0000:25:00.0"}])
 def test_another_board_of_the_same_kind_does_not_change_the_key(changes: dict[str, object]) -> None:
-    assert device_key(HOST, [msgspec.structs.replace(BOARD, **changes)]) == KEY
+    assert environment_key(HOST, [msgspec.structs.replace(BOARD, **changes)]) == KEY
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_another_board_of_the_same_kind_does_not_change_the_key(changes: dict[st
     ],
 )
 def test_each_stable_fact_of_the_host_changes_the_key(changes: dict[str, object]) -> None:
-    assert device_key(msgspec.structs.replace(HOST, **changes), [BOARD]) != KEY
+    assert environment_key(msgspec.structs.replace(HOST, **changes), [BOARD]) != KEY
 
 
 @pytest.mark.parametrize(
@@ -49,22 +49,31 @@ def test_each_stable_fact_of_the_host_changes_the_key(changes: dict[str, object]
     ],
 )
 def test_each_stable_fact_of_a_board_changes_the_key(changes: dict[str, object]) -> None:
-    assert device_key(HOST, [msgspec.structs.replace(BOARD, **changes)]) != KEY
+    assert environment_key(HOST, [msgspec.structs.replace(BOARD, **changes)]) != KEY
 
 
 def test_boards_that_did_not_answer_change_the_key() -> None:
-    assert len({KEY, device_key(HOST, [BOARD], missing=1), device_key(HOST, [BOARD], missing=2)}) == 3
+    assert (
+        len({KEY, environment_key(HOST, [BOARD], missing=1), environment_key(HOST, [BOARD], missing=2)}) == 3
+    )
 
 
 def test_the_number_of_boards_matters_and_their_order_does_not() -> None:
     other = msgspec.structs.replace(BOARD, name="NVIDIA L4")
     assert (
-        len({KEY, device_key(HOST, []), device_key(HOST, [BOARD, BOARD]), device_key(HOST, [BOARD, other])})
+        len(
+            {
+                KEY,
+                environment_key(HOST, []),
+                environment_key(HOST, [BOARD, BOARD]),
+                environment_key(HOST, [BOARD, other]),
+            }
+        )
         == 4
     )
-    assert device_key(HOST, [BOARD, other]) == device_key(HOST, [other, BOARD])
+    assert environment_key(HOST, [BOARD, other]) == environment_key(HOST, [other, BOARD])
 
 
 def test_boards_that_tell_less_can_be_keyed_beside_others() -> None:
     silent = msgspec.structs.replace(BOARD, memory_bytes=None, power_limit_w=None)
-    assert device_key(HOST, [silent, BOARD]) == device_key(HOST, [BOARD, silent])
+    assert environment_key(HOST, [silent, BOARD]) == environment_key(HOST, [BOARD, silent])

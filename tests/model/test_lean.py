@@ -12,19 +12,19 @@ import pytest
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import FIGURES
-from pytest_llenergy.model.report import Report, decode, decode_lean, encode
+from pytest_llenergy.model.report import Report, decode_lean_report, decode_report, encode_report
 
 from ..compare.runs import record_of, report_of, scaled
 from .reports import REPORT
 
-BASE, HEAD = (encode(report_of(record_of(joules=scaled(factor)))) for factor in (1.0, 1.1))
+BASE, HEAD = (encode_report(report_of(record_of(joules=scaled(factor)))) for factor in (1.0, 1.1))
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> str:
-    data = json.loads(encode(REPORT))
+    data = json.loads(encode_report(REPORT))
     change(data)
     with pytest.raises(ReportError) as caught:
-        decode_lean(json.dumps(data).encode(), "base.json")
+        decode_lean_report(json.dumps(data).encode(), "base.json")
     return str(caught.value)
 
 
@@ -33,11 +33,11 @@ def test_comparisons_of_every_metric_are_the_same() -> None:
         asked = [Criterion(name, gated=True) for name in FIGURES]
         return compare_reports(read(BASE, "base"), read(HEAD, "head"), ("base", "head"), asked)
 
-    assert compared(decode_lean) == compared(decode)
+    assert compared(decode_lean_report) == compared(decode_report)
 
 
 def test_every_part_of_a_report_is_read() -> None:
-    report = decode_lean(encode(REPORT), "base.json")
+    report = decode_lean_report(encode_report(REPORT), "base.json")
     assert [record.id for record in report.records] == [record.id for record in REPORT.records]
     assert report.records[0].rounds[0].energy_j == 12.5
 
@@ -60,4 +60,4 @@ def test_a_broken_report_is_refused(change: Callable[[dict[str, Any]], object], 
 
 def test_a_truncated_report_is_refused() -> None:
     with pytest.raises(ReportError, match="Input data was truncated"):
-        decode_lean(BASE[: len(BASE) // 2], "base.json")
+        decode_lean_report(BASE[: len(BASE) // 2], "base.json")

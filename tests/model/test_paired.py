@@ -18,13 +18,13 @@ from pytest_llenergy.model.report import (
     SCHEMA_VERSION,
     PairedReport,
     Session,
-    decode_paired,
-    encode,
-    encode_paired,
-    is_paired,
+    decode_paired_report,
+    encode_paired_report,
+    encode_report,
+    is_paired_report,
     paired_schema,
 )
-from pytest_llenergy.report.store import read_report, read_sides
+from pytest_llenergy.report.store import read_paired_report, read_report
 
 from .reports import REPORT
 from .schemas import in_order
@@ -46,9 +46,9 @@ PAIRED = PairedReport(
 
 
 def test_it_reads_what_it_writes() -> None:
-    assert decode_paired(encode_paired(PAIRED), "x") == PAIRED
-    assert is_paired(encode_paired(PAIRED))
-    assert not is_paired(encode(REPORT))
+    assert decode_paired_report(encode_paired_report(PAIRED), "x") == PAIRED
+    assert is_paired_report(encode_paired_report(PAIRED))
+    assert not is_paired_report(encode_report(REPORT))
 
 
 @pytest.mark.parametrize(
@@ -60,34 +60,40 @@ def test_it_reads_what_it_writes() -> None:
     ],
 )
 def test_what_is_none_is_refused(change: dict[str, object], told: str) -> None:
-    data = json.dumps({**json.loads(encode_paired(PAIRED)), **change}).encode()
+    data = json.dumps({**json.loads(encode_paired_report(PAIRED)), **change}).encode()
     with pytest.raises(ReportError) as raised:
-        decode_paired(data, "x")
+        decode_paired_report(data, "x")
     assert str(raised.value).startswith(told)
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (encode(REPORT), "one report has nothing to be compared with; name two, or one of llenergy ab"),
+        (
+            encode_report(REPORT),
+            "one report has nothing to be compared with; name two, or one of llenergy ab",
+        ),
         (b"", "empty, expected a JSON report of pytest --energy-report"),
-        (encode_paired(PAIRED)[:-90], "not a report of pytest --energy-report (Input data was truncated)"),
+        (
+            encode_paired_report(PAIRED)[:-90],
+            "not a report of pytest --energy-report (Input data was truncated)",
+        ),
     ],
 )
 def test_what_has_no_sides(tmp_path: Path, data: bytes, told: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(data)
     with pytest.raises(ReportError) as raised:
-        read_sides(path)
+        read_paired_report(path)
     assert str(raised.value) == f"{path}: {told}"
 
 
 def test_it_is_no_report_of_one_run(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    path.write_bytes(encode_paired(PAIRED))
+    path.write_bytes(encode_paired_report(PAIRED))
     with pytest.raises(ReportError, match="holds both sides of llenergy ab; one run is needed here"):
         read_report(path)
-    assert msgspec.structs.replace(read_sides(path), pairs="12").pairs == "12"
+    assert msgspec.structs.replace(read_paired_report(path), pairs="12").pairs == "12"
 
 
 @pytest.mark.parametrize(
@@ -99,14 +105,14 @@ def test_every_form_of_it_goes_into_a_file(form: str, mark: str, tmp_path: Path)
         pytest.importorskip("jinja2")
         pytest.importorskip("matplotlib")
     path, output = tmp_path / "ab.json", tmp_path / "out"
-    path.write_bytes(encode_paired(PAIRED))
+    path.write_bytes(encode_paired_report(PAIRED))
     main(["compare", str(path), "--format", form, "--output", str(output)])
     assert output.read_text("utf-8").startswith(mark)
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ab.json"
-    path.write_bytes(encode_paired(PAIRED))
+    path.write_bytes(encode_paired_report(PAIRED))
     output = tmp_path / "nowhere" / "out"
     assert main(["compare", str(path), "--output", str(output)]) == 2
     told = f"llenergy compare: {output}: could not be written (No such file or directory)\n"
@@ -120,7 +126,7 @@ def test_the_published_schema_is_that_of_the_types() -> None:
 
 
 def test_the_schema_accepts_what_is_written_and_no_field_more() -> None:
-    data = json.loads(encode_paired(PAIRED))
+    data = json.loads(encode_paired_report(PAIRED))
     validator = jsonschema.Draft202012Validator(paired_schema())
     validator.validate(data)
     with pytest.raises(jsonschema.ValidationError):

@@ -12,8 +12,8 @@ from pytest_llenergy.model.prompts import (
     DEFAULT_PROMPTS,
     Prompts,
     default_prompts,
-    prompts_digest,
-    read_prompts,
+    digest_prompts,
+    load_prompts,
 )
 
 
@@ -49,17 +49,17 @@ def test_the_set_that_ships() -> None:
 def test_a_file_holds_one_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("# a comment\nWas kostet's?\n\n  Größe: 3 µm  \nhash # inside\n", encoding="utf-8")
-    assert read_prompts(path) == ("Was kostet's?", "Größe: 3 µm", "hash # inside")
+    assert load_prompts(path) == ("Was kostet's?", "Größe: 3 µm", "hash # inside")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     missing = tmp_path / "none.txt"
     with pytest.raises(LLEnergyError, match=rf"^energy_prompts: cannot read {missing} \(.*No such file"):
-        read_prompts(missing)
+        load_prompts(missing)
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(LLEnergyError, match=rf"^energy_prompts: cannot read {binary} \('utf-8' codec"):
-        read_prompts(binary)
+        load_prompts(binary)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# only\n# comments\n"])
@@ -67,17 +67,17 @@ def test_a_file_without_a_prompt(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text(text)
     with pytest.raises(LLEnergyError, match=rf"^energy_prompts: {path} holds no prompt; write one a line$"):
-        read_prompts(path)
+        load_prompts(path)
 
 
 def test_the_same_prompts_have_the_same_digest_and_no_others() -> None:
-    digest = prompts_digest(["Name three rivers.", "And a lake."])
-    assert digest == prompts_digest(Prompts(("Name three rivers.", "And a lake.")))
+    digest = digest_prompts(["Name three rivers.", "And a lake."])
+    assert digest == digest_prompts(Prompts(("Name three rivers.", "And a lake.")))
     others = (
         ["Name three rivers.And a lake."],
         ["And a lake.", "Name three rivers."],
         ["Name three rivers."],
     )
-    assert digest not in {prompts_digest(each) for each in others}
+    assert digest not in {digest_prompts(each) for each in others}
     # printf '["a"]' | sha256sum
-    assert prompts_digest(["a"]) == "0eb5b8d6f81bc677"
+    assert digest_prompts(["a"]) == "0eb5b8d6f81bc677"

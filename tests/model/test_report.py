@@ -14,7 +14,7 @@ import pytest
 
 import pytest_llenergy.model
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.report import SCHEMA_VERSION, decode, encode, json_schema
+from pytest_llenergy.model.report import SCHEMA_VERSION, decode_report, encode_report, json_schema
 
 from .reports import RECORD, REPORT
 from .schemas import in_order
@@ -23,23 +23,23 @@ PUBLISHED = Path(pytest_llenergy.model.__file__).parent / "schema" / f"report-{S
 
 
 def document() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(encode(REPORT))
+    loaded: dict[str, Any] = json.loads(encode_report(REPORT))
     return loaded
 
 
 def refusal(data: bytes | dict[str, Any]) -> str:
     raw = data if isinstance(data, bytes) else json.dumps(data).encode()
     with pytest.raises(ReportError) as caught:
-        decode(raw, "base.json")
+        decode_report(raw, "base.json")
     return str(caught.value)
 
 
 def test_a_report_survives_being_written_and_read() -> None:
-    assert decode(encode(REPORT), "base.json") == REPORT
+    assert decode_report(encode_report(REPORT), "base.json") == REPORT
 
 
 def test_the_file_is_indented_utf_8_with_a_last_newline() -> None:
-    text = encode(REPORT).decode("utf-8")
+    text = encode_report(REPORT).decode("utf-8")
     assert text.startswith('{\n  "schema_version": 1,\n')
     assert text.endswith("}\n")
     assert "ünïcode" in text
@@ -50,23 +50,23 @@ def test_each_record_is_a_line_whatever_it_says(reason: str) -> None:
     records = [msgspec.structs.replace(RECORD, id=f"t{index}", reason=reason) for index in range(3)]
     source = msgspec.structs.replace(REPORT.source, branch=reason)
     report = msgspec.structs.replace(REPORT, records=records, source=source)
-    lines = [line.rstrip(b",") for line in encode(report).splitlines() if line.startswith(b'{"')]
+    lines = [line.rstrip(b",") for line in encode_report(report).splitlines() if line.startswith(b'{"')]
     assert [json.loads(line)["id"] for line in lines] == ["t0", "t1", "t2"]
-    assert decode(encode(report), "x") == report
+    assert decode_report(encode_report(report), "x") == report
 
 
 def test_a_report_of_nothing_is_one() -> None:
     report = msgspec.structs.replace(REPORT, records=[])
-    assert decode(encode(report), "x") == report
+    assert decode_report(encode_report(report), "x") == report
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_json_lacks_becomes_null(value: float) -> None:
     metric = msgspec.structs.replace(RECORD.metrics["energy_j"], value=value)
     record = msgspec.structs.replace(RECORD, metrics={"energy_j": metric})
-    written = encode(msgspec.structs.replace(REPORT, records=[record]))
+    written = encode_report(msgspec.structs.replace(REPORT, records=[record]))
     assert json.loads(written)["records"][0]["metrics"]["energy_j"]["value"] is None
-    assert decode(written, "base.json").records[0].metrics["energy_j"].value is None
+    assert decode_report(written, "base.json").records[0].metrics["energy_j"].value is None
 
 
 @pytest.mark.parametrize("data", [b"", b" \n"])
@@ -87,7 +87,7 @@ def test_a_newer_version() -> None:
 
 
 def test_a_truncated_file() -> None:
-    whole = encode(REPORT)
+    whole = encode_report(REPORT)
     for length in (1, len(whole) // 2, len(whole) - 3):
         assert refusal(whole[:length]) == (
             "base.json: not a report of pytest --energy-report (Input data was truncated)"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.cli.compare import Format, Found, render
+from pytest_llenergy.cli.compare import ComparisonResult, Format, render_comparison
 from pytest_llenergy.model.comparison import ComparedReports
 
 from ..model.reports import REPORT
@@ -11,4 +11,4 @@ from ..model.reports import REPORT
 
 def shown(compared: ComparedReports, form: Format) -> str:
     """The text."""
-    return render(Found(compared, (REPORT, REPORT)), form)
+    return render_comparison(ComparisonResult(compared, (REPORT, REPORT)), form)

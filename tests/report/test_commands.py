@@ -9,11 +9,11 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
-from pytest_llenergy.model.report import PairedReport, encode, encode_paired
+from pytest_llenergy.model.report import PairedReport, encode_paired_report, encode_report
 
 from ..compare.runs import record_of, report_of
 
-REPORT = encode(report_of(record_of()))
+REPORT = encode_report(report_of(record_of()))
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_one_side_is_not_written_over_both() -> None:
         head=report,
         compared=compared,
     )
-    written = encode_paired(paired)
+    written = encode_paired_report(paired)
     Path("ab.json").write_bytes(written)
     assert main(["compare", "ab.json", "-o", "ab.json"]) == 2
     assert main(["export", "ab.json", "--to=csv", "-o", "ab.json"]) == 2
@@ -107,7 +107,7 @@ def test_one_side_is_not_written_over_both() -> None:
 @pytest.mark.parametrize("value", ["x" * 5000, "[/x]", "[red]", "\x1b[31m\u202e"], ids=range(4))
 def test_the_table_of_a_report_shows_any_parameter(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     record = record_of(f"t.py::t[{value}]", params={"prompt": value})
-    Path("odd.json").write_bytes(encode(report_of(record)))
+    Path("odd.json").write_bytes(encode_report(report_of(record)))
     assert main(["report", "odd.json"]) == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) < 25

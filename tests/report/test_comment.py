@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side
-from pytest_llenergy.report.pr_comment import MARKER, MOST_BYTES, plain, render_comment
+from pytest_llenergy.report.pr_comment import MARKER, MAX_COMMENT_BYTES, escape_markdown, render_comment
 
 from ..compare.runs import LEVEL, record_of, report_of, scaled
 
@@ -125,11 +125,11 @@ def test_names_keep_the_directories_that_tell_them_apart() -> None:
 
 
 def test_an_ordinary_id_can_be_read_and_none_is_changed() -> None:
-    assert plain("benchmarks/test_decode.py::TestX::test_decode[8-int4]") == (
+    assert escape_markdown("benchmarks/test_decode.py::TestX::test_decode[8-int4]") == (
         "benchmarks/test_decode.py::TestX::test_decode[8-int4]"
     )
     for name in HOSTILE:
-        shown = html.unescape(plain(name)).replace("\u200b", "")
+        shown = html.unescape(escape_markdown(name)).replace("\u200b", "")
         assert shown == "".join(
             each if each.isprintable() else each.encode("unicode_escape").decode()
             for each in " ".join(name.split())
@@ -137,7 +137,7 @@ def test_an_ordinary_id_can_be_read_and_none_is_changed() -> None:
 
 
 def test_long_ids_are_cut_in_the_middle() -> None:
-    shown = plain("test_" + "a" * 500 + "z]")
+    shown = escape_markdown("test_" + "a" * 500 + "z]")
     assert len(shown) == 160
     assert shown.startswith("test_aaa")
     assert shown.endswith("aaz]")
@@ -148,7 +148,7 @@ def test_it_fits_into_a_comment_and_names_what_was_cut() -> None:
     found = [comparison(f"t.py::test_quiet[{'|' * 60}{i}]") for i in range(900)]
     found += [comparison(f"t.py::test_loud{i}", "regressed") for i in range(30)]
     text = render_comment(compared(*found))
-    assert len(text.encode()) <= MOST_BYTES
+    assert len(text.encode()) <= MAX_COMMENT_BYTES
     assert text.count("🔴 regressed") == 30
     kept = text.count("⚪ unchanged")
     assert 0 < kept < 900
@@ -160,7 +160,7 @@ def test_more_regressions_than_fit_are_counted() -> None:
     found = [comparison(f"t.py::test{i}[{'x' * 150}]", "regressed") for i in range(900)]
     text = render_comment(compared(*found, comparison("t.py::same")))
     kept = text.count("🔴 regressed")
-    assert len(text.encode()) <= MOST_BYTES
+    assert len(text.encode()) <= MAX_COMMENT_BYTES
     assert f"Cut to fit into a comment: {900 - kept} regressed" in text
 
 
@@ -182,5 +182,5 @@ def test_nothing_to_compare_says_so() -> None:
 def test_notes_do_not_fill_the_comment() -> None:
     noted = msgspec.structs.replace(compared(comparison("t.py::t")), notes=["x" * 400] * 400)
     text = render_comment(noted)
-    assert len(text.encode()) < MOST_BYTES
+    assert len(text.encode()) < MAX_COMMENT_BYTES
     assert "**and 390 more notes, in the JSON**" in text

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_llenergy.model.text import writable
+from pytest_llenergy.model.text import encodable
 
 SUITE = """
 import time, pytest
@@ -26,7 +26,7 @@ def test_it(energy, size):
     ],
 )
 def test_only_what_is_lacking_is_written_otherwise(encoding: str, told: str) -> None:
-    assert writable("1.0 ± 0.1 +3.1% … +6.0% ──── a…b 41°C ł", encoding) == told
+    assert encodable("1.0 ± 0.1 +3.1% … +6.0% ──── a…b 41°C ł", encoding) == told
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.model.comparison import ComparedReports
-from pytest_llenergy.model.report import encode
-from pytest_llenergy.report.ci import MOST_SUMMARY_BYTES, command
+from pytest_llenergy.model.report import encode_report
+from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, workflow_command
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown
@@ -73,7 +73,7 @@ def test_what_is_no_file_of_the_repository_is_not_named(name: str) -> None:
 
 
 def test_values_are_escaped_as_the_toolkit_does() -> None:
-    assert command("error", {"title": "50%: a,b\r\n"}, "50%: a,b\r\n") == (
+    assert workflow_command("error", {"title": "50%: a,b\r\n"}, "50%: a,b\r\n") == (
         "::error title=50%25%3A a%2Cb%0D%0A::50%25: a,b%0D%0A"
     )
 
@@ -112,7 +112,7 @@ def test_the_comment_is_added_to_the_summary_of_the_step(
     summary.write_text("# Before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     for name, factor in (("base.json", 1.0), ("head.json", 1.1)):
-        Path(name).write_bytes(encode(report_of(record_of(joules=scaled(factor)))))
+        Path(name).write_bytes(encode_report(report_of(record_of(joules=scaled(factor)))))
     assert main(["compare", "base.json", "head.json", "--format=github"]) == 1
     assert capsys.readouterr().out.startswith("::error ")
     text = summary.read_text()
@@ -128,7 +128,7 @@ def test_a_summary_never_grows_beyond_what_github_takes(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     shown(compared(*(comparison(f"t.py::t[{i}]", "regressed") for i in range(20_000))), "github")
     text = summary.read_text()
-    assert len(text.encode()) <= MOST_SUMMARY_BYTES
+    assert len(text.encode()) <= MAX_SUMMARY_BYTES
     assert text.count("🔴") >= told
     assert text.endswith("### Energy: 20000 regressed\n") or "Cut to fit" in text
 
@@ -137,6 +137,6 @@ def test_a_summary_that_cannot_be_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    Path("base.json").write_bytes(encode(report_of(record_of())))
+    Path("base.json").write_bytes(encode_report(report_of(record_of())))
     assert main(["compare", "base.json", "base.json", "--format=github"]) == 2
     assert capsys.readouterr().err == f"llenergy compare: GITHUB_STEP_SUMMARY={tmp_path}: Is a directory\n"

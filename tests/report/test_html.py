@@ -16,8 +16,8 @@ from pytest_llenergy.model.record import DomainPower, PowerTrace, Record, Round,
 from pytest_llenergy.report.html import page as pages
 from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 from pytest_llenergy.report.html.page import render_compared, render_report
-from pytest_llenergy.report.html.round_charts import total
-from pytest_llenergy.report.verdicts import change, value
+from pytest_llenergy.report.html.round_charts import sum_step_functions
+from pytest_llenergy.report.verdicts import format_change, format_value
 
 from ..compare.runs import record_of, report_of, round_of
 from ..model.reports import REPORT
@@ -37,7 +37,7 @@ def test_the_verdicts_come_worst_first(compared_page: str) -> None:
 def test_every_number_of_a_comparison_is_in_a_table(pair: Pair, compared_page: str) -> None:
     cells = Reader(compared_page).cells()
     for each in pair.compared.comparisons:
-        expected = [value(each.base, each.unit), value(each.head, each.unit)]
+        expected = [format_value(each.base, each.unit), format_value(each.head, each.unit)]
         if each.judged:
             assert each.ratio is not None
             assert each.low is not None
@@ -58,14 +58,14 @@ def test_every_round_and_every_step_of_power_is_in_a_table(pair: Pair, compared_
         for record in report.records:
             for round_ in record.rounds:
                 if round_.energy_j is not None:
-                    assert value(round_.energy_j / round_.iterations) in flat
-                    assert value(round_.energy_j / round_.duration_s) in flat
+                    assert format_value(round_.energy_j / round_.iterations) in flat
+                    assert format_value(round_.energy_j / round_.duration_s) in flat
             trace = record.power_trace
             if trace is None or "cpu:package-0" not in trace.by_domain:
                 continue
             course = trace.by_domain["cpu:package-0"]
             for at_s, watts in zip(course.edges_s, course.power_w, strict=False):
-                assert (f"{at_s:.6g}", value(watts)) in found
+                assert (f"{at_s:.6g}", format_value(watts)) in found
 
 
 def test_rounds_measured_in_turn_are_shown_in_turn(pair: Pair, compared_page: str) -> None:
@@ -192,7 +192,7 @@ NO_RULE = {"threshold": 0.0, "threshold_absolute": 0.0, "floor": 0.0, "tolerance
 )
 def test_odd_comparisons_are_shown(comparison: Comparison) -> None:
     text = render_report(report_of(record_of(comparisons=[comparison])))
-    assert change(comparison) in Reader(text).cells()
+    assert format_change(comparison) in Reader(text).cells()
 
 
 STEPS = {"falling": [1.0, 0.0, 2.0], "too few": [0.0, 1.0], "none": []}
@@ -269,7 +269,7 @@ def test_ids_are_there_once_and_what_is_referred_to_is_there(compared_page: str)
 
 
 def test_the_sum_of_domains_is_taken_where_all_are_known() -> None:
-    edges, powers = total([([0.0, 1.0, 2.0], [10.0, 20.0]), ([0.5, 1.5, 3.0], [1.0, 2.0])])
+    edges, powers = sum_step_functions([([0.0, 1.0, 2.0], [10.0, 20.0]), ([0.5, 1.5, 3.0], [1.0, 2.0])])
     assert (edges, powers) == ([0.5, 1.0, 1.5, 2.0], [11.0, 21.0, 22.0])
     joules = sum(watts * (b - a) for (a, b), watts in zip(pairwise(edges), powers, strict=True))
     assert joules == pytest.approx(0.5 * 10 + 20 + 1 * 1.0 + 0.5 * 2)

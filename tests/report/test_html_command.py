@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import encode
+from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.html.page import render_report
 
 from ..compare.runs import LEVEL, TEST, record_of, report_of, round_of, scaled
@@ -21,7 +21,7 @@ Command = pytest.CaptureFixture[str]
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, joules in (("base.json", LEVEL), ("head.json", scaled(1.1))):
-        Path(name).write_bytes(encode(report_of(record_of(joules=joules))))
+        Path(name).write_bytes(encode_report(report_of(record_of(joules=joules))))
     return tmp_path
 
 
@@ -63,7 +63,7 @@ def test_a_page_that_cannot_be_written_is_told(files: Path, capsys: Command) -> 
 
 def test_a_round_that_cannot_have_been_is_told_in_a_line(files: Path, capsys: Command) -> None:
     broken = record_of(rounds=[round_of(5.0, iterations=0)], metrics={})
-    (files / "broken.json").write_bytes(encode(report_of(broken)))
+    (files / "broken.json").write_bytes(encode_report(report_of(broken)))
     assert main(["report", "broken.json", "--html", "out.html"]) == 2
     assert capsys.readouterr().err == (
         f"llenergy: {TEST}: round 1 of head has 0 iterations in 2 s; no report of pytest "

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.model.record import Flag
-from pytest_llenergy.model.report import Report, encode
+from pytest_llenergy.model.report import Report, encode_report
 from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
 from pytest_llenergy.report.html.page import render_compared, render_report
 
@@ -37,7 +37,7 @@ def hostile_pair() -> Pair:
     pair = pair_of([f"t.py::test[{text}]" for text in HOSTILE[:2]])
 
     def spoiled(report: Report) -> Report:
-        text = encode(report).decode()
+        text = encode_report(report).decode()
         for place, plain in enumerate(
             ("abc", "AMD EPYC 9354", "bench-7", "temperature", "transformers", "GPU-a")
         ):

@@ -9,7 +9,7 @@ import junitparser
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.model.report import encode
+from pytest_llenergy.model.report import encode_report
 
 from ..compare.runs import record_of, report_of, scaled
 from .forms import shown
@@ -28,8 +28,8 @@ def test_a_regression_is_a_failure_with_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("base.json").write_bytes(encode(report_of(record_of())))
-    Path("head.json").write_bytes(encode(report_of(record_of(joules=scaled(1.1)))))
+    Path("base.json").write_bytes(encode_report(report_of(record_of())))
+    Path("head.json").write_bytes(encode_report(report_of(record_of(joules=scaled(1.1)))))
     assert main(["compare", "base.json", "head.json", "--metric=energy_j", "--format=junit"]) == 1
     text = capsys.readouterr().out
     document = junitparser.JUnitXml.fromstring(text.encode())

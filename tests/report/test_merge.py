@@ -13,9 +13,9 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.environment import Board, device_key
+from pytest_llenergy.model.environment import Board, environment_key
 from pytest_llenergy.model.report import Report
-from pytest_llenergy.report.merge import Part, merge
+from pytest_llenergy.report.merge import NamedReport, merge_reports
 from pytest_llenergy.report.store import Journal, write_report
 
 from ..compare.runs import record_of, report_of, scaled
@@ -34,7 +34,7 @@ def shard(name: str, *ids: str, started: str = "2026-01-02T03:04:05Z", **changes
 
 
 def merged(*reports: Report) -> Report:
-    return merge([Part(f"{index}.json", report) for index, report in enumerate(reports)])
+    return merge_reports([NamedReport(f"{index}.json", report) for index, report in enumerate(reports)])
 
 
 def refusal(*reports: Report) -> str:
@@ -117,7 +117,7 @@ def test_changes_of_one_part_are_changes_of_all(states: tuple[bool | None, ...],
 
 def elsewhere(**host: Any) -> Any:
     machine = msgspec.structs.replace(HOST, **host)
-    return msgspec.structs.replace(ENVIRONMENT, host=machine, key=device_key(machine, [BOARD]))  # type: ignore[type-var]
+    return msgspec.structs.replace(ENVIRONMENT, host=machine, key=environment_key(machine, [BOARD]))  # type: ignore[type-var]
 
 
 def test_other_hardware_is_refused_with_what_differs() -> None:

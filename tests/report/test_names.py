@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Flag, Record
-from pytest_llenergy.model.text import functions
-from pytest_llenergy.report.columns import PLAIN
-from pytest_llenergy.report.markdown import render_run
-from pytest_llenergy.report.terminal import render
+from pytest_llenergy.model.text import unique_function_names
+from pytest_llenergy.report.columns import DEFAULT_LAYOUT
+from pytest_llenergy.report.markdown import render_run_markdown
+from pytest_llenergy.report.terminal import render_summary
 from pytest_llenergy.report.verdicts import render_verdicts
 
 from ..compare.runs import record_of
@@ -36,7 +36,7 @@ def test_a_function_is_told_with_its_class_or_file_where_it_must_be() -> None:
         "t.py::TestA::test_n2[1]",
         "doc.rst",
     ]
-    assert list(functions([*ids, *ids]).values()) == [
+    assert list(unique_function_names([*ids, *ids]).values()) == [
         "test_n",
         *NAMES[:3],
         "d/t.py::test_o",
@@ -47,13 +47,13 @@ def test_a_function_is_told_with_its_class_or_file_where_it_must_be() -> None:
 
 
 def test_in_the_summary() -> None:
-    lines = render(records(), 200, color=False).splitlines()
+    lines = render_summary(records(), 200, color=False).splitlines()
     assert [line.split()[0] for line in lines[2:6]] == [*NAMES[:3], "test_n"]
     assert "contended: a/test_x.py::TestA::test_m and 3 more: others used 0.30 cores" in lines
 
 
 def test_in_markdown() -> None:
-    text = render_run(records(), PLAIN, 100_000, complete=True)
+    text = render_run_markdown(records(), DEFAULT_LAYOUT, 100_000, complete=True)
     assert "| <code>TestB::test_m</code> |" in text
     assert "<code>test_n</code>" in text
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.model.comparison import Comparison, State
+from pytest_llenergy.model.comparison import Comparison, Verdict
 from pytest_llenergy.model.record import Flag
-from pytest_llenergy.report.ci import MOST_SUMMARY_BYTES, append_run
-from pytest_llenergy.report.columns import PLAIN, Layout
-from pytest_llenergy.report.markdown import render_run
+from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, append_run_summary
+from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout
+from pytest_llenergy.report.markdown import render_run_markdown
 
 from ..compare.runs import record_of
 
@@ -91,16 +91,16 @@ def test_rows_that_do_not_fit_are_counted(summary: Path) -> None:
         msgspec.structs.replace(record, id=f"t.py::test_it[{number}]", params={"number": number})
         for number in range(20_000)
     ]
-    append_run(records, PLAIN, complete=True)
+    append_run_summary(records, DEFAULT_LAYOUT, complete=True)
     text = summary.read_text()
-    assert MOST_SUMMARY_BYTES - 10_000 < len(text.encode()) <= MOST_SUMMARY_BYTES
+    assert MAX_SUMMARY_BYTES - 10_000 < len(text.encode()) <= MAX_SUMMARY_BYTES
     rows = text.count("| <code>")
     assert f"\n{20_000 - rows} more tests are in the report.\n" in text
 
 
 @pytest.mark.parametrize(("room", "lines"), [(10, 0), (60, 1)])
 def test_without_room_there_is_one_line_or_none(room: int, lines: int) -> None:
-    text = render_run([record_of()] * 3, Layout(), room, complete=False)
+    text = render_run_markdown([record_of()] * 3, Layout(), room, complete=False)
     assert len(text.encode()) <= room
     assert text.count("### Energy: 3 measured, stopped before its end") == lines
 
@@ -113,7 +113,7 @@ def test_warnings_and_verdicts_are_below_the_table() -> None:
     second = record_of(
         "a/t.py::test_b", flags=[busy], params={}, ranks=[], comparisons=[compared("unchanged", "it is")]
     )
-    text = render_run([second, first], Layout(), 100_000, complete=True)
+    text = render_run_markdown([second, first], Layout(), 100_000, complete=True)
     below = text.partition("| <code>test_a</code>")[2].replace("&#37;", "%")
     assert "contended: test_b and 1 more: others used " in below
     assert "<b>" not in text
@@ -123,7 +123,7 @@ def test_warnings_and_verdicts_are_below_the_table() -> None:
     assert "a model" not in text
 
 
-def compared(verdict: State, reason: str) -> Comparison:
+def compared(verdict: Verdict, reason: str) -> Comparison:
     return Comparison(
         id="a/t.py::test_a", metric="energy_j", unit="J", verdict=verdict, reason=reason, ratio=1.03
     )

@@ -12,18 +12,18 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.model.record import BackendInfo, Flag, Record, Terms
-from pytest_llenergy.model.report import encode
+from pytest_llenergy.model.report import encode_report
 from pytest_llenergy.report.columns import (
     COLUMNS,
-    GROUPS,
+    GROUP_KEYS,
     METRICS,
     Layout,
-    read_columns,
-    read_group_by,
-    read_sort,
+    parse_columns,
+    parse_group_by,
+    parse_sort,
 )
-from pytest_llenergy.report.markdown import render_run
-from pytest_llenergy.report.terminal import render
+from pytest_llenergy.report.markdown import render_run_markdown
+from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of, report_of, round_of, scaled
 
@@ -50,7 +50,9 @@ RECORDS = [
 
 def shown(*records: Record, width: int = 80, verbosity: int = 0, **layout: object) -> list[str]:
     made = Layout(**layout)  # type: ignore[arg-type]
-    return render(records or RECORDS, width, color=False, layout=made, verbosity=verbosity).splitlines()
+    return render_summary(
+        records or RECORDS, width, color=False, layout=made, verbosity=verbosity
+    ).splitlines()
 
 
 def order_of(lines: list[str]) -> list[str]:
@@ -99,7 +101,7 @@ def test_columns_that_are_empty_are_shown_only_if_asked_for() -> None:
     # One that has something in it keeps the column for all, in every group.
     lines = shown(plain, RECORDS[0], group_by=("func",))
     assert [line.split()[1] for line in lines if line.startswith("test ")] == ["backend"] * 2
-    text = render_run([plain], Layout(), 10_000, complete=True)
+    text = render_run_markdown([plain], Layout(), 10_000, complete=True)
     assert "| test | J ± u | meter |" in text.replace("&#177;", "±")
 
 
@@ -156,12 +158,12 @@ def test_groups_keep_their_order_when_their_tests_are_sorted() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (read_columns, "energy_j,joules,watts", "unknown: joules, watts; known: backend, model, device, "),
-        (read_columns, " , ", "names nothing"),
-        (read_sort, "speed", "unknown: speed; known: name, fullname, energy_j, "),
-        (read_sort, "--energy_j", "unknown: -energy_j; known: "),
-        (read_group_by, "mark", f"unknown: mark; known: {', '.join(GROUPS)}, param:NAME"),
-        (read_group_by, "backend,param:", "unknown: param:; known: "),
+        (parse_columns, "energy_j,joules,watts", "unknown: joules, watts; known: backend, model, device, "),
+        (parse_columns, " , ", "names nothing"),
+        (parse_sort, "speed", "unknown: speed; known: name, fullname, energy_j, "),
+        (parse_sort, "--energy_j", "unknown: -energy_j; known: "),
+        (parse_group_by, "mark", f"unknown: mark; known: {', '.join(GROUP_KEYS)}, param:NAME"),
+        (parse_group_by, "backend,param:", "unknown: param:; known: "),
     ],
 )
 def test_an_unknown_word_is_told_with_the_known_ones(read: object, text: str, message: str) -> None:
@@ -171,8 +173,8 @@ def test_an_unknown_word_is_told_with_the_known_ones(read: object, text: str, me
 
 
 def test_a_word_that_is_said_twice_is_shown_once() -> None:
-    assert read_columns("rounds,backend,rounds") == ("rounds", "backend")
-    assert read_group_by("param:a,func,param:a") == ("param:a", "func")
+    assert parse_columns("rounds,backend,rounds") == ("rounds", "backend")
+    assert parse_group_by("param:a,func,param:a") == ("param:a", "func")
 
 
 @pytest.mark.parametrize("width", [50, 80, 200])
@@ -183,7 +185,7 @@ def test_no_line_ends_with_blanks(width: int) -> None:
 
 def test_every_metric_can_be_shown() -> None:
     assert set(METRICS) == set(COMPARED)
-    assert read_columns(",".join(COLUMNS)) == tuple(COLUMNS)
+    assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
 
 
 def test_v_shows_rounds_and_vv_what_is_not_known() -> None:
@@ -210,15 +212,15 @@ def test_v_shows_rounds_and_vv_what_is_not_known() -> None:
 def test_colours_are_for_terminals() -> None:
     crashed = record_of("t.py::test_gone", status="crashed", reason="gone", rounds=[], metrics={})
     flagged = msgspec.structs.replace(RECORDS[0], flags=[LATE])
-    text = render([crashed, flagged], 80, color=True)
+    text = render_summary([crashed, flagged], 80, color=True)
     assert "\x1b[31mCRASHED" in text
     assert "\x1b[33mlate-reader" in text
-    assert "\x1b" not in render([crashed, flagged], 80, color=False)
+    assert "\x1b" not in render_summary([crashed, flagged], 80, color=False)
 
 
 def test_nothing_in_a_test_id_is_markup() -> None:
     odd = record_of("t.py::test_it[:warning:[bold]\x1b[31m]", status="invalid", reason=":smile: [red]x")
-    text = render([odd], 200, color=False)
+    text = render_summary([odd], 200, color=False)
     assert ":warning:[bold]\\x1b[31m" in text
     assert ":smile: [red]x" in text
 
@@ -228,12 +230,12 @@ def test_the_command_lays_out_a_report_in_the_same_words(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     path = tmp_path / "energy.json"
-    path.write_bytes(encode(report_of(*RECORDS)))
+    path.write_bytes(encode_report(report_of(*RECORDS)))
     words = ["--columns=duration_s", "--sort=energy_j", "--group-by=backend"]
     assert main(["report", str(path), *words]) == 0
     told = capsys.readouterr().out.splitlines()
     layout = Layout(("duration_s",), "energy_j", ("backend",))
-    assert told == render(RECORDS, 80, color=False, layout=layout).splitlines()
+    assert told == render_summary(RECORDS, 80, color=False, layout=layout).splitlines()
     assert main(["report", str(path), "-v"]) == 0
     assert "6 rounds of 2 iterations" in capsys.readouterr().out
     assert main(["report", str(path), "--sort=speed"]) == 2
@@ -256,7 +258,7 @@ def test_the_command_has_colours_where_they_are_wanted(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     path = tmp_path / "energy.json"
-    path.write_bytes(encode(report_of(*RECORDS)))
+    path.write_bytes(encode_report(report_of(*RECORDS)))
     assert main(["report", str(path)]) == 0
     assert ("\x1b[" in capsys.readouterr().out) == coloured
 

@@ -12,7 +12,7 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.model.timeline import OF_A_FUNCTION, Flops, joined
+from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, sum_flops
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
 from pytest_llenergy.workers.plan import plan_processes
@@ -94,14 +94,14 @@ def test_an_engine_that_does_not_count_is_named(tmp_path: Path, monkeypatch: pyt
 
 def test_one_rank_that_cannot_tell_leaves_no_number() -> None:
     known = Flops(count=100, source="counted")
-    assert joined([known, Flops.unknown("it cannot"), known]) == Flops.unknown("it cannot")
-    assert joined([known, known]) == Flops(count=200, source="counted")
+    assert sum_flops([known, Flops.unknown("it cannot"), known]) == Flops.unknown("it cannot")
+    assert sum_flops([known, known]) == Flops(count=200, source="counted")
 
 
 def test_the_operations_of_a_function_are_not_counted(pair: RankGroup) -> None:
     workload = call_workload(pair, abs, (-1,), {}, 60)
     workload.run_round()
-    assert workload.flops() == Flops.unknown(OF_A_FUNCTION)
+    assert workload.flops() == Flops.unknown(FUNCTION_FLOPS_REASON)
 
 
 def test_each_rank_has_its_own_highest_memory(hosts: dict[str, Host]) -> None:

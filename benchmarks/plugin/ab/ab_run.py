@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pytest_llenergy.report.store import read_sides
+from pytest_llenergy.report.store import read_paired_report
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -65,7 +65,7 @@ def run_once(case: str, pairs: str, rounds: int, directory: Path, *, stand_in: b
     minutes = (time.monotonic() - began_s) / 60
     if not output.exists():
         raise SystemExit(f"{case}: exit code {done.returncode}\n{done.stderr}")
-    paired = read_sides(output)
+    paired = read_paired_report(output)
     output.unlink()
     (found,) = paired.compared.comparisons
     return Outcome(

@@ -19,7 +19,7 @@ from typing import Any
 from setting import BATCH_SIZE, NEW_TOKENS, PROMPT_TOKENS
 
 from pytest_llenergy.meters.estimate import cpu_time
-from pytest_llenergy.model.report import decode
+from pytest_llenergy.model.report import decode_report
 
 HERE = Path(__file__).resolve().parent
 OURS = "pytest-llenergy"
@@ -177,7 +177,7 @@ def _rates(generate_s: Sequence[float], prefill_s: Sequence[float]) -> tuple[flo
 
 
 def _read_ours(plan: Plan, path: Path, spent: Spent) -> Result:
-    report = decode(path.read_bytes(), path.name)
+    report = decode_report(path.read_bytes(), path.name)
     if len(report.records) != 1 or report.records[0].status != "measured":
         raise RunError(f"{OURS}: {[(record.status, record.reason) for record in report.records]}")
     record = report.records[0]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.measure.metrics import FIGURES, Value, is_valid
-from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
+from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
 from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import one_line
@@ -40,7 +40,7 @@ class Case:
     @property
     def worst(self) -> Comparison | None:
         """Of its verdicts the one that people look at first."""
-        return min(self.comparisons, key=lambda each: STATES.index(each.verdict), default=None)
+        return min(self.comparisons, key=lambda each: VERDICTS.index(each.verdict), default=None)
 
     @property
     def state(self) -> str:
@@ -60,7 +60,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Turn:
+class OrderedRound:
     """A round in its place: ``place`` counts from 1 over both sides, ``number`` over those of its side."""
 
     place: int
@@ -78,7 +78,7 @@ class Turn:
         return FIGURES[metric].of(self.round)
 
 
-def turns(case: Case, *, interleaved: bool) -> list[Turn]:
+def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
     """Its rounds in the order in which they were run.
 
     Rounds of two runs have no common order unless they were ``interleaved``: then the base comes first.
@@ -96,16 +96,18 @@ def turns(case: Case, *, interleaved: bool) -> list[Turn]:
                 f"{round_.duration_s:g} s; no report of pytest --energy-report has such a round"
             )
     found.sort(key=lambda each: each[0] if interleaved else (each[2] == "head", each[0]))
-    return [Turn(place, number, side, round_) for place, (_, number, side, round_) in enumerate(found, 1)]
+    return [
+        OrderedRound(place, number, side, round_) for place, (_, number, side, round_) in enumerate(found, 1)
+    ]
 
 
-def cases_of(report: Report) -> list[Case]:
+def report_cases(report: Report) -> list[Case]:
     """Every test of a report, the last attempt of each; the worst first where it was compared."""
     last = {record.id: record for record in report.records}
     return _numbered([(name, {"head": record}, record.comparisons) for name, record in last.items()])
 
 
-def cases_of_both(base: Report, head: Report, compared: ComparedReports) -> list[Case]:
+def compared_cases(base: Report, head: Report, compared: ComparedReports) -> list[Case]:
     """Every test of two reports, the worst first."""
     old = {record.id: record for record in base.records}
     new = {record.id: record for record in head.records}
@@ -127,7 +129,7 @@ def _numbered(
     found: Sequence[tuple[str, Mapping[SideName, Record], Sequence[Comparison]]],
 ) -> list[Case]:
     def rank(each: tuple[str, Mapping[SideName, Record], Sequence[Comparison]]) -> int:
-        return min((STATES.index(comparison.verdict) for comparison in each[2]), default=len(STATES))
+        return min((VERDICTS.index(comparison.verdict) for comparison in each[2]), default=len(VERDICTS))
 
     ordered = sorted(found, key=rank)
     return [Case(f"t{number}", *each) for number, each in enumerate(ordered, 1)]

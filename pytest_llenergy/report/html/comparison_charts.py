@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from pytest_llenergy.model.comparison import AppliedRule, Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.report.html.cases import PER_TOKEN, Case
-from pytest_llenergy.report.html.svg import COLOURS, Key, Plot, Sheet, short_name, titled
-from pytest_llenergy.report.verdicts import change, interval, value
+from pytest_llenergy.report.html.svg import COLOURS, LegendEntry, Plot, Sheet, label_axes, plot_label
+from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # how small a change could have been found.
 
 #: Rows that a person looks at; the tables have all.
-MOST_ROWS = 60
+MAX_ROWS = 60
 
 #: Height of a row and of what is around all rows (CSS pixels).
 ROW, AROUND = 32, 60
@@ -31,13 +31,13 @@ ROW, AROUND = 32, 60
 #: The axis ends at a factor of this, and no sooner than at a factor of that.
 WIDEST, NARROWEST = 2.0, 1.08
 
-COLOUR_OF = {"regressed": "regressed", "improved": "improved", "inconclusive": "inconclusive"}
+VERDICT_COLOURS = {"regressed": "regressed", "improved": "improved", "inconclusive": "inconclusive"}
 
 
-def forest(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
+def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
     """The ratio of each test with its limits; ``None`` where nothing was judged."""
     rows = [each for each in comparisons if each.ratio is not None and each.ratio > 0]
-    shown = rows[:MOST_ROWS]
+    shown = rows[:MAX_ROWS]
     if not shown:
         return None
     drawn, axes = sheet.figure(AROUND + ROW * len(shown), left=14)
@@ -48,7 +48,7 @@ def forest(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot |
     tips: dict[str, list[str]] = {}
     for row, each in enumerate(shown):
         _row(axes, row, each, reach, several=several)
-        tips[f"row{row}"] = [f"{each.id}: {change(each)} ({interval(each)}), {each.verdict}"]
+        tips[f"row{row}"] = [f"{each.id}: {format_change(each)} ({format_interval(each)}), {each.verdict}"]
     axes.set_xlim(-reach, reach)
     axes.set_ylim(len(shown) - 0.25, -0.75)
     axes.yaxis.set_visible(False)
@@ -56,18 +56,18 @@ def forest(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot |
     axes.set_xticks(
         [log(1 + tick) for tick in _ticks(reach)], [f"{tick:+.0%}" if tick else "0" for tick in _ticks(reach)]
     )
-    titled(axes, "head against base")
+    label_axes(axes, "head against base")
     caption = "Dot: estimate of the ratio; line: its limits."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
-    keys = [Key(state, state) for state in dict.fromkeys(each.verdict for each in shown)]
-    keys += [Key("threshold", "threshold"), Key("band", "tolerance")]
+    keys = [LegendEntry(state, state) for state in dict.fromkeys(each.verdict for each in shown)]
+    keys += [LegendEntry("threshold", "threshold"), LegendEntry("band", "tolerance")]
     return Plot(sheet.inline(drawn, name, "Ratios with their limits", tips), "Verdicts", caption, keys)
 
 
 def _row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool) -> None:
     assert each.ratio is not None
-    colour = COLOURS[COLOUR_OF.get(each.verdict, "unchanged")]
+    colour = COLOURS[VERDICT_COLOURS.get(each.verdict, "unchanged")]
     middle = log(each.ratio)
     if each.low and each.high:
         axes.plot([log(each.low), log(each.high)], [row, row], color=colour, linewidth=2.5, clip_on=True)
@@ -82,7 +82,7 @@ def _row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool)
         clip_on=False,
         gid=f"row{row}",
     )
-    label = short_name(each.id) + (f" · {each.metric}" if several else "")
+    label = plot_label(each.id) + (f" · {each.metric}" if several else "")
     axes.text(-reach, row - 0.42, label, fontsize=10, va="center", ha="left")
 
 
@@ -119,10 +119,10 @@ def _ticks(reach: float) -> list[float]:
     return [tick for tick in ticks if tick > -1 and abs(log1p(tick)) <= reach]
 
 
-def detectability(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
+def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
     """Noise of the rounds and the least change that could have been found; ``None`` where nobody knows."""
     rows = [each for each in comparisons if each.noise is not None and each.detectable is not None]
-    shown = rows[:MOST_ROWS]
+    shown = rows[:MAX_ROWS]
     if not shown:
         return None
     drawn, axes = sheet.figure(AROUND + ROW * len(shown), left=14)
@@ -136,12 +136,12 @@ def detectability(sheet: Sheet, comparisons: Sequence[Comparison], name: str) ->
     axes.scatter(noise, places, s=34, color=COLOURS["muted"], gid="noise", zorder=3)
     axes.scatter(finds, places, s=34, color=COLOURS["head"], marker="D", gid="finds", zorder=3)
     for row, each in enumerate(shown):
-        axes.text(0, row - 0.42, short_name(each.id), fontsize=10, va="center", ha="left")
+        axes.text(0, row - 0.42, plot_label(each.id), fontsize=10, va="center", ha="left")
     axes.set_xlim(0, max([*finds, *noise, *(rule.threshold * 100 for rule in rules)]) * 1.08 or 1.0)
     axes.set_ylim(len(shown) - 0.25, -0.75)
     axes.yaxis.set_visible(False)
     axes.spines["left"].set_visible(False)
-    titled(axes, "%")
+    label_axes(axes, "%")
     tips = {
         "noise": [f"{each.id}: noise {each.noise:.2%}" for each in shown],
         "finds": [f"{each.id}: finds {each.detectable:.2%}" for each in shown],
@@ -150,9 +150,9 @@ def detectability(sheet: Sheet, comparisons: Sequence[Comparison], name: str) ->
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
     keys = [
-        Key("dot muted", "noise of the rounds"),
-        Key("diamond head", "finds"),
-        Key("threshold", "threshold"),
+        LegendEntry("dot muted", "noise of the rounds"),
+        LegendEntry("diamond head", "finds"),
+        LegendEntry("threshold", "threshold"),
     ]
     return Plot(
         sheet.inline(drawn, name, "Noise and minimum detectable change", tips),
@@ -167,10 +167,10 @@ def detectability(sheet: Sheet, comparisons: Sequence[Comparison], name: str) ->
 EXCHANGE_HEIGHT = 300
 
 #: An axis is logarithmic whose values differ by this factor.
-FAR = 5.0
+LOG_SCALE_RATIO = 5.0
 
 
-def figures_of(record: Record | None) -> tuple[float, float] | None:
+def speed_and_energy(record: Record | None) -> tuple[float, float] | None:
     """Tokens per second and joules per token, where a test has both."""
     if record is None:
         return None
@@ -180,10 +180,11 @@ def figures_of(record: Record | None) -> tuple[float, float] | None:
     return speed.value, energy.value
 
 
-def exchange(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
+def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
     """Every test that counts tokens, its base joined to its head; ``None`` where none does."""
     pairs = [
-        (case, figures_of(case.records.get("base")), figures_of(case.records.get("head"))) for case in cases
+        (case, speed_and_energy(case.records.get("base")), speed_and_energy(case.records.get("head")))
+        for case in cases
     ]
     pairs = [each for each in pairs if each[1] is not None or each[2] is not None]
     if not pairs:
@@ -192,7 +193,7 @@ def exchange(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
     tips: dict[str, list[str]] = {"from": [], "to": []}
     old, new = [], []
     for case, before, after in pairs:
-        colour = COLOURS[COLOUR_OF.get(case.state, "unchanged" if case.comparisons else "head")]
+        colour = COLOURS[VERDICT_COLOURS.get(case.state, "unchanged" if case.comparisons else "head")]
         if before is not None:
             old.append((*before, colour))
             tips["from"].append(_told(case, "base", before))
@@ -223,8 +224,8 @@ def exchange(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
     both = [*old, *new]
     _scale(axes, "x", [each[0] for each in both])
     _scale(axes, "y", [each[1] for each in both])
-    titled(axes, "tokens/s", "J/token")
-    keys = [Key("ring muted", "base"), Key("dot muted", "head")] if old else []
+    label_axes(axes, "tokens/s", "J/token")
+    keys = [LegendEntry("ring muted", "base"), LegendEntry("dot muted", "head")] if old else []
     caption = "Down is thriftier, right is faster." + (
         " A line joins the two sides of a test." if old else ""
     )
@@ -241,7 +242,7 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = min(values), max(values)
-    if high / low > FAR:
+    if high / low > LOG_SCALE_RATIO:
         axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 1.3, high * 1.3)})
         axis = axes.xaxis if which == "x" else axes.yaxis
         axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
@@ -256,7 +257,7 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
 
 def _told(case: Case, side: str, found: tuple[float, float]) -> str:
     of = f", {side}" if side else ""
-    return f"{case.id}{of}: {value(found[0], 'token/s')}, {value(found[1], 'J/token')}"
+    return f"{case.id}{of}: {format_value(found[0], 'token/s')}, {format_value(found[1], 'J/token')}"
 
 
 # A metric from run to run.
@@ -264,7 +265,7 @@ def _told(case: Case, side: str, found: tuple[float, float]) -> str:
 TREND_HEIGHT = 220
 
 #: Points that a figure has room for: the latest.
-MOST_POINTS = 200
+MAX_POINTS = 200
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ class Trend:
 
 def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
     """The points in their order, one step apart whatever time has passed; ``None`` without any."""
-    points = trend.points[-MOST_POINTS:]
+    points = trend.points[-MAX_POINTS:]
     if not points:
         return None
     drawn, axes = sheet.figure(TREND_HEIGHT)
@@ -311,13 +312,13 @@ def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
             axes.axvline(place - 0.5, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
     axes.plot(places, values, color=COLOURS["head"], linewidth=1, alpha=0.5)
     axes.scatter(places, values, s=20, color=COLOURS["head"], gid="runs", zorder=3)
-    tips = {"runs": [f"{_run(each)}: {value(each.value, trend.unit)}" for each in points]}
+    tips = {"runs": [f"{_run(each)}: {format_value(each.value, trend.unit)}" for each in points]}
     axes.set_xlim(0.4, len(points) + 0.6)
     axes.locator_params(axis="x", nbins=8, integer=True)
     axes.locator_params(axis="y", nbins=6)
-    titled(axes, "run", f"{trend.metric}, {trend.unit}")
-    keys = [Key("threshold", "change point")] if any(each.changed for each in points) else []
-    keys += [Key("edge", "other devices")] if any(each.broke for each in points) else []
+    label_axes(axes, "run", f"{trend.metric}, {trend.unit}")
+    keys = [LegendEntry("threshold", "change point")] if any(each.changed for each in points) else []
+    keys += [LegendEntry("edge", "other devices")] if any(each.broke for each in points) else []
     caption = f"{points[0].time} to {points[-1].time}."
     if len(points) < len(trend.points):
         caption += f" The latest {len(points)} of {len(trend.points)} runs; the table has all of them."

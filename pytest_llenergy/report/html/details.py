@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_llenergy.model.record import Record
-from pytest_llenergy.model.text import cut, one_line
-from pytest_llenergy.report.columns import rounded
-from pytest_llenergy.report.html.cases import Case, Turn
+from pytest_llenergy.model.text import one_line, shorten
+from pytest_llenergy.report.columns import format_with_uncertainty
+from pytest_llenergy.report.html.cases import Case, OrderedRound
 from pytest_llenergy.report.html.comparison_charts import Trend
-from pytest_llenergy.report.html.round_charts import Course
-from pytest_llenergy.report.html.svg import MOST_NAME
-from pytest_llenergy.report.html.tables import Cell, Row, Table, share, table, with_uncertainty
-from pytest_llenergy.report.verdicts import value
+from pytest_llenergy.report.html.round_charts import PowerCurve
+from pytest_llenergy.report.html.svg import MAX_LABEL_LENGTH
+from pytest_llenergy.report.html.tables import Cell, Row, Table, format_metric, format_share, table
+from pytest_llenergy.report.verdicts import format_value
 
 #: Characters of a parameter: a prompt may be one.
-MOST_VALUE = 300
+MAX_SETTING_LENGTH = 300
 
 
 def metrics(case: Case) -> Table:
@@ -30,14 +30,12 @@ def metrics(case: Case) -> Table:
         reasons = dict.fromkeys(
             each.reason for each in found if each is not None and each.value is None and each.reason
         )
-        rows.append(
-            [name, *(with_uncertainty(each) for each in found), unit, Cell("; ".join(reasons), "text")]
-        )
+        rows.append([name, *(format_metric(each) for each in found), unit, Cell("; ".join(reasons), "text")])
     sides = [f"#{side}" for side in case.records] if len(records) > 1 else ["#value ± u"]
     return table("Metrics", ("metric", *sides, "unit", "why not"), rows)
 
 
-def rounds(case: Case, found: Sequence[Turn]) -> Table:
+def rounds(case: Case, found: Sequence[OrderedRound]) -> Table:
     """Each round in its order."""
     begin_s: dict[str, float] = {}
     for turn in found:
@@ -51,18 +49,20 @@ def rounds(case: Case, found: Sequence[Turn]) -> Table:
                 str(turn.place),
                 f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
                 f"{one.start_s - begin_s[turn.side]:.3f}",
-                value(one.duration_s / one.iterations),
-                value(one.energy_j / one.iterations if one.energy_j is not None else None),
-                f"± {value(one.energy_u_j / one.iterations)}" if one.energy_u_j is not None else "-",
-                value(one.energy_j / one.duration_s if one.energy_j is not None and one.duration_s else None),
-                value(per_token.value if per_token is not None else None),
-                f"{value(said.value)} ± {value(said.meter)}"
+                format_value(one.duration_s / one.iterations),
+                format_value(one.energy_j / one.iterations if one.energy_j is not None else None),
+                f"± {format_value(one.energy_u_j / one.iterations)}" if one.energy_u_j is not None else "-",
+                format_value(
+                    one.energy_j / one.duration_s if one.energy_j is not None and one.duration_s else None
+                ),
+                format_value(per_token.value if per_token is not None else None),
+                f"{format_value(said.value)} ± {format_value(said.meter)}"
                 if said is not None and case.metric not in ("energy_j", "energy_per_output_token_j")
                 else "-",
-                value(
+                format_value(
                     one.tokens.output / one.duration_s if one.tokens is not None and one.duration_s else None
                 ),
-                value(one.temperature_start_c),
+                format_value(one.temperature_start_c),
                 str(one.iterations),
                 Cell("invalid" if not turn.valid else "", "state invalid" if not turn.valid else ""),
                 Cell("; ".join(flag.name for flag in one.flags), "text"),
@@ -84,16 +84,16 @@ def rounds(case: Case, found: Sequence[Turn]) -> Table:
     return table("Rounds", (*columns, "#iterations", "", "flags"), rows)
 
 
-def phases(case: Case, found: Sequence[Turn]) -> Table:
+def phases(case: Case, found: Sequence[OrderedRound]) -> Table:
     """Seconds and joules of each phase of each round."""
     rows: list[Row] = [
         [
             str(turn.place),
             f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
             phase.name,
-            value(phase.duration_s),
-            value(phase.energy_j),
-            f"± {value(phase.energy_u_j)}" if phase.energy_u_j is not None else "-",
+            format_value(phase.duration_s),
+            format_value(phase.energy_j),
+            f"± {format_value(phase.energy_u_j)}" if phase.energy_u_j is not None else "-",
             Cell(phase.reason or "", "text"),
         ]
         for turn in found
@@ -102,9 +102,9 @@ def phases(case: Case, found: Sequence[Turn]) -> Table:
     return table("Phases", ("#", "side", "phase", "#s", "#J", "#± J", "why not"), rows)
 
 
-def steps(course: Course) -> Table:
+def steps(course: PowerCurve) -> Table:
     """The numbers of a course of power."""
-    powers = [*map(value, course.power_w), "end"]
+    powers = [*map(format_value, course.power_w), "end"]
     rows = [[f"{at_s:.6g}", watts] for at_s, watts in zip(course.edges_s, powers, strict=True)]
     label = f"Power, {course.side}, {course.label} ({course.kind})"
     return table(label, ("#from s", "#W"), rows)
@@ -128,9 +128,9 @@ def trend_points(trend: Trend) -> Table:
         [
             each.time,
             (each.commit or "-")[:10],
-            value(each.value),
-            value(each.low),
-            value(each.high),
+            format_value(each.value),
+            format_value(each.low),
+            format_value(each.high),
             "; ".join(["change point"] * each.changed + ["other devices"] * each.broke),
         ]
         for each in trend.points
@@ -161,8 +161,10 @@ def windows(case: Case) -> Table:
         [
             side if len(case.records) > 1 else "",
             window.name,
-            value(window.duration_s),
-            rounded(window.energy_j, window.energy_u_absolute_j) if window.energy_j is not None else "-",
+            format_value(window.duration_s),
+            format_with_uncertainty(window.energy_j, window.energy_u_absolute_j)
+            if window.energy_j is not None
+            else "-",
             Cell(window.reason or "", "text"),
         ]
         for side, record in case.records.items()
@@ -179,8 +181,10 @@ def settings(case: Case) -> Table:
     for name in names:
         values = [each.get(name, "-") for _, each in facts]
         differs = "differs" if len(set(values)) > 1 else ""
-        told = (cut(one_line(each), MOST_VALUE) for each in values)
-        rows.append([cut(one_line(name), MOST_NAME), *(Cell(each, f"text {differs}") for each in told)])
+        told = (shorten(one_line(each), MAX_SETTING_LENGTH) for each in values)
+        rows.append(
+            [shorten(one_line(name), MAX_LABEL_LENGTH), *(Cell(each, f"text {differs}") for each in told)]
+        )
     sides = [side for side, _ in facts] if len(facts) > 1 else ["value"]
     return table("How it was measured", ("", *sides), rows)
 
@@ -209,7 +213,7 @@ def _settings(record: Record) -> list[tuple[str, str]]:
             ("warm-up", f"{procedure.warmup_iterations} iterations, {settled} ({procedure.criterion})"),
             ("iterations a round", str(procedure.iterations)),
             ("quiet gap", f"{procedure.gap_s:.3g} s"),
-            ("target", f"{procedure.target:.1%}, reached {share(procedure.reached)}"),
+            ("target", f"{procedure.target:.1%}, reached {format_share(procedure.reached)}"),
             ("measuring time", f"{procedure.measuring_s:.3g} s"),
         ]
     return [*found, ("meters", ", ".join(dict.fromkeys(meter.name for meter in record.meters)) or "none")]

@@ -9,28 +9,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest_llenergy
-from pytest_llenergy.model.comparison import STATES, ComparedReports, Comparison
+from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
 from pytest_llenergy.model.comparison import Side as Source
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import one_line
 from pytest_llenergy.report.html import details, tables
-from pytest_llenergy.report.html.cases import Case, Side, cases_of, cases_of_both, turns
-from pytest_llenergy.report.html.comparison_charts import Trend, detectability, exchange, forest, trend_plot
-from pytest_llenergy.report.html.round_charts import against_time, courses, in_order, power
-from pytest_llenergy.report.html.svg import Plot, Sheet, check_extra, drawing, short_name
+from pytest_llenergy.report.html.cases import Case, Side, compared_cases, order_rounds, report_cases
+from pytest_llenergy.report.html.comparison_charts import (
+    Trend,
+    detectability_plot,
+    energy_speed_plot,
+    forest_plot,
+    trend_plot,
+)
+from pytest_llenergy.report.html.round_charts import energy_time_plot, power_curves, power_plot, rounds_plot
+from pytest_llenergy.report.html.svg import Plot, Sheet, open_sheet, plot_label, require_html_extra
 from pytest_llenergy.report.html.tables import Table
-from pytest_llenergy.report.verdicts import change, interval, noise_line, value
+from pytest_llenergy.report.verdicts import describe_noise, format_change, format_interval, format_value
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 #: Tests with figures of their own, the first ones: the others are in the tables.
-MOST_SHOWN = 100
+MAX_SECTIONS = 100
 
 #: Tests that are open when the page is, besides those that need a look.
-MOST_OPEN = 3
+MAX_OPEN_SECTIONS = 3
 
-QUIET = frozenset({"unchanged", "measured", "skipped", "new", "removed"})
+QUIET_STATES = frozenset({"unchanged", "measured", "skipped", "new", "removed"})
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,8 @@ class Page:
 
 def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
     """One report as a page. Raises ``ReportError`` where the extra ``html`` is not installed."""
-    check_extra()
-    cases = cases_of(report)
+    require_html_extra()
+    cases = report_cases(report)
     comparisons = [each for case in cases for each in case.comparisons]
     states = Counter(case.state for case in cases)
     notes = (
@@ -76,7 +82,11 @@ def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
     )
     if report.baseline is not None and report.baseline.absent:
         notes.append(f"In the baseline and not in this run: {', '.join(report.baseline.absent)}")
-    about = [_code(report.source.commit, report.source.dirty), report.run.started_at, noise_line(comparisons)]
+    about = [
+        _code(report.source.commit, report.source.dirty),
+        report.run.started_at,
+        describe_noise(comparisons),
+    ]
     if report.baseline is not None:
         about.insert(1, f"against {report.baseline.side.origin}")
     return _rendered(
@@ -97,12 +107,12 @@ def render_compared(
     ``pairs`` is the policy of a run that measured both sides in turn; then rounds are shown in their order
     over both.
     """
-    check_extra()
-    cases = cases_of_both(base, head, compared)
+    require_html_extra()
+    cases = compared_cases(base, head, compared)
     states = Counter[str](each.verdict for each in compared.comparisons)
     about = [f"{_side(compared.head)} against {_side(compared.base)}"]
     about += [f"{pairs} pairs, measured in turn"] if pairs is not None else []
-    about += [*compared.devices, noise_line(compared.comparisons)]
+    about += [*compared.devices, describe_noise(compared.comparisons)]
     sides = [Side("base", "base", base), Side("head", "head", head)]
     return _rendered(
         sides, cases, "Energy", states, about, compared.notes, trends, interleaved=pairs is not None
@@ -121,14 +131,14 @@ def _rendered(
     interleaved: bool,
 ) -> str:
     comparisons = [each for case in cases for each in case.comparisons]
-    shown = cases[:MOST_SHOWN]
-    order = [*STATES, *(state for state in states if state not in STATES)]
+    shown = cases[:MAX_SECTIONS]
+    order = [*VERDICTS, *(state for state in states if state not in VERDICTS)]
     counts = [(state, states[state]) for state in order if states.get(state)]
-    with drawing() as sheet:
+    with open_sheet() as sheet:
         plots = [
-            forest(sheet, comparisons, "verdicts"),
-            exchange(sheet, cases, "speed"),
-            detectability(sheet, comparisons, "finds"),
+            forest_plot(sheet, comparisons, "verdicts"),
+            energy_speed_plot(sheet, cases, "speed"),
+            detectability_plot(sheet, comparisons, "finds"),
         ]
         sections = [
             _section(
@@ -161,12 +171,12 @@ def _rendered(
 
 
 def _section(sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, interleaved: bool) -> Section:
-    found = turns(case, interleaved=interleaved)
-    power_courses = courses(case)
+    found = order_rounds(case, interleaved=interleaved)
+    power_courses = power_curves(case)
     plots = [
-        in_order(sheet, case, found, f"{case.anchor}-rounds"),
-        against_time(sheet, case, found, f"{case.anchor}-time"),
-        power(sheet, case, power_courses, f"{case.anchor}-power"),
+        rounds_plot(sheet, case, found, f"{case.anchor}-rounds"),
+        energy_time_plot(sheet, case, found, f"{case.anchor}-time"),
+        power_plot(sheet, case, power_courses, f"{case.anchor}-power"),
     ]
     plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
     main = [details.metrics(case), details.rounds(case, found), details.flags(case), details.windows(case)]
@@ -182,9 +192,9 @@ def _section(sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, i
     notes += [f"{record.status}: {record.reason}" for record in records if record.reason]
     return Section(
         case=case,
-        title=short_name(case.id, 120),
+        title=plot_label(case.id, 120),
         told=_told(case),
-        is_open=place < MOST_OPEN or (case.state not in QUIET and place < MOST_SHOWN // 4),
+        is_open=place < MAX_OPEN_SECTIONS or (case.state not in QUIET_STATES and place < MAX_SECTIONS // 4),
         plots=[each for each in plots if each is not None],
         main=[each for each in main if each.rows],
         more=[each for each in more if each.rows],
@@ -196,10 +206,10 @@ def _told(case: Case) -> str:
     """One figure of a test, beside its name."""
     worst: Comparison | None = case.worst
     if worst is not None:
-        return f"{change(worst)} ({interval(worst)})" if worst.ratio is not None else ""
+        return f"{format_change(worst)} ({format_interval(worst)})" if worst.ratio is not None else ""
     record = next(iter(case.records.values()))
     metric = record.metrics.get(case.metric)
-    return value(metric.value, metric.unit) if metric is not None and metric.value is not None else ""
+    return format_value(metric.value, metric.unit) if metric is not None and metric.value is not None else ""
 
 
 def _side(side: Source) -> str:

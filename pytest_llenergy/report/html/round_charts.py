@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record
-from pytest_llenergy.report.html.cases import Case, SideName, Turn
-from pytest_llenergy.report.html.svg import COLOURS, Key, Plot, Sheet, titled
-from pytest_llenergy.report.verdicts import value
+from pytest_llenergy.report.html.cases import Case, OrderedRound, SideName
+from pytest_llenergy.report.html.svg import COLOURS, LegendEntry, Plot, Sheet, label_axes
+from pytest_llenergy.report.verdicts import format_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ HEIGHT = 220
 SIDES: tuple[SideName, ...] = ("base", "head")
 
 
-def in_order(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> Plot | None:
+def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: str) -> Plot | None:
     """Its metric round by round; ``None`` where no round has it."""
     metric, unit = case.metric, FIGURES[case.metric].unit
     known = [(turn, said) for turn in found if (said := turn.value(metric)) is not None]
@@ -48,7 +48,7 @@ def in_order(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> Plot
             axes.hlines(
                 median(values), places[0] - 0.4, places[-1] + 0.4, color=COLOURS[side], linewidth=1, alpha=0.7
             )
-            tips[f"valid-{side}"] = [_told(turn, value(said.value, unit)) for turn, said in valid]
+            tips[f"valid-{side}"] = [_told(turn, format_value(said.value, unit)) for turn, said in valid]
         spoiled = [(turn, said) for turn, said in mine if not turn.valid]
         if spoiled:
             axes.scatter(
@@ -61,9 +61,9 @@ def in_order(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> Plot
                 zorder=3,
             )
             tips[f"invalid-{side}"] = [
-                _told(turn, f"{value(said.value, unit)}, invalid") for turn, said in spoiled
+                _told(turn, f"{format_value(said.value, unit)}, invalid") for turn, said in spoiled
             ]
-    titled(axes, "round", unit, "°C" if warm else "")
+    label_axes(axes, "round", unit, "°C" if warm else "")
     axes.set_xlim(0.4, len(found) + 0.6)
     axes.locator_params(axis="x", nbins=8, integer=True)
     if warm:
@@ -74,14 +74,14 @@ def in_order(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> Plot
         hot.locator_params(axis="y", nbins=5)
     keys = _keys(case)
     if any(not turn.valid for turn, _ in known):
-        keys.append(Key("cross muted", "invalid"))
+        keys.append(LegendEntry("cross muted", "invalid"))
     if warm:
-        keys.append(Key("line hot", "temperature at its start"))
+        keys.append(LegendEntry("line hot", "temperature at its start"))
     caption = "Bars: what the meter cannot know of a round; lines: medians of the valid ones."
     return Plot(sheet.inline(drawn, name, f"Rounds in order, {unit}", tips), "Rounds in order", caption, keys)
 
 
-def against_time(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> Plot | None:
+def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: str) -> Plot | None:
     """Joules against seconds of an iteration, with lines of constant power; ``None`` without joules."""
     known = [
         (turn, said.value, turn.round.duration_s / turn.round.iterations)
@@ -98,7 +98,11 @@ def against_time(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> 
             seconds, joules = [each[2] for each in mine], [each[1] for each in mine]
             axes.scatter(seconds, joules, s=30, color=COLOURS[side], gid=f"of-{side}", zorder=3)
             tips[f"of-{side}"] = [
-                _told(turn, f"{value(energy, 'J')}, {value(time, 's')}, {value(energy / time, 'W')}")
+                _told(
+                    turn,
+                    f"{format_value(energy, 'J')}, {format_value(time, 's')}, "
+                    f"{format_value(energy / time, 'W')}",
+                )
                 for turn, energy, time in mine
             ]
     widths = _range([each[2] for each in known]), _range([each[1] for each in known])
@@ -114,7 +118,7 @@ def against_time(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> 
         share = (at - left) / (right - left)
         if share > 0.12:
             axes.annotate(
-                value(watts, "W"),
+                format_value(watts, "W"),
                 (at, watts * at),
                 xytext=(-3, -9 if at < right else 3),
                 textcoords="offset points",
@@ -124,7 +128,7 @@ def against_time(sheet: Sheet, case: Case, found: Sequence[Turn], name: str) -> 
             )
     axes.locator_params(axis="x", nbins=5)
     axes.locator_params(axis="y", nbins=6)
-    titled(axes, "s per iteration", "J per iteration")
+    label_axes(axes, "s per iteration", "J per iteration")
     caption = "Along a line the power is the same: rounds above it drew more."
     return Plot(
         sheet.inline(drawn, name, "Energy against time", tips), "Energy against time", caption, _keys(case)
@@ -147,11 +151,11 @@ def _powers(seconds: tuple[float, float], joules: tuple[float, float]) -> list[f
     return [float(watts) for watts in found if lowest < watts < highest]
 
 
-def _keys(case: Case) -> list[Key]:
-    return [Key(f"dot {side}", side) for side in case.records] if len(case.records) > 1 else []
+def _keys(case: Case) -> list[LegendEntry]:
+    return [LegendEntry(f"dot {side}", side) for side in case.records] if len(case.records) > 1 else []
 
 
-def _told(turn: Turn, what: str) -> str:
+def _told(turn: OrderedRound, what: str) -> str:
     return f"{turn.side} round {turn.number}: {what}"
 
 
@@ -163,7 +167,7 @@ DASHES: tuple[object, ...] = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1,
 
 
 @dataclass(frozen=True)
-class Course:
+class PowerCurve:
     """Power (W) from edge to edge (seconds from the start of the round) of one kind of domain of one side."""
 
     side: SideName
@@ -173,7 +177,7 @@ class Course:
     power_w: Sequence[float]
 
 
-def courses(case: Case) -> list[Course]:
+def power_curves(case: Case) -> list[PowerCurve]:
     """Of each side that has a trace: domains of a kind are summed where there are several."""
     return [
         course
@@ -183,7 +187,7 @@ def courses(case: Case) -> list[Course]:
     ]
 
 
-def _of_side(side: SideName, trace: PowerTrace) -> list[Course]:
+def _of_side(side: SideName, trace: PowerTrace) -> list[PowerCurve]:
     kinds: dict[str, list[str]] = {}
     for name in (name for name, power in trace.by_domain.items() if _can_be_drawn(power)):
         kinds.setdefault(name.partition(":")[0], []).append(name)
@@ -191,9 +195,9 @@ def _of_side(side: SideName, trace: PowerTrace) -> list[Course]:
     for kind, names in kinds.items():
         label = names[0] if len(names) == 1 else f"{kind} ({len(names)} domains)"
         steps = [(trace.by_domain[name].edges_s, trace.by_domain[name].power_w) for name in names]
-        edges_s, power_w = total(steps)
+        edges_s, power_w = sum_step_functions(steps)
         estimated = any(trace.by_domain[name].kind == "estimated" for name in names)
-        found.append(Course(side, label, "estimated" if estimated else "measured", edges_s, power_w))
+        found.append(PowerCurve(side, label, "estimated" if estimated else "measured", edges_s, power_w))
     return found
 
 
@@ -203,7 +207,9 @@ def _can_be_drawn(power: DomainPower) -> bool:
     return len(edges) == len(power.power_w) + 1 > 1 and all(a < b for a, b in pairwise(edges))
 
 
-def total(steps: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
+def sum_step_functions(
+    steps: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> tuple[list[float], list[float]]:
     """The sum of step functions where all of them are known."""
     if len(steps) == 1:
         return list(steps[0][0]), list(steps[0][1])
@@ -219,7 +225,7 @@ def total(steps: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[lis
     return edges_s, power_w
 
 
-def power(sheet: Sheet, case: Case, found: Sequence[Course], name: str) -> Plot | None:
+def power_plot(sheet: Sheet, case: Case, found: Sequence[PowerCurve], name: str) -> Plot | None:
     """The courses in one figure; ``None`` where no side has one."""
     if not found:
         return None
@@ -251,12 +257,12 @@ def power(sheet: Sheet, case: Case, found: Sequence[Course], name: str) -> Plot 
     axes.set_ylim(0, max(watts for each in found for watts in each.power_w) * 1.08 or 1)
     axes.locator_params(axis="x", nbins=6)
     axes.locator_params(axis="y", nbins=6)
-    titled(axes, "s from the start of the round", "W")
-    keys = [Key(f"line {side}", side) for side in ends] if len(case.records) > 1 else []
+    label_axes(axes, "s from the start of the round", "W")
+    keys = [LegendEntry(f"line {side}", side) for side in ends] if len(case.records) > 1 else []
     if len(labels) > 1:
-        keys += [Key(f"line muted dash{i % len(DASHES)}", label) for i, label in enumerate(labels)]
-    keys += [Key("edge", "edges of the round")]
-    keys += [Key("phase", "prefill")] if any(span.name == "prefill" for span in shown.spans) else []
+        keys += [LegendEntry(f"line muted dash{i % len(DASHES)}", label) for i, label in enumerate(labels)]
+    keys += [LegendEntry("edge", "edges of the round")]
+    keys += [LegendEntry("phase", "prefill")] if any(span.name == "prefill" for span in shown.spans) else []
     estimated = any(each.kind == "estimated" for each in found)
     caption = "The round of median energy." if len(ends) == 1 else "Of each side the round of median energy."
     caption += f" Windows of energy_meter in it: {', '.join(windows)}." if windows else ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.model.text import cut, one_line
+from pytest_llenergy.model.text import one_line, shorten
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Figures are drawn in colours that stand for those of the page's style sheet, which differ in the dark.
 
 #: Variables of the style sheet. Figures use the numbers, which are no colours that anybody sees.
-NAMES = (
+COLOUR_NAMES = (
     "text",
     "muted",
     "grid",
@@ -41,7 +41,7 @@ NAMES = (
     "unchanged",
     "page",
 )
-COLOURS = {name: f"#0000{index:02x}" for index, name in enumerate(NAMES, 16)}
+COLOURS = {name: f"#0000{index:02x}" for index, name in enumerate(COLOUR_NAMES, 16)}
 
 #: Width of a figure: that of a phone, so that its text is as large there as other text (CSS pixels).
 WIDTH = 340
@@ -97,7 +97,7 @@ NUMBER = re.compile(r"-?\d+\.\d{2,}")
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
-def check_extra() -> None:
+def require_html_extra() -> None:
     """Raise ``ReportError`` where the libraries of the extra ``html`` are not installed."""
     try:
         import jinja2  # noqa: F401
@@ -195,7 +195,7 @@ class Sheet:
 
 
 @contextmanager
-def drawing() -> Iterator[Sheet]:
+def open_sheet() -> Iterator[Sheet]:
     """Draw with the settings of this page, whatever those of the user are."""
     import matplotlib
 
@@ -207,7 +207,7 @@ def drawing() -> Iterator[Sheet]:
         yield Sheet()
 
 
-def titled(axes: Axes, below: str, above: str = "", right: str = "") -> None:
+def label_axes(axes: Axes, below: str, above: str = "", right: str = "") -> None:
     """Say what the axes are of, ``right`` of a second one. Titles that make room for themselves are dear."""
     drawn = axes.get_figure(root=True)
     assert drawn is not None
@@ -295,11 +295,11 @@ def _coloured(value: str) -> str:
 # A figure as it stands in the page: drawing, legend, caption.
 
 #: Characters of a test's name that fit over the width of a figure.
-MOST_NAME = 48
+MAX_LABEL_LENGTH = 48
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """One entry of a legend: how the mark looks (a class of the style sheet) and what it means."""
 
     look: str
@@ -313,11 +313,11 @@ class Plot:
     svg: Markup
     title: str
     caption: str
-    keys: Sequence[Key] = ()
+    keys: Sequence[LegendEntry] = ()
 
 
-def short_name(name: str, most: int = MOST_NAME) -> str:
+def plot_label(name: str, most: int = MAX_LABEL_LENGTH) -> str:
     """A test id without its path, cut in the middle: what tells tests apart is at the end."""
     path, bracket, params = one_line(name).partition("[")
     plain = f"{path.rpartition('/')[2].partition('::')[2] or path.rpartition('/')[2]}{bracket}{params}"
-    return cut(plain, most)
+    return shorten(plain, most)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.environment import Board
 from pytest_llenergy.model.record import MeterInfo, Metric
-from pytest_llenergy.model.text import short
-from pytest_llenergy.report.columns import rounded
-from pytest_llenergy.report.html.cases import Case, Side, turns
-from pytest_llenergy.report.html.comparison_charts import figures_of
-from pytest_llenergy.report.store import without_secrets
-from pytest_llenergy.report.verdicts import change, interval, value
+from pytest_llenergy.model.text import short_test_name
+from pytest_llenergy.report.columns import format_with_uncertainty
+from pytest_llenergy.report.html.cases import Case, Side, order_rounds
+from pytest_llenergy.report.html.comparison_charts import speed_and_energy
+from pytest_llenergy.report.store import redact_urls
+from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
 
 # Tables of text, and how numbers stand in them.
 
@@ -57,26 +57,26 @@ def state_cell(state: str) -> Cell:
     return Cell(state, f"state {state.replace(' ', '-')}")
 
 
-def with_uncertainty(metric: Metric | None) -> str:
+def format_metric(metric: Metric | None) -> str:
     """Value and standard uncertainty, to the second digit of the latter."""
     if metric is None or metric.value is None:
         return "-"
-    return rounded(metric.value, metric.uncertainty_absolute)
+    return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
 
 
-def plain(metric: Metric | None) -> str:
+def format_metric_value(metric: Metric | None) -> str:
     """Four digits of it."""
-    return value(metric.value if metric is not None else None)
+    return format_value(metric.value if metric is not None else None)
 
 
-def scatter(metric: Metric | None) -> str:
+def format_round_spread(metric: Metric | None) -> str:
     """Relative standard deviation of single rounds, from that of their mean."""
     if metric is None or not metric.value or metric.spread is None or metric.n < 2:
         return "-"
     return f"{metric.spread * metric.n**0.5 / metric.value:.1%}"
 
 
-def share(number: float | None) -> str:
+def format_share(number: float | None) -> str:
     return "-" if number is None else f"{number:.1%}"
 
 
@@ -89,16 +89,16 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
     rows: list[Row] = [
         [
             state_cell(each.verdict),
-            Cell(short(each.id), "name", case.anchor if place < shown else ""),
+            Cell(short_test_name(each.id), "name", case.anchor if place < shown else ""),
             each.metric if len(metrics) > 1 else "",
-            value(each.base, each.unit),
-            value(each.head, each.unit) + (" (estimated)" if each.kind == "estimated" else ""),
-            change(each),
-            interval(each),
-            share(each.noise),
-            share(each.detectable),
+            format_value(each.base, each.unit),
+            format_value(each.head, each.unit) + (" (estimated)" if each.kind == "estimated" else ""),
+            format_change(each),
+            format_interval(each),
+            format_share(each.noise),
+            format_share(each.detectable),
             f"{each.n_base} + {each.n_head}" if each.judged else "-",
-            f"{value(each.base_tokens_per_s)} → {value(each.head_tokens_per_s)}"
+            f"{format_value(each.base_tokens_per_s)} → {format_value(each.head_tokens_per_s)}"
             if each.base_tokens_per_s is not None and each.head_tokens_per_s is not None
             else "-",
             Cell("; ".join([each.reason, *each.notes]), "text"),
@@ -130,15 +130,15 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
         rows.append(
             [
                 state_cell(record.status),
-                Cell(short(case.id), "name", case.anchor if place < shown else ""),
+                Cell(short_test_name(case.id), "name", case.anchor if place < shown else ""),
                 *(
-                    with_uncertainty(record.metrics.get(name))
+                    format_metric(record.metrics.get(name))
                     for name in ("energy_j", "energy_per_output_token_j")
                 ),
-                plain(record.metrics.get("output_tokens_per_s")),
-                plain(record.metrics.get("mean_power_w")),
-                with_uncertainty(record.metrics.get("duration_s")),
-                scatter(record.metrics.get("energy_j")),
+                format_metric_value(record.metrics.get("output_tokens_per_s")),
+                format_metric_value(record.metrics.get("mean_power_w")),
+                format_metric(record.metrics.get("duration_s")),
+                format_round_spread(record.metrics.get("energy_j")),
                 str(len(record.rounds)) if record.rounds else "-",
                 record.kind or "-",
                 Cell(record.reason or "", "text"),
@@ -164,10 +164,17 @@ def speeds(cases: Sequence[Case]) -> Table:
     rows: list[Row] = []
     for case in cases:
         for side, record in case.records.items():
-            found = figures_of(record)
+            found = speed_and_energy(record)
             if found is not None:
                 name = side if len(case.records) > 1 else ""
-                rows.append([Cell(short(case.id), "name"), name, value(found[0]), value(found[1])])
+                rows.append(
+                    [
+                        Cell(short_test_name(case.id), "name"),
+                        name,
+                        format_value(found[0]),
+                        format_value(found[1]),
+                    ]
+                )
     return table("Energy against speed", ("test", "side", "#tokens/s", "#J/token"), rows)
 
 
@@ -175,7 +182,7 @@ def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
     """Rounds that count for nothing, and why."""
     rows: list[Row] = []
     for case in cases:
-        for turn in turns(case, interleaved=interleaved):
+        for turn in order_rounds(case, interleaved=interleaved):
             whys = [flag for flag in turn.round.flags if flag.severity == "invalid"]
             told = [f"{flag.name}: {flag.detail}" for flag in whys]
             if turn.round.energy_j is None:
@@ -183,7 +190,12 @@ def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
             if told:
                 side = turn.side if len(case.records) > 1 else ""
                 rows.append(
-                    [Cell(short(case.id), "name"), side, str(turn.number), Cell("; ".join(told), "text")]
+                    [
+                        Cell(short_test_name(case.id), "name"),
+                        side,
+                        str(turn.number),
+                        Cell("; ".join(told), "text"),
+                    ]
                 )
     return table("Invalid rounds", ("test", "side", "#round", "why"), rows)
 
@@ -239,7 +251,7 @@ def meters(sides: Sequence[Side]) -> Table:
             Cell(meter.source, "text"),
             Cell(meter.scope, "text"),
             f"{meter.update_period_s * 1e3:.3g}" if meter.update_period_s is not None else "-",
-            value(meter.resolution_j),
+            format_value(meter.resolution_j),
             Cell(meter.accuracy, "text"),
             f"{meter.coverage:.0%}",
             "yes" if meter.exclusive else "no",
@@ -284,7 +296,7 @@ def _machine(side: Side) -> list[tuple[str, str]]:
         ("started", run.started_at),
         ("finished", run.finished_at or "-"),
         ("complete", "yes" if run.complete else "no: what it had not measured is missing"),
-        ("command", " ".join(without_secrets(run.argv))),
+        ("command", " ".join(redact_urls(run.argv))),
         ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
     ]
     there = report.environment
