@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.workers import failure, guard, proctree, wire
+from pytest_llenergy.workers import failure, guard, proctree, transport
 from pytest_llenergy.workers.failure import signal_name
 from pytest_llenergy.workers.host import Started, StartMethod
 from pytest_llenergy.workers.plan import OF_ONE_RANK
@@ -86,7 +86,7 @@ class Supervised:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**environment, wire.SUPERVISOR: str(self.directory)},
+                    env={**environment, transport.SUPERVISOR: str(self.directory)},
                     start_new_session=True,
                 )
         except BaseException as error:
@@ -136,15 +136,15 @@ class Supervised:
             self._popen.wait()
         if self._popen.returncode != 0:
             # What has lost both the supervisor and its guard.
-            proctree.end(proctree.marked(wire.SUPERVISOR, str(self.directory)))
+            proctree.end(proctree.marked(transport.SUPERVISOR, str(self.directory)))
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ask(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
         self._socket.settimeout(timeout_s)
         try:
-            wire.send(self._socket, request, descriptors)
+            transport.send(self._socket, request, descriptors)
             self._await_answer(timeout_s)
-            answer, _ = wire.receive(self._socket)
+            answer, _ = transport.receive(self._socket)
         except TimeoutError:
             self._broken = self._silent = True
             why = (
@@ -275,7 +275,7 @@ class LocalHost:
             here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 given = [theirs.fileno(), file.fileno(), here, *descriptors]
-                marked = {**environment, wire.SUPERVISOR: str(supervised.directory)}
+                marked = {**environment, transport.SUPERVISOR: str(supervised.directory)}
                 pid = supervised.ask("start", given, group=group, environment=marked, python=python)
             except BaseException:
                 ours.close()

@@ -23,7 +23,7 @@ from pytest_llenergy.backends.tasks import TASKS
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
-from pytest_llenergy.workers import wire
+from pytest_llenergy.workers import transport
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.pickling import finished, packed, received
 from pytest_llenergy.workers.transport import Channel
@@ -155,7 +155,7 @@ class Server:
             threads=self._boot["threads"],
             cpus=tuple(self._boot["cpus"]),
             parallel=msgspec.convert(self._boot["parallel"], Parallel),
-            scratch=os.environ.get(wire.SUPERVISOR),
+            scratch=os.environ.get(transport.SUPERVISOR),
         )
         self._unload()
         backend = create_backend(payload["factory"])

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_llenergy.workers import guard, proctree, rank, wire
+from pytest_llenergy.workers import guard, proctree, rank, transport
 
 # Importing what forked ranks share, strictly: nothing may fail, start threads or wake the GPU driver.
 
@@ -129,7 +129,7 @@ class Supervisor:
     def run(self) -> None:
         """Preload, then serve. What is left in the end is ended."""
         proctree.adopt_orphans()
-        boot, _ = wire.receive(self._client)
+        boot, _ = transport.receive(self._client)
         try:
             # A fork of pytest may keep its end of the socket open; this one tells of pytest itself.
             with suppress(OSError, AttributeError):
@@ -140,10 +140,10 @@ class Supervisor:
                 # Nobody listens meanwhile, which may be for ever: any signal ends it, and its guard the rest.
                 load(boot["preload"], boot["sys_path"])
             self._listen()
-            wire.send(self._client, {"ok": self._pid})
+            transport.send(self._client, {"ok": self._pid})
             self._serve()
         except PreloadError as error:
-            wire.send(self._client, {"error": str(error), "details": error.details})
+            transport.send(self._client, {"error": str(error), "details": error.details})
         finally:
             self._finish()
 
@@ -186,7 +186,7 @@ class Supervisor:
                 self._forget_if_gone(name)
             if self._client.fileno() in ready:
                 try:
-                    request, descriptors = wire.receive(self._client)
+                    request, descriptors = transport.receive(self._client)
                 except (EOFError, OSError):
                     return
                 try:
@@ -194,7 +194,7 @@ class Supervisor:
                 except (OSError, PreloadError) as error:
                     answer = {"error": f"{type(error).__name__}: {error}"}
                 try:
-                    wire.send(self._client, answer)
+                    transport.send(self._client, answer)
                 except OSError:
                     return
 
