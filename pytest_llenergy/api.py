@@ -49,7 +49,7 @@ from pytest_llenergy.recorder import Draft, draft_of
 from pytest_llenergy.session import State, diagnosed, state_of
 from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.pickling import REFUSAL, finished, is_lazy
+from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
 from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load
 from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
@@ -121,7 +121,7 @@ class Place:
         """The test has ended. What a thread of it still does in the ranks ends too."""
         self.over = True
         if not self.lock.acquire(blocking=False):
-            self.state.pool.abandon()
+            self.state.pool.kill()
             # Once it has seen that. What it does in this process, such as pickling, may take for ever; it has
             # no ranks any more, and is given no others.
             if not self.lock.acquire(timeout=PATIENCE_S):
@@ -218,9 +218,9 @@ class BackendHandle:
                 f"{task.name}: {len(inputs)} prompts for {plan.parallel.data} data-parallel ranks; a rank "
                 "would have no work"
             )
-        load = Load.of(self.spec, self.model, {**self.spec.preset, **self.options})
+        load = Load.from_options(self.spec, self.model, {**self.spec.preset, **self.options})
         with diagnosed(plan):
-            group, info = self.place.state.pool.loaded(plan, load, self.place.check)
+            group, info = self.place.state.pool.get_loaded(plan, load, self.place.check)
         self.place.note(group)
         if self.place.draft.experiment is None:
             self.place.draft.backend = _told(info, inputs, checked)
@@ -278,7 +278,7 @@ class Workers:
         framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
         plan = self.place.plan(Capabilities(framework=framework, process_group=True, data=True))
         with diagnosed(plan):
-            group = self.place.state.pool.group(plan, self.place.check)
+            group = self.place.state.pool.get_ranks(plan, self.place.check)
         self.place.note(group)
         return group
 
@@ -423,7 +423,7 @@ class Energy:
             raise LLEnergyError(f"energy: {REFUSAL}, or use async with energy_meter(name)")
         function = work
         local = CallWorkload(lambda: function(*args, **kwargs))
-        return local, lambda: finished(local.result, "energy")
+        return local, lambda: check_finished(local.result, "energy")
 
 
 def _preparing(work: Callable[..., Any] | Call) -> str:

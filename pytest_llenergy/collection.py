@@ -18,7 +18,7 @@ from pytest_llenergy.plan import check_marks, has_mark, read_mark
 from pytest_llenergy.recorder import begin, draft_of
 from pytest_llenergy.session import lease_first, leased, state_of
 from pytest_llenergy.stash import BACKEND_PARAMETER, LEASE, is_measured
-from pytest_llenergy.workers.plan import wrong_product
+from pytest_llenergy.workers.plan import explain_degree_mismatch
 from pytest_llenergy.xdist import errand_of, is_worker
 
 #: Plugins that have a fixture ``benchmark``, and the object that measures its tests.
@@ -210,7 +210,9 @@ def _wrong_degrees(item: pytest.Item) -> str | None:
     except LLEnergyError:
         # A bad mark that a hook has added is told when its test is set up.
         return None
-    return wrong_product(degrees, asked.n if asked is not None else 1) if degrees is not None else None
+    return (
+        explain_degree_mismatch(degrees, asked.n if asked is not None else 1) if degrees is not None else None
+    )
 
 
 def see_to_test(item: pytest.Item) -> None:

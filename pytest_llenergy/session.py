@@ -43,7 +43,7 @@ from pytest_llenergy.plan import read_mark
 from pytest_llenergy.progress import Progress
 from pytest_llenergy.recorder import Draft, draft_of
 from pytest_llenergy.stash import ENVIRONMENT
-from pytest_llenergy.workers.leases import Keeper
+from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
 
@@ -133,9 +133,9 @@ class State:
         return any(meters[name].host_wide for name in used)
 
     @cached_property
-    def keeper(self) -> Keeper:
+    def keeper(self) -> LeaseKeeper:
         """What this process has leased."""
-        return Keeper(self.pool, lambda: lock_directory(self.environment))
+        return LeaseKeeper(self.pool, lambda: lock_directory(self.environment))
 
     def warn_uncoordinated(self) -> None:
         """Say once if leases of GPUs are not seen by the whole host."""
@@ -249,17 +249,17 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     began_s = time.monotonic()
     try:
         with state.progress.of(item.nodeid) as tell:
-            lease = state.keeper.take(possible, state.settings.lease_timeout, item.nodeid, host, tell)
+            lease = state.keeper.lease(possible, state.settings.lease_timeout, item.nodeid, host, tell)
     finally:
         # Also of a test that has waited in vain.
         draft.lease_wait_s = time.monotonic() - began_s
     try:
-        draft.lease, draft.lease_intact = lease, state.keeper.intact
+        draft.lease, draft.lease_intact = lease, state.keeper.is_intact
         with state.progress.of(item.nodeid) as tell:
             _await_others(lease, state, draft, tell)
         yield lease
     finally:
-        state.keeper.leave()
+        state.keeper.finish_test()
 
 
 def lease_first(item: pytest.Function, fixture: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from pytest_llenergy.ab import session_plugin
 from pytest_llenergy.ab.command import GPUS_OPTION, Command
 from pytest_llenergy.ab.schedule import Side
-from pytest_llenergy.workers.proctree import end_with_parent
+from pytest_llenergy.workers.proctree import die_with_parent
 
 #: How long a session that was interrupted may take to tidy up (seconds), and then one that was terminated.
 STOP_TIMEOUTS_S = (30.0, 5.0)
@@ -131,7 +131,7 @@ def run_session(
 def _prepare_child(parent_pid: int) -> None:
     # Also where this process was started with it ignored, as in the background of a script.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_with_parent(parent_pid)
+    die_with_parent(parent_pid)
 
 
 def _wait(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:

@@ -16,8 +16,8 @@ import psutil
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.conformance.harness import Engine, Made
-from pytest_llenergy.conformance.in_rank import Cycles, Refusal
+from pytest_llenergy.conformance.harness import BatchResult, LoadedBackend
+from pytest_llenergy.conformance.in_rank import LoadCycles, Refusal
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.model.record import Parallel, RankInfo
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -28,7 +28,7 @@ from pytest_llenergy.workers.workload import task_workload
 Tokens = Sequence[Sequence[int]]
 
 
-def prompts_counted(made: Made, counted: Mapping[str, int]) -> str | None:
+def check_prompt_counts(made: BatchResult, counted: Mapping[str, int]) -> str | None:
     """``counted`` has the prompts of the batch, in its order, each with its tokens counted by hand."""
     for request, (prompt, tokens) in zip(made.requests, counted.items(), strict=True):
         if request.input_tokens != tokens:
@@ -41,7 +41,7 @@ def prompts_counted(made: Made, counted: Mapping[str, int]) -> str | None:
     return None
 
 
-def outputs_counted(made: Made, max_new_tokens: int) -> str | None:
+def check_output_counts(made: BatchResult, max_new_tokens: int) -> str | None:
     """With ``ignore_eos`` each sequence is ``max_new_tokens`` long."""
     for number, (request, ids) in enumerate(zip(made.requests, made.token_ids, strict=True)):
         if len(ids) != max_new_tokens:
@@ -57,14 +57,14 @@ def outputs_counted(made: Made, max_new_tokens: int) -> str | None:
     return None
 
 
-def stop_token(free: Tokens) -> int | None:
+def choose_stop_token(free: Tokens) -> int | None:
     """A token at which one sequence ends early, and another later or not at all; ``None`` without one."""
     found = {token: [_length(ids, token) for ids in free] for ids in free for token in ids}
     useful = [token for token, lengths in found.items() if 1 < min(lengths) < max(lengths)]
     return min(useful, key=lambda token: (min(found[token]), token), default=None)
 
 
-def stopped(made: Made, free: Tokens, stop: int) -> str | None:
+def check_stop_token(made: BatchResult, free: Tokens, stop: int) -> str | None:
     """What a batch makes with a stop token, of what it makes without: the same until one has ended."""
     first = min(range(len(free)), key=lambda number: _length(free[number], stop))
     expected = list(free[first][: _length(free[first], stop)])
@@ -88,7 +88,9 @@ def stopped(made: Made, free: Tokens, stop: int) -> str | None:
     return None
 
 
-def same(found: Tokens, expected: Tokens, prompts: Sequence[str], names: tuple[str, str]) -> str | None:
+def check_equal_tokens(
+    found: Tokens, expected: Tokens, prompts: Sequence[str], names: tuple[str, str]
+) -> str | None:
     """Two ways to the same tokens; ``names`` are those of the two ways."""
     for prompt, ids, others in zip(prompts, found, expected, strict=True):
         if list(ids) != list(others):
@@ -103,7 +105,7 @@ def same(found: Tokens, expected: Tokens, prompts: Sequence[str], names: tuple[s
     return None
 
 
-def alike(found: Tokens) -> str | None:
+def check_distinct_outputs(found: Tokens) -> str | None:
     """Whether sequences tell prompts apart: equal ones would prove nothing."""
     if len({tuple(ids) for ids in found}) < len(found):
         return f"two prompts have equal outputs, which proves nothing: {_show(found[0])}; give other prompts"
@@ -126,7 +128,7 @@ def _show(ids: Sequence[int]) -> str:
 ROUNDING_NS = 1000
 
 
-def stamped(made: Made, row: Capabilities) -> str | None:
+def check_timestamps(made: BatchResult, row: Capabilities) -> str | None:
     """The stamps of a batch of which each sequence has several tokens, as the row claims them."""
     start_ns, end_ns = made.timeline.start_ns, made.timeline.end_ns
     for number, request in enumerate(made.requests):
@@ -177,7 +179,7 @@ def _ordered(request: RequestTimeline, start_ns: int, end_ns: int) -> str | None
 PATIENCE, LEAST_PATIENCE_S = 10.0, 5.0
 
 
-def processes_seen(engine: Engine, ranks: Sequence[RankInfo], degrees: Parallel) -> str | None:
+def check_process_count(engine: LoadedBackend, ranks: Sequence[RankInfo], degrees: Parallel) -> str | None:
     """Hold the processes that hold the model against the degrees, by pid."""
     row = engine.spec.capabilities
     wanted = degrees.data * degrees.tensor * degrees.pipeline
@@ -188,7 +190,7 @@ def processes_seen(engine: Engine, ranks: Sequence[RankInfo], degrees: Parallel)
     return f"{wanted} processes should hold the model, and {len(living)} do (pid {pids})"
 
 
-def shared(engine: Engine, made: Made, degrees: Parallel) -> str | None:
+def check_prompts_split(engine: LoadedBackend, made: BatchResult, degrees: Parallel) -> str | None:
     """Whether each data-parallel rank did a part of the prompts."""
     counts = [len(rank.requests) for rank in made.timeline.ranks if not rank.repeats_others]
     if engine.spec.capabilities.launch == "ranks" and (len(counts) < degrees.data or 0 in counts):
@@ -196,7 +198,7 @@ def shared(engine: Engine, made: Made, degrees: Parallel) -> str | None:
     return None
 
 
-def needs_the_others(engine: Engine, degrees: Parallel, prompt: str) -> str | None:
+def check_shards_depend(engine: LoadedBackend, degrees: Parallel, prompt: str) -> str | None:
     """Whether a shard can do its work without the others: then it is no shard, but a whole copy.
 
     Ends the ranks where they are what they should be.
@@ -206,7 +208,7 @@ def needs_the_others(engine: Engine, degrees: Parallel, prompt: str) -> str | No
     together = task_workload(group, [prompt], params, engine.timeout_s).run_round()
     alone = [1, *[0] * (len(group.ranks) - 1)]
     try:
-        group.ask("work", alone, max(LEAST_PATIENCE_S, PATIENCE * together.duration_s))
+        group.request("work", alone, max(LEAST_PATIENCE_S, PATIENCE * together.duration_s))
     except WorkerError:
         return None
     kind = "tensor" if degrees.tensor > 1 else "pipeline"
@@ -237,7 +239,7 @@ LEAST_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
-class Prefill:
+class PrefillTimes:
     """The fastest of each kind of prompt (seconds), and the length of the long ones (characters)."""
 
     short_s: float
@@ -259,7 +261,7 @@ class Prefill:
         )
 
 
-def compared(engine: Engine, longest: int) -> Prefill | None:
+def time_repeated_prompts(engine: LoadedBackend, longest: int) -> PrefillTimes | None:
     """New and repeated prompts in turn; ``None`` where none up to ``longest`` takes notably long."""
     numbers = random.Random(0)
     engine.duration_s(_text(numbers, SHORT_LENGTH))
@@ -275,7 +277,7 @@ def compared(engine: Engine, longest: int) -> Prefill | None:
     for _ in range(REPEATS_OF_SLOW if long_s > SLOW_S else REPEATS):
         new_s.append(engine.duration_s(_text(numbers, length)))
         seen_s.append(engine.duration_s(seen))
-    return Prefill(short_s, min(new_s), min(seen_s), length)
+    return PrefillTimes(short_s, min(new_s), min(seen_s), length)
 
 
 def _text(numbers: random.Random, length: int) -> str:
@@ -289,7 +291,7 @@ def _text(numbers: random.Random, length: int) -> str:
 MOST_SHARE = 0.5
 
 
-def freed(cycles: Cycles) -> str | None:
+def check_memory_freed(cycles: LoadCycles) -> str | None:
     """What is wrong, or ``None``. The first cycle is left out: it imports the engine."""
     taken = median(
         loaded - closed for loaded, closed in zip(cycles.loaded[1:], cycles.closed[:-1], strict=True)
@@ -324,7 +326,7 @@ def bad_models(directory: Path) -> list[ModelSource]:
     return [ModelSource("directory", str(broken)), ModelSource("gguf", str(file))]
 
 
-def told(refusal: Refusal | None, what: str, named: str) -> str | None:
+def check_refusal(refusal: Refusal | None, what: str, named: str) -> str | None:
     """What is wrong with the refusal of ``what``, in which ``named`` should stand, or ``None``."""
     if refusal is None:
         return f"{what} was loaded without an error; raise ModelError or BackendError with one clear line"

@@ -21,7 +21,7 @@ from pytest_llenergy.workers.workload import call_workload, task_workload
 
 
 @dataclass(frozen=True)
-class Made:
+class BatchResult:
     """What one batch gave, and when."""
 
     generation: Generation
@@ -39,7 +39,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Engine:
+class LoadedBackend:
     """A backend with a model on the devices of ``lease``. Ranks of ``pool`` start with the first batch.
 
     The lease is GPUs, of which the first are used, or the CPU, which is there as often as it is needed.
@@ -78,14 +78,18 @@ class Engine:
 
     def loaded(self, degrees: Parallel | None = None) -> tuple[RankGroup, BackendInfo]:
         """Ranks with the model. Raises what loading raises."""
-        return self.pool.loaded(self.plan(degrees), Load.of(self.spec, self.model, self.options))
+        return self.pool.get_loaded(
+            self.plan(degrees), Load.from_options(self.spec, self.model, self.options)
+        )
 
-    def generate(self, prompts: Sequence[str], *, degrees: Parallel | None = None, **params: Any) -> Made:
+    def generate(
+        self, prompts: Sequence[str], *, degrees: Parallel | None = None, **params: Any
+    ) -> BatchResult:
         """One batch. Raises ``BackendError``, and ``WorkerError`` where a rank fails."""
         group, _ = self.loaded(degrees)
         workload = task_workload(group, prompts, GenerationParams.parse(params), self.timeout_s)
         timeline = workload.run_round()
-        return Made(Generation.merge(workload.results()), timeline)
+        return BatchResult(Generation.merge(workload.results()), timeline)
 
     def duration_s(self, prompt: str) -> float:
         """Seconds that one token after this prompt takes."""
@@ -94,11 +98,11 @@ class Engine:
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
         """Call a function in a rank that has nothing loaded, with what it needs to load the backend."""
         workload = call_workload(
-            self.pool.group(self.plan()),
+            self.pool.get_ranks(self.plan()),
             function,
             (),
             {
-                **Load.of(self.spec, self.model, self.options).payload(),
+                **Load.from_options(self.spec, self.model, self.options).payload(),
                 "devices": self.plan().ranks[0].devices,
                 "threads": self.threads,
                 **arguments,

@@ -28,7 +28,7 @@ GONE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Cycles:
+class LoadCycles:
     """Memory of the rank (bytes) with the model and after ``close``, by cycle, and what runs on after all."""
 
     loaded: tuple[int, ...]
@@ -45,14 +45,14 @@ class Refusal:
     ours: bool
 
 
-def cycles(
+def load_repeatedly(
     factory: str,
     model: Mapping[str, Any],
     options: Mapping[str, Any],
     devices: Sequence[str],
     threads: int,
     prompt: str,
-) -> Cycles | None:
+) -> LoadCycles | None:
     """Load, generate and close, several times; ``None`` where the system does not tell the memory."""
     context = RankContext(devices=tuple(devices), threads=threads)
     params = GenerationParams.parse({"max_new_tokens": 2, "ignore_eos": True})
@@ -79,10 +79,10 @@ def cycles(
         closed.append(without)
         if with_model - without < SMALL_BYTES:
             wanted = CYCLES_OF_SMALL
-    return Cycles(tuple(loaded), tuple(closed), tuple(_running(before, workers)))
+    return LoadCycles(tuple(loaded), tuple(closed), tuple(_running(before, workers)))
 
 
-def attempts(
+def try_loading(
     factory: str,
     model: Mapping[str, Any],
     options: Mapping[str, Any],

@@ -14,12 +14,12 @@ from pytest_llenergy.backends.base import DEGREES, BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.conformance import checks, in_rank
-from pytest_llenergy.conformance.harness import Engine
+from pytest_llenergy.conformance.harness import LoadedBackend
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.session import State, state_of
-from pytest_llenergy.workers.workload import split
+from pytest_llenergy.workers.workload import split_prompts
 
 #: Of unequal lengths, with the tokens that models of random weights make of them: one a byte.
 BYTES = {text: len(text) for text in ("abc", "hello world", "x")}
@@ -27,7 +27,7 @@ BYTES = {text: len(text) for text in ("abc", "hello world", "x")}
 SHORT, LONG = 5, 12
 
 
-def verdict(wrong: str | None) -> None:
+def fail_if(wrong: str | None) -> None:
     """Fail with what is wrong, without a traceback through this suite."""
     if wrong is not None:
         pytest.fail(wrong, pytrace=False)
@@ -72,57 +72,57 @@ class BackendConformance:
         cls._found = {}
 
     @pytest.fixture
-    def engine(self, request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Engine:
+    def engine(self, request: pytest.FixtureRequest, _llenergy_lease: Lease) -> LoadedBackend:
         """The backend in ranks, on the devices of the test."""
         for name in ("spec", "model"):
             if not hasattr(self, name):
                 pytest.fail(f"{type(self).__name__} has no {name}; see docs/extending.md", pytrace=False)
         return self._engine(self.spec, self.options, state_of(request.config), _llenergy_lease)
 
-    def test_prompts_are_counted_without_padding(self, engine: Engine) -> None:
+    def test_prompts_are_counted_without_padding(self, engine: LoadedBackend) -> None:
         made = engine.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
-        verdict(checks.prompts_counted(made, self._prompts))
+        fail_if(checks.check_prompt_counts(made, self._prompts))
 
-    def test_outputs_are_counted_as_produced(self, engine: Engine) -> None:
+    def test_outputs_are_counted_as_produced(self, engine: LoadedBackend) -> None:
         made = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        verdict(checks.outputs_counted(made, SHORT))
+        fail_if(checks.check_output_counts(made, SHORT))
 
-    def test_a_stop_token_ends_its_sequence(self, engine: Engine) -> None:
+    def test_a_stop_token_ends_its_sequence(self, engine: LoadedBackend) -> None:
         texts = list(self._prompts)
         if self.why_no_stop_tokens:
             self._refuses_stop_tokens(engine, texts)
             pytest.skip(self.why_no_stop_tokens)
         free = self._batch(engine, texts)
-        stop = checks.stop_token(free)
+        stop = checks.choose_stop_token(free)
         if stop is None:
             pytest.fail("no token ends one of these prompts early and others later; give others", False)
         made = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
-        verdict(checks.stopped(made, free, stop))
+        fail_if(checks.check_stop_token(made, free, stop))
 
-    def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, engine: Engine) -> None:
+    def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, engine: LoadedBackend) -> None:
         if self.why_batches_differ:
             pytest.skip(self.why_batches_differ)
         texts = list(self._prompts)
         batch = self._batch(engine, texts)
-        verdict(checks.alike(batch))
-        verdict(checks.same(batch, self._alone(engine), texts, ("in a batch", "alone")))
+        fail_if(checks.check_distinct_outputs(batch))
+        fail_if(checks.check_equal_tokens(batch, self._alone(engine), texts, ("in a batch", "alone")))
 
-    def test_timestamps_are_what_the_row_says(self, engine: Engine) -> None:
+    def test_timestamps_are_what_the_row_says(self, engine: LoadedBackend) -> None:
         made = engine.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
-        verdict(checks.stamped(made, self.spec.capabilities))
+        fail_if(checks.check_timestamps(made, self.spec.capabilities))
         batch = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        verdict(checks.stamped(batch, self.spec.capabilities))
+        fail_if(checks.check_timestamps(batch, self.spec.capabilities))
 
-    def test_prompts_that_were_seen_before_cost_what_new_ones_cost(self, engine: Engine) -> None:
-        found = checks.compared(engine, self.longest_prompt)
+    def test_prompts_that_were_seen_before_cost_what_new_ones_cost(self, engine: LoadedBackend) -> None:
+        found = checks.time_repeated_prompts(engine, self.longest_prompt)
         if found is None:
             pytest.skip(
                 f"a prompt of {self.longest_prompt} characters takes hardly longer than a short one here, so "
                 "that a prefix cache would not be seen; raise longest_prompt, or name a larger model"
             )
-        verdict(found.wrong)
+        fail_if(found.wrong)
 
-    def test_the_seed_decides_what_is_drawn(self, engine: Engine) -> None:
+    def test_the_seed_decides_what_is_drawn(self, engine: LoadedBackend) -> None:
         if self.why_no_sampling:
             pytest.skip(self.why_no_sampling)
 
@@ -133,16 +133,18 @@ class BackendConformance:
 
         first = draw(1)
         if draw(1) != first:
-            verdict("seed=1 draws other tokens the second time; set the seed anew before each run")
+            fail_if("seed=1 draws other tokens the second time; set the seed anew before each run")
         if all(draw(seed) == first for seed in (2, 3, 4)):
-            verdict("the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?")
+            fail_if("the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?")
 
-    def test_tokens_are_those_of_the_reference(self, engine: Engine, request: pytest.FixtureRequest) -> None:
+    def test_tokens_are_those_of_the_reference(
+        self, engine: LoadedBackend, request: pytest.FixtureRequest
+    ) -> None:
         state = state_of(request.config)
         if self.reference is None and self.why_no_reference:
             pytest.skip(self.why_no_reference)
         if not self.reference or self.reference not in state.backends:
-            verdict(
+            fail_if(
                 f"reference is {self.reference!r}; name one of {', '.join(state.backends)}, or None with the "
                 "reason in why_no_reference"
             )
@@ -152,45 +154,45 @@ class BackendConformance:
         own, (_, info) = self._alone(engine), engine.loaded()
         options = {"dtype": info.dtype} if self.reference_options is None else self.reference_options
         others = self._alone(self._engine(spec, options, state, engine.lease))
-        verdict(checks.alike(own))
-        verdict(checks.same(own, others, list(self._prompts), (self.spec.name, spec.name)))
+        fail_if(checks.check_distinct_outputs(own))
+        fail_if(checks.check_equal_tokens(own, others, list(self._prompts), (self.spec.name, spec.name)))
 
-    def test_unloading_frees_the_memory(self, engine: Engine) -> None:
+    def test_unloading_frees_the_memory(self, engine: LoadedBackend) -> None:
         found = self._loaded_again_and_again(engine)
         if found is None:
             pytest.skip("this system does not tell the memory of a process")
-        verdict(checks.freed(found))
+        fail_if(checks.check_memory_freed(found))
 
-    def test_nothing_runs_on_after_close(self, engine: Engine) -> None:
+    def test_nothing_runs_on_after_close(self, engine: LoadedBackend) -> None:
         found = self._loaded_again_and_again(engine)
         if found is not None and found.running:
-            verdict(
+            fail_if(
                 f"after close() there is still {', '.join(found.running)}; end it in close(), and wait for it"
             )
 
-    def test_a_model_that_is_broken_is_told_in_one_line(self, engine: Engine, tmp_path: Path) -> None:
+    def test_a_model_that_is_broken_is_told_in_one_line(self, engine: LoadedBackend, tmp_path: Path) -> None:
         bad = checks.bad_models(tmp_path)
         read = [model for model in bad if self.spec.refuses(model) is None]
         for model in bad:
             refusal = self.spec.refuses(model)
             if refusal is not None and ("\n" in refusal or not refusal.strip()):
-                verdict(f"spec.refuses({model.label}) says no single line: {refusal!r}")
+                fail_if(f"spec.refuses({model.label}) says no single line: {refusal!r}")
         tries = [{"model": asdict(model)} for model in read]
         refusals = self._attempt(engine, tries) if read else []
         for model, refused in zip(read, refusals, strict=True):
-            verdict(checks.told(refused, f"the broken model {model.label}", model.label))
+            fail_if(checks.check_refusal(refused, f"the broken model {model.label}", model.label))
 
-    def test_a_bad_option_is_told_in_one_line(self, engine: Engine) -> None:
+    def test_a_bad_option_is_told_in_one_line(self, engine: LoadedBackend) -> None:
         names = self.spec.capabilities.options
         if not names:
             pytest.skip("the row names no load option")
         values = {name: self.bad_options.get(name, checks.NO_VALUE) for name in names}
         tries = [{"options": {**self.options, name: value}} for name, value in values.items()]
         for (name, value), refusal in zip(values.items(), self._attempt(engine, tries), strict=True):
-            verdict(checks.told(refusal, f"{name}={value!r}", name))
+            fail_if(checks.check_refusal(refusal, f"{name}={value!r}", name))
 
     @pytest.mark.parametrize("kind", DEGREES)
-    def test_the_degree_asked_is_the_degree_seen_or_refused(self, engine: Engine, kind: str) -> None:
+    def test_the_degree_asked_is_the_degree_seen_or_refused(self, engine: LoadedBackend, kind: str) -> None:
         asked = Parallel(**{kind: 2})
         if not getattr(self.spec.capabilities, kind):
             assert explain_unmet(self.spec, Requirements(parallel=asked), {}) is not None
@@ -206,52 +208,52 @@ class BackendConformance:
                 engine.loaded(asked)
             pytest.skip(f"{kind} is offered on GPUs only; mark the class gpus(2)")
         texts = list(self._prompts)
-        parts = split(texts, 2) if kind == "data" else [texts]
+        parts = split_prompts(texts, 2) if kind == "data" else [texts]
         single = [ids for part in parts for ids in self._batch(engine, part)]
         group, _ = engine.loaded(asked)
-        verdict(checks.processes_seen(engine, group.ranks, asked))
+        fail_if(checks.check_process_count(engine, group.ranks, asked))
         made = engine.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
-        verdict(checks.shared(engine, made, asked))
+        fail_if(checks.check_prompts_split(engine, made, asked))
         if kind == "data" or not self.why_shards_differ:
-            verdict(checks.same(made.token_ids, single, texts, (f"{kind}=2", "on one device")))
+            fail_if(checks.check_equal_tokens(made.token_ids, single, texts, (f"{kind}=2", "on one device")))
         if kind in ("tensor", "pipeline") and self.spec.capabilities.launch == "ranks":
-            verdict(checks.needs_the_others(engine, asked, texts[0]))
+            fail_if(checks.check_shards_depend(engine, asked, texts[0]))
 
     @property
     def _prompts(self) -> Mapping[str, int]:
         if self.prompts:
             return self.prompts
         if not self.model.startswith("random:"):
-            verdict(
+            fail_if(
                 'give prompts = {"text": tokens, ...}: of unequal lengths, with their tokens counted by hand'
             )
         return BYTES
 
-    def _refuses_stop_tokens(self, engine: Engine, texts: Sequence[str]) -> None:
+    def _refuses_stop_tokens(self, engine: LoadedBackend, texts: Sequence[str]) -> None:
         try:
             engine.generate(texts, max_new_tokens=2, ignore_eos=True, stop_token_ids=[1])
         except BackendError:
             return
-        verdict(
+        fail_if(
             "stop_token_ids are taken, and why_no_stop_tokens says that there are none; raise BackendError "
             "in prepare()"
         )
 
-    def _batch(self, engine: Engine, texts: Sequence[str]) -> list[list[int]]:
+    def _batch(self, engine: LoadedBackend, texts: Sequence[str]) -> list[list[int]]:
         """What these prompts give in one batch on one device."""
         kept: dict[tuple[str, ...], list[list[int]]] = self._found.setdefault(engine.spec.name, {})
         if tuple(texts) not in kept:
             kept[tuple(texts)] = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True).token_ids
         return kept[tuple(texts)]
 
-    def _alone(self, engine: Engine) -> list[list[int]]:
+    def _alone(self, engine: LoadedBackend) -> list[list[int]]:
         """What each prompt gives by itself."""
         return [self._batch(engine, [text])[0] for text in self._prompts]
 
-    def _attempt(self, engine: Engine, tries: list[dict[str, Any]]) -> list[in_rank.Refusal | None]:
+    def _attempt(self, engine: LoadedBackend, tries: list[dict[str, Any]]) -> list[in_rank.Refusal | None]:
         """Load with each in turn, which the rank must survive."""
         try:
-            refusals: list[in_rank.Refusal | None] = engine.call(in_rank.attempts, tries=tries)
+            refusals: list[in_rank.Refusal | None] = engine.call(in_rank.try_loading, tries=tries)
         except WorkerError as error:
             what = " or ".join(str(value) for each in tries for value in each.values())
             pytest.fail(
@@ -261,21 +263,23 @@ class BackendConformance:
             )
         return refusals
 
-    def _loaded_again_and_again(self, engine: Engine) -> in_rank.Cycles | None:
+    def _loaded_again_and_again(self, engine: LoadedBackend) -> in_rank.LoadCycles | None:
         if "cycles" not in self._found:
-            self._found["cycles"] = engine.call(in_rank.cycles, prompt=next(iter(self._prompts)))
-        found: in_rank.Cycles | None = self._found["cycles"]
+            self._found["cycles"] = engine.call(in_rank.load_repeatedly, prompt=next(iter(self._prompts)))
+        found: in_rank.LoadCycles | None = self._found["cycles"]
         return found
 
-    def _engine(self, spec: BackendSpec, options: Mapping[str, Any], state: State, lease: Lease) -> Engine:
+    def _engine(
+        self, spec: BackendSpec, options: Mapping[str, Any], state: State, lease: Lease
+    ) -> LoadedBackend:
         model = resolve_model(self.model)
         if (missing := spec.missing()) is not None:
             pytest.skip(missing)
         if (refused := spec.refuses(model)) is not None:
-            verdict(f"model = {self.model!r}: {refused}; name another")
+            fail_if(f"model = {self.model!r}: {refused}; name another")
         on_gpus, row = bool(lease.uuids), spec.capabilities
         if not (row.gpu if on_gpus else row.cpu):
             where = "GPUs here" if on_gpus else "the CPU here; mark the class gpus(1)"
             pytest.skip(f"{spec.name} does not run on {where}")
         threads, timeout_s = state.settings.threads or self.threads, state.settings.timeout
-        return Engine(spec, model, options, lease, state.pool, threads, timeout_s)
+        return LoadedBackend(spec, model, options, lease, state.pool, threads, timeout_s)

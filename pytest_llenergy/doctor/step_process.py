@@ -18,8 +18,8 @@ from typing import Any
 from pytest_llenergy.doctor import probe
 from pytest_llenergy.doctor.steps import Step
 from pytest_llenergy.workers import guard, proctree
-from pytest_llenergy.workers.failure import signal_name, tail
-from pytest_llenergy.workers.plan import RankPlan, inherited
+from pytest_llenergy.workers.failure import read_tail, signal_name
+from pytest_llenergy.workers.plan import RankPlan, inherited_environment
 
 #: How long a process that closed its report may take to end, and one that was killed (seconds).
 REAP_S = 5.0
@@ -62,13 +62,13 @@ class Child:
             with self._log.open("wb") as log:
                 # Its guard ends as it does, and before that all it has left behind.
                 self._popen = subprocess.Popen(
-                    guard.around(os.getpid(), directory, theirs, command),
+                    guard.guarded_command(os.getpid(), directory, theirs, command),
                     pass_fds=[theirs],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env={**inherited(), **plan.environment()},
+                    env={**inherited_environment(), **plan.environment()},
                 )
         except BaseException:
             os.close(self.fileno)
@@ -106,13 +106,13 @@ class Child:
 
     def output(self) -> list[str]:
         """The last lines that it wrote."""
-        return tail(self._log, 0)
+        return read_tail(self._log, 0)
 
     def close(self) -> None:
         """End it and what it started. One that the kernel does not let go is left behind."""
         with suppress(ProcessLookupError, PermissionError):
             # Sessions of their own and orphans included: its guard has adopted them.
-            proctree.end({self._popen.pid})
+            proctree.kill_tree({self._popen.pid})
             os.killpg(self._popen.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(REAP_S)

@@ -35,7 +35,7 @@ PEER_LOST = re.compile(
 )
 
 #: How much of what another rank has said is shown in the line about it.
-SAID_CHARACTERS = 200
+OTHERS_CHARACTERS = 200
 
 Outputs = Sequence[tuple[RankPlan, list[str]]]
 """What each rank has printed lately."""
@@ -84,7 +84,7 @@ class OutcomeInRank(Exception):  # noqa: N818 - it carries an outcome, which nee
         self.exit_code = exit_code
 
 
-def death(host: Host, group: str, pid: int) -> dict[str, Any]:
+def describe_death(host: Host, group: str, pid: int) -> dict[str, Any]:
     """Describe a rank that ended without an answer."""
     now_ns = time.monotonic_ns()
     deadline = time.monotonic() + REAP_TIMEOUT_S
@@ -111,7 +111,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def tail(log: Path, start: int) -> list[str]:
+def read_tail(log: Path, start: int) -> list[str]:
     """The last lines of a log after ``start`` bytes, kept to what a person reads."""
     try:
         with log.open("rb") as file:
@@ -129,7 +129,7 @@ def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, ou
     )
 
 
-def raise_first(
+def raise_first_cause(
     failures: Sequence[Failure], world_size: int, outputs: Outputs, silent: Sequence[RankPlan] = ()
 ) -> NoReturn:
     """Raise the first cause; what the others said is usually its echo.
@@ -177,7 +177,7 @@ def _others(failures: Sequence[Failure], first: Failure) -> str:
 
 def _told(when: str, alike: Sequence[Failure]) -> str:
     ranks = ", ".join(str(each.plan.rank) for each in alike)
-    shown = textwrap.shorten(alike[0].line, SAID_CHARACTERS, placeholder=" …")
+    shown = textwrap.shorten(alike[0].line, OTHERS_CHARACTERS, placeholder=" …")
     return f"{'rank' if len(alike) == 1 else 'ranks'} {ranks} {when}: {shown}"
 
 
@@ -188,17 +188,17 @@ def _sections(outputs: Outputs) -> tuple[tuple[str, str], ...]:
 # Whether a rank that hangs has written down where its threads are, and if not, why.
 
 #: What a rank writes its stacks on, by faulthandler, also while one thread holds the interpreter's lock.
-SIGNAL = signal.SIGUSR2
+STACKS_SIGNAL = signal.SIGUSR2
 
 #: What faulthandler writes above the frames of each thread, and how far it is looked for: a rank may be busy
 #: printing.
-TITLE, SEARCHED_BYTES = b"(most recent call first):", 1 << 20
+STACKS_TITLE, STACKS_SEARCH_BYTES = b"(most recent call first):", 1 << 20
 
 #: Fields of a process's status with a mask of signals that it does not answer (proc_pid_status(5)).
-MASKS = (("SigIgn", "ignores"), ("SigBlk", "blocks"))
+SIGNAL_MASKS = (("SigIgn", "ignores"), ("SigBlk", "blocks"))
 
 #: States in which a process does not answer signals (proc_pid_stat(5)).
-STATES = {
+PROCESS_STATES = {
     "T": "is stopped, by SIGSTOP or the like",
     "t": "is stopped by a debugger",
     "D": "waits in the kernel",
@@ -206,26 +206,26 @@ STATES = {
 }
 
 
-def are_in(log: Path, start: int) -> bool:
+def has_stacks(log: Path, start: int) -> bool:
     """Whether they are in a rank's log from ``start`` bytes on."""
     try:
         with log.open("rb") as file:
             file.seek(start)
-            return TITLE in file.read(SEARCHED_BYTES)
+            return STACKS_TITLE in file.read(STACKS_SEARCH_BYTES)
     except OSError:
         return False
 
 
-def can_come(pid: int | None) -> bool:
+def may_write_stacks(pid: int | None) -> bool:
     """Whether a process that was asked for its stacks may yet write them, for all that its host tells."""
     status = _status(pid)
     if not status:
         return pid is None or not PROC.is_dir()
     # What waits in the kernel mostly does so for a moment.
-    return status["State"][0] not in "TtZ" and not any(_has(status, field) for field, _ in MASKS)
+    return status["State"][0] not in "TtZ" and not any(_has(status, field) for field, _ in SIGNAL_MASKS)
 
 
-def why_none(pid: int | None) -> str:
+def explain_missing_stacks(pid: int | None) -> str:
     """Why a rank that was asked for its stacks has written none, as far as its host tells of that process.
 
     ``None`` stands for a process of another host.
@@ -237,11 +237,11 @@ def why_none(pid: int | None) -> str:
     if not status:
         return "no stacks: the process is gone"
     state = status["State"]
-    if state[0] in STATES:
-        return f"no stacks: the process {STATES[state[0]]}; state {state[0]}"
-    for field, what in MASKS:
+    if state[0] in PROCESS_STATES:
+        return f"no stacks: the process {PROCESS_STATES[state[0]]}; state {state[0]}"
+    for field, what in SIGNAL_MASKS:
         if _has(status, field):
-            return f"no stacks: the process {what} {SIGNAL.name}, on which it would write them"
+            return f"no stacks: the process {what} {STACKS_SIGNAL.name}, on which it would write them"
     return f"{asked}; state {state[0]}"
 
 
@@ -261,4 +261,4 @@ def _status(pid: int | None) -> dict[str, str]:
 
 
 def _has(status: dict[str, str], field: str) -> bool:
-    return bool(int(status[field], 16) >> (SIGNAL - 1) & 1)
+    return bool(int(status[field], 16) >> (STACKS_SIGNAL - 1) & 1)

@@ -22,8 +22,14 @@ from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import RankInfo
 from pytest_llenergy.workers import failure
 from pytest_llenergy.workers import failure as stacks
-from pytest_llenergy.workers.host import Host, Started, StartMethod
-from pytest_llenergy.workers.plan import LOCALHOST, ProcessPlan, RankPlan, check_placement, inherited
+from pytest_llenergy.workers.host import Host, StartedRank, StartMethod
+from pytest_llenergy.workers.plan import (
+    LOCALHOST,
+    ProcessPlan,
+    RankPlan,
+    check_placement,
+    inherited_environment,
+)
 from pytest_llenergy.workers.transport import Channel
 
 START_TIMEOUT_S = 120.0
@@ -41,7 +47,7 @@ _numbers = itertools.count()
 class _Rank:
     """One rank as the parent holds it."""
 
-    def __init__(self, plan: RankPlan, host: Host, started: Started, directory: Path) -> None:
+    def __init__(self, plan: RankPlan, host: Host, started: StartedRank, directory: Path) -> None:
         self.plan = plan
         self.host = host
         self.pid = started.pid
@@ -69,17 +75,17 @@ class _Rank:
 
     def output(self) -> list[str]:
         """What it has printed since the request in hand."""
-        return failure.tail(self.log, self.log_start)
+        return failure.read_tail(self.log, self.log_start)
 
     def output_with_stacks(self, start: int) -> list[str]:
         """The same of a rank that was asked for its stacks when its log had ``start`` bytes."""
-        if stacks.are_in(self.log, start):
+        if stacks.has_stacks(self.log, start):
             return self.output()
-        return [*self.output(), f"({stacks.why_none(self.local_pid)})"]
+        return [*self.output(), f"({stacks.explain_missing_stacks(self.local_pid)})"]
 
     def owes_stacks(self, start: int) -> bool:
         """Whether they may yet come."""
-        return not stacks.are_in(self.log, start) and stacks.can_come(self.local_pid)
+        return not stacks.has_stacks(self.log, start) and stacks.may_write_stacks(self.local_pid)
 
     @property
     def local_pid(self) -> int | None:
@@ -118,7 +124,9 @@ class RankGroup:
         start = time.monotonic()
         try:
             try:
-                self._start(hosts, descriptors, inherited() if environment is None else environment)
+                self._start(
+                    hosts, descriptors, inherited_environment() if environment is None else environment
+                )
             except OSError as error:
                 raise WorkerError(f"the ranks cannot be started: {error}") from error
             seen = self._first_words()
@@ -134,13 +142,13 @@ class RankGroup:
         return "forkserver" if all(rank.forked for rank in self._ranks) else "spawn"
 
     @property
-    def has_lost_one(self) -> bool:
+    def has_dead_rank(self) -> bool:
         """Whether a rank has ended that was asked for nothing: those that live say nothing by themselves."""
         if not self.alive or self._asked.locked():
             return False
         return bool(wait([rank.channel.connection for rank in self._ranks], 0))
 
-    def ask(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+    def request(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
         """Send one request to each rank and wait for all answers, in rank order.
 
         Raises ``WorkerError`` for the first rank that failed, after ending the group; pytest's own
@@ -171,9 +179,9 @@ class RankGroup:
         finally:
             self._asked.release()
 
-    def ask_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
+    def request_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
         """Send the same request to every rank."""
-        return self.ask(verb, [payload] * len(self._ranks), timeout_s)
+        return self.request(verb, [payload] * len(self._ranks), timeout_s)
 
     def close(self) -> None:
         """Let the ranks end by themselves, then make sure. Does nothing in a forked child of pytest."""
@@ -273,7 +281,7 @@ class RankGroup:
                     state, value = rank.channel.receive()
                 except Exception:
                     # The end, half a message, or what is none.
-                    state, value = "error", failure.death(rank.host, self._name, rank.pid)
+                    state, value = "error", failure.describe_death(rank.host, self._name, rank.pid)
                 if state == "ok":
                     answers[rank.plan.rank] = value
                 else:
@@ -282,7 +290,7 @@ class RankGroup:
         if failures:
             others = [(rank.plan, rank.output()) for rank in self._ranks]
             silent = [rank.plan for rank in waiting.values()]
-            failure.raise_first(failures, len(self._ranks), others, silent)
+            failure.raise_first_cause(failures, len(self._ranks), others, silent)
         if waiting:
             self._raise_hang(list(waiting.values()), timeout_s or 0.0)
         return [answers[rank.plan.rank] for rank in self._ranks]
@@ -291,7 +299,7 @@ class RankGroup:
         starts = [rank.log_size() for rank in self._ranks]
         for host in self._hosts:
             with suppress(WorkerError):
-                host.signal(self._name, stacks.SIGNAL)
+                host.signal(self._name, stacks.STACKS_SIGNAL)
         self._await_stacks(starts)
         outputs = [
             (rank.plan, rank.output_with_stacks(start))

@@ -29,7 +29,7 @@ PATIENCE_S = 3.0
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: Where this package is.
-ROOT = str(Path(__file__).resolve().parents[2])
+PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
 #: Not run as a module, which would take a search path of its own.
 PROGRAM = """
@@ -40,14 +40,14 @@ main(*sys.argv[2:])
 """
 
 
-def shielded(parent_pid: int, directory: str, descriptor: int) -> int:
+def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> int:
     """Go on in a child; the process that calls this stays behind as its guard, and ends as the child does.
 
     The child ends, with all that came of it, when this process is told to end or ``parent_pid`` is gone, and
     ``directory`` is then removed. ``descriptor`` is the child's alone. Returns, in the child, a descriptor:
     once that has been written to the child is told by SIGTERM instead, and ends by itself.
     """
-    proctree.adopt_orphans()
+    proctree.become_subreaper()
     pid = os.getpid()
     read, write = os.pipe()
     child = os.fork()
@@ -56,7 +56,7 @@ def shielded(parent_pid: int, directory: str, descriptor: int) -> int:
         os.close(descriptor)
         _Guard(parent_pid, directory, child, read).run()
     os.close(read)
-    proctree.end_with_parent(pid)
+    proctree.die_with_parent(pid)
     return write
 
 
@@ -96,7 +96,7 @@ class _Guard:
                 continue
             if deadline_s is not None and time.monotonic() > deadline_s:
                 # It was stopped, or waits for somebody.
-                proctree.end({self._child, *self._children()})
+                proctree.kill_tree({self._child, *self._children()})
             heard.poll(LOOK_S * 1e3 if self._parent is None or deadline_s is not None else None)
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
@@ -127,19 +127,19 @@ class _Guard:
         if ready and os.read(self._told, 1):
             os.kill(self._child, signal.SIGTERM)
         else:
-            proctree.end({self._child, *self._children()})
+            proctree.kill_tree({self._child, *self._children()})
 
     def _end_rest(self) -> None:
         pause_s = PAUSE_S
         while left := self._children():
-            proctree.end(left)
+            proctree.kill_tree(left)
             self._reap()
             time.sleep(pause_s)
             # What is stuck in a driver may be so for hours.
             pause_s = min(2 * pause_s, LOOK_S)
 
     def _children(self) -> list[int]:
-        return proctree.children().get(os.getpid(), [])
+        return proctree.children_by_parent().get(os.getpid(), [])
 
     def _end_as(self, code: int) -> NoReturn:
         if code < 0:
@@ -156,11 +156,11 @@ class _Guard:
 
 def main(parent_pid: str, directory: str, descriptor: str, *command: str) -> None:
     """Become a program with a guard around it. The program inherits ``descriptor``."""
-    shielded(int(parent_pid), directory, int(descriptor))
+    fork_under_guard(int(parent_pid), directory, int(descriptor))
     os.execv(command[0], command)
 
 
-def around(parent_pid: int, directory: Path, descriptor: int, command: list[str]) -> list[str]:
+def guarded_command(parent_pid: int, directory: Path, descriptor: int, command: list[str]) -> list[str]:
     """The command line of ``main``, in an interpreter that no sitecustomize or .pth file has a part in."""
     own = [str(parent_pid), str(directory), str(descriptor)]
-    return [sys.executable, "-S", "-c", PROGRAM, ROOT, *own, *command]
+    return [sys.executable, "-S", "-c", PROGRAM, PACKAGE_PARENT, *own, *command]

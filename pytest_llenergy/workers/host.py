@@ -13,7 +13,7 @@ StartMethod = Literal["spawn", "forkserver"]
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRank:
     """A rank's process: its pid on its host, the way to talk to it, and the file that it prints to.
 
     ``forked`` tells a fork of a process with its libraries from a fresh interpreter.
@@ -53,7 +53,7 @@ class Host(Protocol):
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
         python: str | None = None,
-    ) -> Started:
+    ) -> StartedRank:
         """Start a rank in exactly this environment.
 
         ``descriptors`` are those of the lease of GPUs, which lasts until nothing of the group is left.

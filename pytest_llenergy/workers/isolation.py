@@ -50,7 +50,7 @@ KEPT_HANDLERS = (
 )
 
 #: What all later work with torch depends on, as attributes or functions of it.
-OF_TORCH = (
+TORCH_SETTINGS = (
     *("get_default_dtype", "get_default_device", "get_num_threads", "get_float32_matmul_precision"),
     *("is_grad_enabled", "is_inference_mode_enabled", "is_anomaly_enabled", "is_autocast_enabled"),
     "backends.mkldnn.enabled",
@@ -108,7 +108,7 @@ def _settings() -> dict[str, object]:
         "signal handlers": {number: _handler(number) for number in signal.valid_signals()},
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "standard streams": [*map(_stream, (sys.stdin, sys.stdout, sys.stderr)), *map(_file, range(3))],
-        **{f"torch.{name}": _of_torch(torch, name) for name in OF_TORCH},
+        **{f"torch.{name}": _of_torch(torch, name) for name in TORCH_SETTINGS},
         "torch.autocast on the CPU": _autocasts_on_cpu(torch),
         "process group": dist is not None and dist.is_available() and dist.is_initialized(),
     }
@@ -197,7 +197,7 @@ def _children() -> dict[int, str]:
     """Command lines of the processes that come of this one, but for those of libraries."""
     if not _may_have_children():
         return {}
-    below, found = proctree.children(), {}
+    below, found = proctree.children_by_parent(), {}
     for pid in below.get(os.getpid(), ()):
         command = _command(pid)
         if not any(kept in command for kept in KEPT_PROCESSES):

@@ -24,7 +24,7 @@ from pytest_llenergy.workers.pool import RankPool
 LOOK_S, WAITED_S = 0.2, 0.05
 
 
-class Keeper:
+class LeaseKeeper:
     """Takes and gives back the devices of one test after the other, and keeps those of warm ranks between."""
 
     def __init__(self, pool: RankPool, where: Callable[[], Directory] = lock_directory) -> None:
@@ -36,11 +36,11 @@ class Keeper:
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
-    def intact(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether the lock files of the test that runs are still there; else others may have its devices."""
         return all(held.intact() for held in self._current)
 
-    def take(
+    def lease(
         self,
         lease: Lease,
         wait_s: float,
@@ -61,11 +61,11 @@ class Keeper:
         self._pool.descriptors = tuple(each for held in self._current for each in held.lend())
         return lease.chosen(chosen)
 
-    def leave(self) -> None:
+    def finish_test(self) -> None:
         """The test has ended: keep GPUs with warm ranks for the next one, give back everything else."""
         with self._lock:
             try:
-                self._pool.rest()
+                self._pool.finish_test()
             finally:
                 # Also when it is interrupted: nobody else would ever give them back.
                 self._pool.descriptors = ()
@@ -145,7 +145,7 @@ class Keeper:
 
     def _end_ranks(self, held: Holding) -> None:
         """Those on its GPUs. Ranks on the CPU outlive their lease."""
-        self._pool.end({claim.device for claim in held.claims if claim.device != CPU})
+        self._pool.close_on({claim.device for claim in held.claims if claim.device != CPU})
 
     def _has_ranks(self, held: Holding) -> bool:
         return not self._pool.devices.isdisjoint(claim.device for claim in held.claims)

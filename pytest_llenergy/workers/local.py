@@ -24,14 +24,14 @@ from typing import Any
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.workers import failure, guard, proctree, transport
 from pytest_llenergy.workers.failure import signal_name
-from pytest_llenergy.workers.host import Started, StartMethod
-from pytest_llenergy.workers.plan import OF_ONE_RANK
+from pytest_llenergy.workers.host import StartedRank, StartMethod
+from pytest_llenergy.workers.plan import PER_RANK_VARIABLES
 
 #: What forks of one supervisor have in common: modules, environment, search path. Others have nothing.
-Key = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
+ForkKey = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
 
 #: Tests with one rank and with several take turns, and their thread counts differ. Each has imported torch.
-MOST_SUPERVISORS = 3
+MAX_SUPERVISORS = 3
 
 #: A supervisor imports what it preloads before it answers for the first time.
 BOOT_TIMEOUT_S, ANSWER_TIMEOUT_S = 120.0, 30.0
@@ -59,7 +59,7 @@ main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
 """
 
 
-class Supervised:
+class SupervisorClient:
     """A running supervisor and its guard, asked one thing at a time.
 
     Raises ``WorkerError`` when it cannot be started, or cannot import what it is to ``preload``.
@@ -81,12 +81,12 @@ class Supervised:
             with theirs, self._log.open("wb") as log:
                 # In a session of its own: a Ctrl-C at the terminal is for pytest, which then ends its ranks.
                 self._popen = subprocess.Popen(
-                    [sys.executable, *flags, "-c", PROGRAM, guard.ROOT, *told],
+                    [sys.executable, *flags, "-c", PROGRAM, guard.PACKAGE_PARENT, *told],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**environment, transport.SUPERVISOR: str(self.directory)},
+                    env={**environment, transport.SUPERVISOR_VARIABLE: str(self.directory)},
                     start_new_session=True,
                 )
         except BaseException as error:
@@ -104,7 +104,7 @@ class Supervised:
             }
             # Its guard's, until it has said its own.
             self.pid: int = self._popen.pid
-            self.pid = int(self._ask(BOOT_TIMEOUT_S, (), boot))
+            self.pid = int(self._request(BOOT_TIMEOUT_S, (), boot))
         except BaseException as error:
             # Ctrl-C too: it would go on importing with nobody to ask it for ranks.
             self.close()
@@ -112,10 +112,10 @@ class Supervised:
                 error.before_ready = True
             raise
 
-    def ask(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:
+    def request(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:
         """Its answer. Raises ``WorkerError`` when it refuses or is gone."""
         with self._turn:
-            return self._ask(ANSWER_TIMEOUT_S, descriptors, {"verb": verb, **request})
+            return self._request(ANSWER_TIMEOUT_S, descriptors, {"verb": verb, **request})
 
     @property
     def alive(self) -> bool:
@@ -131,24 +131,24 @@ class Supervised:
             # One that is still importing does not listen, nor does one that has let others wait.
             self._await_end(END_TIMEOUT_S if self._booted and not self._silent else 0.0)
         except subprocess.TimeoutExpired:
-            proctree.end({self._popen.pid})
+            proctree.kill_tree({self._popen.pid})
             self._popen.kill()
             self._popen.wait()
         if self._popen.returncode != 0:
             # What has lost both the supervisor and its guard.
-            proctree.end(proctree.marked(transport.SUPERVISOR, str(self.directory)))
+            proctree.kill_tree(proctree.find_by_variable(transport.SUPERVISOR_VARIABLE, str(self.directory)))
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _ask(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
+    def _request(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
         self._socket.settimeout(timeout_s)
         try:
-            transport.send(self._socket, request, descriptors)
+            transport.send_message(self._socket, request, descriptors)
             self._await_answer(timeout_s)
-            answer, _ = transport.receive(self._socket)
+            answer, _ = transport.receive_message(self._socket)
         except TimeoutError:
             self._broken = self._silent = True
             why = (
-                failure.STATES["T"]
+                failure.PROCESS_STATES["T"]
                 if failure.is_stopped(self.pid)
                 else f"did not answer within {timeout_s:g} s"
             )
@@ -220,8 +220,8 @@ class LocalHost:
         self._start_method = start_method
         self._logs = logs
         #: The last one that was used stands last.
-        self._supervised: list[tuple[Key, Supervised]] = []
-        self._of_group: dict[str, Supervised] = {}
+        self._supervised: list[tuple[ForkKey, SupervisorClient]] = []
+        self._of_group: dict[str, SupervisorClient] = {}
         self._logs_of_group: dict[str, Path] = {}
 
     def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
@@ -230,15 +230,15 @@ class LocalHost:
         Libraries read their variables when they are imported, so a fork needs one with the same.
         """
         names = tuple(preload) if self._start_method == "forkserver" else ()
-        shared = {name: value for name, value in environment.items() if name not in OF_ONE_RANK}
-        key: Key = (names, shared, tuple(sys.path)) if names else None
+        shared = {name: value for name, value in environment.items() if name not in PER_RANK_VARIABLES}
+        key: ForkKey = (names, shared, tuple(sys.path)) if names else None
         self._close_where(lambda _, supervised: not supervised.alive)
         found = [each for each in self._supervised if each[0] == key]
         if not found:
             idle = [each for each in self._supervised if each[1] not in self._of_group.values()]
-            spare = idle[: max(0, len(self._supervised) + 1 - MOST_SUPERVISORS)]
+            spare = idle[: max(0, len(self._supervised) + 1 - MAX_SUPERVISORS)]
             self._close_where(lambda _, supervised: any(supervised is each for _, each in spare))
-            found = [(key, Supervised(names, shared))]
+            found = [(key, SupervisorClient(names, shared))]
         self._supervised = [*(each for each in self._supervised if each not in found), *found]
         self._of_group[group] = found[0][1]
 
@@ -265,7 +265,7 @@ class LocalHost:
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
         python: str | None = None,
-    ) -> Started:
+    ) -> StartedRank:
         """See ``Host``."""
         supervised, log = self._of_group[group], self._log(group, rank)
         ours, theirs = socket.socketpair()
@@ -275,23 +275,23 @@ class LocalHost:
             here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 given = [theirs.fileno(), file.fileno(), here, *descriptors]
-                marked = {**environment, transport.SUPERVISOR: str(supervised.directory)}
-                pid = supervised.ask("start", given, group=group, environment=marked, python=python)
+                marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervised.directory)}
+                pid = supervised.request("start", given, group=group, environment=marked, python=python)
             except BaseException:
                 ours.close()
                 raise
             finally:
                 os.close(here)
-        return Started(int(pid), supervised.preloads, Connection(ours.detach()), log)
+        return StartedRank(int(pid), supervised.preloads, Connection(ours.detach()), log)
 
     def code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
-        code = self._of_group[group].ask("code", pid=pid)
+        code = self._of_group[group].request("code", pid=pid)
         return None if code is None else int(code)
 
     def signal(self, group: str, number: int) -> None:
         """See ``Host``."""
-        self._of_group[group].ask("signal", group=group, number=int(number))
+        self._of_group[group].request("signal", group=group, number=int(number))
 
     def end(self, group: str) -> list[int]:
         """See ``Host``."""
@@ -302,7 +302,7 @@ class LocalHost:
         stuck: list[int] = []
         if supervised.alive:
             with suppress(WorkerError):
-                stuck = supervised.ask("end", group=group)
+                stuck = supervised.request("end", group=group)
         if not supervised.alive:
             supervised.close()
         shutil.rmtree(supervised.directory / group, ignore_errors=True)
@@ -314,7 +314,7 @@ class LocalHost:
         """See ``Host``."""
         self._close_where(lambda *_: True)
 
-    def _close_where(self, gone: Callable[[Key, Supervised], bool]) -> None:
+    def _close_where(self, gone: Callable[[ForkKey, SupervisorClient], bool]) -> None:
         for each in [each for each in self._supervised if gone(*each)]:
             self._supervised.remove(each)
             each[1].close()

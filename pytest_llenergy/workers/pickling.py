@@ -107,13 +107,13 @@ def _renewed(kind: type, state: tuple[dict[str, Any], dict[str, Any]]) -> Any:
     return cloudpickle.cloudpickle._class_setstate(kind, state)
 
 
-def received(data: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def load_call(data: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What ``pickled`` has made, in a rank. Raises whatever the making of these values raises."""
     function, args, kwargs = _RankUnpickler(io.BytesIO(data)).load()
     return function, args, kwargs
 
 
-def packed(result: Any) -> bytes:
+def dump_result(result: Any) -> bytes:
     """What a rank sends, for ``unpickled``. Raises whatever it raises when pickled."""
     with io.BytesIO() as file:
         # pytest has all the modules that a rank has.
@@ -121,12 +121,12 @@ def packed(result: Any) -> bytes:
         return file.getvalue()
 
 
-def unpickled(data: bytes) -> Any:
+def load_result(data: bytes) -> Any:
     """What a rank has sent, in pytest's process. Raises whatever the making of these values raises."""
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def pickled(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def dump_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """A function, or the name of one, with its arguments. Raises whatever these raise when pickled."""
     call = function, args, kwargs
     registered: list[ModuleType] = []
@@ -270,7 +270,7 @@ def is_lazy(function: Callable[..., Any]) -> bool:
     return any(test(each) for test in FUNCTIONS for each in (function, type(function).__call__))
 
 
-def finished(result: Result, who: str = "workers") -> Result:
+def check_finished(result: Result, who: str = "workers") -> Result:
     """What a call has returned. Raises ``PlanError`` in the name of ``who`` for what has yet to run."""
     if any(test(result) for test in RESULTS):
         if inspect.iscoroutine(result):

@@ -41,7 +41,7 @@ STALE_PREFIXES = (
 LOCALHOST = "localhost"
 
 #: Variables that differ between the ranks of a group; all others can be there before torch is imported.
-OF_ONE_RANK = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class ProcessPlan:
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
 
-def wrong_product(degrees: Parallel, devices: int) -> str | None:
+def explain_degree_mismatch(degrees: Parallel, devices: int) -> str | None:
     """What is wrong where degrees do not multiply to the number of devices; else ``None``."""
     product = degrees.data * degrees.tensor * degrees.pipeline * degrees.placement
     if product == devices:
@@ -144,7 +144,7 @@ def plan_processes(
     """
     n = len(lease.devices)
     degrees = parallel or Parallel(data=n)
-    if (wrong := wrong_product(degrees, n)) is not None:
+    if (wrong := explain_degree_mismatch(degrees, n)) is not None:
         raise PlanError(wrong)
     lacking = capabilities.lacks(degrees)
     if lacking:
@@ -237,7 +237,7 @@ def check_placement(plan: ProcessPlan, seen: Sequence[Mapping[str, Any]]) -> tup
     )
 
 
-def check_workers(
+def check_backend_workers(
     plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[BackendWorker]]
 ) -> tuple[RankInfo, ...]:
     """The ranks with the processes that the engine in each has started, in the order of the engine's ranks.
@@ -279,7 +279,7 @@ def _checked(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]
 # What pytest's own process means for its ranks: the environment they inherit, and what would break them.
 
 #: Told anew for every phase of every test; ranks outlive the test that started them.
-OF_ONE_TEST = ("PYTEST_CURRENT_TEST",)
+PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
 
 
 @dataclass(frozen=True)
@@ -291,25 +291,27 @@ class Surroundings:
     search_path: tuple[str, ...]
 
 
-def surroundings() -> Surroundings:
+def current_surroundings() -> Surroundings:
     """As they are now. A directory that is gone is none."""
     try:
         directory = str(Path.cwd())
     except OSError:
         directory = ""
-    return Surroundings(inherited(), directory, tuple(path for path in sys.path if isinstance(path, str)))
+    return Surroundings(
+        inherited_environment(), directory, tuple(path for path in sys.path if isinstance(path, str))
+    )
 
 
-def inherited() -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """The environment of ranks that are started now, but for what the plan sets."""
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in OF_ONE_TEST and not name.startswith(STALE_PREFIXES)
+        if name not in PER_TEST_VARIABLES and not name.startswith(STALE_PREFIXES)
     }
 
 
-def hazards() -> Iterator[str]:
+def find_hazards() -> Iterator[str]:
     """What a test file or a plugin has done to this process that users take for a fault of the ranks."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:

@@ -25,9 +25,9 @@ from pytest_llenergy.workers.plan import (
     LOCALHOST,
     ProcessPlan,
     Surroundings,
-    check_workers,
-    hazards,
-    surroundings,
+    check_backend_workers,
+    current_surroundings,
+    find_hazards,
 )
 
 Isolation = Literal["test", "backend", "run"]
@@ -48,7 +48,7 @@ class Load:
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, spec: BackendSpec, model: ModelSource, options: Mapping[str, Any]) -> Load:
+    def from_options(cls, spec: BackendSpec, model: ModelSource, options: Mapping[str, Any]) -> Load:
         """Options in a fixed order, so that equal ones compare equal."""
         return cls(spec, model, tuple(sorted(options.items())))
 
@@ -113,13 +113,13 @@ class RankPool:
             return frozenset()
         return frozenset(device for rank in shared.plan.ranks for device in rank.devices)
 
-    def group(self, plan: ProcessPlan, check: Callable[[], None] = _ask_nobody) -> RankGroup:
+    def get_ranks(self, plan: ProcessPlan, check: Callable[[], None] = _ask_nobody) -> RankGroup:
         """Ranks without a backend. ``check`` raises for who must not have any more."""
         with self._lock:
             check()
             return self._get(plan, None).group
 
-    def loaded(
+    def get_loaded(
         self, plan: ProcessPlan, load: Load, check: Callable[[], None] = _ask_nobody
     ) -> tuple[RankGroup, BackendInfo]:
         """Ranks with a model, and what they say about it. ``check`` raises for who must not have any more."""
@@ -132,7 +132,7 @@ class RankPool:
             assert shared.info is not None
             return shared.group, shared.info
 
-    def rest(self) -> None:
+    def finish_test(self) -> None:
         """The test has ended: clean ranks stay for the next one, others are ended."""
         with self._lock:
             shared = self._shared
@@ -146,7 +146,7 @@ class RankPool:
             if shared.info is not None:
                 shared.info = msgspec.structs.replace(shared.info, load_s=0.0)
 
-    def abandon(self) -> None:
+    def kill(self) -> None:
         """End what is running now, also while another thread waits for its answer."""
         if (shared := self._shared) is not None:
             # Where it waits for a model to be loaded it holds the lock.
@@ -163,7 +163,7 @@ class RankPool:
             for host in self._hosts.values():
                 host.close()
 
-    def end(self, devices: Collection[str]) -> None:
+    def close_on(self, devices: Collection[str]) -> None:
         """End what is running on one of these devices."""
         with self._lock:
             if not self.devices.isdisjoint(devices):
@@ -175,9 +175,9 @@ class RankPool:
                 f"the ranks of a test are started by its own process (pid {self._owner}); a forked child "
                 "of it cannot have any"
             )
-        shared, now = self._shared, surroundings()
+        shared, now = self._shared, current_surroundings()
         # What has ended them since the last test is no fault of this one.
-        if shared is not None and shared.group.alive and not shared.group.has_lost_one:
+        if shared is not None and shared.group.alive and not shared.group.has_dead_rank:
             same = shared.plan == plan and shared.surroundings == now
             if same and (shared.load == load or self._isolation == "run"):
                 return shared
@@ -189,13 +189,13 @@ class RankPool:
 
     def _loaded(self, group: RankGroup, load: Load) -> BackendInfo:
         try:
-            answers = group.ask_all("load", load.payload(), self._timeout_s)
+            answers = group.request_all("load", load.payload(), self._timeout_s)
         except WorkerError as error:
             error.args = (f"loading {load.model.label} with {load.spec.name}: {error.args[0]}",)
             raise
         try:
             workers = [msgspec.json.decode(told, type=list[BackendWorker]) for _, told in answers]
-            group.ranks = check_workers(group.plan, group.ranks, workers)
+            group.ranks = check_backend_workers(group.plan, group.ranks, workers)
         except BaseException:
             group.kill()
             raise
@@ -206,7 +206,7 @@ class RankPool:
         if not shared.group.alive:
             return False
         try:
-            found = shared.group.ask_all("rest", None, REST_TIMEOUT_S)
+            found = shared.group.request_all("rest", None, REST_TIMEOUT_S)
         except Exception:
             # Whatever it was, these ranks are not asked again.
             return False
@@ -223,7 +223,7 @@ class RankPool:
             self._shared = None
 
     def _warn_of_hazards(self) -> None:
-        for hazard in hazards():
+        for hazard in find_hazards():
             if hazard not in self._warned:
                 self._warned.add(hazard)
                 warnings.warn(hazard, LLEnergyWarning, stacklevel=2)

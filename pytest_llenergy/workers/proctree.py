@@ -26,13 +26,13 @@ CLEANERS = (b"multiprocessing.resource_tracker", b"loky.backend.resource_tracker
 CLEANING_S, LOOK_S = 1.0, 0.01
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of every descendant whose own parent ends, sessions of their own or not."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Ask the kernel for this signal when the parent of this process ends, also when that is killed.
 
     Raises ``SystemExit`` when it has ended already.
@@ -43,7 +43,7 @@ def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) ->
         raise SystemExit(1)
 
 
-def children() -> dict[int, list[int]]:
+def children_by_parent() -> dict[int, list[int]]:
     """Every process that can be seen, by its parent. Empty where there is no ``/proc``."""
     found: dict[int, list[int]] = {}
     with suppress(OSError):
@@ -56,7 +56,7 @@ def children() -> dict[int, list[int]]:
 
 def descendants(roots: Collection[int]) -> set[int]:
     """These processes and all below them."""
-    below, found, waiting = children(), set(roots), list(roots)
+    below, found, waiting = children_by_parent(), set(roots), list(roots)
     while waiting:
         for child in below.get(waiting.pop(), ()):
             if child not in found:
@@ -65,7 +65,7 @@ def descendants(roots: Collection[int]) -> set[int]:
     return found
 
 
-def marked(name: str, value: str) -> set[int]:
+def find_by_variable(name: str, value: str) -> set[int]:
     """Processes that have this variable in the environment that they were started with."""
     wanted, found = f"{name}={value}".encode(), set()
     for process in PROC.iterdir() if PROC.is_dir() else ():
@@ -75,7 +75,7 @@ def marked(name: str, value: str) -> set[int]:
     return found
 
 
-def end(roots: Collection[int]) -> None:
+def kill_tree(roots: Collection[int]) -> None:
     """Kill these and all below them, stopped first: none can start another one meanwhile.
 
     Those that clean up after the others are killed last, if they have not ended by then.
@@ -92,7 +92,7 @@ def end(roots: Collection[int]) -> None:
     deadline = time.monotonic() + CLEANING_S
     while cleaners and time.monotonic() < deadline:
         time.sleep(LOOK_S)
-        cleaners &= {pid for found in children().values() for pid in found}
+        cleaners &= {pid for found in children_by_parent().values() for pid in found}
     for pid in cleaners:
         _send(pid, signal.SIGKILL)
 

@@ -31,7 +31,7 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     # Says where every thread is, also while one holds the interpreter's lock.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
-        hello = start(boot, preloaded=preloaded)
+        hello = set_up(boot, preloaded=preloaded)
     except BaseException as error:
         said = {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         connection.send(("error", {"time_ns": time.monotonic_ns(), **said}))
@@ -50,7 +50,7 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     os._exit(0)
 
 
-def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
+def set_up(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
     """Become the planned rank. Returns what was seen, which the parent holds against the plan."""
     if "torch" in sys.modules and not preloaded:
         raise RuntimeError(
@@ -58,7 +58,7 @@ def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
         )
     # It was started with these; a sitecustomize or a .pth file may have had its own ideas since.
     os.environ.update(boot["environment"])
-    sys.path[:] = boot["sys_path"] or own_search_path(boot)
+    sys.path[:] = boot["sys_path"] or isolated_search_path(boot)
     if boot["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, boot["cpus"])
     seen: dict[str, Any] = {"framework": None, "world_size": 1, "devices": boot["devices"]}
@@ -68,7 +68,7 @@ def start(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
     return {"pid": os.getpid(), "threads": boot["threads"], "cpus": cpus, **seen}
 
 
-def own_search_path(boot: dict[str, Any]) -> list[str]:
+def isolated_search_path(boot: dict[str, Any]) -> list[str]:
     """That of an interpreter of another environment, where of pytest's packages only this one is found.
 
     A directory and no import hook: the processes that an engine starts inherit the search path alone.

@@ -25,20 +25,20 @@ from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 from pytest_llenergy.workers import transport
 from pytest_llenergy.workers.isolation import Leftovers
-from pytest_llenergy.workers.pickling import finished, packed, received
+from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
 from pytest_llenergy.workers.transport import Channel
 from pytest_llenergy.workers.usage import (
-    EngineProcesses,
+    BackendProcesses,
+    cpu_time_used_s,
     memory_bytes,
     peak_memory_bytes,
     reset_peak_memory,
-    used_s,
 )
 
 # What accelerate takes for the world, held against the process group.
 
 
-def check_accelerate() -> None:
+def check_accelerate_world() -> None:
     """Raise ``PlanError`` when work has shared itself out over fewer processes than the group has.
 
     ``PartialState()`` on a CPU takes no notice of a process group, nor of ``WORLD_SIZE``, unless it is told
@@ -59,27 +59,27 @@ def check_accelerate() -> None:
 # The request loop of a rank, once it is what it was planned to be.
 
 #: What pytest takes for a skip, too.
-SKIPS = {"unittest.case.SkipTest": "Skipped"}
+SKIP_CLASSES = {"unittest.case.SkipTest": "Skipped"}
 
 #: What ``pytest.exit`` raises, and Ctrl-C.
-ENDS_OF_RUN = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
+RUN_ENDING_CLASSES = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
 
 #: How messages of gloo (the file that raised it) and NCCL begin.
-OF_TRANSPORT = re.compile(r"\bgloo/|\bNCCL error\b|\bnccl\w*Error\b")
+TRANSPORT_MESSAGE = re.compile(r"\bgloo/|\bNCCL error\b|\bnccl\w*Error\b")
 
 
 class CallJob:
     """Any function as the measured work."""
 
     def __init__(self, blob: bytes) -> None:
-        function, self._args, self._kwargs = received(blob)
+        function, self._args, self._kwargs = load_call(blob)
         self._function = resolve_name(function) if isinstance(function, str) else function
 
     def run(self) -> Any:
         return self._function(*self._args, **self._kwargs)
 
     def result(self, outcome: Any) -> Any:
-        return finished(outcome)
+        return check_finished(outcome)
 
 
 class Server:
@@ -92,7 +92,7 @@ class Server:
         self._engine = ""
         self._job: Job | CallJob | None = None
         self._noted: list[tuple[int, int, Any]] = []
-        self._processes = EngineProcesses()
+        self._processes = BackendProcesses()
         self._pid = os.getpid()
         self._environment = dict(os.environ)
         # Open, so that it need not have a name any more.
@@ -155,7 +155,7 @@ class Server:
             threads=self._boot["threads"],
             cpus=tuple(self._boot["cpus"]),
             parallel=msgspec.convert(self._boot["parallel"], Parallel),
-            scratch=os.environ.get(transport.SUPERVISOR),
+            scratch=os.environ.get(transport.SUPERVISOR_VARIABLE),
         )
         self._unload()
         backend = create_backend(payload["factory"])
@@ -169,7 +169,7 @@ class Server:
         load_s = time.monotonic() - start
         # Only an engine has any.
         workers = list(backend.workers()) if self._boot["launch"] == "engine" else []  # type: ignore[attr-defined]
-        self._processes = EngineProcesses(workers, on_gpu=context.devices != ("cpu",))
+        self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
 
     def _prepare(self, payload: dict[str, Any]) -> None:
@@ -207,9 +207,9 @@ class Server:
                 outcome = job.run()
             self._synchronize()
             self._noted.append((start_ns, time.monotonic_ns(), outcome))
-        self._cpu_time_s = used_s(cpu_before, self._processes.cpu_times_s())
+        self._cpu_time_s = cpu_time_used_s(cpu_before, self._processes.cpu_times_s())
         if isinstance(job, CallJob):
-            check_accelerate()
+            check_accelerate_world()
 
     def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
         """The last round, and the peak memory of this rank in it."""
@@ -242,7 +242,7 @@ class Server:
 
     def _result(self, _payload: None) -> bytes:
         assert self._job is not None
-        return packed(self._job.result(self._noted[-1][2]))
+        return dump_result(self._job.result(self._noted[-1][2]))
 
     def _flops(self, _payload: None) -> bytes:
         """Of one run of the job, in a pass of its own after the rounds."""
@@ -278,7 +278,7 @@ class Server:
             return
         self._backend.close()
         self._backend = self._job = None
-        self._processes = EngineProcesses()
+        self._processes = BackendProcesses()
         self._noted = []
         # Else the next model's objects would be beside those of the last.
         gc.unfreeze()
@@ -331,7 +331,7 @@ def _outcome(kind: type[BaseException]) -> str | None:
     if any(base.__name__ == "OutcomeException" for base in kind.__mro__):
         return kind.__name__
     name = f"{kind.__module__}.{kind.__name__}"
-    return kind.__name__ if name in ENDS_OF_RUN else SKIPS.get(name)
+    return kind.__name__ if name in RUN_ENDING_CLASSES else SKIP_CLASSES.get(name)
 
 
 def _exit_code(error: BaseException) -> int | None:
@@ -377,4 +377,4 @@ def _is_of_collective(error: BaseException, text: str) -> bool:
         innermost = innermost.tb_next
     where = innermost.tb_frame.f_globals.get("__name__") if innermost is not None else None
     # A wait for a work handle raises in the test's own frame, a backward pass in that of autograd.
-    return str(where).startswith("torch.distributed") or bool(OF_TRANSPORT.search(text))
+    return str(where).startswith("torch.distributed") or bool(TRANSPORT_MESSAGE.search(text))

@@ -38,7 +38,7 @@ class PreloadError(Exception):
         self.details = details
 
 
-def load(names: Sequence[str], sys_path: Sequence[str]) -> None:
+def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
     """Import these. Raises ``PreloadError``; the standard library's fork server would pass over it."""
     sys.path[:] = sys_path
     for name in names:
@@ -128,8 +128,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Preload, then serve. What is left in the end is ended."""
-        proctree.adopt_orphans()
-        boot, _ = transport.receive(self._client)
+        proctree.become_subreaper()
+        boot, _ = transport.receive_message(self._client)
         try:
             # A fork of pytest may keep its end of the socket open; this one tells of pytest itself.
             with suppress(OSError, AttributeError):
@@ -138,12 +138,12 @@ class Supervisor:
             if boot["preload"]:
                 self._preloaded = True
                 # Nobody listens meanwhile, which may be for ever: any signal ends it, and its guard the rest.
-                load(boot["preload"], boot["sys_path"])
+                preload(boot["preload"], boot["sys_path"])
             self._listen()
-            transport.send(self._client, {"ok": self._pid})
+            transport.send_message(self._client, {"ok": self._pid})
             self._serve()
         except PreloadError as error:
-            transport.send(self._client, {"error": str(error), "details": error.details})
+            transport.send_message(self._client, {"error": str(error), "details": error.details})
         finally:
             self._finish()
 
@@ -155,7 +155,7 @@ class Supervisor:
         for number in guard.ENDING_SIGNALS:
             signal.signal(number, self._on_end)
         # Each of the two ends what the other leaves behind when it is killed.
-        proctree.end_with_parent(self._guard_pid, signal.SIGTERM)
+        proctree.die_with_parent(self._guard_pid, signal.SIGTERM)
         os.write(self._listens, b"1")
         os.close(self._listens)
 
@@ -186,7 +186,7 @@ class Supervisor:
                 self._forget_if_gone(name)
             if self._client.fileno() in ready:
                 try:
-                    request, descriptors = transport.receive(self._client)
+                    request, descriptors = transport.receive_message(self._client)
                 except (EOFError, OSError):
                     return
                 try:
@@ -194,7 +194,7 @@ class Supervisor:
                 except (OSError, PreloadError) as error:
                     answer = {"error": f"{type(error).__name__}: {error}"}
                 try:
-                    transport.send(self._client, answer)
+                    transport.send_message(self._client, answer)
                 except OSError:
                     return
 
@@ -226,9 +226,9 @@ class Supervisor:
     ) -> NoReturn:
         """In the new process: nothing of the supervisor is left but what the rank is given."""
         try:
-            proctree.end_with_parent(self._pid)
+            proctree.die_with_parent(self._pid)
             # While it lives, what its own children leave behind is its own.
-            proctree.adopt_orphans()
+            proctree.become_subreaper()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *guard.ENDING_SIGNALS):
                 signal.signal(number, signal.SIG_DFL)
@@ -282,7 +282,7 @@ class Supervisor:
     def _forget_if_gone(self, name: str) -> bool:
         """Kill what is left of a group; once nothing is, its devices are free."""
         group = self._groups[name]
-        proctree.end(group.living)
+        proctree.kill_tree(group.living)
         self._reap()
         self._end_strays()
         if group.living or self._strays():
@@ -307,10 +307,10 @@ class Supervisor:
     def _strays(self) -> set[int]:
         """What ranks have left behind. While a rank lives it is itself the parent of its orphans."""
         known = {pid for group in self._groups.values() for pid in group.living}
-        return set(proctree.children().get(self._pid, ())) - known
+        return set(proctree.children_by_parent().get(self._pid, ())) - known
 
     def _end_strays(self) -> None:
-        proctree.end(self._strays())
+        proctree.kill_tree(self._strays())
 
     def _finish(self) -> None:
         pause_s = LOOK_S
@@ -332,7 +332,7 @@ class Supervisor:
 
 def main(descriptor: int, client_pid: int, directory: str) -> None:
     """Serve the client at the other end of this socket, with a guard around."""
-    listens = guard.shielded(client_pid, directory, descriptor)
+    listens = guard.fork_under_guard(client_pid, directory, descriptor)
     # A module may end its whole process group.
     os.setsid()
     os.set_inheritable(descriptor, False)

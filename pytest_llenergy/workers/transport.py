@@ -23,25 +23,25 @@ from pytest_llenergy.errors import WorkerError
 LENGTH = struct.Struct("!Q")
 
 #: As many as the kernel passes at once (SCM_MAX_FD, include/net/scm.h).
-MOST_DESCRIPTORS = 253
+MAX_DESCRIPTORS = 253
 
 #: In the environment of a supervisor and all that comes of it: its directory, which goes when it ends.
-SUPERVISOR = "LLENERGY_SUPERVISOR"
+SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
 
 #: Nothing that is received may slip into a process that somebody starts meanwhile.
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+def send_message(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
     """Send plain data, and copies of descriptors. Raises ``OSError`` when the other side is gone."""
     body = json.dumps(message).encode()
     socket.send_fds(connection, [LENGTH.pack(len(body))], list(descriptors))
     connection.sendall(body)
 
 
-def receive(connection: socket.socket) -> tuple[Any, list[int]]:
+def receive_message(connection: socket.socket) -> tuple[Any, list[int]]:
     """The next message, and descriptors that are now ours. Raises ``EOFError`` at the end."""
-    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, MOST_DESCRIPTORS, CLOSE_ON_EXEC)
+    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_DESCRIPTORS, CLOSE_ON_EXEC)
     for each in descriptors:
         os.set_inheritable(each, False)
     (length,) = LENGTH.unpack(head + _exactly(connection, LENGTH.size - len(head)))

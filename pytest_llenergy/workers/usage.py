@@ -34,7 +34,7 @@ def cpu_times_s(others: Iterable[int] = ()) -> dict[int, float]:
     return found
 
 
-def used_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+def cpu_time_used_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
     """Seconds in between, of the processes that are there afterwards; all of what was not there before."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
@@ -51,7 +51,7 @@ def _of_ended_children_s(pid: int) -> float:
 # The processes that belong to what a rank measures, besides its own.
 
 
-class EngineProcesses:
+class BackendProcesses:
     """Those that an engine has started, and those that it found running; none where there is no engine.
 
     ``attached`` are those of ``workers`` that the rank has not started. ``tells_memory`` is whether the peak

@@ -14,7 +14,7 @@ from pytest_llenergy.backends.tasks import TASKS, Params
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.model.timeline import Flops, RankTimeline, RoundTimeline, sum_flops
 from pytest_llenergy.workers.group import RankGroup
-from pytest_llenergy.workers.pickling import REFUSAL, is_lazy, pickled, unpickled
+from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_result
 
 
 class RankWorkload:
@@ -36,18 +36,18 @@ class RankWorkload:
 
     def ready(self) -> None:
         """Let every rank collect garbage and finish what its device has queued."""
-        self._group.ask_all("ready", None, self._timeout_s)
+        self._group.request_all("ready", None, self._timeout_s)
 
     def work(self, iterations: int = 1) -> None:
         """Run the job so often on every rank and wait, blocked, for the last."""
-        self._group.ask_all("work", iterations, self._timeout_s)
+        self._group.request_all("work", iterations, self._timeout_s)
 
     def timeline(self) -> RoundTimeline:
         """What the ranks noted.
 
         Raises ``WorkerError`` when ranks with the same inputs have not made equally many tokens.
         """
-        answers = self._group.ask_all("timeline", None, self._timeout_s)
+        answers = self._group.request_all("timeline", None, self._timeout_s)
         peaks = [peak for _, peak in answers if peak is not None]
         if len(peaks) == len(answers):
             self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
@@ -70,7 +70,7 @@ class RankWorkload:
 
     def flops(self) -> Flops:
         """Floating-point operations of one iteration on all ranks, which may run the job once more for it."""
-        answers = self._group.ask_all("flops", None, self._timeout_s)
+        answers = self._group.request_all("flops", None, self._timeout_s)
         return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._together)
 
     def results(self) -> list[Any]:
@@ -78,7 +78,7 @@ class RankWorkload:
 
         Raises ``WorkerError`` when these have not made the same tokens.
         """
-        blobs = self._group.ask_all("result", None, self._timeout_s)
+        blobs = self._group.request_all("result", None, self._timeout_s)
         made = [_unpickle(blob, rank) for rank, blob in enumerate(blobs)]
         if self._together > 1:
             self._check_alike([getattr(each, "token_ids", []) for each in made], "tokens")
@@ -99,10 +99,10 @@ class RankWorkload:
 def task_workload(group: RankGroup, inputs: Sequence[str], params: Params, timeout_s: float) -> RankWorkload:
     """A batch, split over data-parallel ranks into consecutive parts, the longer ones first."""
     together = group.plan.together
-    parts = split(inputs, len(group.ranks) // together)
+    parts = split_prompts(inputs, len(group.ranks) // together)
     told = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
     payloads = [{**told, "inputs": part} for part in parts for _ in range(together)]
-    group.ask("prepare", payloads, timeout_s)
+    group.request("prepare", payloads, timeout_s)
     return RankWorkload(group, timeout_s, together)
 
 
@@ -114,7 +114,7 @@ def call_workload(
     timeout_s: float,
 ) -> RankWorkload:
     """The same call on every rank."""
-    group.ask_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
+    group.request_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
     return RankWorkload(group, timeout_s)
 
 
@@ -122,7 +122,7 @@ def _higher(before: int | None, now: int | None) -> int | None:
     return before if now is None else max(before or 0, now)
 
 
-def split(prompts: Sequence[str], n: int) -> list[list[str]]:
+def split_prompts(prompts: Sequence[str], n: int) -> list[list[str]]:
     """Share out as accelerate's ``split_between_processes`` does: 7 over 2 ranks is 4 and 3."""
     size, extra = divmod(len(prompts), n)
     parts: list[list[str]] = []
@@ -142,7 +142,7 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
     try:
-        return pickled(function, args, kwargs)
+        return dump_call(function, args, kwargs)
     except Exception as error:
         what = getattr(function, "__qualname__", function)
         why = f"{type(error).__name__}: {error}"
@@ -166,7 +166,7 @@ def _parts(
 
 def _can_be_sent(part: Any) -> bool:
     try:
-        pickled(id, (part,), {})
+        dump_call(id, (part,), {})
     except Exception:
         return False
     return True
@@ -192,7 +192,7 @@ def _first_difference(first: list[Any], other: list[Any]) -> str:
 
 def _unpickle(blob: bytes, rank: int) -> Any:
     try:
-        return unpickled(blob)
+        return load_result(blob)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -67,8 +67,8 @@ class Engine:
 
     def load(self, **options: Any) -> None:
         """Load the model with these options, in place of the one that the ranks have."""
-        load = Load.of(self.spec, resolve_model(self.model), options)
-        self.group, self.info = self.pool.loaded(self.plan, load)
+        load = Load.from_options(self.spec, resolve_model(self.model), options)
+        self.group, self.info = self.pool.get_loaded(self.plan, load)
 
     def prepare(self, inputs: Sequence[str], params: Params) -> RankWorkload:
         """A batch that can be run as often as it takes."""

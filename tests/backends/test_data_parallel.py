@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.workers.workload import split
+from pytest_llenergy.workers.workload import split_prompts
 
 from .engine import Engine
 
@@ -52,7 +52,7 @@ def test_accelerate_shares_out_as_batches_are_split_here(pair: Engine) -> None:
     lengths = list(range(2, 10))
     first, second = pair.call(ask_accelerate, lengths)
     theirs = [list(shares) for shares in zip(first["shares"], second["shares"], strict=True)]
-    assert theirs == [split([str(number) for number in range(length)], 2) for length in lengths]
+    assert theirs == [split_prompts([str(number) for number in range(length)], 2) for length in lengths]
     assert [len(share) for share in theirs[lengths.index(7)]] == [4, 3]
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends.base import BackendWorker
-from pytest_llenergy.workers.usage import EngineProcesses, used_s
+from pytest_llenergy.workers.usage import BackendProcesses, cpu_time_used_s
 
 from ..workers.survivors import await_none, marked, survivors
 from .servers.start import orphan, running, scripted
@@ -169,16 +169,16 @@ class TestCpuTime:
     def test_that_of_a_server_which_ran_before_counts(self) -> None:
         with orphan([sys.executable, "-c", self.BUSY]) as pid:
             worker = BackendWorker(pid=pid, rank=0, world_size=1, attached=True)
-            use = EngineProcesses([worker])
+            use = BackendProcesses([worker])
             assert use.attached == (pid,)
             before, theirs_s = use.cpu_times_s(), psutil.Process(pid).cpu_times().user
             while psutil.Process(pid).cpu_times().user < theirs_s + 0.3:
                 time.sleep(0.05)
-            assert used_s(before, use.cpu_times_s()) >= 0.29
+            assert cpu_time_used_s(before, use.cpu_times_s()) >= 0.29
 
     def test_that_of_children_counts_also_when_they_have_ended(self) -> None:
         burn = "import time\nwhile time.process_time() < 0.3: pass\n"
-        use = EngineProcesses([BackendWorker(pid=1, rank=0, world_size=1)])
+        use = BackendProcesses([BackendWorker(pid=1, rank=0, world_size=1)])
         with subprocess.Popen(
             [
                 sys.executable,
@@ -191,9 +191,9 @@ class TestCpuTime:
             before = use.cpu_times_s()
             assert child.stdout is not None
             child.stdout.readline()
-            assert used_s(before, use.cpu_times_s()) >= 0.25
+            assert cpu_time_used_s(before, use.cpu_times_s()) >= 0.25
             child.kill()
 
     def test_a_rank_without_an_engine_is_alone(self) -> None:
-        assert EngineProcesses().pids() == frozenset()
-        assert EngineProcesses().attached == ()
+        assert BackendProcesses().pids() == frozenset()
+        assert BackendProcesses().attached == ()

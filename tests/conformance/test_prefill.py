@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.conformance.checks import Prefill
+from pytest_llenergy.conformance.checks import PrefillTimes
 
 
 @pytest.mark.parametrize(
@@ -13,5 +13,5 @@ from pytest_llenergy.conformance.checks import Prefill
 )
 def test_a_cache_that_spares_two_thirds_of_a_prompt_is_found(spared: float, found: bool) -> None:
     """Of the second that a new prompt takes beyond a short one, which takes a tenth."""
-    seen = Prefill(short_s=0.1, new_s=1.1, seen_s=0.1 + (1 - spared), length=512)
+    seen = PrefillTimes(short_s=0.1, new_s=1.1, seen_s=0.1 + (1 - spared), length=512)
     assert (seen.wrong is not None) is found

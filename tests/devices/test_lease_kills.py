@@ -125,7 +125,7 @@ import os, sys, time
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import CPU, Claim
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.workers.leases import Keeper
+from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
 from pytest_llenergy.workers.workload import call_workload
@@ -140,15 +140,15 @@ def daemon(wanted):
     return child
 
 pool = RankPool(60.0)
-keeper = Keeper(pool)
+keeper = LeaseKeeper(pool)
 also = () if sys.argv[2] == CPU else (Claim(CPU, shared=True),)
-lease = keeper.take(Lease((sys.argv[2],)), 10.0, "t", also)
-group = pool.group(plan_processes(Capabilities(data=True), None, lease, [0], 1))
+lease = keeper.lease(Lease((sys.argv[2],)), 10.0, "t", also)
+group = pool.get_ranks(plan_processes(Capabilities(data=True), None, lease, [0], 1))
 work = call_workload(group, daemon, (sys.argv[1] == "daemon",), {}, 60)
 work.run_round()
 print(group.ranks[0].pid, *work.results(), flush=True)
 if sys.argv[1] == "idle":
-    keeper.leave()
+    keeper.finish_test()
 time.sleep(120)
 """
 

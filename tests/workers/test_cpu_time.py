@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from pytest_llenergy.workers.usage import cpu_times_s, used_s
+from pytest_llenergy.workers.usage import cpu_time_used_s, cpu_times_s
 
 #: Works as long as it is told to, by its own count, and then waits.
 BUSY = """
@@ -38,7 +38,7 @@ def test_work_of_another_process_counts_and_waiting_does_not() -> None:
         child.stdout.readline()
         busy = cpu_times_s([child.pid])
         assert busy[child.pid] - idle[child.pid] >= 0.2
-        assert used_s(idle, busy) >= 0.2
+        assert cpu_time_used_s(idle, busy) >= 0.2
         told = psutil.Process(child.pid).cpu_times()
         # psutil's are in ticks of ten milliseconds.
         assert busy[child.pid] <= told.user + told.system + 0.02
@@ -52,4 +52,4 @@ def test_a_process_that_has_ended_meanwhile_is_left_out() -> None:
     child.wait()
     after = cpu_times_s([child.pid])
     assert child.pid not in after
-    assert used_s(before, after) == after[0] - before[0]
+    assert cpu_time_used_s(before, after) == after[0] - before[0]

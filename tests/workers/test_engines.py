@@ -87,7 +87,7 @@ def test_they_cannot_have_two_mig_instances() -> None:
 def test_they_are_told_their_devices_and_say_what_they_have_started(
     pool: RankPool, spec: BackendSpec
 ) -> None:
-    group, info = pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, MODEL, {"starts": 2}))
+    group, info = pool.get_loaded(plan(2, ENGINE_LAUNCH), Load.from_options(spec, MODEL, {"starts": 2}))
     assert info.version == "('cpu',)"
     parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
     assert (len(group.ranks[0].workers), parents) == (2, {group.ranks[0].pid})
@@ -105,4 +105,4 @@ def test_those_that_run_as_others_than_planned_are_refused(
     pool: RankPool, spec: BackendSpec, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WorkerPlacementError, match=message):
-        pool.loaded(plan(2, ENGINE_LAUNCH), Load.of(spec, MODEL, options))
+        pool.get_loaded(plan(2, ENGINE_LAUNCH), Load.from_options(spec, MODEL, options))

@@ -93,8 +93,8 @@ class TestRanks:
     @pytest.fixture
     def told(self, pool: RankPool, other: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setenv("PYTHONPATH", sysconfig.get_path("purelib"))
-        load = Load.of(spec(other), ModelSource("directory", "/m"), {})
-        _, info = pool.loaded(plan(other), load)
+        load = Load.from_options(spec(other), ModelSource("directory", "/m"), {})
+        _, info = pool.get_loaded(plan(other), load)
         return info.options
 
     def test_find_their_own_packages_and_of_pytests_only_this_one(
@@ -113,9 +113,9 @@ class TestRanks:
 
 
 def test_another_interpreter_is_another_group(pool: RankPool, other: Path) -> None:
-    ours = pool.group(plan(None)).ranks[0].pid
-    theirs = pool.group(plan(other)).ranks[0].pid
-    assert theirs == pool.group(plan(other)).ranks[0].pid != ours
+    ours = pool.get_ranks(plan(None)).ranks[0].pid
+    theirs = pool.get_ranks(plan(other)).ranks[0].pid
+    assert theirs == pool.get_ranks(plan(other)).ranks[0].pid != ours
     assert plan(other) != plan(None)
 
 

@@ -22,7 +22,7 @@ from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.devices.queue import living
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers import leases
-from pytest_llenergy.workers.leases import Keeper
+from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
 
@@ -37,17 +37,17 @@ class Session:
 
     def __init__(self) -> None:
         self.pool = RankPool(60.0)
-        self.keeper = Keeper(self.pool)
+        self.keeper = LeaseKeeper(self.pool)
 
     def ranks(self, lease: Lease) -> list[int]:
         """The pids of the ranks on a lease, started if need be."""
-        group = self.pool.group(plan_processes(Capabilities(data=True), None, lease, [0], 1))
+        group = self.pool.get_ranks(plan_processes(Capabilities(data=True), None, lease, [0], 1))
         return [rank.pid for rank in group.ranks]
 
     def test(self, lease: Lease, *, also: tuple[Claim, ...] = ()) -> list[int]:
         """A whole test that uses ranks."""
-        pids = self.ranks(self.keeper.take(lease, 10.0, "t", also))
-        self.keeper.leave()
+        pids = self.ranks(self.keeper.lease(lease, 10.0, "t", also))
+        self.keeper.finish_test()
         return pids
 
 
@@ -78,9 +78,9 @@ def is_gone(pid: int) -> bool:
 
 
 def test_without_ranks_a_lease_ends_with_its_test(session: Session, make: MakeLocker) -> None:
-    session.keeper.take(Lease(("a",)), 0.0)
+    session.keeper.lease(Lease(("a",)), 0.0)
     assert "held by process" in make().refused("a")
-    session.keeper.leave()
+    session.keeper.finish_test()
     make().take("a", wait_s=0.0)
 
 
@@ -91,13 +91,13 @@ def test_an_interrupted_clean_up_gives_everything_back(session: Session, make: M
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    (pid,) = session.ranks(session.keeper.take(Lease(("a",)), 0.0))
+    (pid,) = session.ranks(session.keeper.lease(Lease(("a",)), 0.0))
     os.kill(pid, signal.SIGSTOP)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(Interrupted):
-            session.keeper.leave()
+            session.keeper.finish_test()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -116,7 +116,7 @@ def test_ranks_are_reused_on_any_board_that_would_do(session: Session, make: Mak
     other.take("a")
     first = session.test(Lease(("a",), choices=ANY))
     other.release()
-    assert session.keeper.take(Lease(("a",), choices=ANY), 0.0).devices == ("b",)
+    assert session.keeper.lease(Lease(("a",), choices=ANY), 0.0).devices == ("b",)
     assert session.ranks(Lease(("b",))) == first
 
 
@@ -125,13 +125,13 @@ def test_others_are_told_which_test_has_warm_ranks_and_when_they_are_idle(
 ) -> None:
     held = rf"waited 0 s for a: held by process {os.getpid()} of \w+ since [\d:]+ \({{}}\); "
     lease = Lease(("a",))
-    session.ranks(session.keeper.take(lease, 0.0, "first"))
+    session.ranks(session.keeper.lease(lease, 0.0, "first"))
     assert re.search(held.format("first"), make().refused("a"))
-    session.keeper.leave()
+    session.keeper.finish_test()
     assert re.search(held.format("idle ranks of first"), make().refused("a"))
-    session.keeper.take(lease, 0.0, "second")
+    session.keeper.lease(lease, 0.0, "second")
     assert re.search(held.format("second"), make().refused("a"))
-    session.keeper.leave()
+    session.keeper.finish_test()
     assert re.search(held.format("idle ranks of second"), make().refused("a"))
 
 
@@ -144,7 +144,7 @@ def test_others_are_told_since_when_the_test_that_runs_has_them(session: Session
 
     session.test(Lease(("a",)))
     idle_s = since_s()
-    session.keeper.take(Lease(("a",)), 0.0)
+    session.keeper.lease(Lease(("a",)), 0.0)
     assert since_s() > idle_s
 
 
@@ -164,14 +164,14 @@ def test_idle_ranks_stay_when_others_queue_for_other_boards(session: Session, ma
 
 def test_ranks_that_a_test_uses_are_never_given_up(session: Session, make: MakeLocker) -> None:
     session.test(Lease(("a",)))
-    lease = session.keeper.take(Lease(("a",)), 0.0)
+    lease = session.keeper.lease(Lease(("a",)), 0.0)
     (pid,) = session.ranks(lease)
     waiting = make()
     waiting.ask("a")
     assert waiting.is_silent_for(0.8)
     assert not is_gone(pid)
     assert not watching()
-    session.keeper.leave()
+    session.keeper.finish_test()
     assert waiting.answer() == {"held": ["a"]}
     assert is_gone(pid)
 
@@ -185,7 +185,7 @@ def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
     waiting.ask("a")
     until(lambda: bool(tickets(locks, "waiting")))
     with pytest.raises(DeviceError, match=rf"waited 0.5 s for a: held by process {waiting.pid} "):
-        session.keeper.take(Lease(("a",)), 0.5)
+        session.keeper.lease(Lease(("a",)), 0.5)
     assert is_gone(pid)
 
 
@@ -193,29 +193,29 @@ def test_a_board_that_others_queue_for_is_handed_over_when_its_test_ends(
     session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "LOOK_S", 60.0)
-    (pid,) = session.ranks(session.keeper.take(Lease(("a",)), 0.0))
+    (pid,) = session.ranks(session.keeper.lease(Lease(("a",)), 0.0))
     waiting = make()
     waiting.ask("a")
     until(lambda: bool(tickets(locks, "waiting")))
-    session.keeper.leave()
+    session.keeper.finish_test()
     assert waiting.answer() == {"held": ["a"]}
     assert is_gone(pid)
 
 
 def test_who_queues_goes_before_the_next_test(session: Session, make: MakeLocker, locks: Path) -> None:
-    session.keeper.take(Lease(("a",)), 0.0)
+    session.keeper.lease(Lease(("a",)), 0.0)
     waiting = make()
     waiting.ask("a")
     until(lambda: bool(tickets(locks, "waiting")))
     session.ranks(Lease(("a",)))
-    session.keeper.leave()
+    session.keeper.finish_test()
     with pytest.raises(DeviceError, match=rf"waited 0.5 s for a: held by process {waiting.pid} "):
-        session.keeper.take(Lease(("a",)), 0.5)
+        session.keeper.lease(Lease(("a",)), 0.5)
 
 
 def test_a_smaller_test_takes_a_part_and_frees_the_rest(session: Session, make: MakeLocker) -> None:
     pids = session.test(Lease(("a", "b")))
-    assert session.keeper.take(Lease(("a",), choices=ANY), 0.0).devices == ("a",)
+    assert session.keeper.lease(Lease(("a",), choices=ANY), 0.0).devices == ("a",)
     assert all(map(is_gone, pids))
     assert make().take("b", wait_s=0.0) == ["b"]
     assert make().refused("a").startswith(f"gpus: waited 0 s for a: held by process {os.getpid()} ")
@@ -223,7 +223,7 @@ def test_a_smaller_test_takes_a_part_and_frees_the_rest(session: Session, make: 
 
 def test_a_test_on_other_boards_ends_ranks_and_lease_first(session: Session, make: MakeLocker) -> None:
     (pid,) = session.test(Lease(("a",)))
-    session.keeper.take(Lease(("b",)), 0.0)
+    session.keeper.lease(Lease(("b",)), 0.0)
     assert is_gone(pid)
     make().take("a", wait_s=0.0)
 
@@ -233,9 +233,9 @@ def test_the_cpu_is_free_after_each_test_while_its_ranks_stay(session: Session, 
     other = make()
     other.take(CPU, wait_s=0.0)
     with pytest.raises(DeviceError, match=rf"waited 0 s for cpu: held by process {other.pid} "):
-        session.keeper.take(CPU_LEASE, 0.0)
+        session.keeper.lease(CPU_LEASE, 0.0)
     other.release()
-    session.keeper.take(CPU_LEASE, 0.0)
+    session.keeper.lease(CPU_LEASE, 0.0)
     assert make().refused(CPU).startswith("gpus: waited 0 s for cpu: held by process ")
     assert session.ranks(CPU_LEASE) == first
 
@@ -249,9 +249,9 @@ def test_a_cpu_test_with_ranks_frees_the_boards_of_idle_ones(session: Session, m
 
 def test_a_cpu_test_without_ranks_leaves_idle_ones_alone(session: Session, make: MakeLocker) -> None:
     first = session.test(Lease(("a",)))
-    session.keeper.take(CPU_LEASE, 0.0)
+    session.keeper.lease(CPU_LEASE, 0.0)
     assert watching()
-    session.keeper.leave()
+    session.keeper.finish_test()
     assert session.test(Lease(("a",))) == first
 
 
@@ -263,16 +263,16 @@ def test_the_host_beside_a_board_is_given_back_while_ranks_stay(session: Session
     assert session.test(Lease(("a",)), also=(Claim(CPU),)) == first
     other.take(CPU, wait_s=0.0)
     with pytest.raises(DeviceError, match=r"for a, cpu: cpu held by process"):
-        session.keeper.take(Lease(("a",)), 0.0, also=(Claim(CPU),))
+        session.keeper.lease(Lease(("a",)), 0.0, also=(Claim(CPU),))
     # Not even its ranks' board is held by who waits.
     make().take("a", wait_s=0.0)
 
 
 def test_ranks_that_died_keep_no_lease(session: Session, make: MakeLocker) -> None:
-    (pid,) = session.ranks(session.keeper.take(Lease(("a",)), 0.0))
-    group = session.pool.group(plan_processes(Capabilities(data=True), None, Lease(("a",)), [0], 1))
+    (pid,) = session.ranks(session.keeper.lease(Lease(("a",)), 0.0))
+    group = session.pool.get_ranks(plan_processes(Capabilities(data=True), None, Lease(("a",)), [0], 1))
     group.kill()
-    session.keeper.leave()
+    session.keeper.finish_test()
     assert is_gone(pid)
     make().take("a", wait_s=0.0)
 
@@ -282,12 +282,12 @@ CPU_TEST = """
 import time
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.workers.leases import Keeper
+from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
 pool = RankPool(60.0)
-Keeper(pool).take(Lease(("cpu",)), 10.0)
-group = pool.group(plan_processes(Capabilities(data=True), None, Lease(("cpu",)), [0], 1))
+LeaseKeeper(pool).lease(Lease(("cpu",)), 10.0)
+group = pool.get_ranks(plan_processes(Capabilities(data=True), None, Lease(("cpu",)), [0], 1))
 print(group.ranks[0].pid, flush=True)
 time.sleep(120)
 """
@@ -311,14 +311,14 @@ def test_a_run_within_a_test_on_warm_ranks_gets_its_part(session: Session) -> No
     """The board is held since the test before, the host only since this one."""
     host = Claim(CPU, shared=True)
     session.test(Lease(("a",)), also=(host,))
-    session.keeper.take(Lease(("a",)), 0.0, also=(host,))
+    session.keeper.lease(Lease(("a",)), 0.0, also=(host,))
     assert set(acquire(Request((Claim("a"), host)), 0.0).claims) == {Claim("a"), host}
     with pytest.raises(DeviceError, match="this process already holds a, cpu and asks for b; "):
         acquire(Request((Claim("b"),)), 0.0)
 
 
 def test_a_test_can_tell_that_the_file_of_a_device_was_removed(session: Session, locks: Path) -> None:
-    session.keeper.take(Lease(("a",)), 0.0)
-    assert session.keeper.intact()
+    session.keeper.lease(Lease(("a",)), 0.0)
+    assert session.keeper.is_intact()
     (locks / lock_name("a")).unlink()
-    assert not session.keeper.intact()
+    assert not session.keeper.is_intact()

@@ -130,11 +130,11 @@ def call(
     pool: RankPool, function: Callable[..., Any], *args: Any, capabilities: Capabilities | None = None
 ) -> Any:
     """What the only rank answers in a test that ends then."""
-    ranks = pool.group(plan(1) if capabilities is None else plan(1, capabilities))
+    ranks = pool.get_ranks(plan(1) if capabilities is None else plan(1, capabilities))
     workload = call_workload(ranks, function, args, {}, 60)
     workload.run_round()
     (result,) = workload.results()
-    pool.rest()
+    pool.finish_test()
     return result
 
 
@@ -233,7 +233,7 @@ def test_every_call_draws_the_same_numbers_in_new_ranks_and_in_old_ones(start_me
     pool = RankPool(60.0, start_method)
     try:
         drawn = [call(pool, draw, capabilities=TORCH) for _ in range(2)]
-        ranks = pool.group(plan(1, TORCH))
+        ranks = pool.get_ranks(plan(1, TORCH))
         ranks.close()
         drawn.append(call(pool, draw, capabilities=TORCH))
     finally:

@@ -9,7 +9,7 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.plan import plan_processes
-from pytest_llenergy.workers.workload import split
+from pytest_llenergy.workers.workload import split_prompts
 
 from .groups import (
     TORCH,
@@ -47,5 +47,5 @@ class TestPlan:
         assert plan(1).ranks[0].environment()["CUDA_VISIBLE_DEVICES"] == ""
 
     def test_prompts_are_shared_out_like_accelerate_does(self) -> None:
-        assert split(list("abcdefg"), 2) == [list("abcd"), list("efg")]
-        assert split(list("abc"), 3) == [["a"], ["b"], ["c"]]
+        assert split_prompts(list("abcdefg"), 2) == [list("abcd"), list("efg")]
+        assert split_prompts(list("abc"), 3) == [["a"], ["b"], ["c"]]

@@ -68,10 +68,10 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 def call(pool: RankPool, function: Callable[..., Any] | str, *args: Any, n: int = 1) -> list[Any]:
     """As a test does it, which then ends."""
-    workload = call_workload(pool.group(plan(n)), function, args, {}, 60)
+    workload = call_workload(pool.get_ranks(plan(n)), function, args, {}, 60)
     workload.run_round()
     results = workload.results()
-    pool.rest()
+    pool.finish_test()
     return results
 
 
@@ -131,19 +131,19 @@ class TestSharing:
     ) -> None:
         groups = []
         for name in ("one", "two"):
-            group, info = pool.loaded(plan(1), Load.of(spec, model(name), {}))
+            group, info = pool.get_loaded(plan(1), Load.from_options(spec, model(name), {}))
             # The first is gone when the second is loaded.
             assert info.model == f"{name} of 1"
             groups.append(group.ranks[0].pid)
-            pool.rest()
+            pool.finish_test()
         assert (groups[0] == groups[1]) is same
 
     def test_only_the_first_test_has_waited_for_the_start(self, pool: RankPool, spec: BackendSpec) -> None:
         waits = []
         for _ in range(2):
-            group, info = pool.loaded(plan(1), Load.of(spec, model("one"), {}))
+            group, info = pool.get_loaded(plan(1), Load.from_options(spec, model("one"), {}))
             waits.append((group.start_s, info.load_s))
-            pool.rest()
+            pool.finish_test()
         assert waits[0][0] > 0
         assert waits[0][1] is not None
         assert waits[0][1] > 0
@@ -209,18 +209,18 @@ class TestCleanliness:
         try:
             found = []
             for function in (os.getpid, leave, os.getpid):
-                workload = call_workload(pool.group(torch), function, (), {}, 60)
+                workload = call_workload(pool.get_ranks(torch), function, (), {}, 60)
                 workload.run_round()
                 found += workload.results()
-                pool.rest()
+                pool.finish_test()
         finally:
             pool.close()
         assert found[0] == found[1] != found[2]
 
     def test_ranks_that_died_between_tests_are_replaced(self, pool: RankPool) -> None:
-        group = pool.group(plan(1))
+        group = pool.get_ranks(plan(1))
         os.kill(group.ranks[0].pid, 9)
-        pool.rest()
+        pool.finish_test()
         assert pids(pool) != [group.ranks[0].pid]
 
     def test_ranks_that_died_while_they_waited_are_replaced_too(self, pool: RankPool) -> None:
