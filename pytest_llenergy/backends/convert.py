@@ -152,7 +152,13 @@ def _convert_gguf(file: Path, directory: Path) -> None:
     ):
         if hasattr(owner, name):
             delattr(owner, name)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    _save_pretrained(model.to(torch.bfloat16), tokenizer, directory)
+
+
+def _save_pretrained(model: Any, tokenizer: Any, directory: Path) -> None:
+    # In a process group transformers writes weights on rank 0 only, but any rank may be the one that converts.
+    model.should_save_on_this_rank = lambda is_main_process: True
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
@@ -162,8 +168,7 @@ def _build_random(preset: str, directory: Path) -> None:
     tokenizer = _byte_tokenizer()
     torch.manual_seed(0)
     model = _random_bert(len(tokenizer)) if preset == "bert-tiny" else _random_llama(preset, len(tokenizer))
-    model.to(torch.bfloat16).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    _save_pretrained(model.to(torch.bfloat16), tokenizer, directory)
 
 
 def _byte_tokenizer() -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,26 @@ def test_it(energy, workers):
     result.stdout.fnmatch_lines(
         ["*PlanError: rank ? of 2 *: accelerate sees 1 process in a world of 2 ranks, so each has done *"]
     )
+
+
+def convert_on_rank_1(cache: str) -> list[str]:
+    """Build the model on rank 1 alone, in an empty cache. Returns the names of its files there."""
+    import os
+    from pathlib import Path
+
+    import torch.distributed as dist
+
+    from pytest_llenergy.backends.convert import pretrained_path
+    from pytest_llenergy.backends.models import resolve
+
+    os.environ["LLENERGY_CACHE_DIR"] = cache
+    if dist.get_rank() != 1:
+        return []
+    return sorted(file.name for file in Path(pretrained_path(resolve("random:llama-tiny"))).iterdir())
+
+
+def test_a_model_converted_by_another_rank_than_the_first_has_its_weights(
+    pair: Engine, tmp_path: Path
+) -> None:
+    _, files = pair.call(convert_on_rank_1, str(tmp_path))
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)
