@@ -122,12 +122,12 @@ def convert_on_rank_1(cache: str) -> list[str]:
     import torch.distributed as dist
 
     from pytest_llenergy.backends.convert import pretrained_path
-    from pytest_llenergy.backends.models import resolve
+    from pytest_llenergy.backends.models import resolve_model
 
     os.environ["LLENERGY_CACHE_DIR"] = cache
     if dist.get_rank() != 1:
         return []
-    return sorted(file.name for file in Path(pretrained_path(resolve("random:llama-tiny"))).iterdir())
+    return sorted(file.name for file in Path(pretrained_path(resolve_model("random:llama-tiny"))).iterdir())
 
 
 def test_a_model_converted_by_another_rank_than_the_first_has_its_weights(
