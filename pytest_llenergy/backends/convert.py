@@ -156,7 +156,7 @@ def _convert_gguf(file: Path, directory: Path) -> None:
 
 
 def _save_pretrained(model: Any, tokenizer: Any, directory: Path) -> None:
-    # In a process group transformers writes weights on rank 0 only, but any rank may be the one that converts.
+    # In a process group transformers writes weights on rank 0 only; here any rank may convert.
     model.should_save_on_this_rank = lambda is_main_process: True
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
