@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy comment``: a comparison as the one comment of a pull or merge request."""
+"""``llenergy comment``: post a comparison on a pull or merge request."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.forges import Thread
 
 
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Register the command."""
     parser = commands.add_parser(
         "comment",
-        help="show a comparison on the pull or merge request that a CI job is of",
-        description="Leave one comment, and replace it in later runs. On GitHub it takes GITHUB_TOKEN, on "
-        "GitLab LLENERGY_GITLAB_TOKEN, and finds the request in what the job has in its environment.",
+        help="post a comparison on a pull or merge request",
+        description="Keep one comment with the comparison: later runs replace it. The token is read from "
+        "GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the request from the variables of the CI job.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="what llenergy ab has written")
-    parser.add_argument("--number", type=int, metavar="N", help="which request, where the job does not say")
-    parser.add_argument("--dry-run", action="store_true", help="print the comment, ask nobody")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file written by llenergy ab")
+    parser.add_argument("--number", type=int, metavar="N", help="the request, if the job does not name it")
+    parser.add_argument("--dry-run", action="store_true", help="print the comment and post nothing")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Comment. Returns 0."""
-    from pytest_llenergy.forges import post
+    """Post or print the comment. Returns 0."""
+    from pytest_llenergy.forges import post_comment
     from pytest_llenergy.report.pr_comment import render_comment
     from pytest_llenergy.report.store import read_paired_report
 
@@ -37,14 +36,6 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(body, end="")
         return 0
-    done, address = post(_thread(args.number), body)
+    done, address = post_comment(os.environ, body, args.number)
     print(f"{done} {address}")
     return 0
-
-
-def _thread(number: int | None) -> Thread:
-    from pytest_llenergy.forges import merge_request, pull_request
-
-    return (
-        merge_request(os.environ, number) if "GITLAB_CI" in os.environ else pull_request(os.environ, number)
-    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that keeps comments as GitHub and GitLab do, as far as their documents say how."""
+"""A server that keeps comments as the documentation of GitHub and GitLab describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-#: Entries of a page, so few that there are several.
+#: Entries of a page: few, so that tests have several pages.
 PAGE = 2
 
 ME, SOMEBODY = 7, 8
@@ -21,7 +21,11 @@ ME, SOMEBODY = 7, 8
 
 @dataclass
 class Forge:
-    """What it holds. ``refuses`` is the status that writing gets, ``bot`` whether its token is a bot's."""
+    """State of the server.
+
+    ``refuses`` is the status that answers a write, ``bot`` whether the token belongs to a bot, and
+    ``redirects_to`` the address to which every request is redirected.
+    """
 
     address: str = ""
     token: str = "secret"
@@ -30,6 +34,7 @@ class Forge:
     pulls: list[dict[str, Any]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     refuses: int | None = None
+    redirects_to: str = ""
 
     def has(self, body: str, by: int = ME) -> None:
         """Keep a comment."""
@@ -45,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
     forge: Forge
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Do not log."""
 
     def do_GET(self) -> None:
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
@@ -91,25 +96,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self, entries: list[dict[str, Any]], query: dict[str, list[str]]) -> None:
         page = int(query.get("page", ["1"])[-1])
-        more = f'<{self.forge.address}{self.path}&page={page + 1}>; rel="next", <x>; rel="last"'
-        link = more if len(entries) > page * PAGE else ""
-        self._answer(200, entries[(page - 1) * PAGE : page * PAGE], link)
+        self._answer(200, entries[(page - 1) * PAGE : page * PAGE])
 
-    def _answer(self, status: int, data: Any, link: str = "") -> None:
+    def _answer(self, status: int, data: Any) -> None:
         self.forge.asked.append(f"{self.command} {self.path}")
         given = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers["PRIVATE-TOKEN"]
         if given != self.forge.token:
             status, data = 401, {"message": "Bad credentials"}
+        if self.forge.redirects_to:
+            status = 302
         self.send_response(status)
-        if link:
-            self.send_header("Link", link)
+        if self.forge.redirects_to:
+            self.send_header("Location", self.forge.redirects_to + self.path)
         self.end_headers()
         self.wfile.write(json.dumps(data).encode())
 
 
 @contextmanager
 def serving(forge: Forge) -> Iterator[Forge]:
-    """Serve it on a free port of this machine."""
+    """Serve the forge on a free local port."""
     handler = type("Handler", (_Handler,), {"forge": forge})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         forge.address = f"http://127.0.0.1:{server.server_port}"
