@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
@@ -21,10 +22,13 @@ from pytest_llenergy.model.record import MeterInfo, Metric, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.ci import Family, Sample, render_openmetrics_text
 
-# Reports in the formats of other tools.
+#: Formats, each named after the tool that reads it.
+Target = Literal["pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv"]
 
+TARGETS: tuple[Target, ...] = ("pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv")
 
-# What is exported: the tests of a report or, of a paired file, those of both sides.
+#: Formats that can hold both sides of a paired file.
+WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
 
 
 @dataclass(frozen=True)
@@ -35,108 +39,99 @@ class ExportSide:
     report: Report
 
     def records(self) -> list[Record]:
-        """The last attempt of each test. Raises ``ReportError`` for one that is there twice."""
+        """Return the last attempt of each test. Raises ``ReportError`` if an attempt is there twice."""
         return list(select_last_attempts(self.report.records, self.name or "the report").values())
 
     def measured(self) -> list[Record]:
-        """Those whose figures count."""
+        """Return the records whose values count."""
         return [record for record in self.records() if record.counts]
 
     def device_key(self, record: Record) -> str:
-        """Equal for tests that ran on the same kind of devices and were measured in the same way."""
+        """Return a key that is equal for tests on the same kind of devices, measured the same way."""
         return fingerprint(device_facts(record, self.report.environment))
 
 
-def benchmark_extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:
-    """The figures of one test for ``extra_info`` of pytest-benchmark, whose own fields are for seconds.
-
-    Those of an iteration of the work, with the standard uncertainties of ``energy_j`` for comparing runs and,
-    accuracy of the source included, in itself; or the reason why there is none.
-    """
-    told: dict[str, Primitive] = {
-        name: metric.value
-        for name, metric in metrics.items()
-        if metric.value is not None and ("J" in metric.unit or metric.unit == "W")
-    }
-    energy = metrics["energy_j"]
-    if energy.value is not None:
-        told |= {"energy_u_j": energy.uncertainty, "energy_u_absolute_j": energy.uncertainty_absolute}
-        told["energy_windows"] = energy.n
-    if energy.reason is not None:
-        told["energy_reason"] = energy.reason
-    if meters:
-        estimated = any(meter.kind == "estimated" for meter in meters)
-        told["energy_kind"] = "estimated" if estimated else "measured"
-        told["energy_meters"] = ", ".join(dict.fromkeys(meter.name for meter in meters))
-    return told
+def export_report(sides: Sequence[ExportSide], target: Target) -> str:
+    """Render one side, or both if the format is in ``WITH_SIDES``."""
+    if target == "openmetrics":
+        return render_openmetrics(sides)
+    if target == "csv":
+        return render_csv(sides)
+    (side,) = sides
+    if target == "pytest-benchmark":
+        return render_pytest_benchmark(side)
+    if target == "bencher":
+        return render_bencher(side)
+    return render_github_action_benchmark(side)
 
 
 def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
-    """The metrics that have a value."""
+    """Yield the metrics that have a value."""
     for name, metric in record.metrics.items():
         if metric.value is not None:
             yield name, metric, metric.value
 
 
-# ``customSmallerIsBetter`` of github-action-benchmark.
-
-
 def render_github_action_benchmark(side: ExportSide) -> str:
-    """Every metric of which less is better. Units are those of the record, so that no value is scaled."""
+    """Render ``customSmallerIsBetter`` of github-action-benchmark: the metrics of which less is better.
+
+    Values keep the units of the record, since the action plots one unit per series.
+    """
     commit = side.report.source.commit
-    written = []
+    entries = []
     for record in side.measured():
         for name, metric, value in iter_values(record):
             if METRICS[name].better != "less":
                 continue
-            u = metric.uncertainty
-            about = [f"{metric.n} rounds", record.kind, f"commit {commit}" if commit else None]
             entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
-            if u is not None:
-                entry["range"] = f"± {u:.3g}"
-            entry["extra"] = "\n".join(filter(None, about))
-            written.append(entry)
-    return json.dumps(written, indent=2) + "\n"
+            if metric.uncertainty is not None:
+                entry["range"] = f"± {metric.uncertainty:.3g}"
+            extra = [f"{metric.n} rounds", record.kind, f"commit {commit}" if commit else None]
+            entries.append({**entry, "extra": "\n".join(filter(None, extra))})
+    return json.dumps(entries, indent=2) + "\n"
 
 
-# Bencher Metric Format, https://bencher.dev/docs/reference/bencher-metric-format/.
+#: Suffix of a metric, what replaces it in the name of a gauge, and the unit in OpenMetrics.
+_UNITS = (
+    ("_tokens_per_s", "_rate", "tokens_per_second"),
+    ("requests_per_s", "request_rate", "requests_per_second"),
+    ("flops", "work", "flops"),
+    ("_bytes", "", "bytes"),
+    ("_j", "", "joules"),
+    ("_w", "", "watts"),
+    ("_s", "", "seconds"),
+)
 
-#: What Bencher calls a metric, and what turns it into its unit. Its own ``latency`` is nanoseconds; the
-#: others are made with the units of the record.
-BENCHER_MEASURES = {
-    "energy_j": ("energy", 1.0),
-    "energy_per_output_token_j": ("energy-per-output-token", 1.0),
-    "energy_per_request_j": ("energy-per-request", 1.0),
-    "net_energy_j": ("net-energy", 1.0),
-    "prefill_energy_j": ("prefill-energy", 1.0),
-    "decode_energy_j": ("decode-energy", 1.0),
-    "mean_power_w": ("mean-power", 1.0),
-    "duration_s": ("latency", 1e9),
-    "output_tokens_per_s": ("output-tokens-per-second", 1.0),
-    "time_to_first_token_s": ("time-to-first-token", 1.0),
-    "inter_token_latency_s": ("inter-token-latency", 1.0),
-    "peak_memory_bytes": ("peak-memory", 1.0),
-    "flops": ("flops", 1.0),
-    "energy_per_flop_j": ("energy-per-flop", 1.0),
-    "steady_energy_per_output_token_j": ("steady-energy-per-output-token", 1.0),
-    "steady_output_tokens_per_s": ("steady-output-tokens-per-second", 1.0),
-    "requests_per_s": ("requests-per-second", 1.0),
-    "end_to_end_latency_s": ("end-to-end-latency", 1.0),
-    "time_to_first_token_p50_s": ("time-to-first-token-fiftieth-percentile", 1.0),
-    "time_to_first_token_p90_s": ("time-to-first-token-ninetieth-percentile", 1.0),
-    "time_to_first_token_p99_s": ("time-to-first-token-ninety-ninth-percentile", 1.0),
-    "inter_token_latency_p50_s": ("inter-token-latency-fiftieth-percentile", 1.0),
-    "inter_token_latency_p90_s": ("inter-token-latency-ninetieth-percentile", 1.0),
-    "inter_token_latency_p99_s": ("inter-token-latency-ninety-ninth-percentile", 1.0),
-    "end_to_end_latency_p50_s": ("end-to-end-latency-fiftieth-percentile", 1.0),
-    "end_to_end_latency_p90_s": ("end-to-end-latency-ninetieth-percentile", 1.0),
-    "end_to_end_latency_p99_s": ("end-to-end-latency-ninety-ninth-percentile", 1.0),
-}
+#: Names of measures may hold no digits.
+_PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
+
+
+def _gauge(metric: str) -> tuple[str, str]:
+    suffix, replacement, unit = next(each for each in _UNITS if metric.endswith(each[0]))
+    return metric.removesuffix(suffix) + replacement, unit
+
+
+def _bencher_measure(metric: str) -> tuple[str, float]:
+    if metric == "duration_s":
+        # The only measure that Bencher defines itself; it is in nanoseconds.
+        return "latency", 1e9
+    name = f"{metric}econd" if metric.endswith("_per_s") else re.sub("_(j|w|s|bytes)$", "", metric)
+    return "-".join(_PERCENTILES.get(word, word) for word in name.split("_")), 1.0
+
+
+#: The measure of each metric, and the factor to its unit.
+BENCHER_MEASURES = {metric: _bencher_measure(metric) for metric in METRICS}
+
+#: The gauge of each metric, without its unit, and the unit.
+OPENMETRICS_GAUGES = {metric: _gauge(metric) for metric in METRICS}
 
 
 def render_bencher(side: ExportSide) -> str:
-    """Every metric, from one standard uncertainty below to one above."""
-    written: dict[str, dict[str, dict[str, float]]] = {}
+    """Render Bencher Metric Format: every metric, with limits one standard uncertainty away.
+
+    See https://bencher.dev/docs/reference/bencher-metric-format/.
+    """
+    tests: dict[str, dict[str, dict[str, float]]] = {}
     for record in side.measured():
         for name, metric, value in iter_values(record):
             measure, factor = BENCHER_MEASURES[name]
@@ -144,46 +139,12 @@ def render_bencher(side: ExportSide) -> str:
             if metric.uncertainty is not None:
                 entry["lower_value"] = (value - metric.uncertainty) * factor
                 entry["upper_value"] = (value + metric.uncertainty) * factor
-            written.setdefault(record.id, {})[measure] = entry
-    return json.dumps(written, indent=2) + "\n"
-
-
-# Figures as gauges in the text format of OpenMetrics.
-
-#: The gauge of a metric, without its unit, and the unit.
-OPENMETRICS_GAUGES = {
-    "energy_j": ("energy", "joules"),
-    "energy_per_output_token_j": ("energy_per_output_token", "joules"),
-    "energy_per_request_j": ("energy_per_request", "joules"),
-    "net_energy_j": ("net_energy", "joules"),
-    "prefill_energy_j": ("prefill_energy", "joules"),
-    "decode_energy_j": ("decode_energy", "joules"),
-    "mean_power_w": ("mean_power", "watts"),
-    "duration_s": ("duration", "seconds"),
-    "output_tokens_per_s": ("output_rate", "tokens_per_second"),
-    "time_to_first_token_s": ("time_to_first_token", "seconds"),
-    "inter_token_latency_s": ("inter_token_latency", "seconds"),
-    "peak_memory_bytes": ("peak_memory", "bytes"),
-    "flops": ("work", "flops"),
-    "energy_per_flop_j": ("energy_per_flop", "joules"),
-    "steady_energy_per_output_token_j": ("steady_energy_per_output_token", "joules"),
-    "steady_output_tokens_per_s": ("steady_output_rate", "tokens_per_second"),
-    "requests_per_s": ("request_rate", "requests_per_second"),
-    "end_to_end_latency_s": ("end_to_end_latency", "seconds"),
-    "time_to_first_token_p50_s": ("time_to_first_token_p50", "seconds"),
-    "time_to_first_token_p90_s": ("time_to_first_token_p90", "seconds"),
-    "time_to_first_token_p99_s": ("time_to_first_token_p99", "seconds"),
-    "inter_token_latency_p50_s": ("inter_token_latency_p50", "seconds"),
-    "inter_token_latency_p90_s": ("inter_token_latency_p90", "seconds"),
-    "inter_token_latency_p99_s": ("inter_token_latency_p99", "seconds"),
-    "end_to_end_latency_p50_s": ("end_to_end_latency_p50", "seconds"),
-    "end_to_end_latency_p90_s": ("end_to_end_latency_p90", "seconds"),
-    "end_to_end_latency_p99_s": ("end_to_end_latency_p99", "seconds"),
-}
+            tests.setdefault(record.id, {})[measure] = entry
+    return json.dumps(tests, indent=2) + "\n"
 
 
 def render_openmetrics(sides: Sequence[ExportSide]) -> str:
-    """A gauge for each metric and one for its standard uncertainty, labelled by test, side and device."""
+    """Render a gauge for each metric and one for its uncertainty, labelled by test, side and device."""
     values: dict[str, list[Sample]] = {name: [] for name in OPENMETRICS_GAUGES}
     uncertainties: dict[str, list[Sample]] = {name: [] for name in OPENMETRICS_GAUGES}
     for side in sides:
@@ -201,21 +162,19 @@ def render_openmetrics(sides: Sequence[ExportSide]) -> str:
                     uncertainties[name].append(Sample(labels, repr(metric.uncertainty)))
     families = []
     for name, (gauge, unit) in OPENMETRICS_GAUGES.items():
-        about = f"{name} of a test, mean over its valid rounds."
-        families.append(Family(f"llenergy_{gauge}_{unit}", about, values[name], unit))
-        about = f"Standard uncertainty (k=1) of {name}."
-        families.append(Family(f"llenergy_{gauge}_uncertainty_{unit}", about, uncertainties[name], unit))
+        text = f"{name} of a test, mean over its valid rounds."
+        families.append(Family(f"llenergy_{gauge}_{unit}", text, values[name], unit))
+        text = f"Standard uncertainty (k=1) of {name}."
+        families.append(Family(f"llenergy_{gauge}_uncertainty_{unit}", text, uncertainties[name], unit))
     return render_openmetrics_text(families)
 
 
-# The JSON of pytest-benchmark: seconds in ``stats``, energy in ``extra_info``.
-#
-# Never the other way round: all who read the format take ``stats`` for seconds, and ``ops`` for iterations a
-# second of which more is better.
-
-
 def render_pytest_benchmark(side: ExportSide) -> str:
-    """Every test that was measured."""
+    """Render the JSON of pytest-benchmark: seconds in ``stats``, all other metrics in ``extra_info``.
+
+    Energy never goes into ``stats``: readers of the format take ``stats`` for seconds, and ``ops`` for
+    iterations per second of which more is better.
+    """
     report = side.report
     environment = report.environment
     machine = {}
@@ -228,7 +187,7 @@ def render_pytest_benchmark(side: ExportSide) -> str:
             "python_version": environment.python,
             "cpu": {"brand_raw": environment.host.cpu_model, "count": environment.host.logical_cpus},
         }
-    written = {
+    content = {
         "machine_info": machine,
         "commit_info": {
             "id": report.source.commit,
@@ -240,7 +199,7 @@ def render_pytest_benchmark(side: ExportSide) -> str:
         "datetime": report.run.finished_at or report.run.started_at,
         "version": f"pytest-llenergy {pytest_llenergy.__version__}",
     }
-    return json.dumps(written, indent=4) + "\n"
+    return json.dumps(content, indent=4) + "\n"
 
 
 def _benchmark(record: Record) -> dict[str, Any] | None:
@@ -264,7 +223,10 @@ def _benchmark(record: Record) -> dict[str, Any] | None:
 
 
 def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
-    """The fields of its ``stats.py``. Quartiles are Tukey's hinges: the medians of the halves."""
+    """Return the fields of pytest-benchmark's ``stats.py``.
+
+    Quartiles are Tukey's hinges, the medians of the halves.
+    """
     ordered = sorted(seconds)
     n, mean = len(ordered), fmean(ordered)
     deviation = stdev(ordered) if n > 1 else 0.0
@@ -295,85 +257,69 @@ def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
     }
 
 
-# CSV in long form: a line for each metric of each test.
+def benchmark_extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:
+    """Return energy and power of one iteration for ``extra_info`` of a pytest-benchmark test.
 
+    ``energy_u_j`` is the standard uncertainty for comparing runs, and ``energy_u_absolute_j`` includes the
+    accuracy of the source. ``energy_reason`` says why there is no energy.
+    """
+    info: dict[str, Primitive] = {
+        name: metric.value
+        for name, metric in metrics.items()
+        if metric.value is not None and ("J" in metric.unit or metric.unit == "W")
+    }
+    energy = metrics["energy_j"]
+    if energy.value is not None:
+        info |= {"energy_u_j": energy.uncertainty, "energy_u_absolute_j": energy.uncertainty_absolute}
+        info["energy_windows"] = energy.n
+    if energy.reason is not None:
+        info["energy_reason"] = energy.reason
+    if meters:
+        estimated = any(meter.kind == "estimated" for meter in meters)
+        info["energy_kind"] = "estimated" if estimated else "measured"
+        info["energy_meters"] = ", ".join(dict.fromkeys(meter.name for meter in meters))
+    return info
+
+
+#: Columns of the long form: a line for each metric of each test.
 CSV_COLUMNS = (
-    "id",
-    "side",
-    "run_id",
-    "started_at",
-    "commit",
-    "device_key",
-    "kind",
-    "status",
-    "metric",
-    "value",
-    "unit",
-    "uncertainty",
-    "n",
-    "reason",
+    *("id", "side", "run_id", "started_at", "commit", "device_key", "kind", "status"),
+    *("metric", "value", "unit", "uncertainty", "n", "reason"),
 )
 
 
 def render_csv(sides: Sequence[ExportSide]) -> str:
-    """All tests, also those that have no figures: their lines have an empty value, and the reason."""
+    """Render all tests; those without values have one line with an empty value and the reason."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, restval="", lineterminator="\r\n")
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\r\n")
     writer.writeheader()
     for side in sides:
         for record in side.records():
-            writer.writerows(_lines(side, record))
+            writer.writerows(_csv_lines(side, record))
     return text.getvalue()
 
 
-def _lines(side: ExportSide, record: Record) -> Iterator[dict[str, object]]:
-    run, source = side.report.run, side.report.source
-    about: dict[str, object] = {
+def _csv_lines(side: ExportSide, record: Record) -> Iterator[dict[str, object]]:
+    common: dict[str, object] = {
         "id": record.id,
         "side": side.name,
-        "run_id": run.id,
-        "started_at": run.started_at,
-        "commit": source.commit or "",
-        "device_key": side.device_key(record) if record.meters else "",
-        "kind": record.kind or "",
+        "run_id": side.report.run.id,
+        "started_at": side.report.run.started_at,
+        "commit": side.report.source.commit,
+        "device_key": side.device_key(record) if record.meters else None,
+        "kind": record.kind,
         "status": record.status,
-        "reason": record.reason or "",
+        "reason": record.reason,
     }
     if not record.metrics:
-        yield about
+        yield common
     for name, metric in record.metrics.items():
         yield {
-            **about,
+            **common,
             "metric": name,
-            "value": "" if metric.value is None else repr(metric.value),
+            "value": metric.value,
             "unit": metric.unit,
-            "uncertainty": "" if metric.uncertainty is None else repr(metric.uncertainty),
+            "uncertainty": metric.uncertainty,
             "n": metric.n,
-            "reason": metric.reason or record.reason or "",
+            "reason": metric.reason or record.reason,
         }
-
-
-# Every format that reports can be exported in.
-
-#: Named after those who read them.
-Target = Literal["pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv"]
-
-TARGETS: tuple[Target, ...] = ("pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv")
-
-#: Those in which both sides of a paired file have a place.
-WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
-
-
-def export_report(sides: Sequence[ExportSide], target: Target) -> str:
-    """The text of the file. Formats without a place for sides take one."""
-    if target == "openmetrics":
-        return render_openmetrics(sides)
-    if target == "csv":
-        return render_csv(sides)
-    (side,) = sides
-    if target == "pytest-benchmark":
-        return render_pytest_benchmark(side)
-    if target == "bencher":
-        return render_bencher(side)
-
-    return render_github_action_benchmark(side)

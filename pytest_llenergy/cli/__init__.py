@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``llenergy``: what can be done with reports, and what is here to measure with."""
+"""The command ``llenergy``: compare, render, merge and export reports, and check the machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest_llenergy
 from pytest_llenergy.cli import ab, comment, compare, doctor, export, history, merge, report
 from pytest_llenergy.errors import LLEnergyError
 
-#: Each has ``add``, which gives it a parser, and ``run``.
+#: Modules with ``add_parser``, which sets the default ``run``.
 COMMANDS = (ab, compare, comment, report, merge, export, history, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code, or 2 with one line on standard error."""
+    """Run a command and return its exit status: 2, with a line on standard error, for a usage error."""
     from pytest_llenergy.compare.gate import USAGE
 
     args = build_parser().parse_args(argv)
@@ -28,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    made = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
-    made.add_argument("--version", action="version", version=f"pytest-llenergy {pytest_llenergy.__version__}")
-    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    """Build the parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
+    parser.add_argument("--version", action="version", version=f"pytest-llenergy {pytest_llenergy.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.add(commands)
-    return made
+        command.add_parser(commands)
+    return parser
