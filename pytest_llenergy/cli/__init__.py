@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="llenergy", description="Energy reports of pytest --energy-report.")
-    parser.add_argument("--version", action="version", version=f"pytest-llenergy {pytest_llenergy.__version__}")
+    version = f"pytest-llenergy {pytest_llenergy.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
