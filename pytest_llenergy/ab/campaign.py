@@ -72,14 +72,14 @@ class FailureCounts:
 class StageEstimator:
     """Finds estimates for ``compare_reports``. ``open`` are the tests of which a metric is not clear yet."""
 
-    def __init__(self, policy: Stages, stage_of: Callable[[str], int]) -> None:
-        self._policy = policy
+    def __init__(self, stages: Stages, stage_of: Callable[[str], int]) -> None:
+        self._stages = stages
         self._stage_of = stage_of
         self.open: set[str] = set()
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
         """The estimate of a metric, at the stage at which its test is."""
-        step = decide_stage(base, head, self._stage_of(record.id), self._policy, rule, better)
+        step = decide_stage(base, head, self._stage_of(record.id), self._stages, rule, better)
         if not step.done:
             self.open.add(record.id)
         return step.estimate
@@ -161,7 +161,7 @@ class Campaign:
                 for turn in pair:
                     self._take(turn)
                 self._close_hopeless()
-            look = StageEstimator(schedule.policy, self._stage_of)
+            look = StageEstimator(schedule.stages, self._stage_of)
             self._compared(look)
             self._done.update({name: self._stage for name in self._open if name not in look.open})
             if not self._open:
@@ -285,7 +285,7 @@ class Campaign:
         base, head = self._reports()
         plan = self._plan
         origins = plan.sides["base"].origin, plan.sides["head"].origin
-        found = StageEstimator(plan.schedule.policy, self._stage_of) if look is None else look
+        found = StageEstimator(plan.schedule.stages, self._stage_of) if look is None else look
         return compare_reports(base, head, origins, plan.asked, across=plan.across, find=found)
 
     def _result(self) -> PairedReport:
@@ -305,7 +305,7 @@ class Campaign:
         return PairedReport(
             schema_version=SCHEMA_VERSION,
             tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
-            pairs=str(self._plan.schedule.policy),
+            pairs=str(self._plan.schedule.stages),
             complete=True,
             sessions=[next(places[gathered.side]) for gathered in self._order],
             base=base,

@@ -96,8 +96,8 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
         raise PlanError(f"--rounds-per-session={request.rounds} needs a whole number, 1 or more")
     wanted = parse_pairs(request.pairs)
     plan = plan_schedule(wanted, request.rounds)
-    if plan.policy != wanted:
-        say(f"{wanted} pairs with {request.rounds} rounds a session: {plan.policy}")
+    if plan.stages != wanted:
+        say(f"{wanted} pairs with {request.rounds} rounds a session: {plan.stages}")
     if request.by_options:
         return _prepare_option_sets(request, command, plan, directory, say)
     return _prepare_commits(request, command, plan, directory, say)
@@ -327,7 +327,7 @@ def _report_state(kept: State, plan: Schedule, root: Path, say: Callable[[str], 
     if kept.sessions:
         say(f"going on with a comparison that was stopped: {kept.sessions} sessions are there")
     else:
-        say(f"{plan.policy} pairs, {plan.sessions_after(1)} sessions in the first stage")
+        say(f"{plan.stages} pairs, {plan.sessions_after(1)} sessions in the first stage")
     others = [key for key in state.list_unfinished(root) if key != kept.asked.key]
     if others:
         say(f"{len(others)} other unfinished in {root / '.llenergy' / 'ab'} (--fresh throws them away)")

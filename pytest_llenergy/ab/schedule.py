@@ -52,7 +52,7 @@ class Schedule:
     rounds: int
 
     @property
-    def policy(self) -> Stages:
+    def stages(self) -> Stages:
         """Pairs of rounds of each stage, as they are measured."""
         return Stages(tuple(count * self.rounds for count in self.pairs))
 
@@ -68,6 +68,6 @@ class Schedule:
             yield Turn(2 * pair + 1, sides[0]), Turn(2 * pair + 2, sides[1])
 
 
-def plan_schedule(policy: Stages, rounds: int) -> Schedule:
+def plan_schedule(stages: Stages, rounds: int) -> Schedule:
     """As many sessions as each stage needs; a stage that ``rounds`` do not divide is rounded up."""
-    return Schedule(tuple(math.ceil(count / rounds) for count in policy.stages), rounds)
+    return Schedule(tuple(math.ceil(count / rounds) for count in stages.pairs), rounds)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact rank statistics of two samples. Standard library only.
+"""Exact rank statistics of two samples, using only the standard library.
 
 Sources: H. B. Mann, D. R. Whitney, "On a test of whether one of two random variables is stochastically larger
 than the other", Ann. Math. Stat. 18 (1947); J. L. Hodges, E. L. Lehmann, "Estimates of location based on rank
 tests", Ann. Math. Stat. 34 (1963); M. Hollander, D. A. Wolfe, E. Chicken, "Nonparametric Statistical
-Methods", 3rd ed. (2014), sections 4.1 to 4.3 for the limits and 8.5 for Spearman's coefficient.
+Methods", 3rd ed. (2014), sections 4.1 to 4.3 for the confidence limits and 8.5 for Spearman's coefficient.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from math import comb, sqrt
 from operator import mul
 from statistics import NormalDist, median
 
-#: Up to so many values a side the distribution is counted out; beyond, the normal law is within 1e-3 of it.
+#: Largest sample size for which the exact distribution is computed. Beyond it, the normal approximation is
+#: within 1e-3.
 EXACT_UP_TO = 50
 
 
 @lru_cache(maxsize=256)
 def _cumulative_counts(n: int, m: int) -> tuple[int, ...]:
-    """In how many orders of n and m values U is at most 0, 1, 2, ... up to half of its range.
+    """Count the orderings of n and m values with U at most 0, 1, 2, ..., up to half the range of U.
 
     The generating function is the Gaussian binomial coefficient: the product over i of (1 - q^(m+i)) / (1 -
     q^i).
@@ -40,7 +41,7 @@ def _cumulative_counts(n: int, m: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def mann_whitney_cdf(u: int, n: int, m: int) -> float:
-    """P(U <= u) where both samples, of n and m values, come from one population and no two are equal."""
+    """Return P(U <= u) for samples of n and m values from one population, without ties."""
     if u < 0:
         return 0.0
     if u >= n * m:
@@ -57,10 +58,13 @@ def mann_whitney_cdf(u: int, n: int, m: int) -> float:
 
 @lru_cache(maxsize=4096)
 def confidence_limit_rank(n: int, m: int, alpha: float) -> int:
-    """Which of the n * m ordered differences is the lower limit, counted from 1; 0 where none is sure enough.
+    """Return which of the n * m ordered differences is the lower confidence limit of the shift.
 
-    It is the largest k with P(U <= k - 1) <= alpha: the shift lies below the k-th smallest difference with a
-    chance of at most ``alpha``. The upper limit is the k-th largest.
+    This is the largest k with P(U <= k - 1) <= alpha: the shift lies below the k-th smallest difference with
+    a probability of at most ``alpha``. The upper limit is the k-th largest difference.
+
+    Returns:
+        The rank, counted from 1, or 0 if there are too few values for any limit at this ``alpha``.
     """
     k = 0
     while mann_whitney_cdf(k, n, m) <= alpha:
@@ -69,51 +73,52 @@ def confidence_limit_rank(n: int, m: int, alpha: float) -> int:
 
 
 def pairwise_differences(base: Sequence[float], head: Sequence[float]) -> list[float]:
-    """All head_i - base_j, ordered. Their median is the Hodges-Lehmann estimate of the shift.
+    """Return all head_i - base_j in ascending order.
 
-    Quickest where both are ordered already.
+    Their median is the Hodges-Lehmann estimate of the shift. Sorted input makes this fastest.
     """
-    downwards = base[::-1]
-    return sorted([h - b for h in head for b in downwards])
-
-
-def middle(ordered: Sequence[float]) -> float:
-    """The median of what is ordered already."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    descending = base[::-1]
+    return sorted([h - b for h in head for b in descending])
 
 
 def one_sided_p_values(ordered: Sequence[float], n: int, m: int) -> tuple[float, float]:
-    """One-sided p of the rank test for ``ordered`` differences: head is not larger, head is not smaller.
+    """Return the p-values of the rank test for "head is not larger" and for "head is not smaller".
 
-    Equal pairs count for either of these, so that ties make p larger, never smaller.
+    Ties count in favour of both hypotheses, so they can only make p larger.
+
+    Args:
+        ordered: The result of ``pairwise_differences``.
+        n: Number of base values.
+        m: Number of head values.
     """
-    return mann_whitney_cdf(bisect_right(ordered, 0.0), n, m), mann_whitney_cdf(
-        n * m - bisect_left(ordered, 0.0), n, m
-    )
+    not_larger = mann_whitney_cdf(bisect_right(ordered, 0.0), n, m)
+    not_smaller = mann_whitney_cdf(n * m - bisect_left(ordered, 0.0), n, m)
+    return not_larger, not_smaller
 
 
 def rank_trend(values: Sequence[float]) -> tuple[float, float]:
-    """How ranks of ``values`` go with their order: the sum of Spearman's coefficient, and its variance.
+    """Return the numerator of Spearman's coefficient between values and their order, and its variance.
 
-    The sum is of the products of both ranks, each from its mean; under no trend its expectation is 0. Sums
-    and variances of several samples add up, which keeps a difference between samples out of the trend.
+    The numerator is the sum of products of both ranks, each relative to its mean. Without a trend its
+    expectation is 0. Sums and variances of several samples can be added, so that a difference between the
+    samples is not mistaken for a trend.
     """
     n = len(values)
     if n < 2:
         return 0.0, 0.0
     centre = (n - 1) / 2
-    of_order = n * (n * n - 1) / 12
+    order_variation = n * (n * n - 1) / 12
     order = sorted(range(n), key=values.__getitem__)
     if len(set(values)) == n:
-        return sum(map(mul, range(n), order)) - n * centre * centre, of_order * of_order / (n - 1)
+        total = sum(map(mul, range(n), order)) - n * centre * centre
+        return total, order_variation * order_variation / (n - 1)
     ranks = _midranks(values, order)
     total = sum((rank - centre) * (i - centre) for i, rank in enumerate(ranks))
-    return total, sum((rank - centre) ** 2 for rank in ranks) * of_order / (n - 1)
+    return total, sum((rank - centre) ** 2 for rank in ranks) * order_variation / (n - 1)
 
 
 def _midranks(values: Sequence[float], order: Sequence[int]) -> list[float]:
-    """Ranks from 0, where equal values share the mean of theirs."""
+    """Ranks counted from 0; tied values share the mean of their ranks."""
     ranks = [0.0] * len(values)
     start = 0
     while start < len(values):
@@ -127,7 +132,7 @@ def _midranks(values: Sequence[float], order: Sequence[int]) -> list[float]:
 
 
 def theil_sen_slope(samples: Sequence[Sequence[float]]) -> float:
-    """Median change from one value to the next, over all pairs within each sample (Theil 1950, Sen 1968)."""
+    """Return the median change per step over all pairs within each sample (Theil 1950, Sen 1968)."""
     slopes = [
         (values[j] - values[i]) / (j - i)
         for values in samples

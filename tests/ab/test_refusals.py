@@ -208,7 +208,7 @@ class TestSessions:
         (["--head=-x", "--", "pytest"], "'-x' is no commit that git knows here"),
         (
             ["--base=HEAD", "--head=HEAD", "--pairs=2", "--", "pytest"],
-            "pairs '2' begin with fewer than 4 or add none",
+            "invalid pairs '2'; the first stage needs at least 4 pairs",
         ),
         (
             ["--base=HEAD", "--head=HEAD", "--rounds-per-session=0", "--", "pytest"],

@@ -20,7 +20,7 @@ from pytest_llenergy.compare.stages import parse_pairs
 )
 def test_stages_are_whole_sessions(pairs: str, rounds: int, measured: str, sessions: list[int]) -> None:
     made = plan_schedule(parse_pairs(pairs), rounds)
-    assert str(made.policy) == measured
+    assert str(made.stages) == measured
     assert [made.sessions_after(stage) for stage in (1, 2)] == sessions
 
 

@@ -156,7 +156,7 @@ LOST = record_of(joules=[None] * 6)
         (of(record_of()), of(record_of()), [], 0, "1 unchanged"),
         (of(record_of()), of(record_of(joules=scaled(0.9))), [], 0, "1 improved"),
         (of(record_of()), report_of(record_of(), environment=ELSEWHERE), [], 3, "cpu.count: 64 -> 8"),
-        (of(FEW), of(FEW), ["--inconclusive=pass"], 5, "a verdict needs 4 a side"),
+        (of(FEW), of(FEW), ["--inconclusive=pass"], 5, "a verdict needs at least 4 of each"),
         (of(VAGUE), of(VAGUE), [], 0, "1 inconclusive"),
         (of(VAGUE), of(VAGUE), ["--inconclusive=pass"], 0, "1 inconclusive"),
         (of(VAGUE), of(VAGUE), ["--inconclusive=fail"], 4, "1 inconclusive"),

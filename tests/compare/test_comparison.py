@@ -72,7 +72,7 @@ def test_the_meters_own_uncertainty_keeps_a_difference_from_being_red() -> None:
     worse = [round_of(each, u_j=1.0) for each in scaled(1.08)]
     found = one(record_of(rounds=vague), record_of(rounds=worse), "energy_j")
     assert found.verdict == "inconclusive"
-    assert "the meters can tell" in found.reason
+    assert "the meters can resolve" in found.reason
     sure = one(record_of(), record_of(joules=scaled(1.08)), "energy_j")
     assert sure.verdict == "regressed"
 
@@ -138,7 +138,7 @@ def test_too_few_rounds_are_never_green() -> None:
     few = record_of(joules=LEVEL[:3])
     found = one(few, few)
     assert found.verdict == "invalid"
-    assert found.reason == "3 base and 3 head rounds: a verdict needs 4 a side"
+    assert found.reason == "3 base and 3 head rounds; a verdict needs at least 4 of each"
     assert code(found) == code(found, inconclusive="pass") == 5
 
 
@@ -247,7 +247,7 @@ def test_the_threshold_of_a_rule_is_used_and_told() -> None:
     assert lax.rule.threshold == 0.08
 
 
-def test_among_many_tests_a_lone_weak_change_is_no_discovery() -> None:
+def test_lone_weak_change_among_many_tests_is_inconclusive() -> None:
     """Four rounds a side cannot give a p small enough to stand out among so many."""
     still = [record_of(f"t.py::test_{i}", joules=LEVEL[:4]) for i in range(11)]
     worse = record_of("t.py::test_x", joules=scaled(1.1, LEVEL[:4]))
@@ -256,7 +256,7 @@ def test_among_many_tests_a_lone_weak_change_is_no_discovery() -> None:
     alone = one(record_of("t.py::test_x", joules=LEVEL[:4]), worse)
     assert alone.verdict == "regressed"
     assert found[-1].verdict == "inconclusive"
-    assert "among 12 benchmarks" in found[-1].reason
+    assert "among 12 comparisons" in found[-1].reason
 
 
 @pytest.mark.parametrize("attempts", [(1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 3, 2)])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule: known answers, what is refused, what must not matter, and how often it is wrong."""
+"""The statistical rule: known answers, invalid input, invariances, and error rates."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, inf, log, nan
@@ -42,7 +43,7 @@ def noisy(random: Random, rounds: int, noise: float, level: float = 100.0) -> Sa
     return Sample(tuple(level * exp(log + more) for log, more in zip(logs, high, strict=True)))
 
 
-def test_a_known_answer() -> None:
+def test_estimate_matches_a_hand_calculation() -> None:
     base, head = (100.0, 101.0, 102.0, 103.0), (110.0, 111.0, 112.0, 113.0)
     estimate = compare_samples(Sample(base), Sample(head))
     ratios = sorted(h / b for h in head for b in base)
@@ -62,11 +63,11 @@ def test_a_known_answer() -> None:
 @pytest.mark.parametrize(
     ("factor", "expected", "reason"),
     [
-        (1.05, "regressed", "5.0%, surely more than 4.2%"),
-        (1 / 1.05, "improved", "5.0%, surely more than 4.2%"),
-        (1.0, "unchanged", "surely not worse by 5.0%"),
-        (1.02, "unchanged", "surely not worse by 5.0%"),
-        (0.98, "unchanged", "surely not worse by 5.0%"),
+        (1.05, "regressed", "5.0%, at least 4.2%"),
+        (1 / 1.05, "improved", "5.0%, at least 4.2%"),
+        (1.0, "unchanged", "at most 5.0% worse"),
+        (1.02, "unchanged", "at most 5.0% worse"),
+        (0.98, "unchanged", "at most 5.0% worse"),
     ],
 )
 def test_verdicts_and_reasons(factor: float, expected: str, reason: str) -> None:
@@ -74,13 +75,13 @@ def test_verdicts_and_reasons(factor: float, expected: str, reason: str) -> None
     assert (estimate.verdict, estimate.reason) == (expected, reason)
 
 
-def test_a_change_of_exactly_the_threshold_counts() -> None:
+def test_change_of_exactly_the_threshold_counts() -> None:
     assert verdict((100.0,) * 6, (103.0,) * 6) == "regressed"
     assert verdict((100.0,) * 6, (102.999,) * 6) == "unchanged"
     assert verdict((103.0,) * 6, (100.0,) * 6) == "improved"
 
 
-def test_values_that_never_move_are_told_apart_and_are_unchanged() -> None:
+def test_constant_values_are_compared_exactly() -> None:
     memory = compare_samples(Sample((5e9,) * 6), Sample((5e9,) * 6))
     assert (memory.verdict, memory.ratio, memory.low, memory.high, memory.p, memory.noise) == (
         "unchanged", 1.0, 1.0, 1.0, 1.0, 0.0,
@@ -88,18 +89,20 @@ def test_values_that_never_move_are_told_apart_and_are_unchanged() -> None:
     assert verdict((5e9,) * 6, (5.5e9,) * 6) == "regressed"
 
 
-def test_a_difference_that_is_not_sure_is_inconclusive() -> None:
+def test_uncertain_difference_is_inconclusive() -> None:
     base = (100.0, 97.0, 103.0, 99.0, 101.0, 98.0)
     head = (101.0, 99.0, 108.0, 106.0, 104.0, 107.0)
     estimate = compare_samples(Sample(base), Sample(head))
     assert estimate.verdict == "inconclusive"
     assert estimate.ratio is not None
     assert estimate.ratio > 1.03
-    assert estimate.reason.startswith("may be worse by ")
+    assert re.fullmatch(
+        r"between [\d.]+%( better)? and [\d.]+% worse; threshold 3.0%(; noise .*)?", estimate.reason
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_fewer_than_four_rounds_have_no_verdict(rounds: int) -> None:
+def test_fewer_than_four_rounds_are_invalid(rounds: int) -> None:
     few, many = Sample(CALM[:rounds]), Sample(times(CALM, 2.0))
     for base, head in ((few, many), (many, few), (few, few)):
         estimate = compare_samples(base, head)
@@ -109,7 +112,7 @@ def test_fewer_than_four_rounds_have_no_verdict(rounds: int) -> None:
             None,
             None,
         )
-        assert estimate.reason.endswith("a verdict needs 4 a side")
+        assert estimate.reason.endswith("a verdict needs at least 4 of each")
         assert estimate.ratio is not None
 
 
@@ -117,26 +120,26 @@ def test_fewer_than_four_rounds_have_no_verdict(rounds: int) -> None:
     ("values", "reason"),
     [
         ((), "has no valid round"),
-        ((0.0,) * 6, "has a value of 0: a ratio needs finite values above zero"),
-        ((*CALM[:5], 0.0), "has a value of 0: a ratio needs finite values above zero"),
-        ((*CALM[:5], -1.5), "has a value of -1.5: a ratio needs finite values above zero"),
-        ((*CALM[:5], nan), "has a value of nan: a ratio needs finite values above zero"),
-        ((inf, *CALM[:5]), "has a value of inf: a ratio needs finite values above zero"),
-        ((-inf,), "has a value of -inf: a ratio needs finite values above zero"),
+        ((0.0,) * 6, "has a value of 0; a ratio needs finite values above zero"),
+        ((*CALM[:5], 0.0), "has a value of 0; a ratio needs finite values above zero"),
+        ((*CALM[:5], -1.5), "has a value of -1.5; a ratio needs finite values above zero"),
+        ((*CALM[:5], nan), "has a value of nan; a ratio needs finite values above zero"),
+        ((inf, *CALM[:5]), "has a value of inf; a ratio needs finite values above zero"),
+        ((-inf,), "has a value of -inf; a ratio needs finite values above zero"),
     ],
 )
 @pytest.mark.parametrize("better", ["less", "more"])
-def test_what_has_no_ratio_is_invalid(values: tuple[float, ...], reason: str, better: Direction) -> None:
+def test_unusable_values_are_invalid(values: tuple[float, ...], reason: str, better: Direction) -> None:
     for name, base, head in (("base", Sample(values), Sample(CALM)), ("head", Sample(CALM), Sample(values))):
         estimate = compare_samples(base, head, better=better)
         assert (estimate.verdict, estimate.reason) == ("invalid", f"{name} {reason}")
         assert (estimate.ratio, estimate.low, estimate.high, estimate.p) == (None, None, None, None)
 
 
-def test_values_of_other_worlds_are_invalid_and_no_overflow() -> None:
+def test_extreme_range_is_invalid_and_does_not_overflow() -> None:
     estimate = compare_samples(Sample((1e-300,) * 6), Sample((1e300,) * 6))
     assert (estimate.verdict, estimate.reason) == (
-        "invalid", "values from 1e-300 to 1e+300 are no rounds of one work",
+        "invalid", "values from 1e-300 to 1e+300 cannot be rounds of one workload",
     )  # fmt: skip
     wide = compare_samples(Sample((1e-20, 1.0, 1e20, 1.0, 1e-20, 1e20)), Sample((1e20,) * 6))
     assert wide.verdict == "inconclusive"
@@ -146,17 +149,17 @@ def test_values_of_other_worlds_are_invalid_and_no_overflow() -> None:
     ("uncertainties", "reason"),
     [
         ((1.0,), "head has 6 values but 1 uncertainties"),
-        ((nan,) * 6, "head has a meter uncertainty of nan: it must be finite and not negative"),
-        ((-1.0,) * 6, "head has a meter uncertainty of -1: it must be finite and not negative"),
-        ((inf,) * 6, "head has a meter uncertainty of inf: it must be finite and not negative"),
+        ((nan,) * 6, "head has a meter uncertainty of nan; it must be finite and not negative"),
+        ((-1.0,) * 6, "head has a meter uncertainty of -1; it must be finite and not negative"),
+        ((inf,) * 6, "head has a meter uncertainty of inf; it must be finite and not negative"),
     ],
 )
-def test_uncertainties_that_are_none_are_invalid(uncertainties: tuple[float, ...], reason: str) -> None:
+def test_malformed_uncertainties_are_invalid(uncertainties: tuple[float, ...], reason: str) -> None:
     estimate = compare_samples(Sample(CALM), Sample(CALM, uncertainties))
     assert (estimate.verdict, estimate.reason) == ("invalid", reason)
 
 
-def test_swapping_the_sides_mirrors_the_verdict() -> None:
+def test_swapping_baseline_and_head_mirrors_the_verdict() -> None:
     random = Random(1)
     seen = set()
     for _ in range(300):
@@ -187,7 +190,7 @@ def test_more_is_better_mirrors_the_verdict_and_not_the_ratio() -> None:
     assert compare_samples(Sample(CALM), Sample(times(CALM, 0.95)), better="more").verdict == "regressed"
 
 
-def test_units_make_no_difference() -> None:
+def test_verdict_does_not_depend_on_the_unit() -> None:
     random = Random(2)
     for _ in range(100):
         base, head = noisy(random, 8, 0.02), noisy(random, 8, 0.02, level=random.choice((100.0, 104.0)))
@@ -200,7 +203,7 @@ def test_units_make_no_difference() -> None:
             assert scaled.noise == pytest.approx(plain.noise, abs=1e-9)
 
 
-def test_the_verdict_only_gets_worse_as_the_head_does() -> None:
+def test_verdict_is_monotonic_in_the_head() -> None:
     order = ["improved", "unchanged", "inconclusive", "regressed"]
     random = Random(3)
     for _ in range(20):
@@ -211,7 +214,7 @@ def test_the_verdict_only_gets_worse_as_the_head_does() -> None:
         assert (found[0], found[-1]) == ("improved", "regressed")
 
 
-def test_the_order_of_rounds_does_not_matter_without_a_trend() -> None:
+def test_order_of_rounds_does_not_matter_without_a_trend() -> None:
     random = Random(4)
     base, head = noisy(random, 8, 0.01), noisy(random, 8, 0.01)
     plain = compare_samples(base, head)
@@ -220,7 +223,7 @@ def test_the_order_of_rounds_does_not_matter_without_a_trend() -> None:
     assert shuffled == plain
 
 
-def test_one_outlier_changes_neither_estimate_nor_verdict_by_much() -> None:
+def test_one_outlier_barely_moves_the_estimate() -> None:
     head = times(CALM, 1.05)
     wild = (*head[:5], head[5] * 10)
     calm, struck = compare_samples(Sample(CALM), Sample(head)), compare_samples(Sample(CALM), Sample(wild))
@@ -235,91 +238,91 @@ def test_both_parts_of_a_threshold_must_be_reached() -> None:
     doubtful = compare_samples(Sample(base), Sample(head), Rule(threshold_absolute=1.02))
     assert doubtful.verdict == "inconclusive"
     # The eighth of the 36 differences, counted from the largest: 1 + 0.1 - 0.02.
-    assert doubtful.reason == "regressed by 1, less than the 1.02 that count, and may be worse by 1.08"
+    assert doubtful.reason == "regressed by 1, below the absolute threshold of 1.02, but possibly 1.08 worse"
 
 
-def test_what_is_surely_below_the_absolute_part_is_unchanged_whatever_its_ratio() -> None:
+def test_change_below_the_absolute_threshold_is_unchanged_for_any_ratio() -> None:
     tiny, double = times(CALM, 0.01), times(CALM, 0.02)
     rule = Rule(threshold_absolute=2.0)
     assert verdict(tiny, double) == "regressed"
     estimate = compare_samples(Sample(tiny), Sample(double), rule)
-    assert (estimate.verdict, estimate.reason) == ("unchanged", "surely not worse by 2")
-    assert compare_samples(Sample(double), Sample(tiny), rule, "more").reason == "surely not worse by 2"
+    assert (estimate.verdict, estimate.reason) == ("unchanged", "at most 2 worse, in absolute terms")
+    assert compare_samples(Sample(double), Sample(tiny), rule, "more").reason == estimate.reason
     assert verdict(double, tiny, rule) == "unchanged"
     vague = compare_samples(Sample(tiny, (0.7,) * 6), Sample(double, (0.7,) * 6), rule)
     assert vague.verdict == "inconclusive"
 
 
-def test_the_detectable_change_knows_the_absolute_part() -> None:
+def test_detectable_change_includes_the_absolute_threshold() -> None:
     estimate = compare_samples(Sample(CALM), Sample(CALM), Rule(threshold_absolute=20.0))
     assert estimate.detectable is not None
     assert estimate.detectable > 0.2
 
 
-def test_the_floor_of_the_machine_holds_a_verdict_back() -> None:
+def test_lower_limit_must_exceed_the_floor() -> None:
     head = times(CALM, 1.05)
     assert verdict(CALM, head, Rule(floor=0.03)) == "regressed"
     assert verdict(CALM, head, Rule(floor=0.045)) == "inconclusive"
 
 
-def test_below_what_the_meters_can_tell_nothing_is_red_or_green() -> None:
+def test_change_below_the_meters_resolution_is_inconclusive() -> None:
     for factor in (1.05, 1 / 1.05):
         head = times(CALM, factor)
         sure = compare_samples(Sample(CALM, (1.0,) * 6), Sample(head, (1.0,) * 6))
         assert sure.verdict in MIRROR
         unsure = compare_samples(Sample(CALM, (2.0,) * 6), Sample(head, (2.0,) * 6))
         assert unsure.verdict == "inconclusive"
-        assert "that the meters can tell" in unsure.reason
+        assert "than the meters can resolve" in unsure.reason
 
 
-def test_more_rounds_do_not_make_a_meter_better() -> None:
+def test_more_rounds_do_not_reduce_meter_uncertainty() -> None:
     base, head = CALM * 8, times(CALM, 1.05) * 8
     estimate = compare_samples(Sample(base, (2.0,) * 48), Sample(head, (2.0,) * 48))
     assert estimate.verdict == "inconclusive"
 
 
-def test_a_meter_that_cannot_see_the_tolerance_cannot_say_unchanged() -> None:
+def test_meter_coarser_than_the_tolerance_cannot_give_unchanged() -> None:
     assert compare_samples(Sample(CALM, (1.0,) * 6), Sample(CALM, (1.0,) * 6)).verdict == "unchanged"
     estimate = compare_samples(Sample(CALM, (2.0,) * 6), Sample(CALM, (2.0,) * 6))
     assert (estimate.verdict, estimate.reason) == (
-        "inconclusive", "the meters cannot tell changes below 5.8%",
+        "inconclusive", "the meters cannot resolve changes below 5.8%",
     )  # fmt: skip
 
 
-def test_a_meter_that_knows_everything_changes_nothing() -> None:
+def test_perfect_meter_is_like_no_uncertainties() -> None:
     head = times(CALM, 1.05)
     assert compare_samples(Sample(CALM, (0.0,) * 6), Sample(head, (0.0,) * 6)) == compare_samples(
         Sample(CALM), Sample(head)
     )
 
 
-def test_noise_is_said_and_asks_for_more_certainty() -> None:
+def test_high_noise_lowers_alpha_and_is_reported() -> None:
     loud = (100.0, 105.0, 95.0, 104.0, 96.0, 102.0)
     estimate = compare_samples(Sample(loud), Sample(times(loud, 1.08)))
     assert estimate.alpha == 0.01
     assert estimate.noise is not None
     assert estimate.noise > 0.03
-    assert f"noise {estimate.noise:.1%} is above 3%, so limits at α 0.01" in estimate.reason
+    assert f"noise {estimate.noise:.1%} exceeds 3%, so the limits use α 0.01" in estimate.reason
     calm = compare_samples(Sample(CALM), Sample(times(CALM, 1.08)))
     assert calm.alpha == 0.05
     assert "noise" not in calm.reason
     assert compare_samples(Sample(loud), Sample(loud), Rule(alpha=0.001)).alpha == 0.001
 
 
-def test_noise_leaves_four_rounds_without_limits() -> None:
+def test_four_noisy_rounds_have_no_limits() -> None:
     loud = (100.0, 110.0, 90.0, 104.0)
     estimate = compare_samples(Sample(loud), Sample(times(loud, 2.0)))
     assert (estimate.verdict, estimate.low, estimate.high) == ("inconclusive", None, None)
-    assert estimate.reason.startswith("too few rounds for limits that are so sure; noise ")
+    assert estimate.reason.startswith("too few rounds for limits at this confidence; noise ")
 
 
-def test_a_level_that_moves_by_more_than_the_tolerance_is_invalid() -> None:
+def test_drift_beyond_the_tolerance_is_invalid() -> None:
     climbing = tuple(100.0 * 1.02**i for i in range(6))
     estimate = compare_samples(Sample(climbing), Sample(times(climbing, 1.2)))
     assert estimate.verdict == "invalid"
     assert estimate.drift == pytest.approx(1.02**5 - 1)
     assert estimate.reason.startswith(
-        "the level moved by +10.4% over the rounds: let it settle, measure again"
+        "the level drifted by +10.4% over the rounds; let the machine settle and measure again"
     )
     assert estimate.ratio == pytest.approx(1.2)
     falling = compare_samples(Sample(climbing[::-1]), Sample(climbing[::-1]))
@@ -327,15 +330,15 @@ def test_a_level_that_moves_by_more_than_the_tolerance_is_invalid() -> None:
     assert falling.drift == pytest.approx(1.02**-5 - 1)
 
 
-def test_a_small_drift_is_said_and_judged() -> None:
+def test_small_drift_is_reported_with_the_verdict() -> None:
     climbing = tuple(100.0 * 1.002**i for i in range(6))
     estimate = compare_samples(Sample(climbing), Sample(times(climbing, 1.06)))
     assert (estimate.verdict, estimate.reason) == (
-        "regressed", "6.0%, surely more than 5.6%; drift +1.0% over the rounds",
+        "regressed", "6.0%, at least 5.6%; drift +1.0% over the rounds",
     )  # fmt: skip
 
 
-def test_a_drift_that_is_lost_in_the_scatter_is_said_and_judged() -> None:
+def test_drift_within_the_scatter_is_reported_with_the_verdict() -> None:
     random = Random(8)
     climbing = [
         Sample(tuple(100 * 1.0025**i * exp(random.gauss(0, 0.02)) for i in range(24))) for _ in range(2)
@@ -347,18 +350,18 @@ def test_a_drift_that_is_lost_in_the_scatter_is_said_and_judged() -> None:
     assert "; drift +" in estimate.reason
 
 
-def test_a_difference_of_the_sides_is_no_drift() -> None:
+def test_difference_between_baseline_and_head_is_not_drift() -> None:
     assert compare_samples(Sample(CALM), Sample(times(CALM, 2.0))).drift is None
 
 
-def test_scatter_is_that_of_each_side_about_itself() -> None:
+def test_spread_is_measured_within_each_side() -> None:
     assert relative_spread([-0.01, 0.0, 0.01], [0.99, 1.0, 1.01]) == pytest.approx(1.4826 * 0.01)
     random = Random(5)
     logs = [sorted(random.gauss(0, 0.02) for _ in range(2000)) for _ in range(2)]
     assert relative_spread(*logs) == pytest.approx(0.02, rel=0.05)
 
 
-def test_the_detectable_change_is_found_in_nine_of_ten() -> None:
+def test_detectable_change_is_found_in_nine_of_ten_comparisons() -> None:
     random = Random(6)
     for rounds, noise in ((12, 0.01), (12, 0.02), (24, 0.02)):
         change = minimum_detectable_change(rounds, rounds, noise, Rule(), alpha=0.05)
@@ -370,7 +373,7 @@ def test_the_detectable_change_is_found_in_nine_of_ten() -> None:
         assert found / 600 == pytest.approx(0.9, abs=0.06)
 
 
-def test_the_detectable_change_shrinks_with_rounds_and_grows_with_noise() -> None:
+def test_detectable_change_shrinks_with_rounds_and_grows_with_noise() -> None:
     changes = [minimum_detectable_change(n, n, 0.02, Rule(), alpha=0.05) for n in (4, 6, 12, 24, 48)]
     assert changes == sorted(changes, reverse=True)
     assert minimum_detectable_change(6, 6, 0.0, Rule(), alpha=0.05) == pytest.approx(0.03)
@@ -382,7 +385,7 @@ def test_the_detectable_change_shrinks_with_rounds_and_grows_with_noise() -> Non
     )
 
 
-def test_suites_of_the_same_are_never_red_and_five_percent_is_found() -> None:
+def test_suites_without_changes_raise_no_alarm_and_five_percent_is_found() -> None:
     random = Random(7)
     alarms = missed = 0
     for _ in range(10):
@@ -394,17 +397,15 @@ def test_suites_of_the_same_are_never_red_and_five_percent_is_found() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, -0.1, nan])
-def test_an_alpha_that_is_none(alpha: float) -> None:
-    with pytest.raises(PlanError, match=r"^alpha of a rule must be a chance between 0 and 0\.5, not "):
+def test_alpha_out_of_range_is_refused(alpha: float) -> None:
+    with pytest.raises(PlanError, match=r"^alpha of a rule must be between 0 and 0\.5, not "):
         Rule(alpha=alpha)
 
 
 @pytest.mark.parametrize("value", [-0.01, nan, inf])
-def test_a_rule_of_no_numbers(value: float) -> None:
+def test_rule_with_negative_or_non_finite_values_is_refused(value: float) -> None:
     for name in ("threshold", "threshold_absolute", "floor", "tolerance"):
-        with pytest.raises(
-            PlanError, match=rf"^{name} of a rule must be a number that is not negative, not "
-        ):
+        with pytest.raises(PlanError, match=rf"^{name} of a rule must be zero or a positive number, not "):
             replace(Rule(), **{name: value})
 
 
@@ -413,36 +414,36 @@ def known(p: float, verdict: str = "regressed") -> Estimate:
     return replace(estimate, p=p, verdict=verdict)  # type: ignore[arg-type]
 
 
-def test_a_discovery_among_many_is_kept_and_a_chance_is_not() -> None:
+def test_only_significant_changes_survive_the_correction() -> None:
     # Benjamini and Hochberg at q = .1 over 20: the first must be below .005, the second below .01 ...
     suite = [known(0.004), known(0.009), known(0.03), *[known(0.5, "unchanged")] * 17]
     result = correct_multiple_comparisons(suite)
     assert [one.verdict for one in result[:3]] == ["regressed", "regressed", "inconclusive"]
     assert result[2].reason.startswith(
-        "regressed alone, but p 0.03 is no discovery among 20 benchmarks (q 0.1); "
+        "regressed by itself, but p 0.03 is not significant among 20 comparisons (q 0.1); "
     )
     assert result[3:] == suite[3:]
 
 
-def test_a_step_up_keeps_what_lies_below_the_last_that_holds() -> None:
+def test_correction_steps_up_to_the_largest_significant_p() -> None:
     # .011 is above its own bound of .01 and is kept, because the third is within .015.
     suite = [known(0.001), known(0.011), known(0.0149), *[known(0.5, "unchanged")] * 17]
     assert [one.verdict for one in correct_multiple_comparisons(suite)[:3]] == ["regressed"] * 3
 
 
-def test_few_benchmarks_are_not_corrected() -> None:
+def test_small_suites_are_not_corrected() -> None:
     suite = [known(0.04)] + [known(0.5, "unchanged")] * 8
     assert correct_multiple_comparisons(suite) == suite
     assert correct_multiple_comparisons([*suite, known(0.5, "unchanged")])[0].verdict == "inconclusive"
 
 
-def test_what_was_not_compared_does_not_count() -> None:
+def test_invalid_comparisons_do_not_count_in_the_correction() -> None:
     invalid = compare_samples(Sample((0.0,)), Sample(CALM))
     suite = [known(0.04)] + [known(0.5, "unchanged")] * 8 + [invalid] * 50
     assert correct_multiple_comparisons(suite) == suite
 
 
-def test_improvements_are_corrected_alike() -> None:
+def test_improvements_are_corrected_separately() -> None:
     lucky = replace(known(0.5, "unchanged"), verdict="improved", p_improved=0.03)
     sure = replace(lucky, p_improved=0.0001)
     result = correct_multiple_comparisons(

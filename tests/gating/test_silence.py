@@ -103,7 +103,7 @@ class TestNoSilentPass:
     def test_too_few_rounds_for_any_verdict(self, base: pytest.Pytester, word: str) -> None:
         result = base.runpytest(COMPARE, FAIL, "--energy-rounds=2", f"--energy-inconclusive={word}")
         result.assert_outcomes(failed=1)
-        told = "energy_gate: mean_power_w could not be judged, invalid: * a verdict needs 4 a side"
+        told = "energy_gate: mean_power_w could not be judged, invalid: * a verdict needs at least 4 of each"
         result.stdout.fnmatch_lines([told])
 
     @pytest.mark.parametrize("word", ["warn", "pass", "fail"])

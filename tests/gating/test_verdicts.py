@@ -35,7 +35,7 @@ class TestRegressed:
         assert result.parseoutcomes()["failed"] == count
         result.stdout.fnmatch_lines(
             [
-                "*energy_gate: mean_power_w regressed, * -> * W: *%, surely more than *%*",
+                "*energy_gate: mean_power_w regressed, * -> * W: *%, at least *%*",
                 "*= energy, compared with base.json =*",
                 "regressed *test_a* W *+*% *",
                 f"{count} regressed; noise *",
@@ -60,7 +60,7 @@ class TestRegressed:
         result = base.runpytest(COMPARE, FAIL)
         result.stdout.fnmatch_lines(
             [
-                "energy_gate: mean_power_w regressed, 10 -> 11.01 W: 10.0%, surely more than 9.8%",
+                "energy_gate: mean_power_w regressed, 10 -> 11.01 W: 10.0%, at least 9.8%",
                 "regressed  test_a    10  11.01 W  +10.0%  +9.8% … +10.2%   3.2%",
                 "1 regressed; noise 0.*% median, 0.*% at most",
             ]

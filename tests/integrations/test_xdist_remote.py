@@ -213,7 +213,7 @@ class TestOtherHosts:
         report = read_report()
         assert [len(record["comparisons"]) for record in report["records"]] == [1, 1]
         assert {record["comparisons"][0]["reason"] for record in report["records"]} == {
-            "2 base and 2 head rounds: a verdict needs 4 a side"
+            "2 base and 2 head rounds; a verdict needs at least 4 of each"
         }
         assert report["baseline"]["side"]["origin"] == "elsewhere/base.json"
 

@@ -42,7 +42,7 @@ def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> Non
     assert lines[0].startswith(
         "::error title=Energy%3A test_decode.py%3A%3ATestB%3A%3Atest_b +20.0%25,"
         "file=benchmarks/test_decode.py::"
-        "energy_per_output_token_j regressed, 0.6253 -> 0.7504 J/token: 20.0%25, surely more than 1"
+        "energy_per_output_token_j regressed, 0.6253 -> 0.7504 J/token: 20.0%25, at least 1"
     )
     assert lines[2] == "::warning title=Energy::1 inconclusive; see the summary"
     assert lines[3].startswith("energy: 2 regressed, 1 inconclusive; noise ")

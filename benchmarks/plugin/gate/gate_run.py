@@ -24,7 +24,7 @@ NOISES = (0.005, 0.01, 0.02, 0.03, 0.05)
 EFFECTS = (0.02, 0.03, 0.05, 0.10, 1 / 1.05 - 1)
 SUITE = 50
 
-LONGEST = SHARP_STAGES.pairs_after(len(SHARP_STAGES.stages))
+LONGEST = SHARP_STAGES.pairs_after(len(SHARP_STAGES.pairs))
 
 Values = Sequence[float]
 
@@ -71,19 +71,19 @@ def ours_once(pairs: int) -> Contender:
     return Contender(f"ours, one look, {pairs} pairs", decide)
 
 
-def ours_in_stages(policy: Stages) -> Contender:
+def ours_in_stages(stages: Stages) -> Contender:
     """The rule in stages."""
 
     def decide(base: Values, head: Values) -> Outcome:
         stage = 0
         while True:
             stage += 1
-            pairs = policy.pairs_after(stage)
-            step = decide_stage(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])), stage, policy)
+            pairs = stages.pairs_after(stage)
+            step = decide_stage(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])), stage, stages)
             if step.done:
                 return Outcome(step.estimate.verdict, pairs, step.estimate)
 
-    return Contender(f"ours, {policy}", decide, corrected=True)
+    return Contender(f"ours, {stages}", decide, corrected=True)
 
 
 PEERS = (
@@ -192,7 +192,7 @@ def run_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
     names = [one.name for one in CONTENDERS] + [one.name_corrected for one in OURS if one.corrected]
     tallies = {name: {effect: Tally() for effect in (0.0, *EFFECTS)} for name in names}
     for suite in range(suites):
-        drawn = [draw(cell.machine, SHARP_STAGES.stages, cell.order, random) for _ in range(SUITE)]
+        drawn = [draw(cell.machine, SHARP_STAGES.pairs, cell.order, random) for _ in range(SUITE)]
         for contender in CONTENDERS if suite < changed else OURS:
             one_suite(contender, drawn, EFFECTS if suite < changed else (), tallies)
     return {

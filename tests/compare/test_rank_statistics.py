@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank statistics against printed tables, against counting out every case, and by simulation."""
+"""Rank statistics: checked against printed tables, by enumeration and by simulation."""
 
 from __future__ import annotations
 
 from itertools import combinations, permutations
 from math import comb
 from random import Random
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import pytest
 
@@ -14,7 +14,6 @@ from pytest_llenergy.compare.rank_statistics import (
     EXACT_UP_TO,
     confidence_limit_rank,
     mann_whitney_cdf,
-    middle,
     one_sided_p_values,
     pairwise_differences,
     rank_trend,
@@ -22,8 +21,8 @@ from pytest_llenergy.compare.rank_statistics import (
 )
 
 
-def counted_out(n: int, m: int) -> list[int]:
-    """How many of all orders of n and m values have U = 0, 1, ..."""
+def enumerate_u(n: int, m: int) -> list[int]:
+    """Count the orderings of n and m values that have U = 0, 1, ..."""
     counts = [0] * (n * m + 1)
     for places in combinations(range(n + m), n):
         counts[sum(place - i for i, place in enumerate(places))] += 1
@@ -31,8 +30,8 @@ def counted_out(n: int, m: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 4), (3, 4), (4, 3), (5, 5), (6, 6), (4, 9)])
-def test_the_distribution_is_that_of_counting_every_order(n: int, m: int) -> None:
-    counts = counted_out(n, m)
+def test_distribution_matches_enumeration_of_every_ordering(n: int, m: int) -> None:
+    counts = enumerate_u(n, m)
     for u in range(-1, n * m + 2):
         assert mann_whitney_cdf(u, n, m) == pytest.approx(
             sum(counts[: max(0, u + 1)]) / comb(n + m, n), abs=1e-15
@@ -61,7 +60,7 @@ def test_the_distribution_is_that_of_counting_every_order(n: int, m: int) -> Non
         (20, 20, 0.025, 127),
     ],
 )
-def test_limits_are_the_order_statistics_of_the_tables(n: int, m: int, alpha: float, critical: int) -> None:
+def test_limit_ranks_match_printed_tables(n: int, m: int, alpha: float, critical: int) -> None:
     assert confidence_limit_rank(n, m, alpha) == critical + 1
     assert confidence_limit_rank(m, n, alpha) == critical + 1
 
@@ -71,25 +70,24 @@ def test_too_few_values_have_no_limit(n: int, m: int, alpha: float) -> None:
     assert confidence_limit_rank(n, m, alpha) == 0
 
 
-def test_the_normal_law_that_goes_on_beyond_the_exact_range_fits_where_it_ends() -> None:
+def test_normal_approximation_continues_the_exact_distribution() -> None:
     n = EXACT_UP_TO
-    law = NormalDist(n * n / 2, (n * n * (2 * n + 1) / 12) ** 0.5)
+    normal = NormalDist(n * n / 2, (n * n * (2 * n + 1) / 12) ** 0.5)
     for u in range(n * n):
-        assert mann_whitney_cdf(u, n, n) == pytest.approx(law.cdf(u + 0.5), abs=1e-3)
-    law = NormalDist(n * (n + 1) / 2, (n * (n + 1) * (2 * n + 2) / 12) ** 0.5)
+        assert mann_whitney_cdf(u, n, n) == pytest.approx(normal.cdf(u + 0.5), abs=1e-3)
+    normal = NormalDist(n * (n + 1) / 2, (n * (n + 1) * (2 * n + 2) / 12) ** 0.5)
     for u in range(0, n * (n + 1), 7):
-        assert mann_whitney_cdf(u, n, n + 1) == pytest.approx(law.cdf(u + 0.5), abs=1e-9)
+        assert mann_whitney_cdf(u, n, n + 1) == pytest.approx(normal.cdf(u + 0.5), abs=1e-9)
     assert confidence_limit_rank(n + 1, n + 1, 0.05) - confidence_limit_rank(n, n, 0.05) in range(40, 50)
 
 
-def test_the_middle_of_all_differences_is_the_shift() -> None:
+def test_median_of_pairwise_differences_is_the_shift() -> None:
     ordered = pairwise_differences([1.0, 2.0, 4.0], [3.0, 5.0, 9.0])
     assert ordered == [-1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0]
-    assert middle(ordered) == 3.0
-    assert middle([1.0, 2.0]) == 1.5
+    assert median(ordered) == 3.0
 
 
-def test_p_of_a_clean_shift_and_of_none() -> None:
+def test_p_values_of_a_clean_shift() -> None:
     base, head = [1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]
     assert one_sided_p_values(pairwise_differences(base, head), 4, 4) == pytest.approx((1 / 70, 1.0))
     assert one_sided_p_values(pairwise_differences(head, base), 4, 4) == pytest.approx((1.0, 1 / 70))
@@ -103,7 +101,7 @@ def test_ties_never_make_p_smaller() -> None:
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(4, 0.05), (6, 0.05), (6, 0.01), (12, 0.05)])
-def test_limits_miss_as_often_as_they_say(n: int, alpha: float) -> None:
+def test_limits_miss_the_true_shift_as_often_as_promised(n: int, alpha: float) -> None:
     random = Random(n)
     k = confidence_limit_rank(n, n, alpha)
     promised, trials = mann_whitney_cdf(k - 1, n, n), 4000
@@ -120,27 +118,27 @@ def test_limits_miss_as_often_as_they_say(n: int, alpha: float) -> None:
     assert missed[1] / trials == pytest.approx(promised, abs=margin)
 
 
-def test_the_trend_has_the_variance_of_all_orders() -> None:
+def test_trend_variance_matches_all_permutations() -> None:
     totals = [rank_trend(order)[0] for order in permutations([1.0, 2.0, 3.0, 4.0, 5.0])]
     _, variance = rank_trend([1.0, 2.0, 3.0, 4.0, 5.0])
     assert sum(totals) == pytest.approx(0.0, abs=1e-9)
     assert sum(total**2 for total in totals) / len(totals) == pytest.approx(variance)
 
 
-def test_the_trend_with_ties_has_the_variance_of_all_orders() -> None:
+def test_trend_variance_with_ties_matches_all_permutations() -> None:
     totals = [rank_trend(order)[0] for order in permutations([1.0, 2.0, 2.0, 2.0, 5.0])]
     _, variance = rank_trend([1.0, 2.0, 2.0, 2.0, 5.0])
     assert sum(total**2 for total in totals) / len(totals) == pytest.approx(variance)
 
 
-def test_a_perfect_trend_is_a_coefficient_of_one() -> None:
+def test_perfect_trend_has_a_coefficient_of_one() -> None:
     total, variance = rank_trend([3.0, 4.0, 8.0, 9.0])
     assert total / (variance * 3) ** 0.5 == pytest.approx(1.0)
     assert rank_trend([1.0, 1.0, 1.0]) == (0.0, 0.0)
     assert rank_trend([1.0]) == (0.0, 0.0)
 
 
-def test_the_slope_is_within_samples_and_robust() -> None:
+def test_slope_is_within_samples_and_robust_to_outliers() -> None:
     assert theil_sen_slope([[0.0, 1.0, 2.0, 3.0], [100.0, 101.0, 102.0]]) == 1.0
     assert theil_sen_slope([[0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 6.0]]) == 1.0
     assert theil_sen_slope([[1.0]]) == 0.0
