@@ -1,28 +1,192 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background reader: one thread that reads every open meter at its own pace."""
+"""The background reader: one thread that reads every open meter when its schedule says so."""
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.base import Meter
-from pytest_llenergy.meters.schedule import Reader
+from pytest_llenergy.meters.schedule import Budget, Timetable
 from pytest_llenergy.meters.trace import Mark, Series
 
-#: Longest sleep from which the thread cannot be called (seconds).
+#: A reading that comes later than this after it was due is noted (nanoseconds).
+LATE_NS = 50_000_000
+
+#: Power that was not read for this long (nanoseconds), or for this many periods if that is longer, is
+#: unknown: no later reading makes up for it.
+UNREAD_NS, UNREAD_PERIODS = 80_000_000, 1.5
+
+#: Meters due within this time of one another are read in one wake-up (nanoseconds).
+TOGETHER_NS = 300_000
+
+#: How long, at most, counters are read closely to learn how they tick (nanoseconds).
+LEARNING_NS = 2_000_000_000
+
+#: Share of a core from which on the rest of this process counts as busy.
+BUSY = 0.1
+
+#: How long ticks may be left unobserved beside a busy process (nanoseconds). A counter that breaks is found
+#: out after that.
+UNOBSERVED_NS = 1_000_000_000
+
+#: Periods of the slowest counter after an edge in which every tick is observed: the joules at the edge come
+#: from the two ticks after it.
+EDGE_PERIODS = 2.5
+
+#: Longest sleep from which the thread cannot be woken (seconds).
 LONGEST_SLEEP_S = 0.02
 
 #: Periods of a counter by which a tick may be late.
 SLOW_TICKS = 1.5
 
-#: How long a reading is waited for before it counts as one that will not come (seconds).
+#: How long a reading is waited for before the driver counts as hanging (seconds).
 HANGING_S = 5.0
+
+
+class MeterReader:
+    """One open meter: its series, and when it is due again."""
+
+    def __init__(self, meter: Meter, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.meter = meter
+        self._clock = clock
+        self.series: list[Series] = [Series(meter.name, domain) for domain in meter.domains]
+        self.timetable: Timetable = Timetable(self.series, meter.poll_period_s)
+        self.due_ns: int = 0
+        #: Since when the driver has been asked and has not answered.
+        self.asked_ns: int | None = None
+        self.always_fresh: bool = all(each.domain.max_age_s is not None for each in self.series)
+
+    def read(self, put_off_to_ns: int = 0) -> None:
+        """Read once. The reading may have been due before ``put_off_to_ns``, but was put off until then."""
+        begin_ns = self.asked_ns = self._clock()
+        values: Sequence[object]
+        try:
+            values = self.meter.read()
+        except Exception as error:
+            # Meters come from third parties too; one that breaks must not end the reading of the rest.
+            values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
+        self.asked_ns, end_ns = None, self._clock()
+        due_ns = max(self.due_ns or begin_ns, put_off_to_ns)
+        for series, value in zip(self.series, self._validate(values), strict=True):
+            # Either the thread was not scheduled, or the driver took that long.
+            if end_ns - due_ns > LATE_NS:
+                self._note_late(series, due_ns, end_ns)
+            if isinstance(value, str):
+                series.fail(begin_ns, value)
+            else:
+                series.add(begin_ns, end_ns, value)
+        self.due_ns = self.timetable.next_ns(end_ns)
+
+    def _note_late(self, series: Series, due_ns: int, end_ns: int) -> None:
+        series.late.append((due_ns, end_ns))
+        longest_ns = max(UNREAD_NS, UNREAD_PERIODS * (series.domain.update_period_s or 0.0) * 1e9)
+        if series.domain.integrated and end_ns - due_ns > longest_ns:
+            reason = f"the power of {series.domain.name} was not read for {(end_ns - due_ns) / 1e6:.0f} ms"
+            series.miss(due_ns, end_ns, f"{self.meter.name}: {reason}")
+
+    def _validate(self, values: Sequence[object]) -> list[float | str]:
+        if not isinstance(values, Sequence) or len(values) != len(self.series):
+            found = len(values) if isinstance(values, Sequence) else repr(values)
+            reason = f"{self.meter.name}: it read {found} values for {len(self.series)} domains"
+            return [reason] * len(self.series)
+        return [self._validate_value(value) for value in values]
+
+    def _validate_value(self, value: object) -> float | str:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+        return f"{self.meter.name}: it read {value!r}, which is no number of joules"
+
+
+class Reader:
+    """All open meters and their common budget. It has no thread of its own.
+
+    Args:
+        clock: Monotonic time in nanoseconds.
+        thread_time: CPU time of the thread that calls ``turn``, in nanoseconds.
+        process_time: CPU time of the whole process, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        meters: Sequence[Meter],
+        clock: Callable[[], int] = time.monotonic_ns,
+        thread_time: Callable[[], int] = time.thread_time_ns,
+        process_time: Callable[[], int] = time.process_time_ns,
+    ) -> None:
+        self._clock, self._thread_time, self._process_time = clock, thread_time, process_time
+        self.meters: list[MeterReader] = [MeterReader(meter, clock) for meter in meters]
+        # Power readings are integrated as they come: a late one would be taken for power at another time.
+        self.budget: Budget = Budget(
+            unlimited=any(domain.integrated for meter in meters for domain in meter.domains)
+        )
+        #: Whether ticks are left unobserved on purpose at present.
+        self.asleep: bool = False
+        self._put_off_to_ns = 0
+        self._edges = 0
+        self._edge_ns = 0
+
+    def begin(self) -> None:
+        """Read each meter for the first time."""
+        for each in self.meters:
+            each.read()
+        self.start_ns: int = self._clock()
+
+    def wake(self) -> None:
+        """Start the accounts of the thread that calls ``turn`` from now on."""
+        self._woken_ns = self._clock()
+        self._thread_ns, self._process_ns = self._thread_time(), self._process_time()
+
+    def turn(self) -> int:
+        """Read what is due. Returns when to wake up again."""
+        now_ns = self._clock()
+        if self._edges != self.budget.edges:
+            self._edges, self._edge_ns = self.budget.edges, now_ns
+        # Readings that were put off are made together: waking up costs most.
+        put_off = self._put_off_to_ns > self._woken_ns
+        until_ns = now_ns + (self._every_tick_ns if put_off else TOGETHER_NS)
+        due = [each for each in self.meters if each.due_ns <= until_ns]
+        for each in due:
+            each.read(self._put_off_to_ns)
+        self._pay(now_ns, len(due))
+        wait_ns = 0 if self._learning(now_ns) else self.budget.wait_ns(self._longest_wait_ns(now_ns))
+        self.asleep = wait_ns > self._every_tick_ns
+        self._put_off_to_ns = now_ns + wait_ns
+        return max(self._put_off_to_ns, min(each.due_ns for each in self.meters))
+
+    def _pay(self, now_ns: int, readings: int) -> None:
+        thread_ns, process_ns = self._thread_time(), self._process_time()
+        cost_ns, elapsed_ns = thread_ns - self._thread_ns, now_ns - self._woken_ns
+        busy = process_ns - self._process_ns - cost_ns > BUSY * elapsed_ns
+        self.budget.pay(cost_ns, elapsed_ns, readings, busy=busy)
+        self._woken_ns, self._thread_ns, self._process_ns = now_ns, thread_ns, process_ns
+
+    def _learning(self, now_ns: int) -> bool:
+        """Whether ticks are observed closely at first, so that fewer readings do later."""
+        early = now_ns - self.start_ns < LEARNING_NS
+        return early and not self.budget.sparing and any(each.timetable.learning for each in self.meters)
+
+    def _longest_wait_ns(self, now_ns: int) -> float:
+        """How long all meters may go unread at present."""
+        every_tick_ns = self._every_tick_ns
+        if not self.budget.beside_busy or not all(each.timetable.periods_known for each in self.meters):
+            return every_tick_ns
+        slowest_ns = max(each.timetable.period_ns for each in self.meters)
+        # An edge that came during the readings is noted at the next ones.
+        near_edge = now_ns - self._edge_ns < EDGE_PERIODS * slowest_ns or self._edges != self.budget.edges
+        return every_tick_ns if near_edge else max(every_tick_ns, UNOBSERVED_NS)
+
+    @property
+    def _every_tick_ns(self) -> float:
+        return min(each.timetable.longest_ns for each in self.meters)
 
 
 class Sampler:
@@ -34,8 +198,8 @@ class Sampler:
 
     def __init__(self, meters: Sequence[Meter]) -> None:
         self._reader = Reader(meters)
-        self._followers = self._reader.followers
-        self._edges = [each for each in self._followers if each.always_fresh]
+        self._meters = self._reader.meters
+        self._edges = [each for each in self._meters if each.always_fresh]
         #: When windows began and ended.
         self.marks: list[Mark] = []
         self._lock = threading.Lock()
@@ -45,18 +209,13 @@ class Sampler:
         self._bell.acquire()
         self._hangs = False
         self._owner = os.getpid()
-        self._thrift = self._reader.thrift
+        self._budget = self._reader.budget
         self._thread = threading.Thread(target=self._run, name="llenergy-sampler", daemon=True)
 
     @property
     def series(self) -> list[Series]:
-        """One series a domain, in the order of the meters, with all that was read so far."""
-        if self._reader.has_noted and self._take_lock():
-            try:
-                self._reader.catch_up()
-            finally:
-                self._lock.release()
-        return [series for each in self._followers for series in each.series]
+        """One series for each domain, in the order of the meters."""
+        return [series for each in self._meters for series in each.series]
 
     def __enter__(self) -> Sampler:
         if self._thread.ident is not None:
@@ -79,31 +238,31 @@ class Sampler:
         self._thread.join(0 if self._hangs else HANGING_S)
         if not self._thread.is_alive():
             # A driver that never answers must not keep the program from its end.
-            for each in self._followers:
+            for each in self._meters:
                 each.meter.close()
 
     @contextmanager
     def closely(self) -> Iterator[None]:
         """Read as closely as the timetable wants, unless something is at work beside it."""
-        with self._thrift.closely():
+        with self._budget.closely():
             self._ring()
             yield
 
     def work_begins(self) -> None:
         """Keep out of the way of what is measured, until ``work_ends`` was called as often."""
-        self._thrift.work_begins()
+        self._budget.work_begins()
         if self._reader.asleep:
             # Within other work that leaves ticks unseen: those beside this edge matter.
             self._ring()
 
     def work_ends(self) -> None:
         """See ``work_begins``. The ticks that come now matter again."""
-        self._thrift.work_ends()
+        self._budget.work_ends()
         self._ring()
 
     def border(self) -> None:
         """Within work, one thing that is measured ends and another begins: the ticks beside that matter."""
-        self._thrift.border()
+        self._budget.note_edge()
         if self._reader.asleep:
             self._ring()
 
@@ -173,7 +332,7 @@ class Sampler:
     def _note_hanging(self) -> None:
         """The thread has not come back from a meter; nobody is waited for twice."""
         self._hangs, now_ns = True, time.monotonic_ns()
-        for each in self._followers:
+        for each in self._meters:
             if each.asked_ns is not None:
                 waited_s = (now_ns - each.asked_ns) / 1e9
                 for series in each.series:
@@ -184,12 +343,10 @@ class Sampler:
 
     def _run(self) -> None:
         self._reader.wake()
-        while self._followers and not self._stopping:
+        while self._meters and not self._stopping:
             with self._lock:
                 planned_ns = self._reader.turn()
             self._sleep((planned_ns - time.monotonic_ns()) / 1e9)
-        with self._lock:
-            self._reader.catch_up()
 
     def _ring(self) -> None:
         """Call the thread from its sleep, or from its next one."""

@@ -1,18 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background reader: it reads every meter at its own pace, and stops."""
+"""The background reader: when it wakes up on a simulated clock, and its thread on the real one."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
 
 from pytest_llenergy.meters.base import Domain, within
-from pytest_llenergy.meters.sampler import Sampler
+from pytest_llenergy.meters.sampler import UNOBSERVED_NS, Sampler
+from pytest_llenergy.meters.schedule import HANDOVER_NS, SHARE_AT_WORK
+from pytest_llenergy.meters.trace import Series
+from pytest_llenergy.meters.window_arithmetic import trace_flags
+
+from .watching import READ_NS, WAKE_NS, Spell, watched
+from .waves import EPOCH, MS, S, Sensor, Wave, domain
+
+TICK = 100 * MS
+BEGIN = EPOCH + 3 * S
+WAVE = Wave(((EPOCH - S, 100.0), (BEGIN, 400.0), (EPOCH + 100 * S, 400.0)))
+
+#: What a wake-up takes that reads eight boards and hands the lock over each time (nanoseconds).
+WAKE_COST_NS = 1.5 * WAKE_NS + 8 * READ_NS + 9 * HANDOVER_NS
+
+
+def woken(
+    works: Sequence[tuple[int, int]], held: bool, boards: int = 8, period_s: float | None = 0.1
+) -> tuple[Series, list[int]]:
+    """The first board's series and the wake-ups of a reader; from and to which moments there is work."""
+    sensors = [Sensor(WAVE, TICK, phase_ns=index * TICK // boards) for index in range(boards)]
+    spells = [Spell(begin_ns, end_ns, at_work=True) for begin_ns, end_ns in works]
+    begin_ns, end_ns = min(begin_ns for begin_ns, _ in works), max(end_ns for _, end_ns in works)
+    moments: list[int] = []
+    holding_ns = (begin_ns, end_ns) if held else (0, 0)
+    of = domain(period_s=period_s)
+    series = watched(sensors, Random(1), EPOCH, end_ns + S, of, spells, holding_ns, moments)
+    return series, [moment for moment in moments if begin_ns < moment < end_ns]
+
+
+def longest_ns(moments: Sequence[int]) -> int:
+    return max(later - earlier for earlier, later in pairwise(moments))
+
+
+class TestWakeUps:
+    def test_beside_a_loop_in_its_process_it_keeps_to_its_share(self) -> None:
+        _, moments = woken([(BEGIN, BEGIN + 30 * S)], held=True)
+        assert len(moments) * WAKE_COST_NS / (30 * S) == pytest.approx(SHARE_AT_WORK, rel=0.2)
+
+    def test_without_handovers_hardly_a_tick_is_missed(self) -> None:
+        series, moments = woken([(BEGIN, BEGIN + 30 * S)], held=False)
+        assert len(moments) >= 300
+        assert len(series.between(BEGIN, BEGIN + 30 * S)) >= 290
+
+    def test_the_ticks_after_an_edge_are_seen_and_paid_for_later(self) -> None:
+        series, moments = woken([(BEGIN, BEGIN + 10 * S)], held=True)
+        assert len([moment for moment in moments if moment < BEGIN + 450 * MS]) >= 3
+        assert len(series.between(BEGIN, BEGIN + 450 * MS)) >= 2
+        assert longest_ns(moments) > 5 * TICK
+
+    def test_a_counter_that_breaks_is_found_out_in_a_second(self) -> None:
+        _, moments = woken([(BEGIN, BEGIN + 30 * S)], held=True)
+        # A wake-up hands the lock over nine times, and may come late.
+        assert longest_ns(moments) < UNOBSERVED_NS + 100 * MS
+
+    def test_the_edges_of_work_within_work_are_seen_too(self) -> None:
+        inner = BEGIN + 10 * S
+        _, moments = woken([(BEGIN, BEGIN + 20 * S), (inner, inner + 2 * S)], held=True)
+        for edge_ns in (inner, inner + 2 * S):
+            after = [moment for moment in moments if edge_ns <= moment < edge_ns + 450 * MS]
+            assert after[0] < edge_ns + 60 * MS
+            assert len(after) >= 3
+
+    def test_a_counter_of_unknown_period_is_seen_at_every_tick(self) -> None:
+        _, moments = woken([(BEGIN, BEGIN + 20 * S)], held=True, period_s=None)
+        assert longest_ns(moments) < 2 * TICK
+
+    @pytest.mark.parametrize("held", [True, False])
+    @pytest.mark.parametrize("length_s", [0.5, 1, 3, 20])
+    def test_ticks_that_are_left_unseen_raise_no_flag(self, length_s: float, held: bool) -> None:
+        end_ns = BEGIN + round(length_s * S)
+        series, _ = woken([(BEGIN, end_ns)], held)
+        assert series.late == []
+        assert trace_flags([series], BEGIN, end_ns) == []
+
 
 DOMAIN = Domain(
     name="cpu:x",
@@ -131,7 +208,7 @@ def test_a_reason_is_kept_and_reading_goes_on() -> None:
     assert [tick.energy_j for tick in sampler.series[0].ticks] == [2.0]
 
 
-def test_a_reader_that_costs_much_keeps_out_of_the_way_of_work_and_forgets_nothing() -> None:
+def test_a_costly_reader_reads_rarely_at_work_and_keeps_every_reading() -> None:
     meter = Costly(0.01, domains=(DOMAIN._replace(update_period_s=0.1),))
     with Sampler([meter]) as sampler:
         time.sleep(0.3)
@@ -139,28 +216,24 @@ def test_a_reader_that_costs_much_keeps_out_of_the_way_of_work_and_forgets_nothi
             before = meter.readings
             time.sleep(1.5)
             at_work = meter.readings - before
-            # Noted, and not looked at yet.
-            seen_at_work = len(sampler.series[0].ticks)
         with sampler.closely():
             before = meter.readings
             time.sleep(0.5)
             closely = meter.readings - before
     assert at_work <= 20  # One in 90 ms: no tick is to be missed.
-    assert seen_at_work < meter.readings - closely
     assert 3 * closely > at_work  # In a third of the time.
     assert [tick.energy_j for tick in sampler.series[0].ticks] == [
         float(index) for index in range(2, meter.readings + 1)
     ]
 
 
-def test_what_was_only_noted_counts_when_somebody_waits_for_ticks() -> None:
+def test_ticks_after_work_are_waited_for() -> None:
     meter = Costly(0.01, domains=(DOMAIN._replace(update_period_s=0.02),))
     with Sampler([meter]) as sampler:
         time.sleep(0.1)
         with sampler.at_work():
             time.sleep(1.5)
             end_ns = time.monotonic_ns()
-        # The latest tick that was worked out is older than this patience.
         sampler.await_ticks(end_ns, 0.2, ticks=2)
         assert sampler.series[0].settled(end_ns, 2)
 

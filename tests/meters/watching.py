@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pytest_llenergy.meters.base import Domain
 from pytest_llenergy.meters.power_readings import IntegratedPower
-from pytest_llenergy.meters.schedule import Reader
+from pytest_llenergy.meters.sampler import Reader
 from pytest_llenergy.meters.trace import Series
 
 from .waves import MS, S, Sensor
@@ -124,8 +124,7 @@ def watched(
             woken_ns.append(machine.now_ns)
         machine.work(rng.randrange(WAKE_NS, 2 * WAKE_NS))
         wake_ns = reader.turn() + _late_ns(rng)
-    reader.catch_up()
-    return reader.followers[0].series[0]
+    return reader.meters[0].series[0]
 
 
 def _late_ns(rng: Random) -> int:
@@ -146,10 +145,10 @@ def _events(reader: Reader, spells: Iterable[Spell]) -> list[_Event]:
     events: list[_Event] = []
     for spell in spells:
         if spell.at_work:
-            events.append(_Event(spell.start_ns, reader.thrift.work_begins, lambda: reader.asleep))
-            events.append(_Event(spell.end_ns, reader.thrift.work_ends, lambda: True))
+            events.append(_Event(spell.start_ns, reader.budget.work_begins, lambda: reader.asleep))
+            events.append(_Event(spell.end_ns, reader.budget.work_ends, lambda: True))
         else:
-            closely = reader.thrift.closely()
+            closely = reader.budget.closely()
             events.append(_Event(spell.start_ns, closely.__enter__, lambda: True))
             leave = partial(closely.__exit__, None, None, None)
             events.append(_Event(spell.end_ns, leave, lambda: False))

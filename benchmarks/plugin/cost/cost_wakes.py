@@ -26,7 +26,7 @@ from cost_table import OURS
 from cost_world import MS, boards
 
 from pytest_llenergy.meters import measure
-from pytest_llenergy.meters.schedule import Reader
+from pytest_llenergy.meters.sampler import Reader
 
 #: What a wake-up disturbs before and after it (ns): in one process the reader waits for the interpreter's
 #: lock first, and afterwards caches are filled again. Wake-ups beside another process are closer together.

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When meters are read: few readings, where the ticks are, within a budget. All clocks are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from random import Random
+from statistics import median
+
+import pytest
+
+from pytest_llenergy.meters.schedule import (
+    CREDIT_AT_WORK_NS,
+    CREDIT_NS,
+    HANDOVER_NS,
+    SHARE,
+    SHARE_AT_WORK,
+    Budget,
+    Timetable,
+)
+from pytest_llenergy.meters.trace import Series, Tick
+
+from .waves import EPOCH, MS, S, Sensor, Wave, domain
+
+WAVE = Wave(((EPOCH - S, 100.0), (EPOCH + 100 * S, 100.0)))
+
+
+def read_on_schedule(sensor: Sensor, seconds: int, max_age_s: float | None = None) -> tuple[Series, int]:
+    """Read a sensor on schedule, each reading up to half a millisecond late. Returns readings too."""
+    series, rng, readings = Series("nvml", domain(max_age_s=max_age_s)), Random(0), 0
+    timetable = Timetable([series], 0.01)
+    now_ns = EPOCH
+    while now_ns < EPOCH + seconds * S:
+        series.add(now_ns, now_ns, sensor.counter_j(now_ns))
+        readings += 1
+        now_ns = timetable.next_ns(now_ns) + rng.randrange(MS // 2)
+    return series, readings
+
+
+def read_rarely(
+    sensor: Sensor, seconds: int, wait_ns: int, closely_s: int = 0, period_s: float = 0.1
+) -> tuple[Series, Timetable, int]:
+    """Read a sensor closely at first, then rarely, then closely for two seconds. Returns those readings."""
+    series, rng = Series("nvml", domain(period_s=period_s)), Random(0)
+    timetable = Timetable([series], 0.01)
+    now_ns, readings = EPOCH, 0
+    rarely_ns, closely_ns = EPOCH + closely_s * S, EPOCH + (closely_s + seconds) * S
+    while now_ns < closely_ns + 2 * S:
+        series.add(now_ns, now_ns, sensor.counter_j(now_ns))
+        due_ns = timetable.next_ns(now_ns)
+        rarely = rarely_ns <= now_ns < closely_ns
+        readings += now_ns >= closely_ns
+        now_ns = (max(due_ns, now_ns + wait_ns) if rarely else due_ns) + rng.randrange(MS // 2)
+    return series, timetable, readings
+
+
+def ticks_with_truth(series: Series, sensor: Sensor) -> list[tuple[Tick, int]]:
+    """Each tick with the moment at which the sensor ticked."""
+    moments = {int(energy_j * 1000) / 1000: moment_ns for moment_ns, energy_j in sensor._ticks}
+    return [(tick, moments[tick.energy_j]) for tick in series.ticks]
+
+
+class TestTimetable:
+    def test_a_regular_counter_takes_four_readings_a_tick_and_is_known_to_two_milliseconds(self) -> None:
+        series, readings = read_on_schedule(Sensor(WAVE, 100 * MS), 20)
+        assert len(series.ticks) == 199
+        assert readings < 5 * len(series.ticks)
+        assert median(tick.gap_s for tick in series.ticks[20:]) < 0.002
+
+    def test_a_counter_that_jitters_is_read_over_a_wider_stretch(self) -> None:
+        series, readings = read_on_schedule(Sensor(WAVE, 100 * MS, jitter_ns=12 * MS), 20)
+        assert readings < 8 * len(series.ticks)
+        assert median(tick.gap_s for tick in series.ticks[20:]) < 0.008
+
+    def test_no_tick_is_missed(self) -> None:
+        sensor = Sensor(WAVE, 100 * MS, jitter_ns=12 * MS)
+        series, _ = read_on_schedule(sensor, 20)
+        assert series.ticks[-1].energy_j - series.ticks[0].energy_j == sum(
+            b.energy_j - a.energy_j for a, b in zip(series.ticks, series.ticks[1:], strict=False)
+        )
+        assert 195 <= len(series.ticks) <= 200
+
+    def test_a_counter_that_moves_all_the_time_is_read_evenly(self) -> None:
+        series, readings = read_on_schedule(Sensor(WAVE, 0), 2, max_age_s=0.001)
+        assert 180 <= readings <= 201
+        assert len(series.ticks) == readings
+
+    def test_a_counter_that_stops_ticking_is_still_read(self) -> None:
+        stopping = Wave(((EPOCH - S, 100.0), (EPOCH + 2 * S, 0.0), (EPOCH + 100 * S, 0.0)))
+        series, readings = read_on_schedule(Sensor(stopping, 100 * MS), 10)
+        assert len(series.ticks) <= 21
+        assert readings > 600
+
+    @pytest.mark.parametrize("wait_ms", [20, 50, 90])
+    @pytest.mark.parametrize("jitter_ms", [0, 4])
+    def test_ticks_are_found_again_after_readings_were_put_off(self, wait_ms: int, jitter_ms: int) -> None:
+        sensor = Sensor(WAVE, 100 * MS, jitter_ns=jitter_ms * MS)
+        series, _, readings = read_rarely(sensor, 30, wait_ms * MS, closely_s=3)
+        after = [tick for tick in series.ticks if tick.earliest_ns > EPOCH + 33 * S]
+        assert len(after) >= 18
+        assert max(tick.gap_s for tick in after) < 0.005
+        assert median(tick.gap_s for tick in after) < 0.0025
+        assert readings < 120
+
+    def test_a_counter_whose_readings_are_put_off_is_observed_at_every_tick(self) -> None:
+        series, timetable, _ = read_rarely(Sensor(WAVE, 100 * MS), 10, 90 * MS)
+        assert timetable.longest_ns < 100 * MS
+        assert len([tick for tick in series.ticks if tick.latest_ns < EPOCH + 10 * S]) >= 98
+
+    @pytest.mark.parametrize("latch_ms", [99.7, 100, 101])
+    @pytest.mark.parametrize("jitter_ms", [0, 2, 4])
+    @pytest.mark.parametrize("wait_ms", [90, 160, 437, 960])
+    def test_the_prediction_narrows_a_tick_that_was_read_rarely_around_the_truth(
+        self, wait_ms: int, jitter_ms: int, latch_ms: float
+    ) -> None:
+        """Also where ticks were left unobserved, and where the period is not quite the nominal one."""
+        sensor = Sensor(WAVE, round(latch_ms * MS), jitter_ns=jitter_ms * MS)
+        series, _, _ = read_rarely(sensor, 7, wait_ms * MS, closely_s=3)
+        rarely = [
+            (tick, moment_ns)
+            for tick, moment_ns in ticks_with_truth(series, sensor)
+            if tick.earliest_ns > EPOCH + 3.2 * S and tick.latest_ns < EPOCH + 10 * S
+        ]
+        assert len(rarely) >= 5
+        for tick, moment_ns in rarely:
+            assert tick.earliest_ns <= moment_ns <= tick.latest_ns
+        assert median(tick.gap_s for tick, _ in rarely) < 0.05
+
+    def test_a_counter_that_was_never_observed_closely_is_not_narrowed(self) -> None:
+        sensor = Sensor(WAVE, 100 * MS)
+        series, _, _ = read_rarely(sensor, 3, 90 * MS)
+        early = [tick for tick in series.ticks if tick.latest_ns < EPOCH + 3 * S]
+        assert all(tick.gap_s >= 0.09 for tick in early)
+
+
+@contextmanager
+def at_work(budget: Budget) -> Iterator[None]:
+    budget.work_begins()
+    yield
+    budget.work_ends()
+
+
+def share(budget: Budget, cost_ns: int, wanted_ns: int, seconds: float, longest_ns: float = S) -> float:
+    """Share of a core that wake-ups of one cost take, when they are wanted this often, over some time."""
+    now_ns, woken_ns, spent_ns = 0, 0, 0
+    while now_ns < seconds * S:
+        spent_ns += cost_ns
+        budget.pay(cost_ns, now_ns - woken_ns)
+        woken_ns = now_ns
+        now_ns += max(wanted_ns, budget.wait_ns(longest_ns))
+    return spent_ns / now_ns
+
+
+class TestBudget:
+    def test_a_reader_that_wants_less_than_its_share_is_never_put_off(self) -> None:
+        assert share(Budget(), 50_000, 10 * MS, 20) == pytest.approx(0.005, rel=0.01)
+
+    @pytest.mark.parametrize("cost_ns", [50_000, 200_000, 800_000])
+    def test_a_reader_that_wants_more_gets_its_share(self, cost_ns: int) -> None:
+        assert share(Budget(), cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
+
+    @pytest.mark.parametrize("cost_ns", [50_000, 200_000])
+    def test_it_gets_less_while_something_is_at_work(self, cost_ns: int) -> None:
+        budget = Budget()
+        with at_work(budget):
+            assert share(budget, cost_ns, MS, 60) == pytest.approx(SHARE_AT_WORK, rel=0.02)
+        assert share(budget, cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
+
+    @pytest.mark.parametrize(("busy", "wake_ups"), [(False, 1000), (True, 250)])
+    def test_handing_over_the_interpreters_lock_is_paid_for_beside_a_busy_process(
+        self, busy: bool, wake_ups: int
+    ) -> None:
+        """A quarter of a percent of 20 s: 50 µs for each wake-up, and two hand-overs."""
+        budget, now_ns, count = Budget(), 0, 0
+        with at_work(budget):
+            while now_ns < 20 * S:
+                elapsed_ns = max(MS, budget.wait_ns(S))
+                now_ns += elapsed_ns
+                budget.pay(50_000, elapsed_ns, readings=1, busy=busy)
+                count += 1
+        assert count == pytest.approx(wake_ups, rel=0.02)
+
+    def test_work_that_overlaps_ends_with_the_last_of_it(self) -> None:
+        budget = Budget()
+        budget.work_begins()
+        budget.work_begins()
+        budget.work_ends()
+        assert budget.sparing
+        budget.work_ends()
+        assert not budget.sparing
+
+    def test_close_readings_are_never_put_off_and_cost_nothing_later(self) -> None:
+        budget = Budget()
+        with budget.closely():
+            assert share(budget, 200_000, MS, 5) == pytest.approx(0.2)
+        assert budget.wait_ns(S) == 0
+
+    def test_close_readings_beside_work_get_the_usual_share(self) -> None:
+        budget = Budget()
+        with at_work(budget), budget.closely():
+            assert not budget.sparing
+            assert share(budget, 200_000, MS, 60) == pytest.approx(SHARE, rel=0.02)
+
+    def test_an_unlimited_budget_puts_nothing_off(self) -> None:
+        budget = Budget(unlimited=True)
+        with at_work(budget):
+            assert not budget.sparing
+            assert share(budget, 200_000, MS, 5) == pytest.approx(0.2)
+
+    def test_debt_is_limited(self) -> None:
+        budget = Budget()
+        budget.pay(S, 0)
+        assert budget.wait_ns(10 * S) == pytest.approx(CREDIT_NS / SHARE)
+
+    def test_what_was_saved_at_work_is_spent_after_it_up_to_the_credit(self) -> None:
+        budget = Budget()
+        with at_work(budget):
+            share(budget, 50_000, 100 * MS, 100)
+        spent_ns = 0
+        while not budget.wait_ns(S):
+            budget.pay(100_000, MS)
+            spent_ns += 100_000 - round(SHARE * MS)
+        assert spent_ns == pytest.approx(CREDIT_NS, abs=200_000)
+
+    @pytest.mark.parametrize("working", [False, True])
+    def test_no_reading_is_put_off_for_longer_than_the_limit(self, working: bool) -> None:
+        budget = Budget()
+        with ExitStack() as stack:
+            if working:
+                stack.enter_context(at_work(budget))
+            budget.pay(50 * MS, 0)
+            assert budget.wait_ns(90 * MS) == 90 * MS
+
+    def test_one_slow_reading_does_not_put_off_the_rest_of_the_work(self) -> None:
+        budget = Budget()
+        with at_work(budget):
+            budget.pay(20 * MS, 2 * S)
+            budget.pay(0, S)
+            assert budget.wait_ns(S) == 0
+
+    def test_only_work_in_this_process_counts_as_beside_busy(self) -> None:
+        budget = Budget()
+        budget.pay(325_000, 90 * MS, busy=True)
+        assert not budget.beside_busy  # Nothing is measured.
+        with at_work(budget):
+            budget.pay(325_000, 90 * MS)
+            assert not budget.beside_busy
+            budget.pay(325_000, 90 * MS, busy=True)
+            assert budget.beside_busy
+
+    def test_ticks_after_an_edge_beside_a_busy_process_are_paid_back_in_full(self) -> None:
+        budget, wakes = Budget(), 4
+        with at_work(budget):
+            for _ in range(wakes):
+                budget.pay(325_000, 90 * MS, readings=8, busy=True)
+            taken_ns = wakes * (325_000 + 9 * HANDOVER_NS - SHARE_AT_WORK * 90 * MS)
+            owed_ns = budget.wait_ns(100 * S) * SHARE_AT_WORK
+            assert owed_ns == pytest.approx(taken_ns - CREDIT_AT_WORK_NS, rel=0.01)
+            budget.pay(0, 100 * S)
+            assert budget.wait_ns(100 * S) == 0
+
+    def test_work_that_begins_or_ends_is_an_edge(self) -> None:
+        budget = Budget()
+        with at_work(budget):
+            assert budget.edges == 1
+        assert budget.edges == 2
