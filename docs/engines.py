@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.registry import BUILTIN
-from pytest_llenergy.doctor.text import Fact, facts
+from pytest_llenergy.doctor.text import Fact, list_facts
 
 PAGE = Path(__file__).parent / "engines.md"
 
@@ -31,7 +31,7 @@ What each [backend](backends.md) can do, as its row says; what is not declared i
 
 def page(specs: Sequence[BackendSpec]) -> str:
     """The whole page."""
-    rows = {spec.name: {fact.name: fact for fact in facts(spec.capabilities)} for spec in specs}
+    rows = {spec.name: {fact.name: fact for fact in list_facts(spec.capabilities)} for spec in specs}
     parts = [HEAD, *_table(["engine", "install"], [[spec.name, f"`{spec.install}`"] for spec in specs])]
     for title, names in TABLES.items():
         some = next(iter(rows.values()))

@@ -21,11 +21,11 @@ from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import load_backends, select_backends
 from pytest_llenergy.backends.server.process import find_family
 from pytest_llenergy.backends.server.settings import parse_local_url
-from pytest_llenergy.devices.allocation import ShortageError, allot, every_visible
-from pytest_llenergy.devices.lease import CPU, Claim, Lease
-from pytest_llenergy.devices.lockdir import lock_directory, uncoordinated
+from pytest_llenergy.devices.allocation import ShortageError, request_visible, select_devices
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
+from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.occupancy import wait_until_free
-from pytest_llenergy.doctor.trial import trial
+from pytest_llenergy.doctor.trial import run_trial
 from pytest_llenergy.errors import (
     BackendError,
     DeviceError,
@@ -135,16 +135,16 @@ class State:
     @cached_property
     def keeper(self) -> LeaseKeeper:
         """What this process has leased."""
-        return LeaseKeeper(self.pool, lambda: lock_directory(self.environment))
+        return LeaseKeeper(self.pool, lambda: open_lock_directory(self.environment))
 
     def warn_uncoordinated(self) -> None:
         """Say once if leases of GPUs are not seen by the whole host."""
         if self._warned:
             return
         self._warned = True
-        directory = lock_directory(self.environment)
+        directory = open_lock_directory(self.environment)
         directory.close()
-        told = uncoordinated(directory.path)
+        told = explain_uncoordinated(directory.path)
         if told is not None:
             warnings.warn(told, UncoordinatedLeaseWarning, stacklevel=2)
 
@@ -235,8 +235,8 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
     try:
         # Without a mark, code in this process has what this process may use.
         here = wanted is None and draft.runs_here
-        asked = every_visible(state.settings.gpus, state.environment) if here else wanted
-        possible = allot(asked, state.settings.gpus, state.environment, warm=state.warm)
+        asked = request_visible(state.settings.gpus, state.environment) if here else wanted
+        possible = select_devices(asked, state.settings.gpus, state.environment, warm=state.warm)
     except ShortageError as error:
         # The one reason that is nobody's mistake: this host has fewer GPUs. The record says so.
         pytest.skip(str(error))
@@ -245,7 +245,7 @@ def leased(item: pytest.Item) -> Iterator[Lease]:
         state.warn_uncoordinated()
     draft.host_exclusive = not possible.uuids or state.measures_host
     # A test on GPUs is not alone on the host, except where a meter reads all of it; one on the CPU is.
-    host = (Claim(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
+    host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
     began_s = time.monotonic()
     try:
         with state.progress.of(item.nodeid) as tell:
@@ -324,4 +324,4 @@ def diagnosed(plan: ProcessPlan) -> Iterator[None]:
 @cache
 def _sentence(device: str, several: bool) -> str:
     on_gpu = device != CPU
-    return trial(device if on_gpu else None, STEP_TIMEOUT_S, ranks=several, reason=REASON).sentence
+    return run_trial(device if on_gpu else None, STEP_TIMEOUT_S, ranks=several, reason=REASON).sentence

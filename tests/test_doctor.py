@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.devices.lease import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.doctor.checkup import Finding, check
+from pytest_llenergy.doctor.checkup import Finding, check_host
 from pytest_llenergy.meters import rapl
 from pytest_llenergy.meters import rapl as powercap
 
@@ -200,7 +200,7 @@ def test_a_ticket_full_of_nonsense_is_no_holder(visit: Visit) -> None:
 
 
 def test_holders_are_named(visit: Visit) -> None:
-    held = acquire(Request(always=(Claim("GPU-a"),)), 1.0, "bench.py::test_it")
+    held = acquire(LockRequest(always=(DeviceLock("GPU-a"),)), 1.0, "bench.py::test_it")
     try:
         text = visit()[1]
     finally:
@@ -211,8 +211,8 @@ def test_holders_are_named(visit: Visit) -> None:
 
 
 def test_what_is_shared_is_not_told_as_if_it_were_somebodys_own(visit: Visit) -> None:
-    host = Claim(CPU, shared=True)
-    held = acquire(Request(always=(Claim("GPU-a"), Claim("MIG-b"), host)), 1.0, "t")
+    host = DeviceLock(CPU, shared=True)
+    held = acquire(LockRequest(always=(DeviceLock("GPU-a"), DeviceLock("MIG-b"), host)), 1.0, "t")
     try:
         assert f"         GPU-a, MIG-b held by process {os.getpid()} of " in visit()[1]
         held.keep_only({host})
@@ -257,7 +257,7 @@ class TestWithoutBoards:
                 device.mkdir(parents=True)
                 (device / "vendor").write_text(f"{vendor}\n")
                 (device / "class").write_text(f"{kind}\n")
-            return list(check({}, tmp_path / "pci").findings)
+            return list(check_host({}, tmp_path / "pci").findings)
 
         return make
 

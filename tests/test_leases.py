@@ -208,8 +208,8 @@ def test_a_container_without_the_hosts_directory_is_told_once(
         "import pytest\n@pytest.mark.gpus(1)\n@pytest.mark.parametrize('i', range(2))\n"
         "def test_gpu(gpus, i): pass\ndef test_cpu(gpus): pass\n"
     )
-    monkeypatch.setattr(lockdir, "MARKERS", ("proc",))
-    told = lockdir.uncoordinated(Path(os.environ["LLENERGY_LOCK_DIR"]))
+    monkeypatch.setattr(lockdir, "CONTAINER_MARKERS", ("proc",))
+    told = lockdir.explain_uncoordinated(Path(os.environ["LLENERGY_LOCK_DIR"]))
     assert told is not None, "the directory of temporary files is a mount of its own"
     result = run(pytester)
     result.assert_outcomes(passed=3, warnings=1)

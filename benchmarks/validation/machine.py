@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.devices.inventory import present
-from pytest_llenergy.devices.nvml import Quantity, Session, optional
-from pytest_llenergy.devices.visibility import visible
+from pytest_llenergy.devices.inventory import read_inventory
+from pytest_llenergy.devices.nvml import Quantity, Session, read_or_none
+from pytest_llenergy.devices.visibility import parse_visible_devices
 from pytest_llenergy.errors import DeviceError, NoDriverError
 from pytest_llenergy.meters.nvml import COUNTERS, POWERS
 from pytest_llenergy.report.provenance import collect_environment, collect_source
@@ -43,8 +43,8 @@ print(json.dumps({
 def first_gpu() -> tuple[str | None, str]:
     """The UUID of the first board that the environment allows; ``None`` and why there is none."""
     try:
-        found = present()
-        allowed = visible(os.environ, found)
+        found = read_inventory()
+        allowed = parse_visible_devices(os.environ, found)
     except DeviceError as error:
         return None, str(error)
     whole = [uuid for uuid in allowed.uuids if uuid in found.uuids and not found.parts(uuid)]
@@ -74,18 +74,18 @@ def describe(uuid: str) -> Gpu:
         board = session.board(uuid)
         nvml, handle = session.module, board.handle
         answers = {one.label: session.read(handle, (one,))[0] for one in (*COUNTERS, *POWERS, AVERAGE)}
-        version = optional(nvml, nvml.nvmlSystemGetCudaDriverVersion)
-        capability = optional(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
-        memory = optional(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
-        limit = optional(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
-        mig = optional(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
-        persistence = optional(nvml, lambda: nvml.nvmlDeviceGetPersistenceMode(handle))
+        version = read_or_none(nvml, nvml.nvmlSystemGetCudaDriverVersion)
+        capability = read_or_none(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        memory = read_or_none(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+        limit = read_or_none(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+        mig = read_or_none(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+        persistence = read_or_none(nvml, lambda: nvml.nvmlDeviceGetPersistenceMode(handle))
         return Gpu(
             uuid=uuid,
             name=board.name,
-            driver=optional(nvml, lambda: str(nvml.nvmlSystemGetDriverVersion())),
+            driver=read_or_none(nvml, lambda: str(nvml.nvmlSystemGetDriverVersion())),
             driver_cuda=None if version is None else f"{version // 1000}.{version % 1000 // 10}",
-            vbios=optional(nvml, lambda: str(nvml.nvmlDeviceGetVbiosVersion(handle))),
+            vbios=read_or_none(nvml, lambda: str(nvml.nvmlDeviceGetVbiosVersion(handle))),
             power_limit_w=limit,
             memory_bytes=memory,
             compute_capability=None if capability is None else ".".join(map(str, capability)),
@@ -104,7 +104,7 @@ def _clocks(nvml: Any, handle: Any) -> dict[str, int]:
     found = {}
     for name, kind in kinds.items():
         for what, ask in (("now", nvml.nvmlDeviceGetClockInfo), ("max", nvml.nvmlDeviceGetMaxClockInfo)):
-            value = optional(nvml, lambda ask=ask, kind=kind: int(ask(handle, kind)))  # type: ignore[misc]
+            value = read_or_none(nvml, lambda ask=ask, kind=kind: int(ask(handle, kind)))  # type: ignore[misc]
             if value is not None:
                 found[f"{name}_{what}"] = value
     return found

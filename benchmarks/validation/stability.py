@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from pytest_llenergy.devices.allocation import GpuRequest, allot
+from pytest_llenergy.devices.allocation import GpuRequest, select_devices
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
@@ -33,7 +33,7 @@ def step_s(work: Steps) -> float:
 
 def measured(work: Steps, steps: int, rounds: int, each_s: float) -> Experiment:
     """So many rounds of so many steps; ``each_s`` is about how long a step takes."""
-    lease = allot(GpuRequest(1))
+    lease = select_devices(GpuRequest(1))
     warmup = max(1, math.ceil(WARMUP_S / (steps * each_s)))
     # Without a budget there are no more rounds than asked, of one iteration each.
     plan = RoundPlan(rounds=rounds, warmup=warmup, budget_s=0.0)

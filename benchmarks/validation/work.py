@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 
 from . import stand_in
@@ -63,7 +63,7 @@ def board(notebook: Notebook) -> Iterator[str]:
         need_cuda()
         uuid = need_board()
         # A board that cannot be leased is a failure, and named as such: leases are among what is validated.
-        held = acquire(Request((Claim(uuid),)), LEASE_WAIT_S, f"validation: {notebook.name}")
+        held = acquire(LockRequest((DeviceLock(uuid),)), LEASE_WAIT_S, f"validation: {notebook.name}")
         stack.callback(held.release)
         yield uuid
 

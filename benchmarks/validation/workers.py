@@ -16,8 +16,8 @@ from statistics import median
 
 import psutil
 
-from pytest_llenergy.devices.inventory import present
-from pytest_llenergy.devices.lease import CPU, Claim, Request
+from pytest_llenergy.devices.inventory import read_inventory
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
 from tests.workers.survivors import MARKER, survivors
@@ -223,12 +223,12 @@ def _watch(
 
 def _used(uuid: str | None) -> int | None:
     """Bytes in use on the board; ``None`` for the CPU."""
-    return None if uuid is None else present().used_bytes.get(uuid)
+    return None if uuid is None else read_inventory().used_bytes.get(uuid)
 
 
 def _is_free(uuid: str | None) -> bool:
     try:
-        acquire(Request((Claim(uuid or CPU),)), 0.0, "validation: storms").release()
+        acquire(LockRequest((DeviceLock(uuid or CPU),)), 0.0, "validation: storms").release()
     except DeviceError:
         return False
     return True

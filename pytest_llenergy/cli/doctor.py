@@ -36,21 +36,21 @@ def run(args: argparse.Namespace) -> int:
     """Check. Returns 1 where something is misconfigured."""
     if args.backends:
         return _show_backends(as_json=args.json)
-    from pytest_llenergy.doctor.checkup import check
-    from pytest_llenergy.doctor.text import lines
+    from pytest_llenergy.doctor.checkup import check_host
+    from pytest_llenergy.doctor.text import render_checkup
 
     def say(line: str) -> None:
         # Steps take seconds, and one that hangs minutes: what is known is not kept back.
         if not args.json:
             print(line, flush=True)
 
-    checkup = check()
-    for line in lines(checkup):
+    checkup = check_host()
+    for line in render_checkup(checkup):
         say(line)
     if not args.no_steps:
-        from pytest_llenergy.doctor.trial import toured
+        from pytest_llenergy.doctor.trial import run_trials
 
-        checkup = toured(checkup, say)
+        checkup = run_trials(checkup, say)
     if args.json:
         import msgspec
 
@@ -59,18 +59,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_backends(*, as_json: bool) -> int:
-    from pytest_llenergy.doctor.checkup import broken, rows
-    from pytest_llenergy.doctor.text import broken_line, row_lines
+    from pytest_llenergy.doctor.checkup import list_backend_rows, list_broken_backends
+    from pytest_llenergy.doctor.text import render_broken, render_row
 
-    found, wrong = list(rows()), broken()
+    found, wrong = list(list_backend_rows()), list_broken_backends()
     if as_json:
         import msgspec
 
         print(msgspec.json.format(msgspec.json.encode({"backends": found, "broken": wrong})).decode())
         return 0
     for row in found:
-        for line in row_lines(row):
+        for line in render_row(row):
             print(line)
     for each in wrong:
-        print(broken_line(each))
+        print(render_broken(each))
     return 0

@@ -31,12 +31,12 @@ class AmdBoard:
     processes: tuple[int, ...] | None
 
 
-def boards() -> tuple[AmdBoard, ...]:
+def list_boards() -> tuple[AmdBoard, ...]:
     """Every AMD board, in the order of AMD SMI.
 
     Raises ``DeviceError`` where the package, its library or the driver is missing.
     """
-    smi = import_smi()
+    smi = import_amdsmi()
     try:
         smi.amdsmi_init()
     except smi.AmdSmiException as error:
@@ -49,7 +49,7 @@ def boards() -> tuple[AmdBoard, ...]:
         smi.amdsmi_shut_down()
 
 
-def import_smi() -> Any:
+def import_amdsmi() -> Any:
     """The package ``amdsmi``. Raises ``DeviceError`` without it or its library."""
     try:
         # Without its library the package prints to standard output and fails with KeyError.

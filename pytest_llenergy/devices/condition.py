@@ -48,7 +48,7 @@ class Condition:
     processes: tuple[BoardProcess, ...] | None = None
 
 
-class BoardWatch:
+class ConditionReader:
     """Reads the condition of boards, opened once. A MIG instance has its board's, and its own processes.
 
     Raises ``DeviceError`` where there is no driver or a board does not answer.
@@ -92,7 +92,7 @@ class BoardWatch:
                 for reason, nanoseconds in zip(counters, told, strict=True)
                 if not isinstance(nanoseconds, str)
             },
-            processes=processes_on(nvml, board.device),
+            processes=list_processes(nvml, board.device),
         )
 
     def _optional(self, read: Callable[[], T]) -> T | None:
@@ -102,7 +102,7 @@ class BoardWatch:
             return None
 
 
-def processes_on(nvml: Any, handle: Any) -> tuple[BoardProcess, ...] | None:
+def list_processes(nvml: Any, handle: Any) -> tuple[BoardProcess, ...] | None:
     """Everything that computes or draws on a board or instance, directly or through MPS.
 
     ``None`` if it is not told.
@@ -119,10 +119,10 @@ def processes_on(nvml: Any, handle: Any) -> tuple[BoardProcess, ...] | None:
     except nvml.NVMLError:
         return None
     used = {process.pid: process.usedGpuMemory for process in listed}
-    return tuple(BoardProcess(pid, _name(pid), memory) for pid, memory in sorted(used.items()))
+    return tuple(BoardProcess(pid, _read_process_name(pid), memory) for pid, memory in sorted(used.items()))
 
 
-def _name(pid: int, proc: Path = Path("/proc")) -> str | None:
+def _read_process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
     if not sees_all_pids(proc):
         # The number belongs to another namespace; here it may be another process.
         return None
@@ -132,7 +132,7 @@ def _name(pid: int, proc: Path = Path("/proc")) -> str | None:
         return None
 
 
-def foreign(
+def find_foreign_processes(
     condition: Condition, own_pids: Collection[int] | None = None, proc: Path = Path("/proc")
 ) -> tuple[BoardProcess, ...] | str:
     """The processes on a board that are not ours, or the reason why that cannot be told.
@@ -148,7 +148,7 @@ def foreign(
     listed = [process for process in condition.processes if process.pid != os.getpid()]
     if not listed:
         return ()
-    own = own_pids if own_pids is not None else own_tree()
+    own = own_pids if own_pids is not None else own_process_tree()
     others = [process for process in listed if process.pid not in own]
     visible = tuple(process for process in others if (proc / str(process.pid)).exists())
     if visible or not others:
@@ -165,7 +165,7 @@ def sees_all_pids(proc: Path = Path("/proc")) -> bool:
         return False
 
 
-def own_tree(roots: Collection[int] = ()) -> set[int]:
+def own_process_tree(roots: Collection[int] = ()) -> set[int]:
     """This process, ``roots``, and all that they started and that is alive."""
     import psutil
 

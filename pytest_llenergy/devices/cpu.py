@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_llenergy.model.environment import Host
 
 
-def host() -> Host:
+def describe_host() -> Host:
     """Facts of this machine."""
     import psutil
 

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from pytest_llenergy.devices import mig
-from pytest_llenergy.devices.mig import Instance, instances_of
-from pytest_llenergy.devices.nvml import Session, optional
+from pytest_llenergy.devices.mig import Instance, list_instances
+from pytest_llenergy.devices.nvml import Session, read_or_none
 from pytest_llenergy.errors import DeviceError, NoDriverError
 from pytest_llenergy.model.environment import Board
 
 
 @dataclass(frozen=True)
-class Present:
+class Inventory:
     """What the driver shows: boards in PCI order, and the MIG instances of those that are divided.
 
     ``mig_enabled`` are the UUIDs of the boards in MIG mode, with instances or without. ``used_bytes`` is the
@@ -69,7 +69,7 @@ class Present:
 
 
 @contextmanager
-def nvml() -> Iterator[Session | None]:
+def open_optional_session() -> Iterator[Session | None]:
     """An open session; ``None`` where there is no driver or no module.
 
     Raises ``DeviceError`` when there is a driver that refuses.
@@ -85,49 +85,49 @@ def nvml() -> Iterator[Session | None]:
         session.close()
 
 
-def present(*, without_lost: bool = False) -> Present:
+def read_inventory(*, without_lost: bool = False) -> Inventory:
     """Boards and MIG instances; empty without a driver, saying why.
 
     Raises ``DeviceError`` for one that does not answer: without it the indices of others would shift. A
     board that is lost keeps its place, and may be left out.
     """
-    return _present(_LostError if without_lost else ())
+    return _read_inventory(_LostError if without_lost else ())
 
 
-def answering() -> Present:
+def read_answering() -> Inventory:
     """What answers, for people to see and never to lease. ``refusals`` say why the rest does not.
 
     ``lost`` are then all boards that do not answer.
     """
     try:
-        return _present(DeviceError)
+        return _read_inventory(DeviceError)
     except DeviceError as error:
-        return Present(refusals=(str(error),))
+        return Inventory(refusals=(str(error),))
 
 
-def _present(spared: type[DeviceError] | tuple[()]) -> Present:
+def _read_inventory(spared: type[DeviceError] | tuple[()]) -> Inventory:
     """What answers; what does not is left out where its error is one that is to be spared."""
     try:
         session = Session()
     except NoDriverError as error:
-        return Present(missing=str(error))
+        return Inventory(missing=str(error))
     lost: dict[int, str] = {}
     refusals: list[str] = []
     try:
-        found = _boards(session, spared, lost)
+        found = _list_boards(session, spared, lost)
         instances: list[Instance] = []
         for board in found:
             try:
-                instances += instances_of(session, board)
+                instances += list_instances(session, board)
             except spared as error:
                 refusals.append(str(error))
         uuids = [*(board.uuid for board in found), *(instance.uuid for instance in instances)]
-        used = {uuid: used_bytes(session.module, uuid) for uuid in uuids}
-        return Present(
+        used = {uuid: read_used_bytes(session.module, uuid) for uuid in uuids}
+        return Inventory(
             boards=tuple(found),
             instances=tuple(instances),
-            driver=optional(session.module, lambda: str(session.module.nvmlSystemGetDriverVersion())),
-            mig_enabled=frozenset(board.uuid for board in found if mig.enabled(session, board.uuid)),
+            driver=read_or_none(session.module, lambda: str(session.module.nvmlSystemGetDriverVersion())),
+            mig_enabled=frozenset(board.uuid for board in found if mig.is_mig_enabled(session, board.uuid)),
             used_bytes={uuid: each for uuid, each in used.items() if each is not None},
             lost=lost,
             refusals=tuple(refusals),
@@ -136,23 +136,23 @@ def _present(spared: type[DeviceError] | tuple[()]) -> Present:
         session.close()
 
 
-def used_bytes(module: Any, uuid: str) -> int | None:
+def read_used_bytes(module: Any, uuid: str) -> int | None:
     """Memory in use on a board or instance, without what the driver keeps for itself where that is told.
 
     Version 1 of the call counts the driver's own share, some hundred MB, since driver 510; version 2, which
     came with it, does not (nvml.h: ``nvmlMemory_t``, ``nvmlMemory_v2_t``). ``None`` if neither answers.
     """
     for version in (module.nvmlMemory_v2, None):
-        used = optional(module, partial(_used, module, uuid, version))
+        used = read_or_none(module, partial(_used, module, uuid, version))
         if used is not None:
             return used
     return None
 
 
-def temperature_c(uuid: str) -> float | None:
+def read_temperature_c(uuid: str) -> float | None:
     """The board's temperature in degrees Celsius; ``None`` where the driver does not tell."""
     try:
-        with nvml() as session:
+        with open_optional_session() as session:
             if session is None:
                 return None
             module = session.module
@@ -160,7 +160,7 @@ def temperature_c(uuid: str) -> float | None:
             def read() -> float:
                 return float(module.nvmlDeviceGetTemperature(module.nvmlDeviceGetHandleByUUID(uuid), 0))
 
-            return optional(module, read)
+            return read_or_none(module, read)
     except DeviceError:
         # Joules that were measured are not given up for want of a temperature.
         return None
@@ -170,7 +170,9 @@ def _used(module: Any, uuid: str, version: int | None) -> int:
     return int(module.nvmlDeviceGetMemoryInfo(module.nvmlDeviceGetHandleByUUID(uuid), version).used)
 
 
-def _boards(session: Session, spared: type[DeviceError] | tuple[()], lost: dict[int, str]) -> list[Board]:
+def _list_boards(
+    session: Session, spared: type[DeviceError] | tuple[()], lost: dict[int, str]
+) -> list[Board]:
     """All boards; those whose error is to be spared are noted in ``lost`` instead."""
     module, found = session.module, []
     try:
@@ -179,7 +181,7 @@ def _boards(session: Session, spared: type[DeviceError] | tuple[()], lost: dict[
         raise DeviceError(f"NVML: the driver does not count its GPUs ({error}); see nvidia-smi") from None
     for index in range(count):
         try:
-            found.append(_board(module, index))
+            found.append(_read_board(module, index))
         except spared as error:
             lost[index] = str(error)
     return found
@@ -189,7 +191,7 @@ class _LostError(DeviceError):
     """The board has fallen off the bus. NVML counts it still, so that the others keep their numbers."""
 
 
-def _board(module: Any, index: int) -> Board:
+def _read_board(module: Any, index: int) -> Board:
     try:
         handle = module.nvmlDeviceGetHandleByIndex(index)
         uuid, name = str(module.nvmlDeviceGetUUID(handle)), str(module.nvmlDeviceGetName(handle))
@@ -201,6 +203,8 @@ def _board(module: Any, index: int) -> Board:
         uuid=uuid,
         name=name,
         pci_bus_id=pci_bus_id,
-        memory_bytes=optional(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
-        power_limit_w=optional(module, lambda: float(module.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000),
+        memory_bytes=read_or_none(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
+        power_limit_w=read_or_none(
+            module, lambda: float(module.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000
+        ),
     )

@@ -16,7 +16,7 @@ from pytest_llenergy.model.environment import Board
 CPU = "cpu"
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
+class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
     """A device (full UUID, or ``cpu``) for oneself, or ``shared`` with others that claim it shared.
 
     Who has a MIG instance claims it for itself and its board shared: so an instance and its whole board
@@ -26,17 +26,17 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     device: str
     shared: bool = False
 
-    def conflicts(self, other: Claim) -> bool:
+    def conflicts(self, other: DeviceLock) -> bool:
         """Whether the two cannot be had at once."""
         return self.device == other.device and not (self.shared and other.shared)
 
 
-class Request(msgspec.Struct, frozen=True):
+class LockRequest(msgspec.Struct, frozen=True):
     """All of ``always``, and ``n`` of ``choices``. A choice is one device with the claims that it takes."""
 
-    always: tuple[Claim, ...] = ()
+    always: tuple[DeviceLock, ...] = ()
     n: int = 0
-    choices: tuple[tuple[Claim, ...], ...] = ()
+    choices: tuple[tuple[DeviceLock, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for what nobody can ask for; others' tickets may say anything."""
@@ -50,27 +50,27 @@ class Request(msgspec.Struct, frozen=True):
         named += [choice[0].device for choice in self.choices]
         return tuple(dict.fromkeys(named))
 
-    def wants(self, claims: Iterable[Claim]) -> bool:
+    def wants(self, claims: Iterable[DeviceLock]) -> bool:
         """Whether it may take something that conflicts with one of these."""
         own = {claim for choice in (self.always, *self.choices) for claim in choice}
-        return conflict(own, claims)
+        return any_conflict(own, claims)
 
-    def fit(self, possible: Callable[[tuple[Claim, ...]], bool]) -> tuple[int, ...] | None:
+    def fit(self, possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
         """The first ``n`` choices that are possible; ``None`` if these are fewer, or ``always`` is not."""
         if not possible(self.always):
             return None
         found = [place for place, choice in enumerate(self.choices) if possible(choice)]
         return tuple(found[: self.n]) if len(found) >= self.n else None
 
-    def claims(self, chosen: Iterable[int]) -> tuple[Claim, ...]:
+    def claims(self, chosen: Iterable[int]) -> tuple[DeviceLock, ...]:
         """All claims of these choices, each once, in one order that is the same for every request."""
         taken = {claim for place in chosen for claim in self.choices[place]}
         return tuple(sorted({*self.always, *taken}, key=lambda claim: (claim.device, claim.shared)))
 
 
-def conflict(ours: Iterable[Claim], theirs: Iterable[Claim]) -> bool:
+def any_conflict(ours: Iterable[DeviceLock], theirs: Iterable[DeviceLock]) -> bool:
     """Whether some claim of one side excludes one of the other."""
-    by_device: dict[str, list[Claim]] = {}
+    by_device: dict[str, list[DeviceLock]] = {}
     for claim in ours:
         by_device.setdefault(claim.device, []).append(claim)
     return any(claim.conflicts(own) for claim in theirs for own in by_device.get(claim.device, ()))
@@ -109,14 +109,14 @@ class Lease:
         return tuple(board.uuid for board in self.boards)
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
+    def claims(self) -> tuple[DeviceLock, ...]:
         """Its devices for itself, and the boards that its instances are parts of shared with others.
 
         Tests on sibling instances run side by side: the joules of both are those of the board, which is what
         the flag ``shared-board`` says.
         """
-        own = [Claim(device) for device in dict.fromkeys(self.devices)]
-        return (*own, *(Claim(board, shared=True) for board in self.divided))
+        own = [DeviceLock(device) for device in dict.fromkeys(self.devices)]
+        return (*own, *(DeviceLock(board, shared=True) for board in self.divided))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,12 +128,12 @@ class Lease:
         """What ``CUDA_VISIBLE_DEVICES`` is set to for a process that may use the whole lease."""
         return ",".join(self.uuids)
 
-    def request(self, also: Sequence[Claim] = ()) -> Request:
+    def request(self, also: Sequence[DeviceLock] = ()) -> LockRequest:
         """What is to be locked: as many of the choices as there are devices, and always ``also``."""
         if not self.choices:
-            return Request(always=(*self.claims, *also))
+            return LockRequest(always=(*self.claims, *also))
         choices = tuple(one.claims for one in self.choices)
-        return Request(always=tuple(also), n=len(self.devices), choices=choices)
+        return LockRequest(always=tuple(also), n=len(self.devices), choices=choices)
 
     def chosen(self, places: Iterable[int]) -> Lease:
         """The lease of the choices in these places; itself when there was nothing to choose."""
@@ -142,10 +142,10 @@ class Lease:
         taken = [self.choices[place] for place in places]
         if self.order:
             taken.sort(key=lambda one: self.order.index(one.devices[0]))
-        return join(taken)
+        return join_leases(taken)
 
 
-def join(leases: Sequence[Lease]) -> Lease:
+def join_leases(leases: Sequence[Lease]) -> Lease:
     """One lease of the devices of several."""
     return Lease(
         devices=tuple(device for lease in leases for device in lease.devices),

@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Protocol
 
 from pytest_llenergy.devices import queue
-from pytest_llenergy.devices.lease import CPU, Claim, Request
-from pytest_llenergy.devices.lockdir import VARIABLE, Directory, lock_directory
-from pytest_llenergy.devices.lockfiles import is_at, lock_name, try_lock, unlock
-from pytest_llenergy.devices.queue import Ticket, Turn
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
+from pytest_llenergy.devices.lockdir import LOCK_DIR_VARIABLE, LockDirectory, open_lock_directory
+from pytest_llenergy.devices.lockfiles import is_current, lock_name, try_lock, unlock
+from pytest_llenergy.devices.queue import QueuePlace, Ticket
 from pytest_llenergy.devices.timeouts import (
     QUEUE_POLL_FIRST_S,
     QUEUE_POLL_GROWTH,
@@ -36,16 +36,16 @@ class Holding(Protocol):
     """Devices that are ours for now; see ``Held``."""
 
     @property
-    def claims(self) -> tuple[Claim, ...]: ...
+    def claims(self) -> tuple[DeviceLock, ...]: ...
     @property
     def chosen(self) -> tuple[int, ...]: ...
     @property
-    def directory(self) -> Directory: ...
+    def directory(self) -> LockDirectory: ...
     def lend(self) -> tuple[int, ...]: ...
     def intact(self) -> bool: ...
     def serve(self, test: str) -> None: ...
     def rest(self) -> None: ...
-    def keep_only(self, wanted: Collection[Claim]) -> None: ...
+    def keep_only(self, wanted: Collection[DeviceLock]) -> None: ...
     def release(self) -> None: ...
 
 
@@ -58,9 +58,9 @@ class Held:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: LockDirectory,
         ticket: Ticket,
-        locks: dict[Claim, int],
+        locks: dict[DeviceLock, int],
         chosen: tuple[int, ...],
     ) -> None:
         self._directory = directory
@@ -73,12 +73,12 @@ class Held:
         _held.append(self)
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
+    def claims(self) -> tuple[DeviceLock, ...]:
         """What is held."""
         return tuple(self._locks)
 
     @property
-    def directory(self) -> Directory:
+    def directory(self) -> LockDirectory:
         """The lock directory, open as long as this is held."""
         return self._directory
 
@@ -97,7 +97,7 @@ class Held:
     def intact(self) -> bool:
         """Whether the lock files are still there. One that somebody removed has kept nobody else out."""
         return all(
-            is_at(self._directory, lock_name(claim.device), each) for claim, each in self._locks.items()
+            is_current(self._directory, lock_name(claim.device), each) for claim, each in self._locks.items()
         )
 
     def serve(self, test: str) -> None:
@@ -117,7 +117,7 @@ class Held:
             with suppress(OSError):
                 self._ticket.tell(test)
 
-    def keep_only(self, wanted: Collection[Claim]) -> None:
+    def keep_only(self, wanted: Collection[DeviceLock]) -> None:
         """Give up all other claims; everything if none of these is held."""
         if self._ticket is None or os.getpid() != self._pid:
             return
@@ -151,11 +151,13 @@ class Held:
 class Borrowed:
     """A part of what this process already holds, by one lease or by several. Ends with these."""
 
-    def __init__(self, owners: Sequence[Held], claims: tuple[Claim, ...], chosen: tuple[int, ...]) -> None:
+    def __init__(
+        self, owners: Sequence[Held], claims: tuple[DeviceLock, ...], chosen: tuple[int, ...]
+    ) -> None:
         self._owners = tuple(owners)
-        self.claims: tuple[Claim, ...] = claims
+        self.claims: tuple[DeviceLock, ...] = claims
         self.chosen = chosen
-        self.directory: Directory = self._owners[0].directory
+        self.directory: LockDirectory = self._owners[0].directory
 
     def lend(self) -> tuple[int, ...]:
         """The owners' descriptors."""
@@ -171,7 +173,7 @@ class Borrowed:
     def rest(self) -> None:
         """The owners' own test goes on: what is borrowed is not idle."""
 
-    def keep_only(self, wanted: Collection[Claim]) -> None:
+    def keep_only(self, wanted: Collection[DeviceLock]) -> None:
         """Forget the others; the owners keep them."""
         self.claims = tuple(claim for claim in self.claims if claim in wanted)
 
@@ -180,16 +182,16 @@ class Borrowed:
         self.claims = ()
 
 
-def tell_nobody(waits: str) -> None:
+def ignore_message(waits: str) -> None:
     """Nobody looks on."""
 
 
 def acquire(
-    request: Request,
+    request: LockRequest,
     wait_s: float,
     test: str = "",
-    where: Callable[[], Directory] = lock_directory,
-    tell: Callable[[str], None] = tell_nobody,
+    where: Callable[[], LockDirectory] = open_lock_directory,
+    tell: Callable[[str], None] = ignore_message,
 ) -> Holding:
     """Take what a request names, all or none, waiting in turn for up to ``wait_s`` seconds.
 
@@ -198,7 +200,7 @@ def acquire(
     ``DeviceError`` naming all holders when the time is up, and for a directory or file that cannot be
     trusted.
     """
-    borrowed = _from_own(request)
+    borrowed = _borrow(request)
     if borrowed is not None:
         return borrowed
     with ExitStack() as undo:
@@ -207,10 +209,10 @@ def acquire(
         try:
             ticket = Ticket(directory, request, test)
             undo.callback(ticket.close)
-            locks: dict[Claim, int] = {}
+            locks: dict[DeviceLock, int] = {}
             undo.callback(_unlock_all, locks)
-            turn = Turn(directory, ticket)
-            chosen, _ = _take(directory, request, turn.first_look().blocked, locks)
+            turn = QueuePlace(directory, ticket)
+            chosen, _ = _try_lock_all(directory, request, turn.first_look().blocked, locks)
             if chosen is None:
                 chosen = _wait(turn, request, wait_s, locks, tell)
             ticket.hold(tuple(locks))
@@ -218,14 +220,14 @@ def acquire(
             if isinstance(error, FileNotFoundError) and directory.is_gone():
                 raise directory.gone() from None
             raise DeviceError(
-                f"gpus: no lease can be taken in {directory.path}: {error.strerror}; set {VARIABLE} to "
+                f"gpus: no lease can be taken in {directory.path}: {error.strerror}; set {LOCK_DIR_VARIABLE} to "
                 "another directory"
             ) from None
         undo.pop_all()
     return Held(directory, ticket, locks, chosen)
 
 
-def _from_own(request: Request) -> Borrowed | None:
+def _borrow(request: LockRequest) -> Borrowed | None:
     # A test on warm ranks has two: their board's lease, and the CPU's.
     owners = [held for held in _held if not held.idle]
     if not owners:
@@ -233,12 +235,16 @@ def _from_own(request: Request) -> Borrowed | None:
     own = tuple(dict.fromkeys(claim for held in owners for claim in held.claims))
     chosen = request.fit(set(own).issuperset)
     if chosen is None:
-        raise DeviceError(queue.overreach(own, request))
+        raise DeviceError(queue.nested_request_message(own, request))
     return Borrowed(owners, request.claims(chosen), chosen)
 
 
 def _wait(
-    turn: Turn, request: Request, wait_s: float, locks: dict[Claim, int], tell: Callable[[str], None]
+    turn: QueuePlace,
+    request: LockRequest,
+    wait_s: float,
+    locks: dict[DeviceLock, int],
+    tell: Callable[[str], None],
 ) -> tuple[int, ...]:
     deadline_s = time.monotonic() + wait_s
     tell_s = time.monotonic() + WAIT_MESSAGE_FIRST_S
@@ -247,14 +253,14 @@ def _wait(
     pause_s, firm = QUEUE_POLL_FIRST_S, False
     while True:
         scene = turn.look()
-        chosen, refused = _take(turn.directory, request, scene.blocked, locks)
+        chosen, refused = _try_lock_all(turn.directory, request, scene.blocked, locks)
         if chosen is not None:
             return chosen
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise DeviceError(queue.waited(request, wait_s, scene, refused))
+            raise DeviceError(queue.timeout_message(request, wait_s, scene, refused))
         if time.monotonic() > tell_s:
-            tell(queue.describe_wait(request, scene, refused))
+            tell(queue.wait_message(request, scene, refused))
             tell_s = time.monotonic() + WAIT_MESSAGE_EVERY_S
         if turn.out_of_patience and not firm:
             ticket.become("firm")
@@ -264,22 +270,22 @@ def _wait(
         ticket.beat()
 
 
-def _take(
-    directory: Directory,
-    request: Request,
-    blocked: Callable[[tuple[Claim, ...]], bool],
-    locks: dict[Claim, int],
-) -> tuple[tuple[int, ...] | None, tuple[Claim, ...]]:
+def _try_lock_all(
+    directory: LockDirectory,
+    request: LockRequest,
+    blocked: Callable[[tuple[DeviceLock, ...]], bool],
+    locks: dict[DeviceLock, int],
+) -> tuple[tuple[int, ...] | None, tuple[DeviceLock, ...]]:
     """Lock what is wanted into ``locks`` if all of it can be had now; otherwise nothing stays locked.
 
     Also returns what others had locked.
     """
-    refused: list[Claim] = []
+    refused: list[DeviceLock] = []
 
-    def lock(claims: tuple[Claim, ...]) -> bool:
+    def lock(claims: tuple[DeviceLock, ...]) -> bool:
         if blocked(claims):
             return False
-        fresh: list[Claim] = []
+        fresh: list[DeviceLock] = []
         for claim in claims:
             if claim in locks:
                 continue
@@ -302,16 +308,16 @@ def _take(
     return None, tuple(refused)
 
 
-def _unlock_all(locks: dict[Claim, int]) -> None:
+def _unlock_all(locks: dict[DeviceLock, int]) -> None:
     for claim, descriptor in locks.items():
         unlock(claim, descriptor)
     locks.clear()
 
 
-def _forget_in_child() -> None:
+def _close_in_child() -> None:
     for held in _held:
         held.forget()
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.devices.nvml import Session, optional
+from pytest_llenergy.devices.nvml import Session, read_or_none
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
-PREFIX = "MIG-"
+MIG_PREFIX = "MIG-"
 
 #: What is wrong with a board that is divided into nothing, and what to do.
-EMPTY = (
+NO_INSTANCES = (
     "in MIG mode without instances and cannot be used (nvidia-smi mig -cgi PROFILE -C makes instances, "
     "nvidia-smi -mig 0 ends the mode)"
 )
@@ -45,7 +45,7 @@ class Instance:
     @property
     def legacy_name(self) -> str:
         """The name that drivers before 470 gave it, and that CUDA still takes."""
-        return f"{PREFIX}{self.board}/{self.gpu_instance}/{self.compute_instance}"
+        return f"{MIG_PREFIX}{self.board}/{self.gpu_instance}/{self.compute_instance}"
 
     @property
     def label(self) -> str:
@@ -53,7 +53,7 @@ class Instance:
         return f"{self.uuid} ({self.profile})" if self.profile else self.uuid
 
 
-def one_process(instances: Sequence[Instance], driver: str | None) -> tuple[Instance, ...]:
+def shown_to_one_process(instances: Sequence[Instance], driver: str | None) -> tuple[Instance, ...]:
     """Those among these instances that CUDA shows to one process, in the same order."""
     major = (driver or "").partition(".")[0]
     if not major.isdecimal() or int(major) < SEVERAL_FROM_DRIVER:
@@ -64,15 +64,15 @@ def one_process(instances: Sequence[Instance], driver: str | None) -> tuple[Inst
     return tuple(first.values())
 
 
-def enabled(session: Session, uuid: str) -> bool | None:
+def is_mig_enabled(session: Session, uuid: str) -> bool | None:
     """Whether the board with this UUID is in MIG mode; ``None`` where it has no such mode or tells none."""
     module = session.module
-    return optional(
+    return read_or_none(
         module, lambda: bool(module.nvmlDeviceGetMigMode(module.nvmlDeviceGetHandleByUUID(uuid))[0])
     )
 
 
-def instances_of(session: Session, board: Board) -> list[Instance]:
+def list_instances(session: Session, board: Board) -> list[Instance]:
     """The instances of a board, in the driver's order; none where it is not divided.
 
     Raises ``DeviceError`` for an instance that is there and does not answer.
@@ -113,12 +113,12 @@ def _instance(module: Any, handle: Any, board: Board) -> Instance:
         gpu_instance=int(module.nvmlDeviceGetGpuInstanceId(handle)),
         compute_instance=int(module.nvmlDeviceGetComputeInstanceId(handle)),
         profile=_profile(module, handle, board.memory_bytes),
-        memory_bytes=optional(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
+        memory_bytes=read_or_none(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
     )
 
 
 def _profile(module: Any, handle: Any, board_memory_bytes: int | None) -> str | None:
-    attributes = optional(module, lambda: module.nvmlDeviceGetAttributes(handle))
+    attributes = read_or_none(module, lambda: module.nvmlDeviceGetAttributes(handle))
     if attributes is None or not board_memory_bytes:
         return None
     parts = math.ceil(attributes.memorySizeMB * 2**20 / board_memory_bytes * MEMORY_PARTS)

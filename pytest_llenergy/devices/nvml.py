@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 #: A fork copies the locks of the driver's library as they are at that moment. One that another thread holds
 #: then is never released in the child, so a session is of no use there.
-FORKED = "NVML was opened before a fork; only the process that opened it can use it"
+FORK_MESSAGE = "NVML was opened before a fork; only the process that opened it can use it"
 
 #: The member of ``nvmlValue_t`` that holds a value, by ``nvmlValueType_t`` (nvml.h).
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-def optional(module: Any, read: Callable[[], T]) -> T | None:
+def read_or_none(module: Any, read: Callable[[], T]) -> T | None:
     """What NVML tells, or ``None`` where it does not."""
     try:
         return read()
@@ -125,7 +125,7 @@ class Session:
     def fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
         """Field values by (field, scope) in one call; what the driver said for each that has none."""
         if os.getpid() != self._owner:
-            return [FORKED] * len(codes)
+            return [FORK_MESSAGE] * len(codes)
         try:
             values = self.module.nvmlDeviceGetFieldValues(handle, codes)
         except self.module.NVMLError as error:
@@ -161,7 +161,7 @@ class Session:
 
         def read() -> float | str:
             if os.getpid() != owner:
-                return FORKED
+                return FORK_MESSAGE
             result = function(handle, 1, values) or value.nvmlReturn
             if result:
                 return str(module.NVMLError(result))
@@ -173,7 +173,7 @@ class Session:
         if quantity.field is not None:
             return self.fields(handle, (quantity.field,))[0]
         if os.getpid() != self._owner:
-            return FORKED
+            return FORK_MESSAGE
         try:
             return float(getattr(self.module, quantity.name)(handle))
         except self.module.NVMLError as error:

@@ -17,14 +17,14 @@ from pytest_llenergy.devices.allocation import IDLE_BYTES
 from pytest_llenergy.devices.condition import (
     BoardProcess,
     Condition,
-    foreign,
-    own_tree,
-    processes_on,
+    find_foreign_processes,
+    list_processes,
+    own_process_tree,
     sees_all_pids,
 )
-from pytest_llenergy.devices.inventory import used_bytes
+from pytest_llenergy.devices.inventory import read_used_bytes
 from pytest_llenergy.devices.nvml import BoardHandle, Session
-from pytest_llenergy.devices.request import show_memory
+from pytest_llenergy.devices.request import format_memory
 from pytest_llenergy.devices.timeouts import (
     ENDED_PROCESS_LISTED_S,
     OCCUPANCY_POLL_FIRST_S,
@@ -57,9 +57,9 @@ class BoardUse:
         if self.state != "busy":
             return f"{self.uuid}: {self.reason or 'free'}"
         if not self.processes:
-            held = show_memory(self.memory_bytes)
+            held = format_memory(self.memory_bytes)
             return f"{self.uuid}: busy with {held} in use by no process that can be seen from here"
-        return f"{self.uuid}: busy with {', '.join(map(show_process, self.processes))}"
+        return f"{self.uuid}: busy with {', '.join(map(describe_process, self.processes))}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Occupancy:
     @property
     def message(self) -> str:
         """One line on who is in the way, and what to do."""
-        return f"{self._busy}, waited {_seconds(self.waited_s)} s; {ADVICE}"
+        return f"{self._busy}, waited {_format_seconds(self.waited_s)} s; {ADVICE}"
 
     @property
     def awaited(self) -> str:
@@ -129,7 +129,7 @@ def wait_until_free(
         boards = [session.board(uuid) for uuid in uuids]
         start_s, pause_s, busy_s = clock(), OCCUPANCY_POLL_FIRST_S, 0.0
         while True:
-            seen = Occupancy(tuple(look(session, board, own) for board in boards))
+            seen = Occupancy(tuple(inspect_board(session, board, own) for board in boards))
             waited_s = clock() - start_s
             if seen.state == "busy":
                 busy_s, until_s = waited_s, timeout_s
@@ -145,17 +145,21 @@ def wait_until_free(
         session.close()
 
 
-def look(
+def inspect_board(
     session: Session, board: BoardHandle, own: Collection[int] = (), proc: Path = Path("/proc")
 ) -> BoardUse:
     """Who else is on one board, or on one of its instances, now."""
-    listed = processes_on(session.module, board.device)
-    others = foreign(Condition(processes=listed), own_tree(own) if listed else own, proc)
+    listed = list_processes(session.module, board.device)
+    others = find_foreign_processes(
+        Condition(processes=listed), own_process_tree(own) if listed else own, proc
+    )
     if others and not isinstance(others, str):
         return BoardUse(board.asked, "busy", others)
-    used = used_bytes(session.module, board.asked)
+    used = read_used_bytes(session.module, board.asked)
     ours = (
-        bool(listed) if not isinstance(others, str) else any(_uses_cuda(pid, proc) for pid in own_tree(own))
+        bool(listed)
+        if not isinstance(others, str)
+        else any(_uses_cuda(pid, proc) for pid in own_process_tree(own))
     )
     if used is not None and used > IDLE_BYTES and not ours:
         return BoardUse(board.asked, "busy", memory_bytes=used)
@@ -164,13 +168,15 @@ def look(
     return BoardUse(board.asked, "free")
 
 
-def show_process(process: BoardProcess) -> str:
+def describe_process(process: BoardProcess) -> str:
     """Its pid, command and memory."""
-    held = f" using {show_memory(process.used_memory_bytes)}" if process.used_memory_bytes is not None else ""
-    return f"process {process.pid} ({command(process.pid) or process.name or 'name unknown'}){held}"
+    held = (
+        f" using {format_memory(process.used_memory_bytes)}" if process.used_memory_bytes is not None else ""
+    )
+    return f"process {process.pid} ({describe_command(process.pid) or process.name or 'name unknown'}){held}"
 
 
-def command(pid: int, proc: Path = Path("/proc")) -> str | None:
+def describe_command(pid: int, proc: Path = Path("/proc")) -> str | None:
     """The program and the script or module that it runs; ``None`` where it cannot be read.
 
     Nothing more: arguments may hold what does not belong into a report.
@@ -190,7 +196,7 @@ def command(pid: int, proc: Path = Path("/proc")) -> str | None:
     return " ".join(shown)
 
 
-def _seconds(waited_s: float) -> str:
+def _format_seconds(waited_s: float) -> str:
     return f"{round(waited_s, 1):g}" if waited_s < 10 else f"{waited_s:.0f}"
 
 

@@ -17,9 +17,9 @@ from typing import Literal, cast
 
 import msgspec
 
-from pytest_llenergy.devices.lease import CPU, Claim, Request, conflict
-from pytest_llenergy.devices.lockdir import PREFIX, READ, Directory
-from pytest_llenergy.devices.lockfiles import MODE
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest, any_conflict
+from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirectory
+from pytest_llenergy.devices.lockfiles import FILE_MODE
 from pytest_llenergy.devices.timeouts import PATIENCE_S, SUSPENDED_AFTER_S, TICKET_CREATION_LIMIT_S
 
 # Tickets: who waits for devices and who has them, in the order in which they came.
@@ -31,15 +31,15 @@ from pytest_llenergy.devices.timeouts import PATIENCE_S, SUSPENDED_AFTER_S, TICK
 # The state is in the name, so that a change of it is one ``rename`` and a look at the queue one listing:
 # ``new`` (being made), ``waiting`` (may be passed, see ``turns``), ``firm`` (may not), ``holding``.
 
-State = Literal["new", "waiting", "firm", "holding"]
+TicketState = Literal["new", "waiting", "firm", "holding"]
 
-NAME = re.compile(rf"{PREFIX}(new|waiting|firm|holding)-((\d{{20}})-[0-9a-f]{{16}})$")
+TICKET_NAME = re.compile(rf"{FILE_PREFIX}(new|waiting|firm|holding)-((\d{{20}})-[0-9a-f]{{16}})$")
 
 #: Nobody writes as much; what is longer is not read.
-MOST_BYTES = 1 << 18
+MAX_TICKET_BYTES = 1 << 18
 
 
-class Content(msgspec.Struct, frozen=True):
+class TicketContent(msgspec.Struct, frozen=True):
     """What a ticket says. ``since_s`` is a wall clock's time, and ``namespace`` that of the process id.
 
     ``left`` are the devices that processes, which a test had started, still hold after its end.
@@ -49,23 +49,23 @@ class Content(msgspec.Struct, frozen=True):
     namespace: str
     test: str
     since_s: float
-    request: Request
-    holds: tuple[Claim, ...] = ()
+    request: LockRequest
+    holds: tuple[DeviceLock, ...] = ()
     left: bool = False
 
 
 @dataclass(frozen=True)
-class Seen:
+class QueueEntry:
     """A living ticket. ``uid`` and ``beat_s`` (when it last gave a sign of life) come from the kernel."""
 
-    state: State
+    state: TicketState
     order: str
     uid: int
     beat_s: float
-    content: Content
+    content: TicketContent
 
     @property
-    def holds(self) -> tuple[Claim, ...]:
+    def holds(self) -> tuple[DeviceLock, ...]:
         """What is held. The CPU is its maker's own and ends with it, whatever it has left running."""
         if not self.is_left:
             return self.content.holds
@@ -75,7 +75,7 @@ class Seen:
     def is_left(self) -> bool:
         """Whether it is held by what its maker has left running, as far as this can be told from here."""
         content = self.content
-        return content.left or (content.namespace == pid_namespace() and not _exists(content.pid))
+        return content.left or (content.namespace == pid_namespace() and not _process_exists(content.pid))
 
     @property
     def waited_s(self) -> float:
@@ -86,20 +86,20 @@ class Seen:
 class Ticket:
     """Our own. Raises ``OSError`` when it cannot be written."""
 
-    def __init__(self, directory: Directory, request: Request, test: str) -> None:
+    def __init__(self, directory: LockDirectory, request: LockRequest, test: str) -> None:
         self.order: str = f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
         self._directory = directory
-        self._state: State = "new"
-        self._content = Content(os.getpid(), pid_namespace(), test, time.time(), request)
+        self._state: TicketState = "new"
+        self._content = TicketContent(os.getpid(), pid_namespace(), test, time.time(), request)
         self.descriptor: int = self._make()
 
     @property
     def name(self) -> str:
         """The name of its file."""
-        return f"{PREFIX}{self._state}-{self.order}"
+        return f"{FILE_PREFIX}{self._state}-{self.order}"
 
     @property
-    def request(self) -> Request:
+    def request(self) -> LockRequest:
         """What is wanted."""
         return self._content.request
 
@@ -108,7 +108,7 @@ class Ticket:
         """What others are told of us."""
         return self._content.test
 
-    def become(self, state: State) -> None:
+    def become(self, state: TicketState) -> None:
         """Change the state that others see."""
         old, self._state = self.name, state
         try:
@@ -119,7 +119,7 @@ class Ticket:
             os.close(self.descriptor)
             self.descriptor = self._make()
 
-    def hold(self, claims: tuple[Claim, ...]) -> None:
+    def hold(self, claims: tuple[DeviceLock, ...]) -> None:
         """Say what is held from now on."""
         self._content = msgspec.structs.replace(self._content, holds=claims, since_s=time.time())
         self._write(self.descriptor)
@@ -139,7 +139,7 @@ class Ticket:
         """Take it away. If it was ``lent`` to processes that are still there, it stays and says so."""
         if lent:
             os.close(self.descriptor)
-            if read(self._directory, self.name) is not None:
+            if read_entry(self._directory, self.name) is not None:
                 self._content = msgspec.structs.replace(self._content, left=True)
                 with suppress(OSError):
                     descriptor = os.open(
@@ -156,11 +156,11 @@ class Ticket:
         descriptor = os.open(
             self.name,
             os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-            MODE,
+            FILE_MODE,
             dir_fd=self._directory.descriptor,
         )
         try:
-            os.fchmod(descriptor, MODE)
+            os.fchmod(descriptor, FILE_MODE)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._write(descriptor)
         except OSError:
@@ -175,7 +175,7 @@ class Ticket:
         os.ftruncate(descriptor, len(data))
 
 
-def living(directory: Directory, states: Iterable[State], but: str = "") -> list[Seen]:
+def list_entries(directory: LockDirectory, states: Iterable[TicketState], but: str = "") -> list[QueueEntry]:
     """The living tickets in these states, first come first, without the one whose order is ``but``.
 
     Dead ones are removed where they are ours.
@@ -183,21 +183,21 @@ def living(directory: Directory, states: Iterable[State], but: str = "") -> list
     wanted = set(states)
     found = []
     for name in os.listdir(directory.descriptor):  # noqa: PTH208 - by descriptor
-        match = NAME.fullmatch(name)
+        match = TICKET_NAME.fullmatch(name)
         if match is None or match[2] == but:
             continue
         if match[1] in wanted or (match[1] == "new" and _is_old(int(match[3]))):
-            seen = read(directory, name)
+            seen = read_entry(directory, name)
             if seen is not None and seen.state in wanted:
                 found.append(seen)
     return sorted(found, key=lambda seen: seen.order)
 
 
-def read(directory: Directory, name: str) -> Seen | None:
+def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
     """The ticket of that name; ``None`` for one that is dead, gone, or none that we would write."""
-    match = NAME.fullmatch(name)
+    match = TICKET_NAME.fullmatch(name)
     try:
-        descriptor = os.open(name, READ | os.O_NONBLOCK, dir_fd=directory.descriptor)
+        descriptor = os.open(name, READ_FLAGS | os.O_NONBLOCK, dir_fd=directory.descriptor)
     except OSError:
         return None
     try:
@@ -208,8 +208,8 @@ def read(directory: Directory, name: str) -> Seen | None:
             # Shared: who only looks must not make another one who looks believe that it lives.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            content = msgspec.json.decode(os.pread(descriptor, MOST_BYTES, 0), type=Content)
-            return Seen(cast(State, match[1]), match[2], state.st_uid, state.st_mtime, content)
+            content = msgspec.json.decode(os.pread(descriptor, MAX_TICKET_BYTES, 0), type=TicketContent)
+            return QueueEntry(cast(TicketState, match[1]), match[2], state.st_uid, state.st_mtime, content)
         if state.st_uid == os.geteuid():
             with suppress(OSError):
                 os.unlink(name, dir_fd=directory.descriptor)
@@ -229,7 +229,7 @@ def pid_namespace() -> str:
         return ""
 
 
-def _exists(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     if pid <= 0:
         return False
     try:
@@ -254,67 +254,69 @@ def _is_old(made_ns: int) -> bool:
 # for the last. After ``PASSES`` of these it is firm: nobody passes any more, so that no request starves.
 
 #: How many later requests may go before an earlier one that they conflict with: about one a board.
-PASSES = 8
+MAX_PASSES = 8
 
 #: One look in so many also removes dead tickets that nobody is looking at.
-CLEANING = 16
+CLEANUP_ONE_IN = 16
 
 
 @dataclass(frozen=True)
-class Scene:
+class QueueSnapshot:
     """The queue at one moment, as one of those who wait sees it: who is ahead, and who has what."""
 
-    ahead: tuple[Seen, ...] = ()
-    holding: tuple[Seen, ...] = ()
+    ahead: tuple[QueueEntry, ...] = ()
+    holding: tuple[QueueEntry, ...] = ()
 
-    def blocked(self, claims: tuple[Claim, ...]) -> bool:
+    def blocked(self, claims: tuple[DeviceLock, ...]) -> bool:
         """Whether these must be left to somebody who came earlier.
 
         What is in use at this moment may be free in the next; then it is for those who waited for it.
         """
-        rivals = [seen for seen in self.ahead if not is_stopped(seen) and seen.content.request.wants(claims)]
+        rivals = [
+            seen for seen in self.ahead if not is_suspended(seen) and seen.content.request.wants(claims)
+        ]
         if not rivals:
             return False
-        return conflict(claims, in_use(self.holding)) or any(
-            seen.state == "firm" or could_be_served(seen, self.holding) for seen in rivals
+        return any_conflict(claims, locks_held(self.holding)) or any(
+            seen.state == "firm" or is_servable(seen, self.holding) for seen in rivals
         )
 
 
-def is_stopped(seen: Seen) -> bool:
+def is_suspended(seen: QueueEntry) -> bool:
     """Whether its maker has given no sign of life for too long."""
     return time.time() - seen.beat_s > SUSPENDED_AFTER_S
 
 
-def in_use(holding: Sequence[Seen]) -> list[Claim]:
+def locks_held(holding: Sequence[QueueEntry]) -> list[DeviceLock]:
     """What these tickets say that they hold."""
     return [claim for holder in holding for claim in holder.holds]
 
 
-def could_be_served(seen: Seen, holding: Sequence[Seen]) -> bool:
+def is_servable(seen: QueueEntry, holding: Sequence[QueueEntry]) -> bool:
     """Whether what somebody waits for is free, as far as the tickets tell."""
-    busy = in_use(holding)
-    return seen.content.request.fit(lambda claims: not conflict(claims, busy)) is not None
+    busy = locks_held(holding)
+    return seen.content.request.fit(lambda claims: not any_conflict(claims, busy)) is not None
 
 
 @dataclass
-class Turn:
+class QueuePlace:
     """Our own place in the queue."""
 
-    directory: Directory
+    directory: LockDirectory
     ticket: Ticket
     passed_by: set[str] = field(default_factory=set)
     began_s: float = field(default_factory=time.monotonic)
 
-    def first_look(self) -> Scene:
+    def first_look(self) -> QueueSnapshot:
         """Before we are in the queue. Who holds what matters only where somebody waits."""
-        if random.randrange(CLEANING) == 0:
-            living(self.directory, ("holding",), self.ticket.order)
-        ahead = living(self.directory, ("waiting", "firm"), self.ticket.order)
-        return self.look() if ahead else Scene()
+        if random.randrange(CLEANUP_ONE_IN) == 0:
+            list_entries(self.directory, ("holding",), self.ticket.order)
+        ahead = list_entries(self.directory, ("waiting", "firm"), self.ticket.order)
+        return self.look() if ahead else QueueSnapshot()
 
-    def look(self) -> Scene:
+    def look(self) -> QueueSnapshot:
         """While we wait: note who has passed us, and let nobody pass after too many."""
-        seen = living(self.directory, ("waiting", "firm", "holding"), self.ticket.order)
+        seen = list_entries(self.directory, ("waiting", "firm", "holding"), self.ticket.order)
         ahead = tuple(each for each in seen if each.state != "holding" and each.order < self.ticket.order)
         holding = tuple(each for each in seen if each.state == "holding")
         self.passed_by.update(
@@ -322,82 +324,88 @@ class Turn:
             for each in holding
             if each.order > self.ticket.order and self.ticket.request.wants(each.holds)
         )
-        return Scene(ahead, holding)
+        return QueueSnapshot(ahead, holding)
 
     @property
     def out_of_patience(self) -> bool:
         """Whether enough have passed."""
-        return len(self.passed_by) >= PASSES or time.monotonic() - self.began_s > PATIENCE_S
+        return len(self.passed_by) >= MAX_PASSES or time.monotonic() - self.began_s > PATIENCE_S
 
 
-def waits(directory: Directory, claims: tuple[Claim, ...], least_s: float = 0.0) -> bool:
+def is_awaited(directory: LockDirectory, claims: tuple[DeviceLock, ...], least_s: float = 0.0) -> bool:
     """Whether somebody waits for one of these, since ``least_s`` seconds, and has to."""
     queue = [
         seen
-        for seen in living(directory, ("waiting", "firm"))
-        if seen.waited_s >= least_s and not is_stopped(seen) and seen.content.request.wants(claims)
+        for seen in list_entries(directory, ("waiting", "firm"))
+        if seen.waited_s >= least_s and not is_suspended(seen) and seen.content.request.wants(claims)
     ]
     if not queue:
         return False
-    holding = living(directory, ("holding",))
-    return any(not could_be_served(seen, holding) for seen in queue)
+    holding = list_entries(directory, ("holding",))
+    return any(not is_servable(seen, holding) for seen in queue)
 
 
 # Who has the devices, told to people.
 
 #: A test's name in another user's ticket is cut there.
-MOST_CHARACTERS = 200
+MAX_TEST_NAME = 200
 
-SILENT = "a process that says nothing of itself"
+UNIDENTIFIED = "a process that says nothing of itself"
 
-MEND = "wait for it, or raise --energy-lease-timeout"
+ADVICE = "wait for it, or raise --energy-lease-timeout"
 
 
-def waited(request: Request, seconds: float, scene: Scene, refused: Collection[Claim] = ()) -> str:
+def timeout_message(
+    request: LockRequest, seconds: float, scene: QueueSnapshot, refused: Collection[DeviceLock] = ()
+) -> str:
     """One line: what was wanted, everybody who has some of it, everybody who came earlier, what to do.
 
     ``refused`` is what others had locked; its holders may have no ticket.
     """
-    return f"gpus: waited {seconds:g} s for {_wanted(request)}: {_reason(request, scene, refused)}; {MEND}"
+    return f"gpus: waited {seconds:g} s for {_describe_request(request)}: {_describe_obstacles(request, scene, refused)}; {ADVICE}"
 
 
-def describe_wait(request: Request, scene: Scene, refused: Collection[Claim] = ()) -> str:
+def wait_message(request: LockRequest, scene: QueueSnapshot, refused: Collection[DeviceLock] = ()) -> str:
     """The same while it waits, for who looks on."""
-    return f"waiting for {_wanted(request)}: {_reason(request, scene, refused)}"
+    return f"waiting for {_describe_request(request)}: {_describe_obstacles(request, scene, refused)}"
 
 
-def _wanted(request: Request) -> str:
+def _describe_request(request: LockRequest) -> str:
     wanted = ", ".join(request.devices)
     return f"{request.n} of {wanted}" if 0 < request.n < len(request.choices) else wanted
 
 
-def _reason(request: Request, scene: Scene, refused: Collection[Claim]) -> str:
+def _describe_obstacles(request: LockRequest, scene: QueueSnapshot, refused: Collection[DeviceLock]) -> str:
     claims = {claim for choice in (request.always, *request.choices) for claim in choice}
     told = []
     for seen in scene.holding:
-        held = [claim.device for claim in seen.holds if conflict((claim,), claims)]
+        held = [claim.device for claim in seen.holds if any_conflict((claim,), claims)]
         if held:
-            told.append(f"{_what(held, request)}held by {who(seen)}")
+            told.append(f"{_list_devices(held, request)}held by {describe_owner(seen)}")
     named = [claim for seen in scene.holding for claim in seen.holds]
-    silent = [claim.device for claim in refused if not conflict((claim,), named)]
+    silent = [claim.device for claim in refused if not any_conflict((claim,), named)]
     if silent:
-        told.append(f"{_what(silent, request)}held by {SILENT}")
-    told += [f"queued before: {who(seen)}" for seen in scene.ahead if seen.content.request.wants(claims)]
-    return "; ".join(told) or f"held by {SILENT}"
+        told.append(f"{_list_devices(silent, request)}held by {UNIDENTIFIED}")
+    told += [
+        f"queued before: {describe_owner(seen)}" for seen in scene.ahead if seen.content.request.wants(claims)
+    ]
+    return "; ".join(told) or f"held by {UNIDENTIFIED}"
 
 
-def who(seen: Seen) -> str:
+def describe_owner(seen: QueueEntry) -> str:
     """Process, user, since when, and the test, of one ticket."""
     content = seen.content
     elsewhere = content.namespace != pid_namespace()
     process = f"process {content.pid}" + (" of another container" if elsewhere else "")
     if seen.is_left:
         process = f"what {process} left running"
-    test = _plain(content.test)
-    return f"{process} of {_user(seen.uid)} since {_clock(content.since_s)}" + (f" ({test})" if test else "")
+    test = _printable(content.test)
+    return f"{process} of {_user_name(seen.uid)} since {_format_time(content.since_s)}" + (
+        f" ({test})" if test else ""
+    )
 
 
-def overreach(held: Collection[Claim], request: Request) -> str:
+def nested_request_message(held: Collection[DeviceLock], request: LockRequest) -> str:
     """Why a process that has devices may not wait for others."""
     has = ", ".join(dict.fromkeys(claim.device for claim in held))
     return (
@@ -406,17 +414,17 @@ def overreach(held: Collection[Claim], request: Request) -> str:
     )
 
 
-def _what(devices: Collection[str], request: Request) -> str:
+def _list_devices(devices: Collection[str], request: LockRequest) -> str:
     # A single device that was asked for need not be named twice.
     return "" if list(devices) == list(request.devices) else f"{', '.join(sorted(set(devices)))} "
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     """What another user wrote, harmless to a terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text[:MOST_CHARACTERS])
+    return "".join(each if each.isprintable() else "?" for each in text[:MAX_TEST_NAME])
 
 
-def _user(uid: int) -> str:
+def _user_name(uid: int) -> str:
     import pwd
 
     try:
@@ -425,7 +433,7 @@ def _user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _clock(wall_s: float) -> str:
+def _format_time(wall_s: float) -> str:
     try:
         then = time.localtime(wall_s)
     except (OverflowError, ValueError, OSError):
@@ -434,7 +442,7 @@ def _clock(wall_s: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
 
 
-def told(seen: Sequence[Seen]) -> list[str]:
+def describe_entries(seen: Sequence[QueueEntry]) -> list[str]:
     """One line a ticket, for people who look at the whole queue.
 
     Without what is shared, such as the host among tests on GPUs: it reads as if others could not have it.
@@ -445,5 +453,5 @@ def told(seen: Sequence[Seen]) -> list[str]:
         if each.state != "holding":
             verb, devices = "awaited", list(each.content.request.devices)
         if devices:
-            lines.append(f"{', '.join(map(_plain, devices))} {verb} by {who(each)}")
+            lines.append(f"{', '.join(map(_printable, devices))} {verb} by {describe_owner(each)}")
     return lines

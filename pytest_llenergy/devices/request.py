@@ -78,7 +78,7 @@ def parse_memory(text: str) -> tuple[int, str]:
     return round(size), SPELLING[found[2]]
 
 
-def show_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
+def format_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
     """With one decimal and never rounded up: what is too little must not look like enough.
 
     In this unit, or in the next smaller one where it is less than one of it.

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.devices.allocation import allowed
-from pytest_llenergy.devices.inventory import answering, present
+from pytest_llenergy.devices.allocation import list_leasable
+from pytest_llenergy.devices.inventory import read_answering, read_inventory
 from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
@@ -50,7 +50,7 @@ class DriverReport(msgspec.Struct):
 
 def describe_boards() -> DriverReport:
     """Query boards and driver version in this process."""
-    found = answering()
+    found = read_answering()
     return DriverReport(list(found.boards), found.driver, [*found.lost.values(), *found.refusals])
 
 
@@ -105,8 +105,8 @@ def _query_error(reason: str) -> DeviceError:
 
 
 def _count_gpus(selection: str | None) -> int:
-    found = present(without_lost=True)
-    may = allowed(found, selection, os.environ)
+    found = read_inventory(without_lost=True)
+    may = list_leasable(found, selection, os.environ)
     models = Counter(found.device(uuid).name for uuid in may.uuids)
     return max(models.values(), default=0)
 

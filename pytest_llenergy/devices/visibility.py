@@ -10,8 +10,8 @@ from decimal import Decimal
 from itertools import takewhile
 
 from pytest_llenergy.devices import mig
-from pytest_llenergy.devices.inventory import Present
-from pytest_llenergy.devices.mig import EMPTY
+from pytest_llenergy.devices.inventory import Inventory
+from pytest_llenergy.devices.mig import NO_INSTANCES
 from pytest_llenergy.errors import DeviceError
 
 # The grammar of ``CUDA_VISIBLE_DEVICES``: a text and the names that it may hold, without a driver.
@@ -24,61 +24,61 @@ BOARD_PREFIX = "GPU-"
 
 
 @dataclass(frozen=True)
-class Visible:
+class VisibleDevices:
     """Full UUIDs in the order of the list, and why it gives fewer than it names, if it does."""
 
     uuids: tuple[str, ...]
     reason: str | None = None
 
 
-def read_list(value: str, uuids: Sequence[str]) -> Visible:
+def parse_list(value: str, uuids: Sequence[str]) -> VisibleDevices:
     """A list of numbers, or of beginnings of UUIDs, that selects among boards in this order."""
     if value.startswith(BOARD_PREFIX):
-        return by_name(value, BOARD_PREFIX, [(uuid, uuid) for uuid in uuids])
-    return _by_number(value, uuids)
+        return parse_names(value, BOARD_PREFIX, [(uuid, uuid) for uuid in uuids])
+    return parse_numbers(value, uuids)
 
 
-def by_name(value: str, prefix: str, names: Sequence[tuple[str, str]]) -> Visible:
+def parse_names(value: str, prefix: str, names: Sequence[tuple[str, str]]) -> VisibleDevices:
     """A list of elements that begin with the prefix, among devices given as (name, UUID)."""
     elements = value.split(",")
     of_form = [*takewhile(lambda element: element.startswith(prefix), elements)]
     chosen: list[str] = []
     reason = None
     for element in of_form:
-        matches = matching(element, names)
+        matches = match_uuids(element, names)
         if len(matches) != 1:
             has = "is the beginning of more than one" if matches else "names none that the driver shows"
             reason = f"{element!r} {has}"
             break
         chosen.append(matches[0])
     # A text repeated after the end of the list counts too.
-    repeated = _repeated(of_form, of_form) or _repeated(chosen, of_form)
+    repeated = _find_repeated(of_form, of_form) or _find_repeated(chosen, of_form)
     if repeated is not None:
-        return Visible((), _twice(repeated))
+        return VisibleDevices((), _repeated_reason(repeated))
     after = elements[len(of_form) : len(of_form) + 1]
     if reason is None and after and after[0].strip():
         reason = f"{after[0]!r} does not begin with {prefix} as the first does"
-    return Visible(tuple(chosen), reason)
+    return VisibleDevices(tuple(chosen), reason)
 
 
-def matching(element: str, names: Iterable[tuple[str, str]]) -> list[str]:
+def match_uuids(element: str, names: Iterable[tuple[str, str]]) -> list[str]:
     """The UUIDs, given as (name, UUID), whose name this is or begins with it. Legacy MIG names are whole."""
     pairs = list(names)
     whole = [uuid for name, uuid in pairs if name == element]
     return whole or [uuid for name, uuid in pairs if "/" not in name and name.startswith(element)]
 
 
-def _by_number(value: str, uuids: Sequence[str]) -> Visible:
+def parse_numbers(value: str, uuids: Sequence[str]) -> VisibleDevices:
     elements = value.split(",")
-    numbers = [*takewhile(lambda number: number >= 0, map(_number, elements))]
-    repeated = _repeated(numbers, elements)
+    numbers = [*takewhile(lambda number: number >= 0, map(_parse_number, elements))]
+    repeated = _find_repeated(numbers, elements)
     if repeated is not None:
-        return Visible((), _twice(repeated))
+        return VisibleDevices((), _repeated_reason(repeated))
     chosen = tuple(uuids[number] for number in takewhile(lambda number: number < len(uuids), numbers))
-    return Visible(chosen, _why_ended(elements, len(numbers), len(chosen), len(uuids)))
+    return VisibleDevices(chosen, _explain_end(elements, len(numbers), len(chosen), len(uuids)))
 
 
-def _why_ended(elements: Sequence[str], numbers: int, chosen: int, present: int) -> str | None:
+def _explain_end(elements: Sequence[str], numbers: int, chosen: int, present: int) -> str | None:
     if chosen == len(elements):
         return None
     element = elements[chosen]
@@ -92,25 +92,25 @@ def _why_ended(elements: Sequence[str], numbers: int, chosen: int, present: int)
     return f"{element!r} neither is a number nor begins with GPU- or MIG-"
 
 
-def _number(element: str) -> int:
+def _parse_number(element: str) -> int:
     # strtoul semantics: leading blanks and trailing text are ignored.
     number = re.match(r"\s*([+-]?[0-9]+)", element)
-    return whole_number(number.group(1)) if number else -1
+    return parse_whole_number(number.group(1)) if number else -1
 
 
-def whole_number(text: str) -> int:
+def parse_whole_number(text: str) -> int:
     """Of any length: ``int`` alone refuses more than some thousand digits."""
     return int(Decimal(text))
 
 
-def _repeated(values: Sequence[object], elements: Sequence[str]) -> str | None:
+def _find_repeated(values: Sequence[object], elements: Sequence[str]) -> str | None:
     for place, value in enumerate(values):
         if value in values[:place]:
             return elements[place]
     return None
 
 
-def _twice(element: str) -> str:
+def _repeated_reason(element: str) -> str:
     return f"{element!r} names what is named before it, and CUDA then shows none"
 
 
@@ -120,55 +120,55 @@ def _twice(element: str) -> str:
 # device cgroups is only what was given to it. ``NVIDIA_VISIBLE_DEVICES`` speaks to the container runtime and
 # ``SLURM_JOB_GPUS`` to people; both may count the boards of the whole host, and neither is read as a list.
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
-ORDER = "CUDA_DEVICE_ORDER"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 
-def visible(environment: Mapping[str, str], present: Present) -> Visible:
+def parse_visible_devices(environment: Mapping[str, str], present: Inventory) -> VisibleDevices:
     """The boards, or MIG instances, that CUDA would enumerate.
 
     Raises ``DeviceError`` where numbers name some of several models and CUDA's order cannot be known.
     """
-    value = environment.get(VARIABLE)
+    value = environment.get(VISIBLE_DEVICES)
     if value is None:
-        return Visible(present.uuids)
-    if value.startswith(mig.PREFIX):
-        return _instances(value, present)
-    found = read_list(value, present.uuids)
+        return VisibleDevices(present.uuids)
+    if value.startswith(mig.MIG_PREFIX):
+        return _parse_instances(value, present)
+    found = parse_list(value, present.uuids)
     if not value.startswith(BOARD_PREFIX):
         _check_order(value, environment, found, present)
     return found
 
 
-def instance_names(present: Present) -> list[tuple[str, str]]:
+def instance_names(present: Inventory) -> list[tuple[str, str]]:
     """Each instance under its UUID and its legacy name, which in old drivers are one."""
     named = {name: each.uuid for each in present.instances for name in (each.legacy_name, each.uuid)}
     return list(named.items())
 
 
-def why_hidden(environment: Mapping[str, str], present: int, reason: str | None = None) -> str:
+def explain_hidden(environment: Mapping[str, str], present: int, reason: str | None = None) -> str:
     """The reason that a user reads when the environment hides GPUs that the driver shows."""
     told = f" ({reason})" if reason else ""
-    said = slurm(environment)
+    said = describe_slurm(environment)
     shown = f"{present} ({said})" if said else str(present)
     return (
-        f"the environment sets {VARIABLE}={environment.get(VARIABLE)!r}, which allows no GPU{told}; the "
+        f"the environment sets {VISIBLE_DEVICES}={environment.get(VISIBLE_DEVICES)!r}, which allows no GPU{told}; the "
         f"driver shows {shown}; --energy-gpus=all overrides it on purpose"
     )
 
 
-def slurm(environment: Mapping[str, str]) -> str | None:
+def describe_slurm(environment: Mapping[str, str]) -> str | None:
     """What Slurm says that it gave, for messages only: its numbers may be those of the whole host."""
     said = [f"{name}={environment[name]}" for name in SLURM_VARIABLES if name in environment]
     return f"Slurm says {said[0]}" if said else None
 
 
-def _instances(value: str, present: Present) -> Visible:
-    named = by_name(value, mig.PREFIX, instance_names(present))
+def _parse_instances(value: str, present: Inventory) -> VisibleDevices:
+    named = parse_names(value, mig.MIG_PREFIX, instance_names(present))
     known = {instance.uuid: instance for instance in present.instances}
     instances = [known[uuid] for uuid in named.uuids]
-    seen = mig.one_process(instances, present.driver)
+    seen = mig.shown_to_one_process(instances, present.driver)
     if len(seen) == len(instances):
         return named
     kept = ", ".join(instance.uuid for instance in seen)
@@ -179,23 +179,25 @@ def _instances(value: str, present: Present) -> Visible:
     return replace(named, uuids=tuple(instance.uuid for instance in seen), reason=reason)
 
 
-def _check_order(value: str, environment: Mapping[str, str], found: Visible, present: Present) -> None:
+def _check_order(
+    value: str, environment: Mapping[str, str], found: VisibleDevices, present: Inventory
+) -> None:
     models = {board.name for board in present.boards}
     some = 0 < len(found.uuids) < len(present.boards)
-    if len(models) < 2 or not some or environment.get(ORDER) == "PCI_BUS_ID":
+    if len(models) < 2 or not some or environment.get(DEVICE_ORDER) == "PCI_BUS_ID":
         return
     boards = [f"{board.name} {board.uuid}" for board in present.boards]
-    told = ", ".join(filter(None, (*boards, slurm(environment))))
+    told = ", ".join(filter(None, (*boards, describe_slurm(environment))))
     raise DeviceError(
-        f"{VARIABLE}={value!r} counts the fastest GPU first, which NVML cannot tell of different models: "
-        f"{told}; set {ORDER}=PCI_BUS_ID, or list UUIDs"
+        f"{VISIBLE_DEVICES}={value!r} counts the fastest GPU first, which NVML cannot tell of different models: "
+        f"{told}; set {DEVICE_ORDER}=PCI_BUS_ID, or list UUIDs"
     )
 
 
 # ``--energy-gpus``: GPUs that are chosen on purpose, whatever the environment says.
 
 
-def choose(selection: str, present: Present) -> tuple[str, ...]:
+def parse_selection(selection: str, present: Inventory) -> tuple[str, ...]:
     """The UUIDs of ``all`` boards, or those of a list of numbers in PCI order and of (beginnings of) UUIDs.
 
     Several MIG instances may be named: each rank gets one. Raises ``DeviceError`` naming the element that
@@ -205,19 +207,19 @@ def choose(selection: str, present: Present) -> tuple[str, ...]:
         return present.uuids
     chosen: list[str] = []
     for element in (part.strip() for part in selection.split(",")):
-        uuid = _device(element, present)
+        uuid = _parse_device(element, present)
         if uuid in chosen:
             raise DeviceError(f"--energy-gpus: {element!r} is {uuid}, which is named before; name each once")
         chosen.append(uuid)
     return tuple(chosen)
 
 
-def _device(element: str, present: Present) -> str:
+def _parse_device(element: str, present: Inventory) -> str:
     if element.isdecimal():
-        matches = list(present.uuids[whole_number(element) :][:1])
+        matches = list(present.uuids[parse_whole_number(element) :][:1])
     else:
         names = [(uuid, uuid) for uuid in present.uuids] + instance_names(present)
-        matches = matching(element, names) if element else []
+        matches = match_uuids(element, names) if element else []
     if len(matches) != 1:
         labels = [*present.uuids, *(instance.label for instance in present.instances)]
         told = ", ".join(labels) or f"none ({present.missing or 'NVML shows none'})"
@@ -230,5 +232,5 @@ def _device(element: str, present: Present) -> str:
             f"{', '.join(labels)}"
         )
     if matches[0] in present.mig_enabled:
-        raise DeviceError(f"--energy-gpus: {element!r} ({matches[0]}) is {EMPTY}")
+        raise DeviceError(f"--energy-gpus: {element!r} ({matches[0]}) is {NO_INSTANCES}")
     return matches[0]

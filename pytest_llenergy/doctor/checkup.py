@@ -13,17 +13,17 @@ from pathlib import Path
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.devices import lockfiles
-from pytest_llenergy.devices.allocation import allowed
-from pytest_llenergy.devices.amd import AmdBoard, boards
-from pytest_llenergy.devices.cpu import host
-from pytest_llenergy.devices.inventory import Present, answering
+from pytest_llenergy.devices.allocation import list_leasable
+from pytest_llenergy.devices.amd import AmdBoard, list_boards
+from pytest_llenergy.devices.cpu import describe_host
+from pytest_llenergy.devices.inventory import Inventory, read_answering
 from pytest_llenergy.devices.lease import CPU
-from pytest_llenergy.devices.lockdir import Directory, lock_directory
-from pytest_llenergy.devices.mig import EMPTY, Instance
+from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
+from pytest_llenergy.devices.mig import NO_INSTANCES, Instance
 from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.devices.occupancy import BoardUse, look
-from pytest_llenergy.devices.queue import living, told
-from pytest_llenergy.devices.visibility import VARIABLE, visible
+from pytest_llenergy.devices.occupancy import BoardUse, inspect_board
+from pytest_llenergy.devices.queue import describe_entries, list_entries
+from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
 from pytest_llenergy.doctor.steps import Trial
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
@@ -45,7 +45,7 @@ class MeterFacts:
 
 
 @dataclass(frozen=True)
-class EngineFacts:
+class BackendFacts:
     """A backend; ``missing`` is why it cannot run, and what to do. ``framework`` is what it runs in."""
 
     name: str
@@ -54,7 +54,7 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
-class EngineRow:
+class BackendRow:
     """A backend with its capability row. ``missing`` is why it cannot run here, ``install`` what mends it."""
 
     name: str
@@ -64,40 +64,40 @@ class EngineRow:
     capabilities: Capabilities
 
 
-def broken() -> tuple[BrokenEntryPoint, ...]:
+def list_broken_backends() -> tuple[BrokenEntryPoint, ...]:
     """Entry points of others that give no backend; every test that asks for a backend fails by one."""
     return discover_backends()[1]
 
 
-def broken_meters() -> tuple[BrokenEntryPoint, ...]:
+def list_broken_meters() -> tuple[BrokenEntryPoint, ...]:
     """Entry points of others that give no meter; no test can be measured until they are mended."""
     return KnownMeters().broken
 
 
-def rows() -> Iterator[EngineRow]:
+def list_backend_rows() -> Iterator[BackendRow]:
     """The row of every known backend."""
     for name, backend in discover_backends()[0].items():
         row = backend.capabilities
-        yield EngineRow(name, backend.missing(), backend.install, row.managed_by, row)
+        yield BackendRow(name, backend.missing(), backend.install, row.managed_by, row)
 
 
-def engines() -> Iterator[EngineFacts]:
+def list_backends() -> Iterator[BackendFacts]:
     """Every known backend."""
     for name, backend in discover_backends()[0].items():
-        yield EngineFacts(name, backend.missing(), backend.capabilities.framework)
+        yield BackendFacts(name, backend.missing(), backend.capabilities.framework)
 
 
-def meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
+def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
     """Every known meter, opened for the CPU and for each GPU that it applies to."""
     for name, meter in KnownMeters(whole_only=True).items():
         if meter.takes_argument:
             yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
             continue
         for targets in [Targets(), *(Targets((uuid,)) for uuid in uuids)]:
-            yield from _opened(name, meter, targets)
+            yield from _open_meter(name, meter, targets)
 
 
-def _opened(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFacts]:
+def _open_meter(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFacts]:
     target = targets.gpus[0] if targets.gpus else "cpu"
     try:
         found = meter.open(targets)
@@ -109,10 +109,10 @@ def _opened(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFact
     for each in found:
         each.close()
         for domain in each.domains:
-            yield MeterFacts(name, target, True, _domain(domain))
+            yield MeterFacts(name, target, True, _describe_domain(domain))
 
 
-def _domain(domain: Domain) -> str:
+def _describe_domain(domain: Domain) -> str:
     """What it reads, how often it ticks, how much of the time it looks, what is odd."""
     period = f", every {domain.update_period_s * 1e3:.4g} ms" if domain.update_period_s else ""
     sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
@@ -129,7 +129,7 @@ NVIDIA, AMD = 0x10DE, 0x1002
 DISPLAY = 0x03
 
 
-def display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:
+def list_display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:
     """PCI addresses of the vendor's display controllers; empty where the bus cannot be read."""
     found = []
     with suppress(OSError, ValueError):
@@ -171,13 +171,13 @@ class GpuFacts:
 
 
 @dataclass(frozen=True)
-class Allotment:
+class VisibleGpus:
     """What the environment allows: the variable's value, if it is set, and the UUIDs that this leaves."""
 
     value: str | None
     devices: tuple[str, ...] = ()
     reason: str | None = None
-    variable: str = VARIABLE
+    variable: str = VISIBLE_DEVICES
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,10 @@ class Checkup:
     driver: str | None
     gpus: tuple[GpuFacts, ...]
     amd: tuple[AmdBoard, ...]
-    allotment: Allotment
+    allotment: VisibleGpus
     leases: Leases
     meters: tuple[MeterFacts, ...]
-    engines: tuple[EngineFacts, ...]
+    engines: tuple[BackendFacts, ...]
     model: str
     findings: tuple[Finding, ...] = field(default_factory=tuple)
     trials: tuple[Trial, ...] = ()
@@ -210,40 +210,40 @@ class Checkup:
         return any(finding.misconfigured for finding in self.findings)
 
 
-def check(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS) -> Checkup:
+def check_host(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS) -> Checkup:
     """Look at everything. What fails becomes a finding; raises ``ModelError`` without the default model."""
     from pytest_llenergy.backends.models import resolve_model
 
     findings: list[Finding] = []
-    found = _present(findings, sysfs)
-    gpus, amd = tuple(_gpus(found, findings)), _amd(findings, sysfs)
-    findings.extend(Finding(each.reason) for each in (*broken(), *broken_meters()))
+    found = _check_inventory(findings, sysfs)
+    gpus, amd = tuple(_check_gpus(found, findings)), _check_amd(findings, sysfs)
+    findings.extend(Finding(each.reason) for each in (*list_broken_backends(), *list_broken_meters()))
     return Checkup(
-        host=host(),
+        host=describe_host(),
         driver=found.driver,
         gpus=gpus,
         amd=amd,
-        allotment=_allotment(found, environment, findings),
-        leases=_leases(found, findings),
-        meters=tuple(meters([gpu.uuid for gpu in gpus])),
-        engines=tuple(engines()),
+        allotment=_check_visible(found, environment, findings),
+        leases=_check_leases(found, findings),
+        meters=tuple(list_meters([gpu.uuid for gpu in gpus])),
+        engines=tuple(list_backends()),
         model=resolve_model(None).label,
         findings=tuple(findings),
     )
 
 
-def _present(findings: list[Finding], sysfs: Path) -> Present:
-    found = answering()
+def _check_inventory(findings: list[Finding], sysfs: Path) -> Inventory:
+    found = read_answering()
     silent = (*found.lost.values(), *found.refusals)
     findings.extend(map(Finding, silent))
     if not found.boards and not silent:
-        findings.append(_no_boards(found, sysfs))
+        findings.append(_explain_no_boards(found, sysfs))
     return found
 
 
-def _amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
+def _check_amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
     """Boards of AMD, asked for only where the bus has some."""
-    found = display_devices(AMD, sysfs)
+    found = list_display_devices(AMD, sysfs)
     if not found:
         return ()
     where = ", ".join(found)
@@ -254,15 +254,15 @@ def _amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
         )
     )
     try:
-        return boards()
+        return list_boards()
     except DeviceError as error:
         findings.append(Finding(f"AMD SMI: {error}", misconfigured=False))
         return ()
 
 
-def _no_boards(found: Present, sysfs: Path) -> Finding:
+def _explain_no_boards(found: Inventory, sysfs: Path) -> Finding:
     """A host without a GPU is in order; one with a GPU that NVML does not show is not."""
-    nvidia = display_devices(NVIDIA, sysfs)
+    nvidia = list_display_devices(NVIDIA, sysfs)
     if find_spec("pynvml") is None:
         return Finding(str(found.missing))
     if not nvidia:
@@ -273,7 +273,7 @@ def _no_boards(found: Present, sysfs: Path) -> Finding:
     )
 
 
-def _gpus(found: Present, findings: list[Finding]) -> list[GpuFacts]:
+def _check_gpus(found: Inventory, findings: list[Finding]) -> list[GpuFacts]:
     if not found.boards:
         return []
     facts = []
@@ -282,7 +282,7 @@ def _gpus(found: Present, findings: list[Finding]) -> list[GpuFacts]:
         for board in found.boards:
             parts, divided = found.parts(board.uuid), board.uuid in found.mig_enabled
             if divided and not parts:
-                findings.append(Finding(f"{board.uuid} is {EMPTY}"))
+                findings.append(Finding(f"{board.uuid} is {NO_INSTANCES}"))
             facts.append(
                 GpuFacts(
                     index=found.index(board.uuid),
@@ -294,7 +294,7 @@ def _gpus(found: Present, findings: list[Finding]) -> list[GpuFacts]:
                     power_limit_w=board.power_limit_w,
                     mig_enabled=divided,
                     instances=parts,
-                    use=look(session, session.board(board.uuid)),
+                    use=inspect_board(session, session.board(board.uuid)),
                 )
             )
     finally:
@@ -302,40 +302,45 @@ def _gpus(found: Present, findings: list[Finding]) -> list[GpuFacts]:
     return facts
 
 
-def _allotment(found: Present, environment: Mapping[str, str], findings: list[Finding]) -> Allotment:
-    value = environment.get(VARIABLE)
+def _check_visible(found: Inventory, environment: Mapping[str, str], findings: list[Finding]) -> VisibleGpus:
+    value = environment.get(VISIBLE_DEVICES)
     if not found.boards:
-        return Allotment(value)
+        return VisibleGpus(value)
     try:
-        seen, may = visible(environment, found), allowed(found, None, environment)
+        seen, may = parse_visible_devices(environment, found), list_leasable(found, None, environment)
     except DeviceError as error:
         findings.append(Finding(str(error)))
-        return Allotment(value, reason=str(error))
+        return VisibleGpus(value, reason=str(error))
     if seen.reason is not None:
         # To hide all GPUs is somebody's decision and has no reason; a name that fits nothing is an error.
-        findings.append(Finding(f"{VARIABLE}={value!r}: {seen.reason}; llenergy doctor lists the UUIDs"))
-    return Allotment(value, may.uuids, may.reason)
+        findings.append(
+            Finding(f"{VISIBLE_DEVICES}={value!r}: {seen.reason}; llenergy doctor lists the UUIDs")
+        )
+    return VisibleGpus(value, may.uuids, may.reason)
 
 
-def _leases(found: Present, findings: list[Finding]) -> Leases:
+def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
     try:
-        directory = lock_directory()
+        directory = open_lock_directory()
     except DeviceError as error:
         findings.append(Finding(str(error)))
         return Leases(None, ())
     try:
-        findings.extend(_bad_files(found, directory))
-        return Leases(str(directory.path), tuple(told(living(directory, ("holding", "waiting", "firm")))))
+        findings.extend(_check_lock_files(found, directory))
+        return Leases(
+            str(directory.path),
+            tuple(describe_entries(list_entries(directory, ("holding", "waiting", "firm")))),
+        )
     finally:
         directory.close()
 
 
-def _bad_files(found: Present, directory: Directory) -> Iterator[Finding]:
+def _check_lock_files(found: Inventory, directory: LockDirectory) -> Iterator[Finding]:
     """What stands in the place of a device's lock file and fails every test that asks for it."""
     boards = [board.uuid for board in found.boards]
     instances = [part.uuid for board in boards for part in found.parts(board)]
     for device in (CPU, *boards, *instances):
         try:
-            lockfiles.check(directory, device)
+            lockfiles.check_lock_file(directory, device)
         except DeviceError as error:
             yield Finding(f"{device}: {error}")

@@ -27,7 +27,7 @@ REAP_S = 5.0
 SETTLE_S = 1.0
 
 #: What a signal often means.
-MEANINGS: dict[int, str] = {
+SIGNAL_MEANINGS: dict[int, str] = {
     signal.SIGILL: "illegal instruction",
     signal.SIGSEGV: "invalid memory access",
     signal.SIGFPE: "arithmetic fault",
@@ -37,7 +37,7 @@ MEANINGS: dict[int, str] = {
 }
 
 
-class Child:
+class StepProcess:
     """A process that takes ``steps`` as one rank. ``died`` once it ended, or fell silent, within a step."""
 
     def __init__(self, plan: RankPlan, steps: Sequence[str], directory: Path, rendezvous: str = "") -> None:
@@ -130,17 +130,17 @@ class Child:
             return "the process closed its report"
         if code >= 0:
             return f"the process ended with exit code {code} and no answer"
-        meaning = MEANINGS.get(-code)
+        meaning = SIGNAL_MEANINGS.get(-code)
         return f"killed by {signal_name(-code)}" + (f" ({meaning})" if meaning else "")
 
 
-def answers(children: Sequence[Child], step: str, timeout_s: float) -> dict[Child, Step]:
+def collect_steps(children: Sequence[StepProcess], step: str, timeout_s: float) -> dict[StepProcess, Step]:
     """What each says of a step that they take together, in the order in which they say it.
 
     Once one has failed the others have ``SETTLE_S`` left, and those that stay silent are not in the answer.
     """
     deadline_s, failed = time.monotonic() + timeout_s, False
-    said: dict[Child, Step] = {}
+    said: dict[StepProcess, Step] = {}
     for child in children:
         done = child.take()
         if done is not None:

@@ -10,7 +10,7 @@ from typing import Literal
 # What to do about a step that failed.
 
 #: By what the step said. Names and meanings of CUDA's: cuda.h, ``cudaError_enum``.
-BY_WORD = {
+ADVICE_BY_WORD = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
         "libcuda.so.1 and the kernel module are of different drivers: restart the host after an update, and "
         "take any other libcuda.so.1 (cuda-compat) off LD_LIBRARY_PATH"
@@ -37,7 +37,7 @@ BY_WORD = {
     "SIGBUS": "see whether /dev/shm is full",
 }
 
-BY_STEP = {
+ADVICE_BY_STEP = {
     "process": "see sitecustomize, .pth files and PYTHONSTARTUP of this interpreter",
     "NVML": "see nvidia-smi",
     "driver": "see nvidia-smi, and LD_LIBRARY_PATH for another libcuda.so.1",
@@ -55,13 +55,15 @@ BY_STEP = {
 }
 
 #: Where a runtime that does not fit the driver can be what is wrong.
-OF_CUDA = ("count", "allocation", "matmul", "cuDNN convolution", "NCCL")
+CUDA_STEPS = ("count", "allocation", "matmul", "cuDNN convolution", "NCCL")
 
 
-def advice(step: str, detail: str, versions: Mapping[str, str]) -> str:
+def advise(step: str, detail: str, versions: Mapping[str, str]) -> str:
     """What to do, by what the step said, by the versions, or by the step. Empty for an unknown one."""
-    told = next((text for word, text in BY_WORD.items() if word in detail), BY_STEP.get(step, ""))
-    return "; ".join(filter(None, (_mismatch(versions) if step in OF_CUDA else "", told)))
+    told = next(
+        (text for word, text in ADVICE_BY_WORD.items() if word in detail), ADVICE_BY_STEP.get(step, "")
+    )
+    return "; ".join(filter(None, (_mismatch(versions) if step in CUDA_STEPS else "", told)))
 
 
 def _mismatch(versions: Mapping[str, str]) -> str:
@@ -86,10 +88,10 @@ ALLOCATION, MATMUL, GLOO, NCCL = "allocation", "matmul", "two ranks with gloo", 
 CONVOLUTION, CUDNN = "convolution", "cuDNN convolution"
 
 #: Steps that a host without a GPU has no use for, and steps that take processes of their own.
-OF_GPUS = (NVML, DRIVER, COUNT, NCCL)
-OF_RANKS = (GLOO, NCCL)
+GPU_STEPS = (NVML, DRIVER, COUNT, NCCL)
+RANK_STEPS = (GLOO, NCCL)
 #: Steps that fail on every device of a host if they fail on one.
-OF_HOST = (PROCESS, DRIVER, TORCH)
+HOST_STEPS = (PROCESS, DRIVER, TORCH)
 
 #: What a sentence calls each version, in its order.
 VERSIONS = {
@@ -166,7 +168,7 @@ class Trial:
         failed = self.first_failure
         if failed is not None:
             told = f"the step {failed.name!r} failed on {self.where}: {failed.detail}"
-            return "; ".join(filter(None, (told, versions, advice(failed.name, failed.detail, known))))
+            return "; ".join(filter(None, (told, versions, advise(failed.name, failed.detail, known))))
         if self.untried is not None:
             return f"no step was tried on {self.where}: {self.untried}"
         done = ", ".join(step.name for step in self.steps if step.state == "ok")

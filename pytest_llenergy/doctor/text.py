@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from pytest_llenergy.backends.base import DEGREES, Capabilities
 from pytest_llenergy.devices.amd import AmdBoard
-from pytest_llenergy.devices.occupancy import show_process
-from pytest_llenergy.devices.request import show_memory
+from pytest_llenergy.devices.occupancy import describe_process
+from pytest_llenergy.devices.request import format_memory
 from pytest_llenergy.doctor.checkup import (
-    Allotment,
+    BackendFacts,
+    BackendRow,
     Checkup,
-    EngineFacts,
-    EngineRow,
     Finding,
     GpuFacts,
     Leases,
     MeterFacts,
+    VisibleGpus,
 )
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
@@ -45,7 +45,7 @@ class Fact:
         return f"{self.value}: {self.reason}" if self.reason else self.value
 
 
-def facts(row: Capabilities) -> Iterator[Fact]:
+def list_facts(row: Capabilities) -> Iterator[Fact]:
     """Every field that a test can ask for or a reader must know, in the order of the table."""
     for name, title, value in _values(row):
         yield Fact(name, title, value, row.reasons.get(name), row.sources.get(name, UNKNOWN))
@@ -94,50 +94,50 @@ def _list(values: tuple[str, ...]) -> str:
 INDENT = " " * 9
 
 
-def lines(checkup: Checkup) -> Iterator[str]:
+def render_checkup(checkup: Checkup) -> Iterator[str]:
     """What is here first, then what is wrong."""
     yield f"cpu      {checkup.host.cpu_model}, {checkup.host.logical_cpus} logical CPUs"
     if checkup.driver is not None:
         yield f"driver   {checkup.driver}"
     for gpu in checkup.gpus:
-        yield from _gpu(gpu)
+        yield from _render_gpu(gpu)
     for board in checkup.amd:
-        yield from _amd(board)
+        yield from _render_amd(board)
     if not checkup.gpus and not checkup.amd:
         yield "gpu      none"
-    yield f"allotted {_allotted(checkup.allotment)}"
-    yield from _leases(checkup.leases)
+    yield f"allotted {_render_visible(checkup.allotment)}"
+    yield from _render_leases(checkup.leases)
     for meter in checkup.meters:
-        yield f"meter    {_meter(meter)}"
+        yield f"meter    {_render_meter(meter)}"
     for engine in checkup.engines:
-        yield engine_line(engine)
+        yield render_backend(engine)
     yield f"model    {checkup.model} (default)"
-    yield from map(finding_line, checkup.findings)
+    yield from map(render_finding, checkup.findings)
 
 
-def engine_line(engine: EngineFacts) -> str:
+def render_backend(engine: BackendFacts) -> str:
     """Whether a backend can run, as far as is known; of an installed one the steps may say otherwise."""
     return f"backend  {engine.name}: {engine.missing or 'installed'}"
 
 
-def row_lines(row: EngineRow) -> Iterator[str]:
+def render_row(row: BackendRow) -> Iterator[str]:
     """What a backend can do, a field a line, each with its source in brackets."""
     yield f"backend  {row.name}: {row.missing or 'installed'}"
-    for fact in facts(row.capabilities):
+    for fact in list_facts(row.capabilities):
         yield f"{INDENT}{fact.title:<22} {fact.text} [{fact.source}]"
 
 
-def broken_line(broken: BrokenEntryPoint) -> str:
+def render_broken(broken: BrokenEntryPoint) -> str:
     """An entry point that gives no backend, in the place of its row."""
     return f"backend  {broken.name}: broken: {broken.reason}"
 
 
-def finding_line(finding: Finding) -> str:
+def render_finding(finding: Finding) -> str:
     """What is wrong, or only worth a note."""
     return f"{'wrong' if finding.misconfigured else 'note':<9}{finding.text}"
 
 
-def step_line(step: Step) -> str:
+def render_step(step: Step) -> str:
     """How a step went."""
     if step.state == "skipped":
         return f"step     {step.name}: skipped ({step.detail})"
@@ -148,13 +148,13 @@ def step_line(step: Step) -> str:
     return f"step     {step.name}: ok,{took}{learned} ({step.detail})"
 
 
-def trial_line(trial: Trial) -> str:
+def render_trial(trial: Trial) -> str:
     """How all steps on one device went, in one line."""
     failed = trial.first_failure
     if trial.untried is not None:
         how = f"not tried, {trial.untried}"
     elif failed is not None:
-        how = step_line(failed).removeprefix("step").strip()
+        how = render_step(failed).removeprefix("step").strip()
     else:
         last = [step.name for step in trial.steps if step.state == "ok"][-1]
         how = f"ok up to {last}, {_show_duration(trial.duration_s)}"
@@ -165,45 +165,45 @@ def _show_duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
 
 
-def _gpu(gpu: GpuFacts) -> Iterator[str]:
+def _render_gpu(gpu: GpuFacts) -> Iterator[str]:
     yield f"gpu {gpu.index:<5}{gpu.name} {gpu.uuid}"
     watts = "unknown power limit" if gpu.power_limit_w is None else f"limit {gpu.power_limit_w:g} W"
-    used, total = show_memory(gpu.memory_used_bytes), show_memory(gpu.memory_bytes)
+    used, total = format_memory(gpu.memory_used_bytes), format_memory(gpu.memory_bytes)
     mode = "on" if gpu.mig_enabled else "off"
     yield f"{INDENT}PCI {gpu.pci_bus_id}, {used} of {total} in use, {watts}, MIG {mode}"
     for part in gpu.instances:
-        yield f"{INDENT}instance {part.label}, {show_memory(part.memory_bytes)}"
+        yield f"{INDENT}instance {part.label}, {format_memory(part.memory_bytes)}"
     if gpu.use.state == "unknown":
         yield f"{INDENT}other processes cannot be told: {gpu.use.reason}"
     elif gpu.use.processes:
-        yield from (f"{INDENT}{show_process(process)}" for process in gpu.use.processes)
+        yield from (f"{INDENT}{describe_process(process)}" for process in gpu.use.processes)
     elif gpu.use.state == "busy":
-        yield f"{INDENT}{show_memory(gpu.use.memory_bytes)} in use by no process that can be seen from here"
+        yield f"{INDENT}{format_memory(gpu.use.memory_bytes)} in use by no process that can be seen from here"
 
 
-def _amd(board: AmdBoard) -> Iterator[str]:
+def _render_amd(board: AmdBoard) -> Iterator[str]:
     yield f"amd      {board.name or 'a board without a name'} {board.uuid}"
     watts = "unknown power limit" if board.power_limit_w is None else f"limit {board.power_limit_w:g} W"
-    used, total = show_memory(board.memory_used_bytes), show_memory(board.memory_bytes)
+    used, total = format_memory(board.memory_used_bytes), format_memory(board.memory_bytes)
     yield f"{INDENT}PCI {board.pci_bus_id or 'unknown'}, {used} of {total} in use, {watts}"
     for pid in board.processes or ():
         yield f"{INDENT}process {pid}"
 
 
-def _allotted(allotment: Allotment) -> str:
+def _render_visible(allotment: VisibleGpus) -> str:
     value = "is not set" if allotment.value is None else f"is {allotment.value!r}"
     reason = f" ({allotment.reason})" if allotment.reason else ""
     return f"{allotment.variable} {value}: {', '.join(allotment.devices) or 'no GPU'}{reason}"
 
 
-def _leases(leases: Leases) -> Iterator[str]:
+def _render_leases(leases: Leases) -> Iterator[str]:
     if leases.directory is None:
         return
     yield f"leases   {leases.directory}: {len(leases.holders) or 'none'}"
     yield from (f"{INDENT}{holder}" for holder in leases.holders)
 
 
-def _meter(meter: MeterFacts) -> str:
+def _render_meter(meter: MeterFacts) -> str:
     if meter.target is None:
         return f"{meter.name}: {meter.detail}"
     return f"{meter.name} for {meter.target}: {meter.detail if meter.available else f'no ({meter.detail})'}"

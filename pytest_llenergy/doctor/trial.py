@@ -9,15 +9,15 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_llenergy.devices.lease import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.mig import PREFIX
-from pytest_llenergy.devices.queue import MEND
+from pytest_llenergy.devices.mig import MIG_PREFIX
+from pytest_llenergy.devices.queue import ADVICE
 from pytest_llenergy.doctor import steps
-from pytest_llenergy.doctor.checkup import Checkup, EngineFacts, Finding
-from pytest_llenergy.doctor.step_process import Child, answers
+from pytest_llenergy.doctor.checkup import BackendFacts, Checkup, Finding
+from pytest_llenergy.doctor.step_process import StepProcess, collect_steps
 from pytest_llenergy.doctor.steps import Step, Trial
-from pytest_llenergy.doctor.text import INDENT, engine_line, finding_line, step_line, trial_line
+from pytest_llenergy.doctor.text import INDENT, render_backend, render_finding, render_step, render_trial
 from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.workers.plan import LOCALHOST, RankPlan
 
@@ -30,7 +30,7 @@ NO_GPU = "no GPU"
 NO_NCCL = "NCCL does not run on MIG instances"
 
 #: The steps of one process, in the order in which each needs those before it.
-ALONE = (
+SINGLE_PROCESS_STEPS = (
     steps.PROCESS,
     steps.NVML,
     steps.DRIVER,
@@ -41,7 +41,7 @@ ALONE = (
 )
 
 
-def trial(
+def run_trial(
     device: str | None,
     timeout_s: float = STEP_TIMEOUT_S,
     *,
@@ -57,9 +57,9 @@ def trial(
     of several processes are left out. ``tell`` is called with each step as soon as it is done. The devices
     must be the caller's to use. Raises ``WorkerError`` without a place for temporary files.
     """
-    names = steps_on(device, ranks)
-    skips = dict.fromkeys(steps.OF_GPUS, reason) if device is None else {}
-    if device is not None and device.startswith(PREFIX):
+    names = list_steps(device, ranks)
+    skips = dict.fromkeys(steps.GPU_STEPS, reason) if device is None else {}
+    if device is not None and device.startswith(MIG_PREFIX):
         skips[steps.NCCL] = NO_NCCL
     done: list[Step] = []
     output: list[str] = []
@@ -71,17 +71,17 @@ def trial(
             raise WorkerError(
                 f"doctor: no directory can be made for its files ({error}); set TMPDIR"
             ) from None
-        own = [name for name in names if name not in skips and name not in steps.OF_RANKS]
-        alone = end.enter_context(closing(_alone(device, own, timeout_s, directory, output)))
+        own = [name for name in names if name not in skips and name not in steps.RANK_STEPS]
+        alone = end.enter_context(closing(_run_single_process(device, own, timeout_s, directory, output)))
         for name in names:
             try:
                 if name in skips or stop:
                     step = Step(name, "skipped", skips.get(name, stop))
-                elif name in steps.OF_RANKS:
+                elif name in steps.RANK_STEPS:
                     # A board may be set to take one process at a time.
                     alone.close()
                     devices = _devices_of_ranks(name, device, peer)
-                    step = _together(name, devices, timeout_s, directory, output)
+                    step = _run_ranks(name, devices, timeout_s, directory, output)
                 else:
                     step = next(alone)
             except OSError as error:
@@ -95,15 +95,15 @@ def trial(
     return Trial(device, tuple(done), tuple(output))
 
 
-def untried(device: str | None, reason: str) -> Trial:
+def skipped_trial(device: str | None, reason: str) -> Trial:
     """A trial of which no step is taken."""
-    return Trial(device, tuple(Step(name, "skipped", reason) for name in steps_on(device, ranks=True)))
+    return Trial(device, tuple(Step(name, "skipped", reason) for name in list_steps(device, ranks=True)))
 
 
-def steps_on(device: str | None, ranks: bool) -> tuple[str, ...]:
+def list_steps(device: str | None, ranks: bool) -> tuple[str, ...]:
     """The names of the steps, in their order."""
     convolution = steps.CONVOLUTION if device is None else steps.CUDNN
-    return (*ALONE, convolution, *(steps.OF_RANKS if ranks else ()))
+    return (*SINGLE_PROCESS_STEPS, convolution, *(steps.RANK_STEPS if ranks else ()))
 
 
 def _devices_of_ranks(name: str, device: str | None, peer: str | None) -> tuple[str | None, ...]:
@@ -113,18 +113,18 @@ def _devices_of_ranks(name: str, device: str | None, peer: str | None) -> tuple[
     return (device,) if peer is None else (device, peer)
 
 
-def _alone(
+def _run_single_process(
     device: str | None, names: Sequence[str], timeout_s: float, directory: Path, output: list[str]
 ) -> Generator[Step, None, None]:
-    with closing(Child(_plan(device), names, directory)) as child:
+    with closing(StepProcess(_plan(device), names, directory)) as child:
         for name in names:
-            (step,) = answers([child], name, timeout_s).values()
+            (step,) = collect_steps([child], name, timeout_s).values()
             if step.state == "failed":
                 output += child.output()
             yield step
 
 
-def _together(
+def _run_ranks(
     name: str, devices: Sequence[str | None], timeout_s: float, directory: Path, output: list[str]
 ) -> Step:
     """One step of several ranks: the first that failed, and before others one that died."""
@@ -132,11 +132,11 @@ def _together(
     with ExitStack() as end:
         children = [
             end.enter_context(
-                closing(Child(_plan(device, rank, len(devices)), [name], directory, rendezvous))
+                closing(StepProcess(_plan(device, rank, len(devices)), [name], directory, rendezvous))
             )
             for rank, device in enumerate(devices)
         ]
-        said = answers(children, name, timeout_s)
+        said = collect_steps(children, name, timeout_s)
         duration_s = max(step.duration_s or 0.0 for step in said.values())
         versions = {key: value for step in said.values() for key, value in step.versions.items()}
         failed = sorted(
@@ -166,7 +166,7 @@ def _plan(device: str | None, rank: int = 0, n: int = 1) -> RankPlan:
 
 # The stepwise check for the command: each device that may be used, unless somebody measures on it.
 
-NOT_ALLOWED = "no GPU is allowed"
+NO_VISIBLE_GPU = "no GPU is allowed"
 #: Warm ranks that wait for work are given up in less (seconds).
 LEASE_WAIT_S = 1.0
 HOLDER = "llenergy doctor"
@@ -174,28 +174,28 @@ HOLDER = "llenergy doctor"
 Say = Callable[[str], None]
 
 
-def toured(checkup: Checkup, say: Say, timeout_s: float = STEP_TIMEOUT_S) -> Checkup:
+def run_trials(checkup: Checkup, say: Say, timeout_s: float = STEP_TIMEOUT_S) -> Checkup:
     """The checkup with its trials, and a finding for each that failed. ``say`` is called with each line.
 
     All steps are taken on the first device that is free, on the others those of a single process. Each step
     has ``timeout_s`` seconds.
     """
-    trials = tuple(_trials(checkup, say, timeout_s))
+    trials = tuple(_run_each(checkup, say, timeout_s))
     findings = []
     for made in trials:
         if made.first_failure is not None:
             findings.append(Finding(made.sentence))
-            say(finding_line(findings[-1]))
+            say(render_finding(findings[-1]))
             for line in made.output:
                 say(f"{INDENT}{line}")
-    able = tuple(_engine(engine, trials) for engine in checkup.engines)
+    able = tuple(_update_backend(engine, trials) for engine in checkup.engines)
     for engine in able:
         if engine not in checkup.engines:
-            say(engine_line(engine))
+            say(render_backend(engine))
     return replace(checkup, trials=trials, engines=able, findings=(*checkup.findings, *findings))
 
 
-def _engine(engine: EngineFacts, trials: Sequence[Trial]) -> EngineFacts:
+def _update_backend(engine: BackendFacts, trials: Sequence[Trial]) -> BackendFacts:
     """What the steps say of a backend that is installed: without its framework it runs nowhere."""
     failed = {made.first_failure.name for made in trials if made.first_failure is not None}
     if engine.missing is not None or engine.framework != "torch" or steps.TORCH not in failed:
@@ -203,37 +203,39 @@ def _engine(engine: EngineFacts, trials: Sequence[Trial]) -> EngineFacts:
     return replace(engine, missing=f"installed, and cannot run: the step {steps.TORCH!r} failed")
 
 
-def _trials(checkup: Checkup, say: Say, timeout_s: float) -> Iterator[Trial]:
+def _run_each(checkup: Checkup, say: Say, timeout_s: float) -> Iterator[Trial]:
     devices: Sequence[str | None] = checkup.allotment.devices or (None,)
     complete, broken = False, ""
     for device in devices:
-        with _ours(checkup, device, () if complete else devices) as (reason, peer):
+        with _lease(checkup, device, () if complete else devices) as (reason, peer):
             if broken or reason is not None:
-                made = untried(device, broken or reason or "")
-                say(trial_line(made))
+                made = skipped_trial(device, broken or reason or "")
+                say(render_trial(made))
             elif complete:
-                made = trial(device, timeout_s, ranks=False)
-                say(trial_line(made))
+                made = run_trial(device, timeout_s, ranks=False)
+                say(render_trial(made))
             else:
                 complete = True
-                made = _complete(checkup, device, peer, say, timeout_s)
+                made = _run_full_trial(checkup, device, peer, say, timeout_s)
         failed = made.first_failure
-        if failed is not None and failed.name in steps.OF_HOST:
+        if failed is not None and failed.name in steps.HOST_STEPS:
             broken = f"after the failure of {failed.name} on {made.where}"
         yield made
 
 
-def _complete(checkup: Checkup, device: str | None, peer: str | None, say: Say, timeout_s: float) -> Trial:
+def _run_full_trial(
+    checkup: Checkup, device: str | None, peer: str | None, say: Say, timeout_s: float
+) -> Trial:
     def tell(step: Step) -> None:
-        say(step_line(step))
+        say(render_step(step))
 
     say(f"steps    on {device or 'the CPU'}, in fresh processes")
-    reason = NOT_ALLOWED if checkup.gpus else NO_GPU
-    return trial(device, timeout_s, peer=peer, reason=reason, tell=tell)
+    reason = NO_VISIBLE_GPU if checkup.gpus else NO_GPU
+    return run_trial(device, timeout_s, peer=peer, reason=reason, tell=tell)
 
 
 @contextmanager
-def _ours(
+def _lease(
     checkup: Checkup, device: str | None, others: Sequence[str | None]
 ) -> Iterator[tuple[str | None, str | None]]:
     """Lease a device, and the first other GPU with it where both are free.
@@ -247,11 +249,11 @@ def _ours(
         return
     reason = None
     for second in dict.fromkeys((peer, None)):
-        claims = _claims(checkup, [device] if second is None else [device, second])
+        claims = _list_locks(checkup, [device] if second is None else [device, second])
         try:
-            held = acquire(Request(always=claims), LEASE_WAIT_S, HOLDER)
+            held = acquire(LockRequest(always=claims), LEASE_WAIT_S, HOLDER)
         except DeviceError as error:
-            reason = str(error).removeprefix("gpus: ").removesuffix(f"; {MEND}")
+            reason = str(error).removeprefix("gpus: ").removesuffix(f"; {ADVICE}")
             continue
         try:
             yield None, second
@@ -261,11 +263,13 @@ def _ours(
     yield reason, None
 
 
-def _claims(checkup: Checkup, devices: Sequence[str | None]) -> tuple[Claim, ...]:
+def _list_locks(checkup: Checkup, devices: Sequence[str | None]) -> tuple[DeviceLock, ...]:
     """As a test on these devices would have them."""
     if None in devices:
-        return (Claim(CPU),)
+        return (DeviceLock(CPU),)
     boards = {part.uuid: gpu.uuid for gpu in checkup.gpus for part in gpu.instances}
-    own = [Claim(device) for device in devices if device is not None]
-    divided = [Claim(boards[claim.device], shared=True) for claim in own if claim.device.startswith(PREFIX)]
-    return (*own, *divided, Claim(CPU, shared=True))
+    own = [DeviceLock(device) for device in devices if device is not None]
+    divided = [
+        DeviceLock(boards[claim.device], shared=True) for claim in own if claim.device.startswith(MIG_PREFIX)
+    ]
+    return (*own, *divided, DeviceLock(CPU, shared=True))

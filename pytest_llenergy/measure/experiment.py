@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from pytest_llenergy.devices.condition import BoardWatch, Condition
+from pytest_llenergy.devices.condition import Condition, ConditionReader
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import DeviceError
@@ -132,7 +132,7 @@ class Unwatched:
 def watching(uuids: Sequence[str]) -> Iterator[Watch]:
     """Watch the boards of a lease. Joules that can be measured are not given up for want of it."""
     try:
-        watch = BoardWatch(uuids) if uuids else None
+        watch = ConditionReader(uuids) if uuids else None
     except DeviceError:
         watch = None
     if watch is None:

@@ -8,7 +8,12 @@ from statistics import median
 
 import msgspec
 
-from pytest_llenergy.devices.condition import Condition, foreign, own_tree, sees_all_pids
+from pytest_llenergy.devices.condition import (
+    Condition,
+    find_foreign_processes,
+    own_process_tree,
+    sees_all_pids,
+)
 from pytest_llenergy.measure.metrics import drift
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
@@ -123,7 +128,7 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
 def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     flags: list[Flag] = []
     attached = measured.timeline.processes
-    own = own_tree(attached) if attached and measured.after else None
+    own = own_process_tree(attached) if attached and measured.after else None
     for uuid, after in (measured.after or {}).items():
         before = (measured.before or {}).get(uuid)
         flags += _throttled(uuid, before, after, duration_s)
@@ -159,7 +164,7 @@ def _elsewhere(uuid: str, conditions: Sequence[Condition], own: Collection[int])
 def _foreign(uuid: str, conditions: Sequence[Condition], own: Collection[int] | None = None) -> list[Flag]:
     unknown: str | None = None
     for condition in conditions:
-        others = foreign(condition, own)
+        others = find_foreign_processes(condition, own)
         if isinstance(others, str):
             unknown = others
         elif others:

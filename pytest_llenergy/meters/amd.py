@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_llenergy.devices.amd import import_smi, one_line
+from pytest_llenergy.devices.amd import import_amdsmi, one_line
 from pytest_llenergy.errors import DeviceError, MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown
 from pytest_llenergy.model.record import Flag
@@ -29,7 +29,7 @@ class Library:
     def __init__(self) -> None:
         """Raises ``MeterError`` where the package, its library or the driver is missing."""
         try:
-            self._smi = import_smi()
+            self._smi = import_amdsmi()
         except DeviceError as error:
             raise MeterError(f"amd: {error}") from None
         self._users = 0

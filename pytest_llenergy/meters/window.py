@@ -284,18 +284,18 @@ def measure(
 
 
 def _visible() -> Sequence[str]:
-    from pytest_llenergy.devices.inventory import present
-    from pytest_llenergy.devices.visibility import VARIABLE, visible
+    from pytest_llenergy.devices.inventory import read_inventory
+    from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
 
     try:
-        found = present()
-        allowed = visible(os.environ, found)
+        found = read_inventory()
+        allowed = parse_visible_devices(os.environ, found)
     except DeviceError as error:
         raise MeterError(str(error)) from None
     if found.boards and not allowed.uuids:
         told = f" ({allowed.reason})" if allowed.reason else ""
         raise MeterError(
-            f"{VARIABLE}={os.environ.get(VARIABLE)!r} allows no GPU{told}, and the driver shows "
+            f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r} allows no GPU{told}, and the driver shows "
             f"{len(found.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) what it names"
         )
     # By one of its instances, so that it is known to be shared.

@@ -8,7 +8,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pytest_llenergy.devices.cpu import host
+from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.subprocess_query import describe_boards, query_boards
 from pytest_llenergy.model.environment import Environment, environment_key
 from pytest_llenergy.model.report import Source
@@ -42,7 +42,7 @@ def collect_environment(*, apart: bool = False) -> Environment:
 
     ``apart`` asks the driver in a process of its own, for one that runs no tests and so has no need of it.
     """
-    machine = host()
+    machine = describe_host()
     told = query_boards() if apart else describe_boards()
     return Environment(
         key=environment_key(machine, told.boards, len(told.missing)),

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from pytest_llenergy.devices.lease import CPU, Claim, Lease, Request
-from pytest_llenergy.devices.lockdir import Directory, lock_directory
-from pytest_llenergy.devices.locks import Holding, acquire, tell_nobody
-from pytest_llenergy.devices.queue import waits
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
+from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
+from pytest_llenergy.devices.locks import Holding, acquire, ignore_message
+from pytest_llenergy.devices.queue import is_awaited
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers.pool import RankPool
 
@@ -27,7 +27,7 @@ LOOK_S, WAITED_S = 0.2, 0.05
 class LeaseKeeper:
     """Takes and gives back the devices of one test after the other, and keeps those of warm ranks between."""
 
-    def __init__(self, pool: RankPool, where: Callable[[], Directory] = lock_directory) -> None:
+    def __init__(self, pool: RankPool, where: Callable[[], LockDirectory] = open_lock_directory) -> None:
         self._pool = pool
         self._where = where
         self._current: list[Holding] = []
@@ -45,8 +45,8 @@ class LeaseKeeper:
         lease: Lease,
         wait_s: float,
         test: str = "",
-        also: tuple[Claim, ...] = (),
-        tell: Callable[[str], None] = tell_nobody,
+        also: tuple[DeviceLock, ...] = (),
+        tell: Callable[[str], None] = ignore_message,
     ) -> Lease:
         """Lock the devices of a test, and ``also`` what is no device of its ranks. Returns what it got.
 
@@ -88,13 +88,13 @@ class LeaseKeeper:
                 held.release()
             self._current.clear()
 
-    def _from_kept(self, request: Request, test: str) -> tuple[int, ...] | None:
+    def _from_kept(self, request: LockRequest, test: str) -> tuple[int, ...] | None:
         """Serve a request from the devices of warm ranks; otherwise these are given up before it queues."""
         kept = self._kept
         if kept is None:
             return None
         rest = [claim for claim in request.always if claim not in kept.claims]
-        chosen = Request((), request.n, request.choices).fit(set(kept.claims).issuperset)
+        chosen = LockRequest((), request.n, request.choices).fit(set(kept.claims).issuperset)
         # Whoever queues for them came before this test.
         if chosen is None or any(claim.device != CPU for claim in rest) or _is_wanted(kept):
             self._give_up()
@@ -102,7 +102,7 @@ class LeaseKeeper:
         if rest:
             # Waiting with devices in hand could be waiting for somebody who waits for these.
             try:
-                self._current.append(acquire(Request(tuple(rest)), 0.0, test, self._where))
+                self._current.append(acquire(LockRequest(tuple(rest)), 0.0, test, self._where))
             except DeviceError:
                 self._give_up()
                 return None
@@ -116,7 +116,7 @@ class LeaseKeeper:
         self._current.append(kept)
         return chosen
 
-    def _keep(self, held: Holding, gpus: set[Claim]) -> None:
+    def _keep(self, held: Holding, gpus: set[DeviceLock]) -> None:
         held.keep_only(gpus)
         held.rest()
         self._kept = held
@@ -151,12 +151,12 @@ class LeaseKeeper:
         return not self._pool.devices.isdisjoint(claim.device for claim in held.claims)
 
 
-def _wants_gpus(request: Request) -> bool:
+def _wants_gpus(request: LockRequest) -> bool:
     return bool(request.choices) or any(claim.device != CPU for claim in request.always)
 
 
 def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
     # Whether to be obliging is all that hangs on it; a directory that is gone fails the next test.
     with suppress(OSError):
-        return waits(held.directory, held.claims, least_s)
+        return is_awaited(held.directory, held.claims, least_s)
     return False

@@ -16,8 +16,8 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.registry import BUILTIN, load_backends
 from pytest_llenergy.cli import main
-from pytest_llenergy.doctor.checkup import EngineRow
-from pytest_llenergy.doctor.text import facts, row_lines
+from pytest_llenergy.doctor.checkup import BackendRow
+from pytest_llenergy.doctor.text import list_facts, render_row
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,13 +46,13 @@ def test_the_page_names_every_field_of_an_engine_once(engines: Any) -> None:
     assert "- <https://example.org/a>: tensor" in page
     assert "not run on hardware" in page
     told = [name for names in engines.TABLES.values() for name in names]
-    assert sorted(told) == sorted(fact.name for fact in facts(row))
+    assert sorted(told) == sorted(fact.name for fact in list_facts(row))
 
 
 def test_what_a_test_can_ask_for_is_a_fact() -> None:
     hidden = {"replicas", "framework", "process_group", "preload", "exact", "clock", "reasons", "sources"}
     hidden.add("changed_by")
-    shown = {fact.name for fact in facts(Capabilities())} - {"managed_by"}
+    shown = {fact.name for fact in list_facts(Capabilities())} - {"managed_by"}
     assert shown == {field.name for field in fields(Capabilities)} - hidden
 
 
@@ -67,7 +67,7 @@ def test_a_row_is_told_with_its_reasons_and_sources() -> None:
         reasons={"gpu": "not yet"},
         sources={"tensor": "tested"},
     )
-    lines = list(row_lines(EngineRow("mine", None, "pip install mine", row.managed_by, row)))
+    lines = list(render_row(BackendRow("mine", None, "pip install mine", row.managed_by, row)))
     assert lines[0] == "backend  mine: installed"
     told = {line.strip().split("  ")[0]: " ".join(line.split()) for line in lines[1:]}
     assert told["launch"] == "launch engine [not said]"
@@ -79,8 +79,8 @@ def test_a_row_is_told_with_its_reasons_and_sources() -> None:
 
 def test_what_is_not_installed_is_told_with_the_pip_line() -> None:
     spec = BackendSpec("mine", "m:M", ("no_such_module",), "pip install mine", Capabilities())
-    row = EngineRow(spec.name, spec.missing(), spec.install, "plugin", spec.capabilities)
-    first = next(row_lines(row))
+    row = BackendRow(spec.name, spec.missing(), spec.install, "plugin", spec.capabilities)
+    first = next(render_row(row))
     assert first == "backend  mine: mine is not available: no module no_such_module; pip install mine"
 
 

@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import GpuRequest, ShortageError, allot
-from pytest_llenergy.devices.lease import Claim, Request
-from pytest_llenergy.devices.visibility import ORDER, VARIABLE
+from pytest_llenergy.devices.allocation import GpuRequest, ShortageError, select_devices
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
+from pytest_llenergy.devices.visibility import DEVICE_ORDER, VISIBLE_DEVICES
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, World
@@ -33,13 +33,13 @@ def uuids(tmp_path: Path, nvml_attach: Attach) -> list[str]:
 
 
 def test_without_a_request_a_test_has_the_cpu() -> None:
-    lease = allot(None)
+    lease = select_devices(None)
     assert (lease.devices, lease.uuids, lease.fallback, lease.visible_devices) == (("cpu",), (), None, "")
 
 
 def test_boards_are_taken_in_the_order_of_the_environment(uuids: list[str]) -> None:
-    assert allot(GpuRequest(3), environment={}).uuids == tuple(uuids)
-    lease = allot(GpuRequest(2), environment={VARIABLE: f"{uuids[2]},{uuids[0]}"})
+    assert select_devices(GpuRequest(3), environment={}).uuids == tuple(uuids)
+    lease = select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: f"{uuids[2]},{uuids[0]}"})
     assert lease.uuids == lease.devices == (uuids[2], uuids[0])
     assert lease.indices == (2, 0)
     assert lease.names == ("NVIDIA H100", "NVIDIA L4")
@@ -48,19 +48,19 @@ def test_boards_are_taken_in_the_order_of_the_environment(uuids: list[str]) -> N
 
 
 def test_whichever_are_free_they_keep_that_order(uuids: list[str]) -> None:
-    lease = allot(GpuRequest(2), environment={VARIABLE: "2,1,0"}, warm={uuids[1]})
+    lease = select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "2,1,0"}, warm={uuids[1]})
     assert [choice.uuids[0] for choice in lease.choices] == [uuids[1], uuids[2]]
     assert lease.uuids == lease.chosen((0, 1)).uuids == (uuids[2], uuids[1])
 
 
 def test_boards_of_one_model_go_together(uuids: list[str]) -> None:
-    assert allot(GpuRequest(2), environment={}).uuids == (uuids[1], uuids[2])
+    assert select_devices(GpuRequest(2), environment={}).uuids == (uuids[1], uuids[2])
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_an_environment_that_allows_none_is_obeyed_and_named(uuids: list[str], value: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        allot(GpuRequest(2), environment={VARIABLE: value})
+        select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: value})
     assert str(caught.value) == (
         f"gpus(2): the environment sets CUDA_VISIBLE_DEVICES={value!r}, which allows no GPU; the driver "
         "shows 3; --energy-gpus=all overrides it on purpose"
@@ -71,35 +71,35 @@ def test_an_environment_that_allows_none_is_obeyed_and_named(uuids: list[str], v
 def test_a_selection_overrides_the_environment(
     uuids: list[str], selection: str, chosen: tuple[int, ...]
 ) -> None:
-    lease = allot(GpuRequest(2), selection, {VARIABLE: ""})
+    lease = select_devices(GpuRequest(2), selection, {VISIBLE_DEVICES: ""})
     assert lease.indices == chosen
     assert lease.uuids == tuple(uuids[index] for index in chosen)
 
 
 def test_a_selection_by_uuid(uuids: list[str]) -> None:
-    assert allot(GpuRequest(1), uuids[2], {VARIABLE: "0"}).indices == (2,)
+    assert select_devices(GpuRequest(1), uuids[2], {VISIBLE_DEVICES: "0"}).indices == (2,)
     with pytest.raises(DeviceError, match="'GPU-f00d' names no single GPU"):
-        allot(GpuRequest(1), "GPU-f00d", {})
+        select_devices(GpuRequest(1), "GPU-f00d", {})
 
 
 def test_a_name_is_part_of_the_product_name(uuids: list[str]) -> None:
-    assert allot(GpuRequest(2, name="h100"), environment={}).indices == (1, 2)
+    assert select_devices(GpuRequest(2, name="h100"), environment={}).indices == (1, 2)
     with pytest.raises(
         DeviceError, match=r"^gpus\(2, name='L4'\): only 1 of 3 GPUs fit \(others: 2 × NVIDIA H100\)$"
     ):
-        allot(GpuRequest(2, name="L4"), environment={})
+        select_devices(GpuRequest(2, name="L4"), environment={})
 
 
 def test_too_few(uuids: list[str]) -> None:
     with pytest.raises(DeviceError, match=r"^gpus\(4\): only 3 of 3 GPUs may be used here$"):
-        allot(GpuRequest(4), environment={})
+        select_devices(GpuRequest(4), environment={})
     with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 of 3 GPUs may be used here \(CUDA_VIS"):
-        allot(GpuRequest(2), environment={VARIABLE: "1", ORDER: "PCI_BUS_ID"})
+        select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "1", DEVICE_ORDER: "PCI_BUS_ID"})
 
 
 def test_an_element_that_cuts_the_list_short_is_named(uuids: list[str]) -> None:
     with pytest.raises(DeviceError) as caught:
-        allot(GpuRequest(2), environment={VARIABLE: f"{uuids[1]},GPU-f00d,{uuids[2]}"})
+        select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: f"{uuids[1]},GPU-f00d,{uuids[2]}"})
     assert str(caught.value) == (
         f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES='{uuids[1]},GPU-f00d,{uuids[2]}': "
         "'GPU-f00d' names none that the driver shows; --energy-gpus=all overrides it on purpose)"
@@ -108,8 +108,10 @@ def test_an_element_that_cuts_the_list_short_is_named(uuids: list[str]) -> None:
 
 def test_numbers_among_different_models_are_refused_also_with_a_fallback(uuids: list[str]) -> None:
     with pytest.raises(DeviceError, match=r"^CUDA_VISIBLE_DEVICES='0' counts the fastest GPU first"):
-        allot(GpuRequest(1, fallback="cpu"), environment={VARIABLE: "0"})
-    assert allot(GpuRequest(1), environment={VARIABLE: "0", ORDER: "PCI_BUS_ID"}).indices == (0,)
+        select_devices(GpuRequest(1, fallback="cpu"), environment={VISIBLE_DEVICES: "0"})
+    assert select_devices(
+        GpuRequest(1), environment={VISIBLE_DEVICES: "0", DEVICE_ORDER: "PCI_BUS_ID"}
+    ).indices == (0,)
 
 
 def test_in_a_slurm_step_numbers_count_what_the_driver_shows(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -120,10 +122,10 @@ def test_in_a_slurm_step_numbers_count_what_the_driver_shows(tmp_path: Path, nvm
     ]
     nvml_attach(World(tmp_path / "world", boards))
     step = {"SLURM_JOB_GPUS": "0,2,3", "SLURM_STEP_GPUS": "2,3"}
-    assert allot(GpuRequest(1), environment={VARIABLE: "1", **step}).uuids == ("GPU-fourth",)
-    assert allot(GpuRequest(2), environment=step).uuids == ("GPU-third", "GPU-fourth")
+    assert select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: "1", **step}).uuids == ("GPU-fourth",)
+    assert select_devices(GpuRequest(2), environment=step).uuids == ("GPU-third", "GPU-fourth")
     with pytest.raises(DeviceError) as caught:
-        allot(GpuRequest(1), environment={VARIABLE: "2,3", **step})
+        select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: "2,3", **step})
     assert str(caught.value) == (
         "gpus(1): the environment sets CUDA_VISIBLE_DEVICES='2,3', which allows no GPU ('2' is out of range: "
         "the driver shows 2, counted from 0); the driver shows 2 (Slurm says SLURM_STEP_GPUS=2,3); "
@@ -132,7 +134,7 @@ def test_in_a_slurm_step_numbers_count_what_the_driver_shows(tmp_path: Path, nvm
     with pytest.raises(
         DeviceError, match=r"only 2 of 2 GPUs may be used here \(Slurm says SLURM_JOB_GPUS=7\)$"
     ):
-        allot(GpuRequest(3), environment={"SLURM_JOB_GPUS": "7"})
+        select_devices(GpuRequest(3), environment={"SLURM_JOB_GPUS": "7"})
 
 
 def divided(*uuids: str) -> Board:
@@ -151,39 +153,44 @@ def parted(tmp_path: Path, nvml_attach: Attach) -> World:
 
 
 def test_an_instance_is_leased_as_a_gpu_of_its_own(parted: World) -> None:
-    lease = allot(GpuRequest(1), environment={VARIABLE: "MIG-b,"})
+    lease = select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: "MIG-b,"})
     assert lease.devices == lease.uuids == ("MIG-b",)
     assert (lease.names, lease.indices) == (("NVIDIA H100 MIG 1g.10gb",), (1,))
     assert lease.visible_devices == "MIG-b"
     assert lease.divided == (parted.board(1).uuid,)
-    ranks = allot(GpuRequest(2, name="1g.10gb"), "MIG-b,MIG-c", {VARIABLE: ""})
+    ranks = select_devices(GpuRequest(2, name="1g.10gb"), "MIG-b,MIG-c", {VISIBLE_DEVICES: ""})
     assert (ranks.uuids, ranks.indices) == (("MIG-b", "MIG-c"), (1, 2))
 
 
 def test_an_instance_excludes_its_board_and_not_the_other_instances(parted: World) -> None:
     """Their joules are one number, which the flag shared-board says; they may be used side by side."""
-    first, second, other = (allot(GpuRequest(1), uuid, {}).request() for uuid in ("MIG-a", "MIG-b", "MIG-c"))
+    first, second, other = (
+        select_devices(GpuRequest(1), uuid, {}).request() for uuid in ("MIG-a", "MIG-b", "MIG-c")
+    )
     (claims,) = first.choices
-    assert claims == (Claim("MIG-a"), Claim(parted.board(1).uuid, shared=True))
+    assert claims == (DeviceLock("MIG-a"), DeviceLock(parted.board(1).uuid, shared=True))
     assert not second.wants(claims)
     assert not other.wants(claims)
-    assert Request((Claim(parted.board(1).uuid),)).wants(claims)
+    assert LockRequest((DeviceLock(parted.board(1).uuid),)).wants(claims)
 
 
 def test_boards_of_the_same_kind_would_do_as_well(uuids: list[str]) -> None:
-    assert [one.devices for one in allot(GpuRequest(1, name="H100"), environment={}).choices] == [
+    assert [one.devices for one in select_devices(GpuRequest(1, name="H100"), environment={}).choices] == [
         (uuids[1],),
         (uuids[2],),
     ]
-    assert [one.devices for one in allot(GpuRequest(1), environment={}).choices] == [(uuids[0],)]
-    assert [one.devices for one in allot(GpuRequest(2), environment={}).choices] == [(uuids[1],), (uuids[2],)]
+    assert [one.devices for one in select_devices(GpuRequest(1), environment={}).choices] == [(uuids[0],)]
+    assert [one.devices for one in select_devices(GpuRequest(2), environment={}).choices] == [
+        (uuids[1],),
+        (uuids[2],),
+    ]
 
 
 def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
-    assert allot(GpuRequest(1), environment={}).uuids == (parted.board(0).uuid,)
-    assert allot(GpuRequest(1), "all", {}).uuids == (parted.board(0).uuid,)
+    assert select_devices(GpuRequest(1), environment={}).uuids == (parted.board(0).uuid,)
+    assert select_devices(GpuRequest(1), "all", {}).uuids == (parted.board(0).uuid,)
     with pytest.raises(DeviceError) as caught:
-        allot(GpuRequest(2), environment={})
+        select_devices(GpuRequest(2), environment={})
     assert str(caught.value) == (
         "gpus(2): only 1 of 3 GPUs may be used here (2 divided by MIG; name instances with "
         "--energy-gpus=MIG-a,MIG-b,MIG-c, or ask for them with gpus(mig=...))"
@@ -193,41 +200,42 @@ def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
 def test_where_all_boards_are_divided_instances_are_leased(tmp_path: Path, nvml_attach: Attach) -> None:
     """So it is in a container that was given one instance: the driver shows that, and its board."""
     nvml_attach(World(tmp_path / "world", [divided("MIG-a")]))
-    for environment in ({}, {VARIABLE: "0"}):
-        assert allot(GpuRequest(1), environment=environment).uuids == ("MIG-a",)
+    for environment in ({}, {VISIBLE_DEVICES: "0"}):
+        assert select_devices(GpuRequest(1), environment=environment).uuids == ("MIG-a",)
 
 
 def test_old_drivers_show_one_process_one_instance(tmp_path: Path, nvml_attach: Attach) -> None:
     nvml_attach(World(tmp_path / "world", [divided("MIG-a", "MIG-b")], driver_version="535.129.03"))
     with pytest.raises(DeviceError) as caught:
-        allot(GpuRequest(2), environment={VARIABLE: "MIG-a,MIG-b"})
+        select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "MIG-a,MIG-b"})
     assert str(caught.value) == (
         "gpus(2): only 1 of 1 GPUs may be used here (CUDA_VISIBLE_DEVICES='MIG-a,MIG-b': CUDA with driver "
         "535.129.03 shows one process MIG-a of the 2 MIG instances; --energy-gpus=MIG-a,MIG-b gives each "
         "rank one)"
     )
-    assert allot(GpuRequest(2), "MIG-a,MIG-b", {VARIABLE: ""}).uuids == ("MIG-a", "MIG-b")
+    assert select_devices(GpuRequest(2), "MIG-a,MIG-b", {VISIBLE_DEVICES: ""}).uuids == ("MIG-a", "MIG-b")
 
 
 def test_cpu_ranks_only_where_the_test_allows_them(uuids: list[str]) -> None:
-    lease = allot(GpuRequest(4, fallback="cpu"), environment={VARIABLE: ""})
+    lease = select_devices(GpuRequest(4, fallback="cpu"), environment={VISIBLE_DEVICES: ""})
     assert (lease.devices, lease.fallback, lease.uuids) == (("cpu",) * 4, "cpu", ())
-    assert allot(GpuRequest(3, fallback="cpu"), environment={}).fallback is None
+    assert select_devices(GpuRequest(3, fallback="cpu"), environment={}).fallback is None
 
 
 @pytest.mark.parametrize("selection", ["9", "GPU-zz", "0,0", "abc", "all,0", "0,,1", "MIG-x"])
 def test_a_selection_that_names_what_is_not_there_is_no_shortage(uuids: list[str], selection: str) -> None:
     with pytest.raises(DeviceError, match=r"^--energy-gpus: '.*' ") as caught:
-        allot(GpuRequest(1, fallback="cpu"), selection, {})
+        select_devices(GpuRequest(1, fallback="cpu"), selection, {})
     assert not isinstance(caught.value, ShortageError)
 
 
 @pytest.mark.parametrize(
-    "environment", [{VARIABLE: ""}, {VARIABLE: "1"}, {VARIABLE: "0", ORDER: "PCI_BUS_ID"}]
+    "environment",
+    [{VISIBLE_DEVICES: ""}, {VISIBLE_DEVICES: "1"}, {VISIBLE_DEVICES: "0", DEVICE_ORDER: "PCI_BUS_ID"}],
 )
 def test_what_the_environment_allows_is_a_shortage(uuids: list[str], environment: dict[str, str]) -> None:
-    with pytest.raises(ShortageError, match=VARIABLE):
-        allot(GpuRequest(2), environment=environment)
+    with pytest.raises(ShortageError, match=VISIBLE_DEVICES):
+        select_devices(GpuRequest(2), environment=environment)
 
 
 @pytest.fixture
@@ -241,30 +249,30 @@ def lost(tmp_path: Path, nvml_attach: Attach) -> World:
 
 class TestLostBoard:
     def test_the_others_are_leased_by_their_uuids(self, lost: World) -> None:
-        lease = allot(GpuRequest(3), environment={})
+        lease = select_devices(GpuRequest(3), environment={})
         assert lease.uuids == tuple(lost.board(place).uuid for place in (0, 2, 3))
         assert lease.indices == (0, 2, 3), "the lost one keeps its place"
         third = lost.board(3).uuid
-        assert allot(GpuRequest(1), environment={VARIABLE: third}).uuids == (third,)
-        assert allot(GpuRequest(1), third, {}).indices == (3,)
+        assert select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: third}).uuids == (third,)
+        assert select_devices(GpuRequest(1), third, {}).indices == (3,)
 
     @pytest.mark.parametrize("selection", [None, "all"])
     def test_a_shortage_that_it_makes_is_no_skip(self, lost: World, selection: str | None) -> None:
         for fallback in (None, "cpu"):
             with pytest.raises(DeviceError) as caught:
-                allot(GpuRequest(4, fallback=fallback), selection, {})
+                select_devices(GpuRequest(4, fallback=fallback), selection, {})
             assert not isinstance(caught.value, ShortageError)
             assert str(caught.value) == (
                 "gpus(4): only 3 of 4 GPUs may be used here; NVML: GPU 1 does not answer (GPU is lost); see "
                 "nvidia-smi"
             )
 
-    @pytest.mark.parametrize(("selection", "environment"), [("0", {}), (None, {VARIABLE: "0"})])
+    @pytest.mark.parametrize(("selection", "environment"), [("0", {}), (None, {VISIBLE_DEVICES: "0"})])
     def test_numbers_are_refused_beside_it(
         self, lost: World, selection: str | None, environment: dict[str, str]
     ) -> None:
         with pytest.raises(DeviceError) as caught:
-            allot(GpuRequest(1), selection, environment)
+            select_devices(GpuRequest(1), selection, environment)
         assert not isinstance(caught.value, ShortageError)
         said = "CUDA_VISIBLE_DEVICES='0'" if selection is None else "--energy-gpus=0"
         assert str(caught.value) == (
@@ -274,37 +282,37 @@ class TestLostBoard:
 
     def test_what_has_nothing_to_do_with_it_is_skipped_as_ever(self, lost: World) -> None:
         with pytest.raises(ShortageError, match=r"^gpus\(5\): only 3 of 4 GPUs"):
-            allot(GpuRequest(5), environment={})
+            select_devices(GpuRequest(5), environment={})
         with pytest.raises(ShortageError, match="which allows no GPU"):
-            allot(GpuRequest(1), environment={VARIABLE: ""})
+            select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: ""})
 
     def test_a_list_that_names_it_is_no_skip(self, lost: World) -> None:
         with pytest.raises(DeviceError, match="GPU is lost") as caught:
-            allot(GpuRequest(1), environment={VARIABLE: f"{lost.board(1).uuid}"})
+            select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: f"{lost.board(1).uuid}"})
         assert not isinstance(caught.value, ShortageError)
 
     def test_where_all_are_lost_nothing_is_skipped(self, lost: World) -> None:
         for place in (0, 2, 3):
             lost.update(place, lost=True)
         with pytest.raises(DeviceError, match=r"^NVML: GPU 0 does not answer \(") as caught:
-            allot(GpuRequest(1, fallback="cpu"), environment={})
+            select_devices(GpuRequest(1, fallback="cpu"), environment={})
         assert not isinstance(caught.value, ShortageError)
 
 
 def test_who_leaves_boards_out_is_named_and_how_to_overrule_it(uuids: list[str]) -> None:
     with pytest.raises(ShortageError) as caught:
-        allot(GpuRequest(2), environment={VARIABLE: uuids[1]})
+        select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: uuids[1]})
     assert str(caught.value) == (
         f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES='{uuids[1]}'; --energy-gpus=all "
         "overrides it on purpose)"
     )
     with pytest.raises(ShortageError, match=r"3 GPUs may be used here \(--energy-gpus=0 chooses these\)$"):
-        allot(GpuRequest(2), "0", {})
+        select_devices(GpuRequest(2), "0", {})
 
 
 def test_the_environment_is_read_when_asked(uuids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, uuids[1])
-    assert allot(GpuRequest(1)).indices == (1,)
+    monkeypatch.setenv(VISIBLE_DEVICES, uuids[1])
+    assert select_devices(GpuRequest(1)).indices == (1,)
 
 
 def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:

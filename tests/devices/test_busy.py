@@ -14,7 +14,13 @@ import pytest
 
 from pytest_llenergy.devices.condition import BoardProcess
 from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.devices.occupancy import BoardUse, Occupancy, command, look, wait_until_free
+from pytest_llenergy.devices.occupancy import (
+    BoardUse,
+    Occupancy,
+    describe_command,
+    inspect_board,
+    wait_until_free,
+)
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, Process, World
@@ -203,9 +209,9 @@ class TestInAContainer:
         files.mkdir()
         session = Session()
         board = session.board(uuids(world)[0])
-        assert look(session, board, proc=proc).state == "busy"
+        assert inspect_board(session, board, proc=proc).state == "busy"
         (files / "9").symlink_to("/dev/nvidia-uvm")
-        assert look(session, board, proc=proc).state == "unknown"
+        assert inspect_board(session, board, proc=proc).state == "unknown"
         session.close()
 
 
@@ -214,9 +220,9 @@ def test_a_process_that_cannot_be_seen_is_busy_only_by_its_memory(host: Host, tm
     proc = proc_of(tmp_path / "proc", FIRST_NAMESPACE)
     session = Session()
     board = session.board(uuids(world)[0])
-    assert look(session, board, proc=proc).state == "unknown"
+    assert inspect_board(session, board, proc=proc).state == "unknown"
     world.update(0, memory_used=12 * GIB)
-    assert look(session, board, proc=proc) == BoardUse(board.uuid, "busy", memory_bytes=12 * GIB)
+    assert inspect_board(session, board, proc=proc) == BoardUse(board.uuid, "busy", memory_bytes=12 * GIB)
     session.close()
 
 
@@ -239,8 +245,8 @@ def test_of_a_command_only_the_program_is_shown(
 ) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cmdline").write_text("".join(f"{argument}\0" for argument in arguments))
-    assert command(7, tmp_path) == shown
-    assert command(8, tmp_path) is None
+    assert describe_command(7, tmp_path) == shown
+    assert describe_command(8, tmp_path) is None
 
 
 @pytest.mark.parametrize(

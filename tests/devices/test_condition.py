@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.condition import BoardProcess, BoardWatch, Condition, foreign
+from pytest_llenergy.devices.condition import BoardProcess, Condition, ConditionReader, find_foreign_processes
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, Process, World
@@ -32,7 +32,7 @@ def conditions(tmp_path: Path, nvml_attach: Attach) -> Callable[..., list[Condit
         world = World(tmp_path / "world", boards)
         nvml_attach(world)
         uuids = [world.board(index).uuid for index in range(len(boards))]
-        watch = BoardWatch(uuids)
+        watch = ConditionReader(uuids)
         found = watch.read()
         watch.close()
         return [found[uuid] for uuid in uuids]
@@ -79,7 +79,7 @@ def test_throttling_adds_up_while_it_is_watched(tmp_path: Path, nvml_attach: Att
     world = World(tmp_path / "world", [Board(throttle_ns={269: 5_000_000_000})])
     nvml_attach(world)
     uuid = world.board(0).uuid
-    watch = BoardWatch([uuid])
+    watch = ConditionReader([uuid])
     before = watch.read()[uuid].throttled_s
     world.update(0, throttle_ns={269: 5_750_000_000, 271: 1_000_000_000})
     after = watch.read()[uuid].throttled_s
@@ -105,14 +105,14 @@ def test_a_lost_board_has_no_condition(tmp_path: Path, nvml_attach: Attach) -> N
     world = World(tmp_path / "world", [Board(temperature_c=70), Board(temperature_c=50)])
     nvml_attach(world)
     uuids = [world.board(index).uuid for index in range(2)]
-    watch = BoardWatch(uuids)
+    watch = ConditionReader(uuids)
     world.update(0, lost=True)
     lost, alive = (watch.read()[uuid] for uuid in uuids)
     watch.close()
     assert lost == Condition(temperature_c=None, sm_clock_mhz=None, throttled_s={}, processes=None)
     assert alive.temperature_c == 50.0
     with pytest.raises(DeviceError, match=rf"^NVML: {uuids[0]} does not answer \(GPU is lost\)"):
-        BoardWatch(uuids)
+        ConditionReader(uuids)
 
 
 def test_an_instance_has_its_boards_condition_and_its_own_processes(
@@ -126,7 +126,7 @@ def test_an_instance_has_its_boards_condition_and_its_own_processes(
         throttle_ns={74: 3_000_000_000},
     )
     nvml_attach(World(tmp_path / "world", [Board(), divided]))
-    watch = BoardWatch(["MIG-a"])
+    watch = ConditionReader(["MIG-a"])
     (condition,) = watch.read().values()
     watch.close()
     assert (condition.temperature_c, condition.throttled_s["power-cap"]) == (71.0, 3.0)
@@ -136,11 +136,11 @@ def test_an_instance_has_its_boards_condition_and_its_own_processes(
 def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board()])
     nvml = nvml_attach(world)
-    watch = BoardWatch([world.board(0).uuid])
+    watch = ConditionReader([world.board(0).uuid])
     with pytest.raises(
         DeviceError, match=r"^NVML: GPU-none does not answer \(Not Found\); see nvidia-smi -L$"
     ):
-        BoardWatch([world.board(0).uuid, "GPU-none"])
+        ConditionReader([world.board(0).uuid, "GPU-none"])
     watch.close()
     nvml.nvmlShutdown()
     with pytest.raises(nvml.NVMLError_Uninitialized):
@@ -170,23 +170,27 @@ CONTAINER = 4026532201
 def test_this_process_and_what_it_started_are_not_foreign(tmp_path: Path, child: int) -> None:
     me, parent = os.getpid(), os.getppid()
     proc = proc_of(tmp_path, FIRST_NAMESPACE, me, parent, child)
-    assert foreign(processes(me, child), proc=proc) == ()
-    assert foreign(processes(me, child, parent), proc=proc) == (BoardProcess(parent, None, None),)
-    assert foreign(processes(child, parent), own_pids={parent}, proc=proc) == (
+    assert find_foreign_processes(processes(me, child), proc=proc) == ()
+    assert find_foreign_processes(processes(me, child, parent), proc=proc) == (
+        BoardProcess(parent, None, None),
+    )
+    assert find_foreign_processes(processes(child, parent), own_pids={parent}, proc=proc) == (
         BoardProcess(child, None, None),
     )
 
 
 def test_an_idle_board_has_nobody_on_it(tmp_path: Path) -> None:
-    assert foreign(processes(), proc=proc_of(tmp_path, FIRST_NAMESPACE)) == ()
+    assert find_foreign_processes(processes(), proc=proc_of(tmp_path, FIRST_NAMESPACE)) == ()
 
 
 def test_a_process_that_cannot_be_seen_is_not_accused(tmp_path: Path) -> None:
     """It may be a child of ours that just ended, or be hidden by the mount options of /proc."""
     proc = proc_of(tmp_path, FIRST_NAMESPACE, 7)
     told = f"processes that cannot be seen from here were on the board: {NOBODY}"
-    assert foreign(processes(NOBODY), proc=proc) == told
-    assert foreign(processes(7, NOBODY), own_pids=(), proc=proc) == (BoardProcess(7, None, None),)
+    assert find_foreign_processes(processes(NOBODY), proc=proc) == told
+    assert find_foreign_processes(processes(7, NOBODY), own_pids=(), proc=proc) == (
+        BoardProcess(7, None, None),
+    )
 
 
 @pytest.mark.parametrize("pids", [(), (1,), (os.getpid(),), (NOBODY,)])
@@ -194,13 +198,13 @@ def test_in_a_container_nothing_is_known(tmp_path: Path, pids: tuple[int, ...]) 
     """The numbers are the host's, and processes of other containers may be left out."""
     proc = proc_of(tmp_path, CONTAINER, 1, os.getpid())
     told = "NVML numbers processes as the host does, and this is another pid namespace"
-    assert foreign(processes(*pids), proc=proc) == told
+    assert find_foreign_processes(processes(*pids), proc=proc) == told
 
 
 def test_a_system_without_namespaces_tells_nothing(tmp_path: Path) -> None:
-    assert "another pid namespace" in foreign(processes(1), proc=tmp_path)
+    assert "another pid namespace" in find_foreign_processes(processes(1), proc=tmp_path)
 
 
 def test_a_driver_that_does_not_tell_is_not_an_empty_board(tmp_path: Path) -> None:
-    told = foreign(Condition(processes=None), proc=proc_of(tmp_path, FIRST_NAMESPACE))
+    told = find_foreign_processes(Condition(processes=None), proc=proc_of(tmp_path, FIRST_NAMESPACE))
     assert told == "the driver does not tell which processes are on the board"

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pytest_llenergy.devices.cpu import host, usable_cpus
+from pytest_llenergy.devices.cpu import describe_host, usable_cpus
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
@@ -17,7 +17,7 @@ def test_only_the_cpus_that_this_process_may_use_count() -> None:
     os.sched_setaffinity(0, {only})
     try:
         assert usable_cpus() == (only,)
-        assert host().logical_cpus == 1
+        assert describe_host().logical_cpus == 1
     finally:
         os.sched_setaffinity(0, allowed)
     assert usable_cpus() == tuple(sorted(allowed))

@@ -9,8 +9,14 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import GpuRequest, allot
-from pytest_llenergy.devices.inventory import Present, answering, present, temperature_c, used_bytes
+from pytest_llenergy.devices.allocation import GpuRequest, select_devices
+from pytest_llenergy.devices.inventory import (
+    Inventory,
+    read_answering,
+    read_inventory,
+    read_temperature_c,
+    read_used_bytes,
+)
 from pytest_llenergy.devices.mig import Instance
 from pytest_llenergy.errors import DeviceError
 
@@ -29,7 +35,7 @@ def test_boards_in_pci_order_with_their_facts(tmp_path: Path, nvml_attach: Attac
     )
     world = World(tmp_path / "world", given, driver_version="580.1")
     nvml_attach(world)
-    found = present().boards
+    found = read_inventory().boards
     assert [(board.name, board.memory_bytes, board.power_limit_w) for board in found] == [
         ("NVIDIA L4", 24 * GIB, 72.0),
         ("NVIDIA H100", 80 * GIB, 700.0),
@@ -38,18 +44,18 @@ def test_boards_in_pci_order_with_their_facts(tmp_path: Path, nvml_attach: Attac
     assert [board.pci_bus_id for board in found] == sorted(
         world.board(index).pci_bus_id for index in range(2)
     )
-    assert [temperature_c(board.uuid) for board in found] == [33, 66]
-    assert present().driver == "580.1"
+    assert [read_temperature_c(board.uuid) for board in found] == [33, 66]
+    assert read_inventory().driver == "580.1"
 
 
 def test_a_lost_board_is_named_and_has_no_temperature(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board(), Board()])
     nvml_attach(world)
     world.update(1, lost=True)
-    assert temperature_c(world.board(0).uuid) == 40
-    assert temperature_c(world.board(1).uuid) is None
+    assert read_temperature_c(world.board(0).uuid) == 40
+    assert read_temperature_c(world.board(1).uuid) is None
     with pytest.raises(DeviceError, match=r"^NVML: GPU 1 does not answer \(GPU is lost\); see nvidia-smi$"):
-        present()
+        read_inventory()
 
 
 def test_a_driver_that_refuses_is_not_a_host_without_gpus(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -58,16 +64,16 @@ def test_a_driver_that_refuses_is_not_a_host_without_gpus(tmp_path: Path, nvml_a
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(NO_PERMISSION)
     with pytest.raises(DeviceError, match=r"^NVML: Insufficient Permissions; see nvidia-smi$"):
-        present()
+        read_inventory()
     with pytest.raises(DeviceError, match=r"^NVML: "):
-        allot(GpuRequest(1, fallback="cpu"), environment={})
-    assert temperature_c("GPU-0") is None
+        select_devices(GpuRequest(1, fallback="cpu"), environment={})
+    assert read_temperature_c("GPU-0") is None
 
 
 def test_what_answers_is_shown_whatever_does_not(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board(lost=True), Board(), Board(no_permission=True), Board()])
     nvml_attach(world)
-    found = answering()
+    found = read_answering()
     assert found.uuids == (world.board(1).uuid, world.board(3).uuid)
     assert [found.index(uuid) for uuid in found.uuids] == [1, 3]
     assert list(found.lost.values()) == [
@@ -80,7 +86,7 @@ def test_a_driver_that_refuses_leaves_its_reason(tmp_path: Path, nvml_attach: At
     world = World(tmp_path / "world", [Board()])
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(NO_PERMISSION)
-    assert answering() == Present(refusals=("NVML: Insufficient Permissions; see nvidia-smi",))
+    assert read_answering() == Inventory(refusals=("NVML: Insufficient Permissions; see nvidia-smi",))
 
 
 def test_instances_stand_beside_the_boards_with_their_profiles(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -100,7 +106,7 @@ def test_instances_stand_beside_the_boards_with_their_profiles(tmp_path: Path, n
     ]
     world = World(tmp_path / "world", given, driver_version="580.1")
     nvml_attach(world)
-    found, uuid = present(), world.board(2).uuid
+    found, uuid = read_inventory(), world.board(2).uuid
     assert found.instances == (
         Instance("MIG-1", uuid, 9, 0, "1g.10gb", 9856 * mib),
         Instance("MIG-2", uuid, 2, 0, "1c.3g.40gb", 40320 * mib),
@@ -122,17 +128,17 @@ def test_a_host_without_a_driver_has_nothing(tmp_path: Path, nvml_attach: Attach
     world = World(tmp_path / "world", [Board()])
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(DRIVER_NOT_LOADED)
-    assert present() == Present(missing="NVML: Driver Not Loaded; load the NVIDIA kernel module")
+    assert read_inventory() == Inventory(missing="NVML: Driver Not Loaded; load the NVIDIA kernel module")
 
 
 def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
     nvml = nvml_attach(World(tmp_path / "world", [Board()]))
-    present()
-    answering()
+    read_inventory()
+    read_answering()
     nvml.nvmlShutdown()
     with pytest.raises(nvml.NVMLError_Uninitialized):
         nvml.nvmlDeviceGetCount()
-    assert len(present().boards) == 1
+    assert len(read_inventory().boards) == 1
 
 
 def test_memory_in_use_and_mig_mode_stand_beside_the_boards(tmp_path: Path, nvml_attach: Attach) -> None:
@@ -143,7 +149,7 @@ def test_memory_in_use_and_mig_mode_stand_beside_the_boards(tmp_path: Path, nvml
         Board(uuid="GPU-c", mig_enabled=True),
     ]
     nvml_attach(World(tmp_path / "world", given))
-    found = present()
+    found = read_inventory()
     assert found.mig_enabled == {"GPU-b", "GPU-c"}
     assert (found.used_bytes["GPU-a"], found.used_bytes["MIG-1"]) == (5 * GIB, 3 * GIB)
 
@@ -155,5 +161,5 @@ def test_an_old_driver_tells_memory_in_one_number(
     nvml = nvml_attach(world)
     # A version that the driver has not heard of, as the second is to those before 510.
     monkeypatch.setattr(nvml, "nvmlMemory_v2", 0x09000028)
-    assert used_bytes(nvml, world.board(0).uuid) == 6 * GIB
-    assert used_bytes(nvml, "GPU-none") is None
+    assert read_used_bytes(nvml, world.board(0).uuid) == 6 * GIB
+    assert read_used_bytes(nvml, "GPU-none") is None

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.devices import lockfiles
-from pytest_llenergy.devices.lease import CPU, Claim, Lease, Request, join
-from pytest_llenergy.devices.lockdir import Directory
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest, join_leases
+from pytest_llenergy.devices.lockdir import LockDirectory
 from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.queue import living, told
+from pytest_llenergy.devices.queue import describe_entries, list_entries
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
@@ -31,26 +31,33 @@ CLOCK = r"\d\d:\d\d:\d\d"
 
 class TestClaims:
     def test_a_cpu_lease_claims_the_cpu_once(self) -> None:
-        assert Lease((CPU, CPU)).claims == (Claim(CPU),)
+        assert Lease((CPU, CPU)).claims == (DeviceLock(CPU),)
 
     def test_an_instance_claims_itself_and_shares_its_board(self) -> None:
-        assert Lease(("MIG-a",), divided=("GPU-b",)).claims == (Claim("MIG-a"), Claim("GPU-b", shared=True))
+        assert Lease(("MIG-a",), divided=("GPU-b",)).claims == (
+            DeviceLock("MIG-a"),
+            DeviceLock("GPU-b", shared=True),
+        )
 
     def test_instances_of_one_board_go_together_and_a_whole_board_goes_with_none(self) -> None:
-        first, second = (Request(Lease((part,), divided=("GPU-b",)).claims) for part in ("MIG-a", "MIG-b"))
+        first, second = (
+            LockRequest(Lease((part,), divided=("GPU-b",)).claims) for part in ("MIG-a", "MIG-b")
+        )
         assert not first.wants(second.always)
-        assert first.wants((Claim("GPU-b"),))
-        assert Request((Claim("GPU-b"),)).wants(second.always)
+        assert first.wants((DeviceLock("GPU-b"),))
+        assert LockRequest((DeviceLock("GPU-b"),)).wants(second.always)
 
     def test_what_may_be_had_is_asked_for_and_what_was_got_is_joined(self) -> None:
         each = [one(index) for index in range(3)]
         possible = Lease(("GPU-0", "GPU-1"), choices=tuple(each))
-        assert possible.request() == Request((), 2, tuple((Claim(f"GPU-{index}"),) for index in range(3)))
-        assert possible.chosen((0, 2)) == join([each[0], each[2]])
+        assert possible.request() == LockRequest(
+            (), 2, tuple((DeviceLock(f"GPU-{index}"),) for index in range(3))
+        )
+        assert possible.chosen((0, 2)) == join_leases([each[0], each[2]])
         assert possible.chosen((0, 2)).indices == (0, 2)
 
     def test_the_host_is_asked_for_beside(self) -> None:
-        assert Lease(("GPU-0",)).request((Claim(CPU),)).always == (Claim("GPU-0"), Claim(CPU))
+        assert Lease(("GPU-0",)).request((DeviceLock(CPU),)).always == (DeviceLock("GPU-0"), DeviceLock(CPU))
 
 
 def one(index: int) -> Lease:
@@ -113,7 +120,7 @@ def test_a_process_that_holds_gets_a_part_at_once_and_never_waits_for_more(make:
 
 def test_a_forked_child_of_the_holder_does_not_keep_the_lease(make: MakeLocker) -> None:
     """It is no user of the device: a helper that outlives its test must not lock the next one out."""
-    held = acquire(Request((Claim(GPU),)), 0.0)
+    held = acquire(LockRequest((DeviceLock(GPU),)), 0.0)
     child = os.fork()
     if child == 0:
         held.release()
@@ -167,8 +174,8 @@ class TestMessages:
         holder.take("MIG-a", ("GPU-b", True), test="t")
         waiting.ask("GPU-b")
         until(lambda: bool(tickets(locks, "waiting")))
-        directory = Directory(locks, os.open(locks, os.O_RDONLY))
-        held, awaited = told(living(directory, ("waiting", "firm", "holding")))
+        directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
+        held, awaited = describe_entries(list_entries(directory, ("waiting", "firm", "holding")))
         directory.close()
         assert re.fullmatch(rf"MIG-a held by process {holder.pid} of {ME} since {CLOCK} \(t\)", held)
         assert re.fullmatch(rf"GPU-b awaited by process {waiting.pid} of {ME} since {CLOCK}", awaited)
@@ -225,7 +232,7 @@ def answer_of(make: MakeLocker, device: str) -> dict[str, object]:
 
 class TestCleaning:
     def test_a_released_lease_leaves_its_lock_file_and_no_ticket(self, locks: Path) -> None:
-        acquire(Request((Claim(GPU),)), 0.0).release()
+        acquire(LockRequest((DeviceLock(GPU),)), 0.0).release()
         assert [path.name for path in locks.iterdir()] == [lock_name(GPU)]
 
     def test_giving_up_leaves_no_ticket(self, make: MakeLocker, locks: Path) -> None:
@@ -258,23 +265,23 @@ class TestCleaning:
         second.release()
         second.take("a", wait_s=0.0)
         with pytest.raises(DeviceError, match=rf"held by process {second.pid} "):
-            acquire(Request((Claim("a"),)), 0.0)
+            acquire(LockRequest((DeviceLock("a"),)), 0.0)
 
     def test_a_file_that_is_replaced_while_it_is_locked_is_not_taken_for_the_device(
         self, locks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        really, path = lockfiles.lock_open, locks / lock_name("a")
+        really, path = lockfiles.lock_descriptor, locks / lock_name("a")
         replaced: list[Path] = []
 
-        def late(descriptor: int, claim: Claim) -> bool:
+        def late(descriptor: int, claim: DeviceLock) -> bool:
             if not replaced:
                 path.unlink()
                 replaced.append(path)
             return really(descriptor, claim)
 
-        monkeypatch.setattr(lockfiles, "lock_open", late)
-        directory = Directory(locks, os.open(locks, os.O_RDONLY))
-        descriptor = lockfiles.try_lock(directory, Claim("a"))
+        monkeypatch.setattr(lockfiles, "lock_descriptor", late)
+        directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
+        descriptor = lockfiles.try_lock(directory, DeviceLock("a"))
         assert descriptor is not None
         assert os.path.samestat(os.fstat(descriptor), path.stat())
         os.close(descriptor)
@@ -284,15 +291,15 @@ class TestCleaning:
         self, locks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = locks / lock_name("a")
-        really = lockfiles.lock_open
+        really = lockfiles.lock_descriptor
 
-        def late(descriptor: int, claim: Claim) -> bool:
+        def late(descriptor: int, claim: DeviceLock) -> bool:
             path.unlink()
             return really(descriptor, claim)
 
-        monkeypatch.setattr(lockfiles, "lock_open", late)
+        monkeypatch.setattr(lockfiles, "lock_descriptor", late)
         with pytest.raises(DeviceError) as caught:
-            acquire(Request((Claim("a"),)), 0.0)
+            acquire(LockRequest((DeviceLock("a"),)), 0.0)
         assert str(caught.value) == (
             f"lock file {path} is removed again and again; stop what removes it, or set LLENERGY_LOCK_DIR to "
             "another directory"
@@ -300,8 +307,8 @@ class TestCleaning:
 
     @pytest.mark.parametrize("device", ["a", CPU])
     def test_a_holder_can_tell_that_its_file_was_removed(self, locks: Path, device: str) -> None:
-        held = acquire(Request((Claim("b"), Claim(device))), 0.0)
-        part = acquire(Request((Claim("b"),)), 0.0)
+        held = acquire(LockRequest((DeviceLock("b"), DeviceLock(device))), 0.0)
+        part = acquire(LockRequest((DeviceLock("b"),)), 0.0)
         assert held.intact()
         assert part.intact()
         (locks / lock_name(device)).rename(locks / "elsewhere")
@@ -310,8 +317,8 @@ class TestCleaning:
         held.release()
 
     def test_the_cpus_file_is_looked_up_anew(self, make: MakeLocker, locks: Path) -> None:
-        acquire(Request((Claim(CPU),)), 0.0).release()
+        acquire(LockRequest((DeviceLock(CPU),)), 0.0).release()
         (locks / lock_name(CPU)).unlink()
         make().take(CPU)
         with pytest.raises(DeviceError, match="for cpu: held by process"):
-            acquire(Request((Claim(CPU),)), 0.0)
+            acquire(LockRequest((DeviceLock(CPU),)), 0.0)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.devices.lockdir import Directory
-from pytest_llenergy.devices.queue import living
+from pytest_llenergy.devices.lockdir import LockDirectory
+from pytest_llenergy.devices.queue import list_entries
 
 from .lockers import Locker, MakeLocker, tickets, until
 
@@ -165,8 +165,8 @@ def run(script: str, *args: str) -> str:
 def test_a_death_at_any_line_leaves_the_device_free(locks: Path, device: str, least: int) -> None:
     """While it is taken and freed, and while others have it: looking, queueing, giving up."""
     assert int(run(LINES, device)) > least
-    directory = Directory(locks, os.open(locks, os.O_RDONLY))
-    assert living(directory, ("waiting", "firm", "holding")) == []
+    directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
+    assert list_entries(directory, ("waiting", "firm", "holding")) == []
     directory.close()
     assert [name for name in tickets(locks) if "-new-" not in name] == []
 

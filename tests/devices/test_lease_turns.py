@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from pytest_llenergy.devices import queue
-from pytest_llenergy.devices.lease import Claim, Request
-from pytest_llenergy.devices.lockdir import Directory
-from pytest_llenergy.devices.queue import Content, Scene, Seen, State, waits
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
+from pytest_llenergy.devices.lockdir import LockDirectory
+from pytest_llenergy.devices.queue import QueueEntry, QueueSnapshot, TicketContent, TicketState, is_awaited
 
 from .lockers import USERS, MakeLocker, needs_root, open_directory, tickets, until
 
@@ -143,11 +143,11 @@ def test_a_request_that_cannot_be_served_is_passed_so_often_and_no_more(
     holder.take("a")
     large.ask("a", "b")
     until(lambda: bool(tickets(locks, "waiting")))
-    for passed in range(queue.PASSES):
+    for passed in range(queue.MAX_PASSES):
         small.take("b", wait_s=0.0)
         # It counts those that it sees.
         await_a_look(large.pid)
-        assert bool(tickets(locks, "firm")) == (passed == queue.PASSES - 1)
+        assert bool(tickets(locks, "firm")) == (passed == queue.MAX_PASSES - 1)
         small.release()
     assert f"queued before: process {large.pid} of " in small.refused("b", wait_s=0.1)
     holder.release()
@@ -204,28 +204,28 @@ def cpu_s(pid: int) -> float:
 
 
 def test_others_are_seen_to_wait_only_where_they_have_to(make: MakeLocker, locks: Path) -> None:
-    directory = Directory(locks, os.open(locks, os.O_RDONLY))
+    directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
     holder, waiting = make(), make()
     holder.take("a", "b")
-    assert not waits(directory, (Claim("a"),))
+    assert not is_awaited(directory, (DeviceLock("a"),))
     waiting.ask(n=1, of=["a", "b"])
     until(lambda: bool(tickets(locks, "waiting")))
-    assert waits(directory, (Claim("a"),))
-    assert not waits(directory, (Claim("c"),))
-    assert not waits(directory, (Claim("a"),), least_s=30.0)
+    assert is_awaited(directory, (DeviceLock("a"),))
+    assert not is_awaited(directory, (DeviceLock("c"),))
+    assert not is_awaited(directory, (DeviceLock("a"),), least_s=30.0)
     directory.close()
 
 
 class TestScene:
     """What one who waits may take, beside others who came earlier."""
 
-    def seen(self, *wants: str, holds: Sequence[str] = (), state: State = "waiting") -> Seen:
-        request = Request(tuple(map(Claim, wants)))
-        content = Content(1, "", "", 0.0, request, tuple(map(Claim, holds)))
-        return Seen(state, "0", 0, time.time(), content)
+    def seen(self, *wants: str, holds: Sequence[str] = (), state: TicketState = "waiting") -> QueueEntry:
+        request = LockRequest(tuple(map(DeviceLock, wants)))
+        content = TicketContent(1, "", "", 0.0, request, tuple(map(DeviceLock, holds)))
+        return QueueEntry(state, "0", 0, time.time(), content)
 
-    def blocked(self, device: str, *ahead: Seen, holding: Sequence[Seen] = ()) -> bool:
-        return Scene(ahead, tuple(holding)).blocked((Claim(device),))
+    def blocked(self, device: str, *ahead: QueueEntry, holding: Sequence[QueueEntry] = ()) -> bool:
+        return QueueSnapshot(ahead, tuple(holding)).blocked((DeviceLock(device),))
 
     def test_what_nobody_ahead_wants_may_be_taken(self) -> None:
         assert not self.blocked("b", self.seen("a"))

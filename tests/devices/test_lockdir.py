@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import (
     CANDIDATES,
-    Directory,
-    container,
-    lock_directory,
-    mount_of,
-    mounts,
-    uncoordinated,
+    LockDirectory,
+    detect_container,
+    explain_uncoordinated,
+    open_lock_directory,
+    read_mounts,
+    select_mount,
 )
 from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.queue import living
+from pytest_llenergy.devices.queue import list_entries
 from pytest_llenergy.errors import DeviceError
 
 from .lockers import USERS, lockers, needs_root, open_directory, tickets, until
@@ -60,7 +60,7 @@ MOUNTINFO = """\
 
 
 def chosen(*candidates: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Path:
-    directory = lock_directory({}, [str(path) for path in candidates], mountinfo)
+    directory = open_lock_directory({}, [str(path) for path in candidates], mountinfo)
     directory.close()
     return directory.path
 
@@ -68,7 +68,7 @@ def chosen(*candidates: Path, mountinfo: Path = Path("/proc/self/mountinfo")) ->
 def named(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
     """The refusal of a directory that is named on purpose, without its beginning and what to do."""
     with pytest.raises(DeviceError) as caught:
-        lock_directory({"LLENERGY_LOCK_DIR": str(path)}, mountinfo=mountinfo)
+        open_lock_directory({"LLENERGY_LOCK_DIR": str(path)}, mountinfo=mountinfo)
     message = str(caught.value)
     assert message.startswith(f"LLENERGY_LOCK_DIR='{path}': ")
     assert message.endswith(MEND)
@@ -112,14 +112,14 @@ class TestDirectory:
         """Users with different ones would not meet."""
         monkeypatch.delenv("LLENERGY_LOCK_DIR")
         monkeypatch.setenv("TMPDIR", str(tmp_path))
-        directory = lock_directory()
+        directory = open_lock_directory()
         directory.close()
         assert directory.path in map(Path, ("/run/lock/llenergy", "/run/lock", "/tmp"))
 
     @pytest.mark.parametrize("given", ["locks", "./locks", "~/locks"])
     def test_one_that_depends_on_the_current_directory_is_refused(self, given: str) -> None:
         with pytest.raises(DeviceError) as caught:
-            lock_directory({"LLENERGY_LOCK_DIR": given})
+            open_lock_directory({"LLENERGY_LOCK_DIR": given})
         assert str(caught.value) == (
             f"LLENERGY_LOCK_DIR={given!r} is not an absolute path; name the directory from / on"
         )
@@ -128,7 +128,7 @@ class TestDirectory:
         path = tmp_path / "two\nlines"
         path.mkdir()
         with pytest.raises(DeviceError) as caught:
-            lock_directory({"LLENERGY_LOCK_DIR": str(path)})
+            open_lock_directory({"LLENERGY_LOCK_DIR": str(path)})
         assert str(caught.value) == (
             f"LLENERGY_LOCK_DIR={str(path)!r} has characters that cannot be shown; name another directory"
         )
@@ -224,7 +224,7 @@ class TestDirectory:
     )
     def test_the_mount_of_a_path_is_the_longest(self, tmp_path: Path, path: str, kind: str) -> None:
         (tmp_path / "mountinfo").write_text(MOUNTINFO)
-        found = mount_of(Path(path), mounts(tmp_path / "mountinfo"))
+        found = select_mount(Path(path), read_mounts(tmp_path / "mountinfo"))
         assert found is not None
         assert found.kind == kind
 
@@ -234,7 +234,7 @@ class TestFiles:
 
     def refused(self, locks: Path) -> str:
         with pytest.raises(DeviceError) as caught:
-            acquire(Request((Claim("a"),)), 0.0)
+            acquire(LockRequest((DeviceLock("a"),)), 0.0)
         return str(caught.value)
 
     def expected(self, locks: Path, what: str) -> str:
@@ -290,7 +290,7 @@ class TestFiles:
     def test_our_own_file_that_others_may_not_read_is_mended(self, locks: Path) -> None:
         (locks / lock_name("a")).touch()
         (locks / lock_name("a")).chmod(0o600)
-        acquire(Request((Claim("a"),)), 0.0).release()
+        acquire(LockRequest((DeviceLock("a"),)), 0.0).release()
         assert (locks / lock_name("a")).stat().st_mode & 0o7777 == 0o644
 
     def test_a_death_before_a_file_has_its_mode_leaves_no_file_of_the_device(self, locks: Path) -> None:
@@ -304,7 +304,7 @@ class TestFiles:
         assert done.returncode == 7
         (left,) = locks.iterdir()
         assert left.name.startswith("llenergy-new-")
-        acquire(Request((Claim("a"),)), 0.0).release()
+        acquire(LockRequest((DeviceLock("a"),)), 0.0).release()
 
     @needs_root
     def test_a_file_that_one_may_not_read_is_told(self, locks: Path) -> None:
@@ -338,9 +338,9 @@ class TestFiles:
         locked = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(locked, fcntl.LOCK_EX)
-            acquire(Request((Claim("a"),)), 0.0).release()
-            directory = Directory(locks, os.open(locks, os.O_RDONLY))
-            assert living(directory, ("firm",)) == []
+            acquire(LockRequest((DeviceLock("a"),)), 0.0).release()
+            directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
+            assert list_entries(directory, ("firm",)) == []
             directory.close()
         finally:
             os.close(locked)
@@ -360,31 +360,31 @@ class TestContainer:
         return tmp_path
 
     def test_leases_in_a_directory_of_its_own_are_told_to_be_uncoordinated(self, root: Path) -> None:
-        assert uncoordinated(Path("/tmp"), root) == (
+        assert explain_uncoordinated(Path("/tmp"), root) == (
             "GPU leases are not coordinated with the host: this is a container (/.dockerenv) and /tmp is its "
             "own; mount a directory of the host, such as -v /run/lock/llenergy:/run/lock/llenergy, and name "
             "it in LLENERGY_LOCK_DIR"
         )
-        assert uncoordinated(Path("/dev/shm"), root) is not None
+        assert explain_uncoordinated(Path("/dev/shm"), root) is not None
 
     def test_a_directory_of_the_host_is_coordinated(self, root: Path) -> None:
-        assert uncoordinated(Path("/run/lock/llenergy"), root) is None
+        assert explain_uncoordinated(Path("/run/lock/llenergy"), root) is None
 
     def test_the_hosts_own_shared_memory_is_coordinated(self, root: Path) -> None:
         told = root / "proc/self/mountinfo"
         told.write_text(told.read_text().replace("tmpfs shm", "tmpfs tmpfs"))
-        assert uncoordinated(Path("/dev/shm"), root) is None
+        assert explain_uncoordinated(Path("/dev/shm"), root) is None
 
     def test_a_container_is_known_by_its_files_or_its_namespace(self, root: Path) -> None:
         (root / ".dockerenv").unlink()
-        assert container(root) == "a pid namespace of its own"
+        assert detect_container(root) == "a pid namespace of its own"
         (root / "run").mkdir()
         (root / "run/.containerenv").touch()
-        assert container(root) == "/run/.containerenv"
+        assert detect_container(root) == "/run/.containerenv"
 
     def test_a_host_is_none(self, root: Path) -> None:
         (root / ".dockerenv").unlink()
         (root / "proc/self/ns/pid").unlink()
         (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
-        assert container(root) is None
-        assert uncoordinated(Path("/tmp"), root) is None
+        assert detect_container(root) is None
+        assert explain_uncoordinated(Path("/tmp"), root) is None

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import allot
+from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.devices.visibility import VARIABLE
+from pytest_llenergy.devices.visibility import VISIBLE_DEVICES
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, World
@@ -51,26 +51,28 @@ def choices(
     environment: Mapping[str, str] | None = None,
     warm: Collection[str] = (),
 ) -> tuple[str, ...]:
-    return tuple(each.uuids[0] for each in allot(request, selection, environment or {}, warm).choices)
+    return tuple(
+        each.uuids[0] for each in select_devices(request, selection, environment or {}, warm).choices
+    )
 
 
 def refusal(request: GpuRequest, selection: str | None = None, visible: str | None = None) -> str:
-    environment = {} if visible is None else {VARIABLE: visible}
+    environment = {} if visible is None else {VISIBLE_DEVICES: visible}
     with pytest.raises(DeviceError) as caught:
-        allot(request, selection, environment)
+        select_devices(request, selection, environment)
     return str(caught.value)
 
 
 def test_idle_boards_come_first_then_those_with_the_least_in_use(host: Host) -> None:
     a, b, c, d = host(using(30 * GIB), using(200 * MIB), using(2 * GIB), using(4 * MIB))
     assert choices(GpuRequest(2)) == (d, b, c, a)
-    assert allot(GpuRequest(2), environment={}).uuids == (b, d)
+    assert select_devices(GpuRequest(2), environment={}).uuids == (b, d)
 
 
 def test_among_idle_boards_the_order_is_that_of_the_environment(host: Host) -> None:
     a, b, c = host(using(4 * MIB), using(12 * MIB), using(0))
     assert choices(GpuRequest(1)) == (a, b, c)
-    assert choices(GpuRequest(1), environment={VARIABLE: "2,0,1"}) == (c, a, b)
+    assert choices(GpuRequest(1), environment={VISIBLE_DEVICES: "2,0,1"}) == (c, a, b)
 
 
 def test_a_board_with_a_small_process_comes_after_idle_ones(host: Host) -> None:
@@ -138,7 +140,7 @@ class TestMig:
             divided(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 10, 1, 3)),
         )
         assert choices(GpuRequest(2, mig="1g.10gb")) == ("MIG-a", "MIG-c")
-        assert choices(GpuRequest(1, mig="2G.20GB"), "all", {VARIABLE: ""}) == ("MIG-b",)
+        assert choices(GpuRequest(1, mig="2G.20GB"), "all", {VISIBLE_DEVICES: ""}) == ("MIG-b",)
 
     def test_other_profiles_are_told(self, host: Host) -> None:
         host(divided(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 20, 2, 3), part("MIG-d", 9, 0, 4)))
@@ -155,8 +157,8 @@ class TestMig:
 
     def test_an_environment_that_lists_boards_allows_what_cuda_would_show_of_them(self, host: Host) -> None:
         board = host(divided(part("MIG-a"), part("MIG-b")))[0]
-        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VARIABLE: board}) == ("MIG-a",)
-        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VARIABLE: "MIG-b"}) == ("MIG-b",)
+        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VISIBLE_DEVICES: board}) == ("MIG-a",)
+        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VISIBLE_DEVICES: "MIG-b"}) == ("MIG-b",)
 
     def test_a_board_in_mig_mode_without_instances_cannot_be_used(self, host: Host) -> None:
         whole, _ = host(Board(), Board(mig_enabled=True))

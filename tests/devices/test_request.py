@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.devices.request import GpuRequest, parse_memory, show_memory
+from pytest_llenergy.devices.request import GpuRequest, format_memory, parse_memory
 from pytest_llenergy.errors import PlanError
 
 
@@ -76,4 +76,4 @@ def test_a_request_is_shown_as_it_is_written() -> None:
     ],
 )
 def test_shown_memory_never_looks_like_more(memory_bytes: int | None, unit: str, text: str) -> None:
-    assert show_memory(memory_bytes, unit) == text
+    assert format_memory(memory_bytes, unit) == text

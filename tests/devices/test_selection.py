@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.devices.inventory import Present
+from pytest_llenergy.devices.inventory import Inventory
 from pytest_llenergy.devices.mig import Instance
-from pytest_llenergy.devices.visibility import choose
+from pytest_llenergy.devices.visibility import parse_selection
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
@@ -15,8 +15,8 @@ A, B, C = UUIDS = ("GPU-a1b2c300-51d0", "GPU-a1b2c301-51d0", "GPU-b7000000-51d0"
 FIRST, SECOND = "MIG-7b2d4a1e-0001", "MIG-7c2d4a1e-0002"
 
 BOARDS = tuple(Board(uuid, "NVIDIA H100", f"{place}:00.0") for place, uuid in enumerate(UUIDS))
-WHOLE = Present(BOARDS)
-DIVIDED = Present(
+WHOLE = Inventory(BOARDS)
+DIVIDED = Inventory(
     BOARDS, (Instance(FIRST, C, 1, 0, profile="1g.10gb"), Instance(SECOND, C, 2, 0)), driver="535.1"
 )
 
@@ -32,7 +32,7 @@ DIVIDED = Present(
     ],
 )
 def test_boards(selection: str, expected: tuple[str, ...]) -> None:
-    assert choose(selection, WHOLE) == expected
+    assert parse_selection(selection, WHOLE) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,19 +46,19 @@ def test_boards(selection: str, expected: tuple[str, ...]) -> None:
     ],
 )
 def test_instances_one_a_rank(selection: str, expected: tuple[str, ...]) -> None:
-    assert choose(selection, DIVIDED) == expected
+    assert parse_selection(selection, DIVIDED) == expected
 
 
 @pytest.mark.parametrize("element", ["3", "-1", "", "GPU-a", "GPU-f00d", "MIG-7b", "first", "²", "Gpu-b"])
 def test_an_element_that_fits_no_board_is_named(element: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        choose(f"0,{element}", WHOLE)
+        parse_selection(f"0,{element}", WHOLE)
     assert str(caught.value) == f"--energy-gpus: {element!r} names no single GPU; present: {A}, {B}, {C}"
 
 
 def test_an_element_that_fits_several_instances_is_named_with_all_there_are() -> None:
     with pytest.raises(DeviceError) as caught:
-        choose("MIG-7", DIVIDED)
+        parse_selection("MIG-7", DIVIDED)
     assert str(caught.value) == (
         f"--energy-gpus: 'MIG-7' names no single GPU; present: {A}, {B}, {C}, {FIRST} (1g.10gb), {SECOND}"
     )
@@ -67,7 +67,7 @@ def test_an_element_that_fits_several_instances_is_named_with_all_there_are() ->
 @pytest.mark.parametrize("element", ["2", C])
 def test_a_board_that_is_divided_is_not_used_whole(element: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        choose(element, DIVIDED)
+        parse_selection(element, DIVIDED)
     assert str(caught.value) == (
         f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name of it: "
         f"{FIRST} (1g.10gb), {SECOND}"
@@ -76,12 +76,12 @@ def test_a_board_that_is_divided_is_not_used_whole(element: str) -> None:
 
 def test_a_number_of_any_length_names_none() -> None:
     with pytest.raises(DeviceError, match=r"'9{5000}' names no single GPU; present: "):
-        choose("9" * 5000, DIVIDED)
+        parse_selection("9" * 5000, DIVIDED)
 
 
 def test_a_host_without_boards() -> None:
     with pytest.raises(DeviceError, match=r"'0' names no single GPU; present: none \(NVML shows none\)$"):
-        choose("0", Present())
+        parse_selection("0", Inventory())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_host_without_boards() -> None:
 )
 def test_a_repeat_is_named(selection: str, element: str, uuid: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        choose(selection, DIVIDED)
+        parse_selection(selection, DIVIDED)
     assert str(caught.value) == (
         f"--energy-gpus: {element!r} is {uuid}, which is named before; name each once"
     )

@@ -7,9 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.inventory import Present
+from pytest_llenergy.devices.inventory import Inventory
 from pytest_llenergy.devices.mig import Instance
-from pytest_llenergy.devices.visibility import ORDER, VARIABLE, visible, why_hidden
+from pytest_llenergy.devices.visibility import (
+    DEVICE_ORDER,
+    VISIBLE_DEVICES,
+    explain_hidden,
+    parse_visible_devices,
+)
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.model.environment import Board
 
@@ -119,12 +124,12 @@ MIG_ROWS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 ]
 
 
-def host(*names: str, instances: tuple[Instance, ...] = (), driver: str = "580.95.05") -> Present:
+def host(*names: str, instances: tuple[Instance, ...] = (), driver: str = "580.95.05") -> Inventory:
     boards = [
         Board(uuid, name, f"{place}:00.0")
         for place, (uuid, name) in enumerate(zip(UUIDS, names, strict=True))
     ]
-    return Present(tuple(boards), instances, driver)
+    return Inventory(tuple(boards), instances, driver)
 
 
 ALIKE = host("L4", "L4", "L4", "L4")
@@ -133,7 +138,7 @@ DIVIDED = host("H100", "H100", "H100", "H100", instances=INSTANCES)
 
 
 def environment(value: str | None, order: str | None = None) -> dict[str, str]:
-    given = {VARIABLE: value, ORDER: order}
+    given = {VISIBLE_DEVICES: value, DEVICE_ORDER: order}
     return {name: text for name, text in given.items() if text is not None}
 
 
@@ -141,7 +146,7 @@ def environment(value: str | None, order: str | None = None) -> dict[str, str]:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """torch's own module; the only faked part is what the driver would answer."""
     module: ModuleType = pytest.importorskip("torch.cuda")
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(VISIBLE_DEVICES, raising=False)
     monkeypatch.setattr(module, "_raw_device_uuid_nvml", lambda: list(UUIDS))
     monkeypatch.setattr(module, "_raw_device_count_nvml", lambda: len(UUIDS))
     return module
@@ -149,7 +154,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(("value", "expected"), [*ROWS, *SIGNS])
 def test_each_row(value: str | None, expected: tuple[str, ...]) -> None:
-    assert visible(environment(value), ALIKE).uuids == expected
+    assert parse_visible_devices(environment(value), ALIKE).uuids == expected
 
 
 @pytest.mark.parametrize(("value", "expected"), ROWS)
@@ -157,7 +162,7 @@ def test_torch_agrees(
     cuda: ModuleType, value: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if value is not None:
-        monkeypatch.setenv(VARIABLE, value)
+        monkeypatch.setenv(VISIBLE_DEVICES, value)
     count = cuda._device_count_nvml()
     parsed = cuda._parse_visible_devices()
     if parsed and isinstance(parsed[0], str):
@@ -166,16 +171,16 @@ def test_torch_agrees(
 
 
 def test_torch_stumbles_over_a_bare_sign(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "+")
+    monkeypatch.setenv(VISIBLE_DEVICES, "+")
     with pytest.raises(ValueError, match="invalid literal"):
         cuda._parse_visible_devices()
 
 
 @pytest.mark.parametrize(("value", "since_570", "before"), MIG_ROWS)
 def test_each_row_of_mig(value: str, since_570: tuple[str, ...], before: tuple[str, ...]) -> None:
-    assert visible(environment(value), DIVIDED).uuids == since_570
-    old = Present(DIVIDED.boards, INSTANCES, driver="535.129.03")
-    assert visible(environment(value), old).uuids == before
+    assert parse_visible_devices(environment(value), DIVIDED).uuids == since_570
+    old = Inventory(DIVIDED.boards, INSTANCES, driver="535.129.03")
+    assert parse_visible_devices(environment(value), old).uuids == before
 
 
 @pytest.mark.parametrize(("value", "since_570", "before"), MIG_ROWS)
@@ -187,10 +192,10 @@ def test_torch_names_the_same_instances_and_leaves_the_rest_to_cuda(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It cuts the list by its text alone; which instances there are it does not know."""
-    monkeypatch.setenv(VARIABLE, value)
+    monkeypatch.setenv(VISIBLE_DEVICES, value)
     parsed = cuda._parse_visible_devices()
     assert cuda._device_count_nvml() == (-1 if parsed else 0)
-    resolved = [uuid for text in parsed for uuid in visible(environment(text), DIVIDED).uuids]
+    resolved = [uuid for text in parsed for uuid in parse_visible_devices(environment(text), DIVIDED).uuids]
     assert set(since_570) <= set(resolved)
     if not parsed:
         assert since_570 == before == ()
@@ -198,8 +203,8 @@ def test_torch_names_the_same_instances_and_leaves_the_rest_to_cuda(
 
 def test_drivers_before_470_have_no_other_name_for_an_instance() -> None:
     legacy = f"MIG-{A}/1/0"
-    old = Present(ALIKE.boards, (Instance(legacy, A, gpu_instance=1, compute_instance=0),), "450.80.02")
-    assert visible(environment(legacy), old).uuids == (legacy,)
+    old = Inventory(ALIKE.boards, (Instance(legacy, A, gpu_instance=1, compute_instance=0),), "450.80.02")
+    assert parse_visible_devices(environment(legacy), old).uuids == (legacy,)
 
 
 @pytest.mark.parametrize(
@@ -227,23 +232,23 @@ def test_drivers_before_470_have_no_other_name_for_an_instance() -> None:
     ],
 )
 def test_the_element_that_cuts_the_list_is_named(value: str, reason: str | None) -> None:
-    assert visible(environment(value), DIVIDED).reason == reason
+    assert parse_visible_devices(environment(value), DIVIDED).reason == reason
 
 
 def test_instances_that_cuda_does_not_show_together_are_named() -> None:
-    old = Present(DIVIDED.boards, INSTANCES, driver="535.129.03")
-    assert visible(environment(f"{FIRST},{SECOND}"), old).reason == (
+    old = Inventory(DIVIDED.boards, INSTANCES, driver="535.129.03")
+    assert parse_visible_devices(environment(f"{FIRST},{SECOND}"), old).reason == (
         f"CUDA with driver 535.129.03 shows one process {FIRST} of the 2 MIG instances; "
         f"--energy-gpus={FIRST},{SECOND} gives each rank one"
     )
-    assert visible(environment(f"{FIRST},{SECOND}"), DIVIDED).reason is None
+    assert parse_visible_devices(environment(f"{FIRST},{SECOND}"), DIVIDED).reason is None
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST", "pci_bus_id"])
 @pytest.mark.parametrize("value", ["0", "1,2", "2,9"])
 def test_numbers_among_different_models_are_not_guessed(value: str, order: str | None) -> None:
     with pytest.raises(DeviceError) as caught:
-        visible(environment(value, order), MIXED)
+        parse_visible_devices(environment(value, order), MIXED)
     assert str(caught.value) == (
         f"CUDA_VISIBLE_DEVICES={value!r} counts the fastest GPU first, which NVML cannot tell of different "
         f"models: L4 {A}, H100 {B}, H100 {C}, L4 {D}; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs"
@@ -264,21 +269,21 @@ def test_numbers_among_different_models_are_not_guessed(value: str, order: str |
 def test_what_does_not_depend_on_cudas_order_is_read(
     value: str | None, order: str | None, expected: tuple[str, ...]
 ) -> None:
-    assert visible(environment(value, order), MIXED).uuids == expected
+    assert parse_visible_devices(environment(value, order), MIXED).uuids == expected
 
 
 def test_variables_that_count_the_boards_of_the_host_are_not_read() -> None:
     for name in ("NVIDIA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "HIP_VISIBLE_DEVICES"):
-        assert visible({name: "1"}, ALIKE).uuids == UUIDS
-        assert visible({name: "1", VARIABLE: "0"}, ALIKE).uuids == (A,)
+        assert parse_visible_devices({name: "1"}, ALIKE).uuids == UUIDS
+        assert parse_visible_devices({name: "1", VISIBLE_DEVICES: "0"}, ALIKE).uuids == (A,)
 
 
 def test_why_names_the_variable_its_value_and_what_the_driver_shows() -> None:
-    assert why_hidden({VARIABLE: ""}, 4) == (
+    assert explain_hidden({VISIBLE_DEVICES: ""}, 4) == (
         "the environment sets CUDA_VISIBLE_DEVICES='', which allows no GPU; the driver shows 4; "
         "--energy-gpus=all overrides it on purpose"
     )
-    assert why_hidden({VARIABLE: "4"}, 4, "'4' is too much") == (
+    assert explain_hidden({VISIBLE_DEVICES: "4"}, 4, "'4' is too much") == (
         "the environment sets CUDA_VISIBLE_DEVICES='4', which allows no GPU ('4' is too much); the driver "
         "shows 4; --energy-gpus=all overrides it on purpose"
     )

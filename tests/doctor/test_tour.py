@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from pytest_llenergy.devices.lease import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 
 from ..nvml_sim import Board
@@ -82,7 +82,7 @@ def test_steps_can_be_left_out(torch_is: Torch) -> None:
 
 def test_a_device_that_somebody_measures_on_is_left_alone(torch_is: Torch) -> None:
     torch_is(BROKEN)
-    held = acquire(Request(always=(Claim(CPU),)), 1.0, "bench.py::test_it")
+    held = acquire(LockRequest(always=(DeviceLock(CPU),)), 1.0, "bench.py::test_it")
     try:
         code, lines = doctor()
     finally:

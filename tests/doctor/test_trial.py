@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from pytest_llenergy.doctor import probe
-from pytest_llenergy.doctor.steps import Step, Trial, advice
-from pytest_llenergy.doctor.trial import steps_on, trial
+from pytest_llenergy.doctor.steps import Step, Trial, advise
+from pytest_llenergy.doctor.trial import list_steps, run_trial
 
 from ..nvml_sim import Board, MigInstance
 from .conftest import Boards, Torch
@@ -54,14 +54,14 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("device", [None, "GPU-a"])
 def test_the_process_knows_every_step(device: str | None) -> None:
-    assert set(steps_on(device, ranks=True)) <= set(probe.STEPS)
+    assert set(list_steps(device, ranks=True)) <= set(probe.STEPS)
     alone = probe.ON_CPU if device is None else probe.ON_GPU
-    assert set(alone) <= set(steps_on(device, ranks=False))
+    assert set(alone) <= set(list_steps(device, ranks=False))
 
 
 def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
     told: list[Step] = []
-    made = trial(None, tell=told.append)
+    made = run_trial(None, tell=told.append)
     assert states(made) == {
         "process": "ok",
         "NVML": "skipped",
@@ -85,7 +85,7 @@ def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
 
 def test_an_illegal_instruction_is_blamed_on_the_step_that_met_it(torch_is: Torch) -> None:
     torch_is(REAL + "torch.Tensor.__matmul__ = die")
-    made = trial(None)
+    made = run_trial(None)
     assert failed(made).name == "matmul"
     assert made.sentence == (
         "the step 'matmul' failed on the CPU: killed by SIGILL (illegal instruction); "
@@ -97,7 +97,7 @@ def test_an_illegal_instruction_is_blamed_on_the_step_that_met_it(torch_is: Torc
 
 def test_an_environment_that_is_too_large_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUCH_TOO_LONG", "x" * 200_000)
-    made = trial(None)
+    made = run_trial(None)
     assert failed(made).name == "process"
     assert made.sentence == (
         "the step 'process' failed on the CPU: no process can be started: [Errno 7] Argument list too long: "
@@ -109,7 +109,7 @@ def test_a_wrong_result_is_a_failure(torch_is: Torch) -> None:
     torch_is(
         REAL + "torch.nn.functional.conv2d = lambda *args, real=torch.nn.functional.conv2d: 1 + real(*args)"
     )
-    made = trial(None)
+    made = run_trial(None)
     assert failed(made).name == "convolution"
     assert made.sentence == (
         "the step 'convolution' failed on the CPU: 28800 of 28800 results are wrong; "
@@ -119,7 +119,7 @@ def test_a_wrong_result_is_a_failure(torch_is: Torch) -> None:
 
 def test_a_rank_that_dies_is_named_and_not_the_one_that_waits_for_it(torch_is: Torch) -> None:
     torch_is(REAL + "if os.environ['RANK'] == '1': torch.distributed.all_reduce = die")
-    made = trial(None)
+    made = run_trial(None)
     assert failed(made).name == "two ranks with gloo"
     assert failed(made).detail == "rank 1 of 2: killed by SIGILL (illegal instruction)"
 
@@ -143,17 +143,17 @@ class TestOfTheImport:
     )
     def test_its_failure_is_told_with_its_message(self, torch_is: Torch, text: str, how: str) -> None:
         torch_is(text)
-        made = trial(None)
+        made = run_trial(None)
         assert failed(made).name == "import torch"
         assert made.sentence == f"the step 'import torch' failed on the CPU: {how}; {PYTHON}; {REINSTALL}"
 
     def test_its_traceback_is_kept(self, torch_is: Torch) -> None:
         path = torch_is("import torch_missing\n")
-        assert any(f'File "{path}", line 1' in line for line in trial(None).output)
+        assert any(f'File "{path}", line 1' in line for line in run_trial(None).output)
 
     def test_one_that_hangs_is_ended_with_what_it_started(self, torch_is: Torch) -> None:
         path = torch_is(HANGS)
-        made = trial(None, timeout_s=3)
+        made = run_trial(None, timeout_s=3)
         assert made.sentence == (
             f"the step 'import torch' failed on the CPU: no answer within 3 s; {PYTHON}; {REINSTALL}"
         )
@@ -162,7 +162,7 @@ class TestOfTheImport:
 
     def test_what_it_has_started_ends_with_it(self, torch_is: Torch) -> None:
         pids = torch_is(HANGS.replace("time.sleep(600)", "os._exit(3)")).with_name("pids")
-        made = trial(None)
+        made = run_trial(None)
         assert failed(made).detail == "the process ended with exit code 3 and no answer"
         child = int(pids.read_text().split()[1])
         try:
@@ -179,7 +179,7 @@ class TestOfTheImport:
         assert spec.origin is not None
         site = str(Path(spec.origin).parents[1])
         monkeypatch.setattr(sys, "path", [path for path in sys.path if path != site])
-        made = trial(None)
+        made = run_trial(None)
         assert made.first_failure is None
         details = {step.name: step.detail for step in made.steps if step.state == "skipped"}
         assert details == {
@@ -192,7 +192,7 @@ class TestOfTheImport:
 
     def test_who_starts_it_and_is_killed_takes_it_along(self, torch_is: Torch, tmp_path: Path) -> None:
         pids = torch_is(HANGS).with_name("pids")
-        code = f"from {trial.__module__} import trial; trial(None)"
+        code = f"from {run_trial.__module__} import trial; trial(None)"
         temporary = tmp_path / "temporary"
         temporary.mkdir()
         parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
@@ -248,7 +248,7 @@ class TestOnBoards:
         self, boards_are: Boards, code: int, how: str, what_to_do: str
     ) -> None:
         boards_are(Board(uuid="GPU-a"), cuda_init=code)
-        made = trial("GPU-a")
+        made = run_trial("GPU-a")
         assert failed(made).name == "driver"
         assert made.sentence == (
             f"the step 'driver' failed on GPU-a: cuInit: {how}; {self.SEEN}, {PYTHON}; {what_to_do}"
@@ -259,7 +259,7 @@ class TestOnBoards:
     ) -> None:
         boards_are(Board(uuid="GPU-a"))
         monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
-        made = trial("GPU-a")
+        made = run_trial("GPU-a")
         assert made.sentence == (
             "the step 'driver' failed on GPU-a: libcuda.so.1: cannot open shared object file: No such file "
             f"or directory; driver 580.95.05, {PYTHON}; install the driver's CUDA library; in a container, "
@@ -268,7 +268,7 @@ class TestOnBoards:
 
     def test_a_board_that_nvml_does_not_know_is_told(self, boards_are: Boards) -> None:
         boards_are(Board(uuid="GPU-a"))
-        made = trial("GPU-x")
+        made = run_trial("GPU-x")
         assert failed(made).name == "NVML"
         assert made.sentence == (
             "the step 'NVML' failed on GPU-x: NVML: GPU-x does not answer (Not Found); see nvidia-smi -L; "
@@ -278,7 +278,7 @@ class TestOnBoards:
     def test_nccl_is_not_tried_on_an_instance(self, boards_are: Boards) -> None:
         parts = (MigInstance("MIG-a", gpu_instance=1),)
         boards_are(Board(uuid="GPU-a", mig_enabled=True, mig_instances=parts), cuda_init=999)
-        made = trial("MIG-a")
+        made = run_trial("MIG-a")
         assert made.steps[1].state == "ok"
         assert made.steps[-1] == Step("NCCL", "skipped", "NCCL does not run on MIG instances")
 
@@ -286,7 +286,7 @@ class TestOnBoards:
         if not version("torch").endswith("+cpu"):
             pytest.skip("torch is built with CUDA")
         boards_are(Board(uuid="GPU-a"))
-        made = trial("GPU-a")
+        made = run_trial("GPU-a")
         assert failed(made).name == "count"
         assert made.sentence == (
             f"the step 'count' failed on GPU-a: {TORCH} is built without CUDA; {self.SEEN}, "
@@ -306,7 +306,7 @@ def conv2d(*args):
 torch.nn.functional.conv2d = conv2d
 """
         )
-        made = trial("GPU-a")
+        made = run_trial("GPU-a")
         assert states(made)["matmul"] == "ok"
         assert failed(made).name == "cuDNN convolution"
         assert made.sentence == (
@@ -320,11 +320,11 @@ torch.nn.functional.conv2d = conv2d
 
 def test_a_runtime_that_is_newer_than_the_driver_is_told() -> None:
     versions = {"driver_cuda": "12.4", "torch_cuda": "13.0"}
-    assert advice("count", "RuntimeError: the driver is too old", versions) == (
+    assert advise("count", "RuntimeError: the driver is too old", versions) == (
         "update the driver, or install a torch that is built for CUDA 12; see nvidia-smi -L"
     )
 
 
 def test_runtimes_of_one_major_version_get_along() -> None:
     versions = {"driver_cuda": "12.4", "torch_cuda": "12.8"}
-    assert advice("allocation", "", versions) == "see nvidia-smi for the state of the board"
+    assert advise("allocation", "", versions) == "see nvidia-smi for the state of the board"

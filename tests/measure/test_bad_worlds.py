@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import GpuRequest, allot
+from pytest_llenergy.devices.allocation import GpuRequest, select_devices
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
@@ -40,7 +40,7 @@ def world(tmp_path: Path, nvml_attach: Attach) -> World:
 def run(
     function: Callable[[], object], rounds: int = 1, gap_s: float = 0.1, targets: Targets | None = None
 ) -> Experiment:
-    lease = allot(GpuRequest(1), environment={})
+    lease = select_devices(GpuRequest(1), environment={})
     selection = open_meters((), KnownMeters(), targets or Targets(lease.uuids))
     plan = RoundPlan(rounds=rounds, warmup=0, gap_s=gap_s, budget_s=0.1)
     return measure(CallWorkload(function), plan, selection, lease)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import GpuRequest, allot
+from pytest_llenergy.devices.allocation import GpuRequest, select_devices
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
@@ -53,7 +53,7 @@ class Surges:
 
 
 def measure_on(workload: Surges | CallWorkload, plan: RoundPlan) -> Experiment:
-    lease = allot(GpuRequest(1), environment={})
+    lease = select_devices(GpuRequest(1), environment={})
     return measure(workload, plan, open_meters((), KnownMeters(), Targets(lease.uuids)), lease)
 
 

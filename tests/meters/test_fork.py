@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.devices.nvml import FORKED
+from pytest_llenergy.devices.nvml import FORK_MESSAGE
 from pytest_llenergy.meters.window import FORKED as NO_READER
 
 from ..nvml_sim import Board, World
@@ -148,4 +148,4 @@ def test_a_session_is_of_no_use_in_a_child_and_goes_on_in_the_parent(
 ) -> None:
     world, environment = on_board()
     lines, _ = run(SESSION, world.board(0).uuid, environment=environment)
-    assert lines == [FORKED, FORKED, "100.0", "100.0"]
+    assert lines == [FORK_MESSAGE, FORK_MESSAGE, "100.0", "100.0"]

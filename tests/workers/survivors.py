@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_llenergy.devices.lease import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 
 MARKER = "TEST_RUN_MARKER"
@@ -61,7 +61,7 @@ def marked() -> Iterator[str]:
 def check_nothing_is_left(mark: str) -> None:
     """No process, and nobody has the CPU."""
     assert await_none(mark) == {}
-    acquire(Request((Claim(CPU),)), 0.0).release()
+    acquire(LockRequest((DeviceLock(CPU),)), 0.0).release()
 
 
 def alive(pid: int) -> bool:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.devices.lease import CPU, Claim, Lease, Request
-from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
+from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
-from pytest_llenergy.devices.queue import living
+from pytest_llenergy.devices.queue import list_entries
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.workers import leases
 from pytest_llenergy.workers.leases import LeaseKeeper
@@ -44,7 +44,7 @@ class Session:
         group = self.pool.get_ranks(plan_processes(Capabilities(data=True), None, lease, [0], 1))
         return [rank.pid for rank in group.ranks]
 
-    def test(self, lease: Lease, *, also: tuple[Claim, ...] = ()) -> list[int]:
+    def test(self, lease: Lease, *, also: tuple[DeviceLock, ...] = ()) -> list[int]:
         """A whole test that uses ranks."""
         pids = self.ranks(self.keeper.lease(lease, 10.0, "t", also))
         self.keeper.finish_test()
@@ -137,8 +137,8 @@ def test_others_are_told_which_test_has_warm_ranks_and_when_they_are_idle(
 
 def test_others_are_told_since_when_the_test_that_runs_has_them(session: Session) -> None:
     def since_s() -> float:
-        directory = lock_directory()
-        (seen,) = living(directory, ("holding",))
+        directory = open_lock_directory()
+        (seen,) = list_entries(directory, ("holding",))
         directory.close()
         return seen.content.since_s
 
@@ -256,14 +256,14 @@ def test_a_cpu_test_without_ranks_leaves_idle_ones_alone(session: Session, make:
 
 
 def test_the_host_beside_a_board_is_given_back_while_ranks_stay(session: Session, make: MakeLocker) -> None:
-    first = session.test(Lease(("a",)), also=(Claim(CPU),))
+    first = session.test(Lease(("a",)), also=(DeviceLock(CPU),))
     other = make()
     other.take(CPU, wait_s=0.0)
     other.release()
-    assert session.test(Lease(("a",)), also=(Claim(CPU),)) == first
+    assert session.test(Lease(("a",)), also=(DeviceLock(CPU),)) == first
     other.take(CPU, wait_s=0.0)
     with pytest.raises(DeviceError, match=r"for a, cpu: cpu held by process"):
-        session.keeper.lease(Lease(("a",)), 0.0, also=(Claim(CPU),))
+        session.keeper.lease(Lease(("a",)), 0.0, also=(DeviceLock(CPU),))
     # Not even its ranks' board is held by who waits.
     make().take("a", wait_s=0.0)
 
@@ -309,12 +309,12 @@ def test_the_lease_of_a_cpu_test_is_pytests_own_and_ends_with_it(make: MakeLocke
 
 def test_a_run_within_a_test_on_warm_ranks_gets_its_part(session: Session) -> None:
     """The board is held since the test before, the host only since this one."""
-    host = Claim(CPU, shared=True)
+    host = DeviceLock(CPU, shared=True)
     session.test(Lease(("a",)), also=(host,))
     session.keeper.lease(Lease(("a",)), 0.0, also=(host,))
-    assert set(acquire(Request((Claim("a"), host)), 0.0).claims) == {Claim("a"), host}
+    assert set(acquire(LockRequest((DeviceLock("a"), host)), 0.0).locks) == {DeviceLock("a"), host}
     with pytest.raises(DeviceError, match="this process already holds a, cpu and asks for b; "):
-        acquire(Request((Claim("b"),)), 0.0)
+        acquire(LockRequest((DeviceLock("b"),)), 0.0)
 
 
 def test_a_test_can_tell_that_the_file_of_a_device_was_removed(session: Session, locks: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from accuracy_tools import Answer, open_tools
 from accuracy_world import DURATIONS_S, TICK_NS, board, burst, enter
 
-from pytest_llenergy.devices.allocation import GpuRequest, allot
+from pytest_llenergy.devices.allocation import GpuRequest, select_devices
 from pytest_llenergy.measure.experiment import RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
@@ -62,7 +62,7 @@ class Bursts:
 
 def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
     """One measurement as a test has it, one burst a round: each round, and the mean with its uncertainty."""
-    lease = allot(GpuRequest(1), environment={})
+    lease = select_devices(GpuRequest(1), environment={})
     workload = Bursts(world, seconds)
     # Without a budget there are no more rounds than asked, of one iteration each.
     plan = RoundPlan(rounds=repeats, warmup=math.ceil(WARMUP_S / seconds), budget_s=0.0)

@@ -18,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 
 NUMBERS = (1, 8)
@@ -31,7 +31,7 @@ OURS, PEER = "lease", "filelock"
 
 def lease(number: int) -> Callable[[], None]:
     """So many of eight boards: a ticket, a look at the queue, a lock each, and all of it back."""
-    request = Request((), number, tuple((Claim(f"GPU-{board}"),) for board in range(8)))
+    request = LockRequest((), number, tuple((DeviceLock(f"GPU-{board}"),) for board in range(8)))
     return lambda: acquire(request, 0.0, "benchmarks/test_x.py::test_y").release()
 
 

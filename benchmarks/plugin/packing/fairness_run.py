@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
-from pytest_llenergy.devices.lease import Claim, Request
-from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
+from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.lockfiles import try_lock
 from pytest_llenergy.devices.locks import acquire
 
-BOARDS = tuple(Claim(f"GPU-{board}") for board in range(4))
+BOARDS = tuple(DeviceLock(f"GPU-{board}") for board in range(4))
 
 #: What is promised of a lease, and for how long the other one tries (seconds).
 MOST_S, NAIVE_S = 1.0, 10.0
@@ -58,13 +58,13 @@ def loops(number: int, seconds: float) -> Iterator[None]:
 def leased_s() -> float:
     """Seconds until all four are had, in turn with the others."""
     start_s = time.monotonic()
-    acquire(Request(BOARDS), 60.0).release()
+    acquire(LockRequest(BOARDS), 60.0).release()
     return time.monotonic() - start_s
 
 
 def polled_s() -> float | None:
     """The same by trying all four and sleeping 50 ms; ``None`` for never."""
-    directory = lock_directory()
+    directory = open_lock_directory()
     start_s = time.monotonic()
     try:
         while (spent_s := time.monotonic() - start_s) < NAIVE_S:
