@@ -184,7 +184,7 @@ def test_what_stands_in_the_place_of_a_lock_file_is_a_fault(visit: Visit) -> Non
     code, text = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
     assert code == 1
     assert (
-        f"wrong    GPU-a: lock file {path} is no regular file; remove it, or set LLENERGY_LOCK_DIR to "
+        f"wrong    GPU-a: lock file {path} is not a regular file; remove it, or set LLENERGY_LOCK_DIR to "
         "another directory\n"
     ) in text
     assert list(path.parent.iterdir()) == [path]

@@ -203,7 +203,9 @@ def test_cpu_ranks_that_were_waited_for_in_vain_are_still_a_fallback(
 def test_a_container_without_the_hosts_directory_is_told_once(
     pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytester.makeconftest("from pytest_llenergy.devices import container\ncontainer.MARKERS = ('proc',)\n")
+    pytester.makeconftest(
+        "from pytest_llenergy.devices import lockdir\nlockdir.CONTAINER_MARKERS = ('proc',)\n"
+    )
     pytester.makepyfile(
         "import pytest\n@pytest.mark.gpus(1)\n@pytest.mark.parametrize('i', range(2))\n"
         "def test_gpu(gpus, i): pass\ndef test_cpu(gpus): pass\n"

@@ -370,9 +370,9 @@ def test_a_terminal_that_is_gone_ends_no_test(quick: pytest.Pytester, read_repor
 
 HOLDER = """
 import sys, time
-from pytest_llenergy.devices.lease import CPU, Claim, Request
+from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
-held = acquire(Request(always=(Claim(CPU),)), 5.0, "other.py::test_of_others")
+held = acquire(LockRequest(always=(DeviceLock(CPU),)), 5.0, "other.py::test_of_others")
 print("held", flush=True)
 sys.stdin.read()
 held.release()

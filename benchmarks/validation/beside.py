@@ -66,11 +66,11 @@ class CounterAtBothEnds:
 
     def __init__(self, uuid: str) -> None:
         self._session = Session()
-        handle = self._session.board(uuid).handle
+        handle = self._session.open_board(uuid).handle
         known = [one for one in COUNTERS if not isinstance(self._session.read(handle, (one,))[0], str)]
         if not known:
             raise RuntimeError("the board has no energy counter")
-        self._read: Any = self._session.reader(handle, known[0])
+        self._read: Any = self._session.make_reader(handle, known[0])
         self._energy_j = 0.0
 
     def begin(self) -> None:

@@ -71,7 +71,7 @@ def describe(uuid: str) -> Gpu:
     """One board, as the driver tells it."""
     session = Session()
     try:
-        board = session.board(uuid)
+        board = session.open_board(uuid)
         nvml, handle = session.module, board.handle
         answers = {one.label: session.read(handle, (one,))[0] for one in (*COUNTERS, *POWERS, AVERAGE)}
         version = read_or_none(nvml, nvml.nvmlSystemGetCudaDriverVersion)

@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("file", type=Path)
     given = parser.parse_args(argv)
     session = Session()
-    handle = session.board(given.uuid).handle
+    handle = session.open_board(given.uuid).handle
     wanted = (COUNTERS, (AVERAGE,), (INSTANT,))
     known = [(place, one) for place, some in enumerate(wanted) if (one := _answering(session, handle, some))]
     places, quantities = [place for place, _ in known], [one for _, one in known]

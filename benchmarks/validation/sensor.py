@@ -57,7 +57,7 @@ def body(notebook: Notebook) -> None:
     """Read the board at idle, at steady load and under square waves, and say what its sensor is like."""
     with board(notebook) as uuid:
         session = Session()
-        name = session.board(uuid).name
+        name = session.open_board(uuid).name
         session.close()
         busy = load(notebook)
         notebook.find(f"load: {busy.what}")

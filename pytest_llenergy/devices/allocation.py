@@ -131,8 +131,6 @@ def has_profile(request: GpuRequest, device: Board, found: Inventory) -> bool:
 
 # From what a test asks for to the devices it may have, or the reason why it may not.
 
-__all__ = ["GpuRequest", "allot", "allowed", "every_visible"]
-
 
 def select_devices(
     request: GpuRequest | None,
@@ -160,7 +158,7 @@ def select_devices(
             )
         )
         possible = Lease((), choices=choices, order=tuple(fitting))
-        return replace(possible.chosen(range(request.n)), choices=choices, order=possible.order)
+        return replace(possible.select(range(request.n)), choices=choices, order=possible.order)
     hidden = _explain_all_hidden(found, selection, environment)
     on_purpose = hidden is not None and not _read_visible(environment, found).reason
     missed = request.mig is not None or len(fitting) + len(found.lost) >= request.n

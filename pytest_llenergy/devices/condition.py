@@ -57,7 +57,7 @@ class ConditionReader:
     def __init__(self, uuids: Sequence[str]) -> None:
         self._session = Session()
         try:
-            self._boards = {uuid: self._session.board(uuid) for uuid in uuids}
+            self._boards = {uuid: self._session.open_board(uuid) for uuid in uuids}
             self._counters = {uuid: self._answering(board) for uuid, board in self._boards.items()}
         except BaseException:
             self._session.close()
@@ -75,13 +75,13 @@ class ConditionReader:
         return {
             reason: code
             for reason, code in THROTTLE_FIELDS.items()
-            if not isinstance(self._session.fields(board.handle, ((code, 0),))[0], str)
+            if not isinstance(self._session.read_fields(board.handle, ((code, 0),))[0], str)
         }
 
     def _condition(self, board: BoardHandle, counters: Mapping[str, int]) -> Condition:
         nvml, handle = self._session.module, board.handle
         codes = [(code, 0) for code in counters.values()]
-        told = self._session.fields(handle, codes) if codes else []
+        told = self._session.read_fields(handle, codes) if codes else []
         return Condition(
             temperature_c=self._optional(
                 lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lease: the devices that belong to one test."""
+"""A lease: the devices that belong to one test while it runs, and the locks that it needs."""
 
 from __future__ import annotations
 
@@ -10,89 +10,93 @@ import msgspec
 
 from pytest_llenergy.model.environment import Board
 
-# What a test wants of devices: claims, and requests that leave open which of several devices it gets.
-
 #: The CPU, as a device.
 CPU = "cpu"
 
 
 class DeviceLock(msgspec.Struct, frozen=True, array_like=True):
-    """A device (full UUID, or ``cpu``) for oneself, or ``shared`` with others that claim it shared.
+    """A lock on a device, exclusive or shared with other shared locks.
 
-    Who has a MIG instance claims it for itself and its board shared: so an instance and its whole board
-    exclude each other, and two instances of one board do not.
+    A test that has a MIG instance locks the instance exclusively and its board shared. So an instance and its
+    whole board exclude each other, and two instances of one board do not.
+
+    Attributes:
+        device: Full UUID of a board or MIG instance, or ``cpu``.
+        shared: Whether others may hold a shared lock on it at the same time.
     """
 
     device: str
     shared: bool = False
 
     def conflicts(self, other: DeviceLock) -> bool:
-        """Whether the two cannot be had at once."""
+        """Return whether the two locks exclude each other."""
         return self.device == other.device and not (self.shared and other.shared)
 
 
+def any_conflict(first: Iterable[DeviceLock], second: Iterable[DeviceLock]) -> bool:
+    """Return whether a lock of one side excludes one of the other."""
+    by_device: dict[str, list[DeviceLock]] = {}
+    for lock in first:
+        by_device.setdefault(lock.device, []).append(lock)
+    return any(lock.conflicts(other) for lock in second for other in by_device.get(lock.device, ()))
+
+
 class LockRequest(msgspec.Struct, frozen=True):
-    """All of ``always``, and ``n`` of ``choices``. A choice is one device with the claims that it takes."""
+    """A request for all locks of ``always``, and for ``n`` of the ``choices``.
+
+    A choice is one device, with every lock that it takes; the lock of the device itself comes first.
+    """
 
     always: tuple[DeviceLock, ...] = ()
     n: int = 0
     choices: tuple[tuple[DeviceLock, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for what nobody can ask for; others' tickets may say anything."""
+        """Raise ``ValueError`` for an impossible request: tickets of other processes may hold anything."""
         if self.n < 0 or not all(self.choices):
             raise ValueError("a request needs n >= 0 and choices that are not empty")
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What it names, in its order; the board that an instance is a part of only where it is asked for."""
-        named = [claim.device for claim in self.always if not claim.shared]
+        """The devices that the request names; not the board of an instance, which is shared."""
+        named = [lock.device for lock in self.always if not lock.shared]
         named += [choice[0].device for choice in self.choices]
         return tuple(dict.fromkeys(named))
 
-    def wants(self, claims: Iterable[DeviceLock]) -> bool:
-        """Whether it may take something that conflicts with one of these."""
-        own = {claim for choice in (self.always, *self.choices) for claim in choice}
-        return any_conflict(own, claims)
+    @property
+    def all_locks(self) -> set[DeviceLock]:
+        """Every lock that the request may take."""
+        return {lock for choice in (self.always, *self.choices) for lock in choice}
 
-    def fit(self, possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
-        """The first ``n`` choices that are possible; ``None`` if these are fewer, or ``always`` is not."""
-        if not possible(self.always):
+    def conflicts_with(self, locks: Iterable[DeviceLock]) -> bool:
+        """Return whether the request may take a lock that conflicts with one of these."""
+        return any_conflict(self.all_locks, locks)
+
+    def select(self, is_possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
+        """Return the indices of the first ``n`` possible choices; None if the request cannot be met."""
+        if not is_possible(self.always):
             return None
-        found = [place for place, choice in enumerate(self.choices) if possible(choice)]
+        found = [index for index, choice in enumerate(self.choices) if is_possible(choice)]
         return tuple(found[: self.n]) if len(found) >= self.n else None
 
-    def claims(self, chosen: Iterable[int]) -> tuple[DeviceLock, ...]:
-        """All claims of these choices, each once, in one order that is the same for every request."""
-        taken = {claim for place in chosen for claim in self.choices[place]}
-        return tuple(sorted({*self.always, *taken}, key=lambda claim: (claim.device, claim.shared)))
-
-
-def any_conflict(ours: Iterable[DeviceLock], theirs: Iterable[DeviceLock]) -> bool:
-    """Whether some claim of one side excludes one of the other."""
-    by_device: dict[str, list[DeviceLock]] = {}
-    for claim in ours:
-        by_device.setdefault(claim.device, []).append(claim)
-    return any(claim.conflicts(own) for claim in theirs for own in by_device.get(claim.device, ()))
-
-
-# The devices that belong to one test while it runs.
-
-__all__ = ["CPU", "Lease", "join"]
+    def locks(self, chosen: Iterable[int]) -> tuple[DeviceLock, ...]:
+        """Return all locks of these choices, each once, sorted the same way for every request."""
+        taken = {lock for index in chosen for lock in self.choices[index]}
+        return tuple(sorted({*self.always, *taken}, key=lambda lock: (lock.device, lock.shared)))
 
 
 @dataclass(frozen=True)
 class Lease:
     """Devices that belong to one test while it runs.
 
-    ``devices`` names one device a rank: full UUIDs of GPUs or MIG instances, or ``cpu`` as often as there are
-    CPU ranks. ``boards`` and ``indices`` tell of each what it is and its place in PCI order; ``divided`` are
-    the UUIDs of the boards that leased instances are parts of.
-    ``fallback`` is ``"cpu"`` where GPUs were asked for and the mark allowed CPU ranks instead.
+    ``devices`` names one device per rank: the full UUID of a GPU or MIG instance, or ``cpu`` for each CPU
+    rank. ``boards`` describes each leased GPU, ``indices`` gives its place in PCI order, and ``divided``
+    names the boards that leased MIG instances are part of. ``fallback`` is ``"cpu"`` if GPUs were requested
+    and the mark allowed CPU ranks instead.
 
-    Before the locks are taken, ``devices`` are those that the test would have first and ``choices`` every one
-    that would do, each as a lease of its own, the best first; without choices it must be ``devices``. Those
-    that are taken get the ``order`` of the environment, whichever they are.
+    Before the locks are taken, a lease is a plan: ``devices`` are the preferred ones, and ``choices`` are all
+    that would do, each as a lease of its own, the preferred first. Without choices the test needs exactly
+    ``devices``. Those that are taken keep the ``order`` of the environment.
     """
 
     devices: tuple[str, ...]
@@ -109,44 +113,44 @@ class Lease:
         return tuple(board.uuid for board in self.boards)
 
     @property
-    def claims(self) -> tuple[DeviceLock, ...]:
-        """Its devices for itself, and the boards that its instances are parts of shared with others.
-
-        Tests on sibling instances run side by side: the joules of both are those of the board, which is what
-        the flag ``shared-board`` says.
-        """
-        own = [DeviceLock(device) for device in dict.fromkeys(self.devices)]
-        return (*own, *(DeviceLock(board, shared=True) for board in self.divided))
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Product names of the leased GPUs."""
         return tuple(board.name for board in self.boards)
 
     @property
     def visible_devices(self) -> str:
-        """What ``CUDA_VISIBLE_DEVICES`` is set to for a process that may use the whole lease."""
+        """Value of ``CUDA_VISIBLE_DEVICES`` for a process that may use the whole lease."""
         return ",".join(self.uuids)
 
+    @property
+    def locks(self) -> tuple[DeviceLock, ...]:
+        """Exclusive locks on the devices, and shared locks on the boards of leased instances.
+
+        Tests on sibling instances run at the same time. Both measure the energy of the whole board, which the
+        flag ``shared-board`` states.
+        """
+        devices = [DeviceLock(device) for device in dict.fromkeys(self.devices)]
+        return (*devices, *(DeviceLock(board, shared=True) for board in self.divided))
+
     def request(self, also: Sequence[DeviceLock] = ()) -> LockRequest:
-        """What is to be locked: as many of the choices as there are devices, and always ``also``."""
+        """Return the locks to take: as many choices as there are devices, and all of ``also``."""
         if not self.choices:
-            return LockRequest(always=(*self.claims, *also))
-        choices = tuple(one.claims for one in self.choices)
+            return LockRequest(always=(*self.locks, *also))
+        choices = tuple(choice.locks for choice in self.choices)
         return LockRequest(always=tuple(also), n=len(self.devices), choices=choices)
 
-    def chosen(self, places: Iterable[int]) -> Lease:
-        """The lease of the choices in these places; itself when there was nothing to choose."""
+    def select(self, chosen: Iterable[int]) -> Lease:
+        """Return the lease of the choices with these indices; the lease itself if it has no choices."""
         if not self.choices:
             return self
-        taken = [self.choices[place] for place in places]
+        taken = [self.choices[index] for index in chosen]
         if self.order:
-            taken.sort(key=lambda one: self.order.index(one.devices[0]))
+            taken.sort(key=lambda choice: self.order.index(choice.devices[0]))
         return join_leases(taken)
 
 
 def join_leases(leases: Sequence[Lease]) -> Lease:
-    """One lease of the devices of several."""
+    """Return one lease of the devices of several."""
     return Lease(
         devices=tuple(device for lease in leases for device in lease.devices),
         boards=tuple(board for lease in leases for board in lease.boards),

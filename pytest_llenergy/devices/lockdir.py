@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock directory that all users of a host share."""
+"""The lock directory that all users of a host share: how it is found, and which directories are refused."""
 
 from __future__ import annotations
 
@@ -15,94 +15,54 @@ from pathlib import Path
 from pytest_llenergy.devices.condition import FIRST_PID_NAMESPACE
 from pytest_llenergy.errors import DeviceError
 
-# What is mounted where, as the kernel tells it.
-
-#: File systems whose locks other hosts, or nobody, would see. FUSE may be anything, sshfs included.
-NETWORK_FILE_SYSTEMS = (
-    r"(nfs4?|cifs|smb3|smbfs|ncpfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|coda|9p|fuse(\..*)?)$"
-)
-
-
-@dataclass(frozen=True)
-class Mount:
-    """One mount: where it is, of what kind, from what source, and which of its directories is shown there."""
-
-    point: Path
-    kind: str
-    source: str
-    root: str
-
-
-def read_mounts(mountinfo: Path) -> tuple[Mount, ...]:
-    """Every mount of this process, in the order of mounting; empty where the system does not tell.
-
-    The format is that of ``/proc/PID/mountinfo``, proc_pid_mountinfo(5).
-    """
-    try:
-        lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return ()
-    return tuple(_parse_mount(line) for line in lines)
-
-
-def select_mount(path: Path, among: Sequence[Mount]) -> Mount | None:
-    """The one that a path without symbolic links lies on; later mounts hide earlier ones."""
-    holding = [mount for mount in among if path == mount.point or mount.point in path.parents]
-    longest = max((len(mount.point.parts) for mount in holding), default=0)
-    return next((mount for mount in reversed(holding) if len(mount.point.parts) == longest), None)
-
-
-def _parse_mount(line: str) -> Mount:
-    before, _, after = line.partition(" - ")
-    fields, (kind, source) = before.split(), after.split()[:2]
-    return Mount(Path(_unescape(fields[4])), kind, _unescape(source), _unescape(fields[3]))
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
-
-
-# The directory in which all users of a host meet to share its devices out.
-
 LOCK_DIR_VARIABLE = "LLENERGY_LOCK_DIR"
 
-#: The same for every user, whatever their TMPDIR is. The first is for administrators to make. Not /dev/shm:
-#: systemd-logind removes a user's files there when they log out (RemoveIPC=, logind.conf(5)).
+#: Tried in this order; the same for every user, whatever their TMPDIR. Administrators may create the first.
+#: Not /dev/shm: systemd-logind removes a user's files there at logout (``RemoveIPC=``, logind.conf(5)).
 CANDIDATES = ("/run/lock/llenergy", "/run/lock", "/tmp", "/private/tmp")
 
-#: Every file of ours in that directory begins so.
+#: Prefix of every file of this package in the directory.
 FILE_PREFIX = "llenergy-"
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+#: File systems whose locks are visible to other hosts, or to nobody. FUSE may be anything, including sshfs.
+NETWORK_FILE_SYSTEMS = (
+    r"(nfs4?|cifs|smb3|smbfs|ncpfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|pvfs2|coda|9p|fuse(\..*)?)$"
+)
+
+#: Files that container runtimes leave in the root directory.
+CONTAINER_MARKERS = (".dockerenv", "run/.containerenv")
+
 
 @dataclass(frozen=True)
 class LockDirectory:
-    """The open directory. What is done by ``descriptor`` is done there, whatever becomes of the path."""
+    """The open lock directory. All access goes through ``descriptor``, even if the path is replaced."""
 
     path: Path
     descriptor: int
 
     def is_gone(self) -> bool:
-        """Whether the path leads elsewhere by now, or nowhere: nobody else will meet us here."""
+        """Return whether the path no longer leads to this directory, so that other processes use another."""
         try:
             return not os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
         except OSError:
             return True
 
-    def gone(self) -> DeviceError:
-        """The error for that."""
+    def gone_error(self) -> DeviceError:
+        """Return the error for a directory that is gone."""
         return DeviceError(
-            f"lock directory {self.path} is gone; make it again, or set {LOCK_DIR_VARIABLE} to another directory"
+            f"lock directory {self.path} was removed; create it again, or set {LOCK_DIR_VARIABLE} to another "
+            "directory"
         )
 
     def close(self) -> None:
-        """Release the descriptor. Called once."""
+        """Close the descriptor; call once."""
         os.close(self.descriptor)
 
 
 class _UnfitError(DeviceError):
-    """Nobody can use the directory."""
+    """No user can share the directory; the next candidate may be tried."""
 
 
 def open_lock_directory(
@@ -110,12 +70,17 @@ def open_lock_directory(
     candidates: Sequence[str] = CANDIDATES,
     mountinfo: Path = Path("/proc/self/mountinfo"),
 ) -> LockDirectory:
-    """Open ``LLENERGY_LOCK_DIR``, or the first candidate that every user of the host would find fit.
+    """Open ``LLENERGY_LOCK_DIR``, or the first candidate that every user of the host would accept.
 
-    Fit is a real directory (no symbolic link) of a local file system that belongs to root, or to us if it is
-    named on purpose, in which nobody can remove what others made: sticky, or closed to others. A candidate
-    that is not named must be open to others. The caller closes it. Raises
-    ``DeviceError`` with the reason.
+    An acceptable directory is no symbolic link, lies on a local file system, belongs to root (or to this user
+    if the variable names it), and protects files from removal by others: it is sticky, or closed to others. A
+    candidate must also be open to others.
+
+    Returns:
+        The open directory, which the caller closes.
+
+    Raises:
+        DeviceError: No directory is acceptable, or this user has no access to the one that others share.
     """
     named = environment.get(LOCK_DIR_VARIABLE)
     if named:
@@ -131,28 +96,27 @@ def open_lock_directory(
         except _UnfitError as error:
             refusals.append(str(error))
     raise DeviceError(
-        f"no directory for leases: {'; '.join(refusals)}; have an administrator make {candidates[0]} "
-        f"(root, mode 1777), or set {LOCK_DIR_VARIABLE}"
+        f"no usable lock directory: {'; '.join(refusals)}; ask an administrator to create {candidates[0]} "
+        f"(owner root, mode 1777), or set {LOCK_DIR_VARIABLE}"
     )
 
 
 def _check_name(named: str) -> None:
     if not Path(named).is_absolute():
         # Two runs from different directories would lock different files for one board.
-        raise DeviceError(
-            f"{LOCK_DIR_VARIABLE}={named!r} is not an absolute path; name the directory from / on"
-        )
+        raise DeviceError(f"{LOCK_DIR_VARIABLE}={named!r} is not an absolute path")
     if not named.isprintable():
-        # It is told to people, and a message is one line.
-        raise DeviceError(
-            f"{LOCK_DIR_VARIABLE}={named!r} has characters that cannot be shown; name another directory"
-        )
+        # Messages name the directory, and a message is one line.
+        raise DeviceError(f"{LOCK_DIR_VARIABLE}={named!r} contains unprintable characters")
 
 
 def _open(path: Path, mountinfo: Path, *, named: bool) -> LockDirectory:
-    what = f"{LOCK_DIR_VARIABLE}={str(path)!r}" if named else str(path)
-    mend = f"; name a directory of root's or your own, mode 1777 if others use it too, in {LOCK_DIR_VARIABLE}"
-    mend = mend if named else ""
+    label = f"{LOCK_DIR_VARIABLE}={str(path)!r}" if named else str(path)
+    remedy = (
+        f"; set {LOCK_DIR_VARIABLE} to a directory that root or you own, with mode 1777 if others use it too"
+        if named
+        else ""
+    )
     try:
         descriptor = os.open(path, READ_FLAGS | os.O_DIRECTORY)
     except OSError as error:
@@ -161,28 +125,28 @@ def _open(path: Path, mountinfo: Path, *, named: bool) -> LockDirectory:
         if isinstance(error, PermissionError):
             reason = _explain_closed(path, named)
             if reason is None:
-                raise _permission_error(what, "use it", mend) from None
-        raise _UnfitError(f"{what}: {reason}{mend}") from None
-    refusal = _find_fault(os.fstat(descriptor), named) or _find_network_fault(path, mountinfo)
-    if refusal is None and os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
-        refusal = "its file system is read-only"
-    if refusal is not None:
+                raise _permission_error(label, "open", remedy) from None
+        raise _UnfitError(f"{label}: {reason}{remedy}") from None
+    fault = _find_fault(os.fstat(descriptor), named) or _find_network_fault(path, mountinfo)
+    if fault is None and os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
+        fault = "its file system is read-only"
+    if fault is not None:
         os.close(descriptor)
-        raise _UnfitError(f"{what}: {refusal}{mend}")
+        raise _UnfitError(f"{label}: {fault}{remedy}")
     if not os.access(path, os.W_OK | os.X_OK):
         os.close(descriptor)
-        raise _permission_error(what, "write in it", mend)
+        raise _permission_error(label, "write to", remedy)
     return LockDirectory(path, descriptor)
 
 
-def _permission_error(what: str, action: str, mend: str) -> DeviceError:
-    # Never the next candidate: others meet here.
-    mend = mend or f"; ask its administrator, or set {LOCK_DIR_VARIABLE}"
-    return DeviceError(f"{what}: you may not {action}{mend}")
+def _permission_error(label: str, action: str, remedy: str) -> DeviceError:
+    # Not an _UnfitError: other users share this directory, so the next candidate would be a different one.
+    remedy = remedy or f"; ask its administrator, or set {LOCK_DIR_VARIABLE}"
+    return DeviceError(f"{label}: you have no permission to {action} it{remedy}")
 
 
 def _explain_closed(path: Path, named: bool) -> str | None:
-    """Why nobody meets in a directory that we may not open; ``None`` if others may."""
+    """Explain why no other user shares a directory that cannot be opened; None if others may."""
     try:
         return _find_fault(path.lstat(), named)
     except OSError:
@@ -192,52 +156,81 @@ def _explain_closed(path: Path, named: bool) -> str | None:
 def _find_fault(state: os.stat_result, named: bool) -> str | None:
     mode = stat.S_IMODE(state.st_mode)
     if state.st_uid not in ((0, os.geteuid()) if named else (0,)):
-        return (
-            f"it belongs to uid {state.st_uid}, who is neither root nor you" if named else "it is not root's"
-        )
+        return f"it belongs to uid {state.st_uid}, not to root{' or you' if named else ''}"
     if mode & 0o022 and not mode & stat.S_ISVTX:
         return f"others may remove files in it (mode {mode:04o}, not sticky)"
     if not named and not mode & 0o022:
-        return f"only root may write in it (mode {mode:04o})"
+        return f"only root may write to it (mode {mode:04o})"
     return None
 
 
 def _find_network_fault(path: Path, mountinfo: Path) -> str | None:
     mount = find_mount(path, mountinfo)
     if mount is not None and re.match(NETWORK_FILE_SYSTEMS, mount.kind):
-        return f"it is on a network file system ({mount.kind}), whose locks do not hold"
+        return f"it is on a network file system ({mount.kind}), where locks are unreliable"
     return None
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mount: its mount point, file system type, source, and which directory of the source it shows."""
+
+    point: Path
+    kind: str
+    source: str
+    root: str
 
 
 @lru_cache(maxsize=16)
 def find_mount(path: Path, mountinfo: Path) -> Mount | None:
-    """The mount that holds a path; ``None`` where the system does not tell. Read once a process."""
+    """Return the mount that holds a path; None if unknown. The file is read once per process."""
     return select_mount(path.resolve(), read_mounts(mountinfo))
 
 
-# Whether leases taken here are seen by the rest of the host.
+def read_mounts(mountinfo: Path) -> tuple[Mount, ...]:
+    """Parse a file in the format of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5)); empty without one."""
+    try:
+        lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ()
+    return tuple(_parse_mount(line) for line in lines)
 
-#: What container engines leave in the root of the file system.
-CONTAINER_MARKERS = (".dockerenv", "run/.containerenv")
+
+def select_mount(path: Path, mounts: Sequence[Mount]) -> Mount | None:
+    """Return the mount that holds a path without symbolic links; later mounts hide earlier ones."""
+    holding = [mount for mount in mounts if path == mount.point or mount.point in path.parents]
+    longest = max((len(mount.point.parts) for mount in holding), default=0)
+    return next((mount for mount in reversed(holding) if len(mount.point.parts) == longest), None)
+
+
+def _parse_mount(line: str) -> Mount:
+    before, _, after = line.partition(" - ")
+    fields, (kind, source) = before.split(), after.split()[:2]
+    return Mount(Path(_unescape(fields[4])), kind, _unescape(source), _unescape(fields[3]))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def explain_uncoordinated(directory: Path, root: Path = Path("/")) -> str | None:
-    """Why leases in this directory are not those of the host, and what to do; ``None`` if they are.
+    """Explain why leases in this directory are invisible to the rest of the host; None if they are visible.
 
-    That is so in a container whose directory is its own. ``root`` is ``/`` but in tests.
+    They are invisible in a container that does not share the directory with the host. Tests pass another
+    ``root``.
     """
     sign = detect_container(root)
     if sign is None or _is_mounted_from_host(find_mount(directory, root / "proc/self/mountinfo")):
         return None
     return (
-        f"GPU leases are not coordinated with the host: this is a container ({sign}) and {directory} is its "
-        f"own; mount a directory of the host, such as -v {CANDIDATES[0]}:{CANDIDATES[0]}, "
-        f"and name it in {LOCK_DIR_VARIABLE}"
+        f"GPU leases are not coordinated with the host: this is a container ({sign}) that does not share "
+        f"{directory} with the host; mount a directory of the host, such as "
+        f"-v {CANDIDATES[0]}:{CANDIDATES[0]}, and set {LOCK_DIR_VARIABLE} to it"
     )
 
 
 def detect_container(root: Path = Path("/")) -> str | None:
-    """The sign by which this is known to be a container; ``None`` if there is none."""
+    """Return the sign that this is a container, or None if there is none."""
     for marker in CONTAINER_MARKERS:
         if (root / marker).exists():
             return f"/{marker}"
@@ -249,9 +242,10 @@ def detect_container(root: Path = Path("/")) -> str | None:
 
 
 def _is_mounted_from_host(mount: Mount | None) -> bool:
-    """A part of a file system, or a whole disk, was mounted here; engines' own tmpfs are whole ones.
+    """Return whether the mount shows part of a file system or a whole disk.
 
-    Their ``/dev/shm`` is known by its source, ``shm``; that of the host (``--ipc=host``) is not.
+    The file systems in memory that container runtimes create are mounted whole. A runtime's own ``/dev/shm``
+    has the source ``shm``; that of the host (``--ipc=host``) has another.
     """
     if mount is None or mount.point == Path("/"):
         return False

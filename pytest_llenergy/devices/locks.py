@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking devices, all or none, in turn with every other process of the host.
+"""Take devices, all or none, in turn with every other process of the host.
 
-Who has a device is decided by the kernel's ``flock`` on its file (``lockfile``), so that nothing is left to
-clean up after a death. Who goes first is told by tickets (``tickets``, ``turns``).
+The kernel's ``flock`` on the file of a device decides who has it (``lockfiles``), so a process that dies
+leaves nothing to clean up. Tickets decide who goes first (``queue``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Protocol
 
-from pytest_llenergy.devices import queue
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import LOCK_DIR_VARIABLE, LockDirectory, open_lock_directory
 from pytest_llenergy.devices.lockfiles import is_current, lock_name, try_lock, unlock
-from pytest_llenergy.devices.queue import QueuePlace, Ticket
+from pytest_llenergy.devices.queue import (
+    QueuePlace,
+    Ticket,
+    nested_request_message,
+    timeout_message,
+    wait_message,
+)
 from pytest_llenergy.devices.timeouts import (
     QUEUE_POLL_FIRST_S,
     QUEUE_POLL_GROWTH,
@@ -28,32 +33,35 @@ from pytest_llenergy.devices.timeouts import (
 )
 from pytest_llenergy.errors import DeviceError
 
-#: What this process holds, by all of its leases.
+#: Everything that this process holds. Locks belong to the process, so their list does too.
 _held: list[Held] = []
 
 
 class Holding(Protocol):
-    """Devices that are ours for now; see ``Held``."""
+    """Devices that this process holds; see ``Held``."""
 
     @property
-    def claims(self) -> tuple[DeviceLock, ...]: ...
+    def locks(self) -> tuple[DeviceLock, ...]: ...
     @property
     def chosen(self) -> tuple[int, ...]: ...
     @property
     def directory(self) -> LockDirectory: ...
-    def lend(self) -> tuple[int, ...]: ...
+    def lend_descriptors(self) -> tuple[int, ...]: ...
     def intact(self) -> bool: ...
-    def serve(self, test: str) -> None: ...
-    def rest(self) -> None: ...
+    def assign_to(self, test: str) -> None: ...
+    def mark_idle(self) -> None: ...
     def keep_only(self, wanted: Collection[DeviceLock]) -> None: ...
     def release(self) -> None: ...
 
 
 class Held:
-    """Devices that are ours until ``release``, or until we and those who share our descriptors end.
+    """Devices that this process holds until ``release``, or until it and all who share its descriptors end.
 
-    ``chosen`` are the places of the request's choices that were taken. While ``idle`` it serves no test, and
-    somebody in this process makes sure that it is given up when others queue for it.
+    While ``idle`` they serve no test, and their user must release them when another process queues for them.
+
+    Attributes:
+        chosen: Indices of the choices of the request that were taken.
+        idle: Whether no test uses the devices.
     """
 
     def __init__(
@@ -73,64 +81,65 @@ class Held:
         _held.append(self)
 
     @property
-    def claims(self) -> tuple[DeviceLock, ...]:
+    def locks(self) -> tuple[DeviceLock, ...]:
         """What is held."""
         return tuple(self._locks)
 
     @property
     def directory(self) -> LockDirectory:
-        """The lock directory, open as long as this is held."""
+        """The lock directory, which stays open while anything is held."""
         return self._directory
 
-    def lend(self) -> tuple[int, ...]:
-        """Descriptors for processes that use the GPUs: these stay ours as long as one of them has these.
+    def lend_descriptors(self) -> tuple[int, ...]:
+        """Return descriptors for processes that use the GPUs; while one of them has these, the lease lasts.
 
-        They are to be ended before ``release``. What they leave running keeps its GPUs. The CPU is never
-        lent: what somebody leaves running there would stop every test of the host, also those on GPUs.
+        End these processes before ``release``; what they leave running keeps its GPUs. The CPU is never lent:
+        a process left running there would block every test of the host, including tests on GPUs.
         """
-        gpus = tuple(descriptor for claim, descriptor in self._locks.items() if claim.device != CPU)
+        gpus = tuple(descriptor for lock, descriptor in self._locks.items() if lock.device != CPU)
         if not gpus or self._ticket is None:
             return ()
         self._lent = True
         return (*gpus, self._ticket.descriptor)
 
     def intact(self) -> bool:
-        """Whether the lock files are still there. One that somebody removed has kept nobody else out."""
+        """Return whether the lock files still exist. A removed one has kept nobody else out."""
         return all(
-            is_current(self._directory, lock_name(claim.device), each) for claim, each in self._locks.items()
+            is_current(self._directory, lock_name(lock.device), descriptor)
+            for lock, descriptor in self._locks.items()
         )
 
-    def serve(self, test: str) -> None:
-        """It is for this test from now on, and others are told so."""
+    def assign_to(self, test: str) -> None:
+        """Use the devices for this test from now on, and show its name to others."""
         self.idle = False
-        self._tell(test)
+        self._show(test)
 
-    def rest(self) -> None:
-        """No test has it for now: ranks wait on it for the next one."""
+    def mark_idle(self) -> None:
+        """Show that no test uses the devices now: ranks wait on them for the next one."""
         self.idle = True
         if self._ticket is not None:
-            self._tell(f"idle ranks of {self._ticket.test}")
+            self._show(f"idle ranks of {self._ticket.test}")
 
-    def _tell(self, test: str) -> None:
-        # It is for messages only: who has the devices does not hang on it, nor does a test on a full disk.
+    def _show(self, test: str) -> None:
+        # For messages only, so a full disk must not fail the test.
         if self._ticket is not None:
             with suppress(OSError):
-                self._ticket.tell(test)
+                self._ticket.set_test(test)
 
     def keep_only(self, wanted: Collection[DeviceLock]) -> None:
-        """Give up all other claims; everything if none of these is held."""
+        """Release all other locks; everything if none of these is held."""
         if self._ticket is None or os.getpid() != self._pid:
             return
-        given_up = [claim for claim in self._locks if claim not in wanted]
-        for claim in given_up:
-            unlock(claim, self._locks.pop(claim))
+        unwanted = [lock for lock in self._locks if lock not in wanted]
+        for lock in unwanted:
+            unlock(lock, self._locks.pop(lock))
         if not self._locks:
             self._end(self._ticket)
-        elif given_up:
-            self._ticket.hold(self.claims)
+        elif unwanted:
+            self._ticket.hold(self.locks)
 
     def release(self) -> None:
-        """Give up everything. May be called again; does nothing in a forked child."""
+        """Release everything. May be called again; does nothing in a forked child."""
         self.keep_only(())
 
     def _end(self, ticket: Ticket) -> None:
@@ -139,8 +148,8 @@ class Held:
         ticket.close(lent=self._lent)
         self._directory.close()
 
-    def forget(self) -> None:
-        """Close what a forked child inherited: children of pytest are not those that use the devices."""
+    def close_inherited(self) -> None:
+        """Close the descriptors that a forked child inherited: it does not use the devices."""
         descriptors = [*self._locks.values(), self._directory.descriptor]
         descriptors += [self._ticket.descriptor] if self._ticket is not None else []
         for descriptor in descriptors:
@@ -149,159 +158,170 @@ class Held:
 
 
 class Borrowed:
-    """A part of what this process already holds, by one lease or by several. Ends with these."""
+    """Part of what this process already holds, by one lease or several; it ends with these."""
 
     def __init__(
-        self, owners: Sequence[Held], claims: tuple[DeviceLock, ...], chosen: tuple[int, ...]
+        self, owners: Sequence[Held], locks: tuple[DeviceLock, ...], chosen: tuple[int, ...]
     ) -> None:
         self._owners = tuple(owners)
-        self.claims: tuple[DeviceLock, ...] = claims
+        self.locks: tuple[DeviceLock, ...] = locks
         self.chosen = chosen
         self.directory: LockDirectory = self._owners[0].directory
 
-    def lend(self) -> tuple[int, ...]:
-        """The owners' descriptors."""
-        return tuple(each for owner in self._owners for each in owner.lend())
+    def lend_descriptors(self) -> tuple[int, ...]:
+        """Return the owners' descriptors."""
+        return tuple(descriptor for owner in self._owners for descriptor in owner.lend_descriptors())
 
     def intact(self) -> bool:
-        """Whether the owners' lock files are still there."""
+        """Return whether the owners' lock files still exist."""
         return all(owner.intact() for owner in self._owners)
 
-    def serve(self, test: str) -> None:
-        """The owners' tickets name the test that this one is a part of."""
+    def assign_to(self, test: str) -> None:
+        """Do nothing: the owners' tickets name the test that this one is part of."""
 
-    def rest(self) -> None:
-        """The owners' own test goes on: what is borrowed is not idle."""
+    def mark_idle(self) -> None:
+        """Do nothing: the owners' own test goes on, so the devices are not idle."""
 
     def keep_only(self, wanted: Collection[DeviceLock]) -> None:
-        """Forget the others; the owners keep them."""
-        self.claims = tuple(claim for claim in self.claims if claim in wanted)
+        """Forget the other locks; the owners keep them."""
+        self.locks = tuple(lock for lock in self.locks if lock in wanted)
 
     def release(self) -> None:
-        """Forget them all."""
-        self.claims = ()
+        """Forget all locks; the owners keep them."""
+        self.locks = ()
 
 
-def ignore_message(waits: str) -> None:
-    """Nobody looks on."""
+def ignore_message(message: str) -> None:
+    """Drop the messages of a wait that nobody watches."""
 
 
 def acquire(
     request: LockRequest,
     wait_s: float,
     test: str = "",
-    where: Callable[[], LockDirectory] = open_lock_directory,
-    tell: Callable[[str], None] = ignore_message,
+    open_directory: Callable[[], LockDirectory] = open_lock_directory,
+    on_wait: Callable[[str], None] = ignore_message,
 ) -> Holding:
-    """Take what a request names, all or none, waiting in turn for up to ``wait_s`` seconds.
+    """Take the devices of a request, all or none, and wait in turn for them.
 
-    ``test`` is what others are told of us, ``tell`` is told for whom we wait, every few seconds. A process
-    that already holds devices gets a part of these at once, and ``DeviceError`` for any other. Raises
-    ``DeviceError`` naming all holders when the time is up, and for a directory or file that cannot be
-    trusted.
+    A process that already holds devices gets part of these at once, and an error for any other: if two
+    processes each hold devices and wait for those of the other, both wait for ever.
+
+    Args:
+        request: The locks to take.
+        wait_s: How long to wait at most (seconds).
+        test: What messages in other processes call the holder.
+        open_directory: Opens the lock directory.
+        on_wait: Called every few seconds of the wait with one line that names the obstacles.
+
+    Raises:
+        DeviceError: The wait was in vain; the message names all holders. Or the lock directory or a lock file
+            cannot be trusted.
     """
     borrowed = _borrow(request)
     if borrowed is not None:
         return borrowed
     with ExitStack() as undo:
-        directory = where()
+        directory = open_directory()
         undo.callback(directory.close)
         try:
             ticket = Ticket(directory, request, test)
             undo.callback(ticket.close)
             locks: dict[DeviceLock, int] = {}
             undo.callback(_unlock_all, locks)
-            turn = QueuePlace(directory, ticket)
-            chosen, _ = _try_lock_all(directory, request, turn.first_look().blocked, locks)
+            place = QueuePlace(directory, ticket)
+            chosen, _ = _try_lock_all(directory, request, place.read_before_waiting().is_blocked, locks)
             if chosen is None:
-                chosen = _wait(turn, request, wait_s, locks, tell)
+                chosen = _wait(place, request, wait_s, locks, on_wait)
             ticket.hold(tuple(locks))
         except OSError as error:
             if isinstance(error, FileNotFoundError) and directory.is_gone():
-                raise directory.gone() from None
+                raise directory.gone_error() from None
             raise DeviceError(
-                f"gpus: no lease can be taken in {directory.path}: {error.strerror}; set {LOCK_DIR_VARIABLE} to "
-                "another directory"
+                f"gpus: no lease can be taken in {directory.path}: {error.strerror}; set {LOCK_DIR_VARIABLE} "
+                "to another directory"
             ) from None
         undo.pop_all()
     return Held(directory, ticket, locks, chosen)
 
 
 def _borrow(request: LockRequest) -> Borrowed | None:
-    # A test on warm ranks has two: their board's lease, and the CPU's.
+    # A test on warm ranks has two leases: one of their boards, and one of the CPU.
     owners = [held for held in _held if not held.idle]
     if not owners:
         return None
-    own = tuple(dict.fromkeys(claim for held in owners for claim in held.claims))
-    chosen = request.fit(set(own).issuperset)
+    locks = tuple(dict.fromkeys(lock for held in owners for lock in held.locks))
+    chosen = request.select(set(locks).issuperset)
     if chosen is None:
-        raise DeviceError(queue.nested_request_message(own, request))
-    return Borrowed(owners, request.claims(chosen), chosen)
+        raise DeviceError(nested_request_message(locks, request))
+    return Borrowed(owners, request.locks(chosen), chosen)
 
 
 def _wait(
-    turn: QueuePlace,
+    place: QueuePlace,
     request: LockRequest,
     wait_s: float,
     locks: dict[DeviceLock, int],
-    tell: Callable[[str], None],
+    on_wait: Callable[[str], None],
 ) -> tuple[int, ...]:
     deadline_s = time.monotonic() + wait_s
-    tell_s = time.monotonic() + WAIT_MESSAGE_FIRST_S
-    ticket = turn.ticket
-    ticket.become("waiting")
-    pause_s, firm = QUEUE_POLL_FIRST_S, False
+    message_s = time.monotonic() + WAIT_MESSAGE_FIRST_S
+    ticket = place.ticket
+    ticket.set_state("waiting")
+    pause_s, is_firm = QUEUE_POLL_FIRST_S, False
     while True:
-        scene = turn.look()
-        chosen, refused = _try_lock_all(turn.directory, request, scene.blocked, locks)
+        snapshot = place.read()
+        chosen, refused = _try_lock_all(place.directory, request, snapshot.is_blocked, locks)
         if chosen is not None:
             return chosen
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise DeviceError(queue.timeout_message(request, wait_s, scene, refused))
-        if time.monotonic() > tell_s:
-            tell(queue.wait_message(request, scene, refused))
-            tell_s = time.monotonic() + WAIT_MESSAGE_EVERY_S
-        if turn.out_of_patience and not firm:
-            ticket.become("firm")
-            firm = True
+            raise DeviceError(timeout_message(request, wait_s, snapshot, refused))
+        if time.monotonic() > message_s:
+            on_wait(wait_message(request, snapshot, refused))
+            message_s = time.monotonic() + WAIT_MESSAGE_EVERY_S
+        if place.is_out_of_patience and not is_firm:
+            ticket.set_state("firm")
+            is_firm = True
         time.sleep(min(pause_s, left_s))
         pause_s = min(pause_s * QUEUE_POLL_GROWTH, QUEUE_POLL_LONGEST_S)
-        ticket.beat()
+        ticket.refresh()
 
 
 def _try_lock_all(
     directory: LockDirectory,
     request: LockRequest,
-    blocked: Callable[[tuple[DeviceLock, ...]], bool],
+    is_blocked: Callable[[tuple[DeviceLock, ...]], bool],
     locks: dict[DeviceLock, int],
 ) -> tuple[tuple[int, ...] | None, tuple[DeviceLock, ...]]:
-    """Lock what is wanted into ``locks`` if all of it can be had now; otherwise nothing stays locked.
+    """Lock all that the request needs, into ``locks``, or nothing.
 
-    Also returns what others had locked.
+    Returns:
+        The indices of the choices that were taken, or None, and the locks that others hold.
     """
     refused: list[DeviceLock] = []
 
-    def lock(claims: tuple[DeviceLock, ...]) -> bool:
-        if blocked(claims):
+    def lock_together(wanted: tuple[DeviceLock, ...]) -> bool:
+        if is_blocked(wanted):
             return False
         fresh: list[DeviceLock] = []
-        for claim in claims:
-            if claim in locks:
+        for lock in wanted:
+            if lock in locks:
                 continue
-            descriptor = try_lock(directory, claim)
+            descriptor = try_lock(directory, lock)
             if descriptor is None:
-                refused.append(claim)
+                refused.append(lock)
                 for each in fresh:
                     unlock(each, locks.pop(each))
                 return False
-            locks[claim] = descriptor
-            fresh.append(claim)
+            locks[lock] = descriptor
+            fresh.append(lock)
         return True
 
-    if lock(request.always):
-        places = range(len(request.choices))
-        chosen = tuple(islice((place for place in places if lock(request.choices[place])), request.n))
+    if lock_together(request.always):
+        indices = range(len(request.choices))
+        taken = (index for index in indices if lock_together(request.choices[index]))
+        chosen = tuple(islice(taken, request.n))
         if len(chosen) == request.n:
             return chosen, ()
     _unlock_all(locks)
@@ -309,14 +329,14 @@ def _try_lock_all(
 
 
 def _unlock_all(locks: dict[DeviceLock, int]) -> None:
-    for claim, descriptor in locks.items():
-        unlock(claim, descriptor)
+    for lock, descriptor in locks.items():
+        unlock(lock, descriptor)
     locks.clear()
 
 
 def _close_in_child() -> None:
     for held in _held:
-        held.forget()
+        held.close_inherited()
     _held.clear()
 
 

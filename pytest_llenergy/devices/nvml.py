@@ -38,13 +38,13 @@ class BoardHandle(NamedTuple):
     uuid: str
     name: str
     handle: Any
-    asked: str
+    lookup_uuid: str
     device: Any
 
     @property
     def shared(self) -> bool:
         """Whether it is a board of several instances."""
-        return self.asked != self.uuid
+        return self.lookup_uuid != self.uuid
 
 
 class Quantity(NamedTuple):
@@ -99,7 +99,7 @@ class Session:
         with suppress(self.module.NVMLError):
             self.module.nvmlShutdown()
 
-    def board(self, uuid: str) -> BoardHandle:
+    def open_board(self, uuid: str) -> BoardHandle:
         """The board with this UUID, or the board on which the MIG instance with this UUID lives.
 
         Raises ``DeviceError`` naming the UUID and what the driver said.
@@ -122,7 +122,7 @@ class Session:
             # Drivers and boards that know nothing of MIG.
             return False
 
-    def fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
+    def read_fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
         """Field values by (field, scope) in one call; what the driver said for each that has none."""
         if os.getpid() != self._owner:
             return [FORK_MESSAGE] * len(codes)
@@ -141,12 +141,12 @@ class Session:
         """Each quantity in J or W, or what the driver said; in one call where all of them are fields."""
         codes = [quantity.field for quantity in quantities if quantity.field is not None]
         if len(codes) == len(quantities):
-            raw = self.fields(handle, codes)
+            raw = self.read_fields(handle, codes)
         else:
             raw = [self._raw(handle, quantity) for quantity in quantities]
         return [value if isinstance(value, str) else value / 1000 for value in raw]
 
-    def reader(self, handle: Any, quantity: Quantity) -> Callable[[], float | str]:
+    def make_reader(self, handle: Any, quantity: Quantity) -> Callable[[], float | str]:
         """``read`` of one quantity, with everything prepared that is the same each time.
 
         A background reader finds cold caches: what it touches costs more than what it computes.
@@ -171,7 +171,7 @@ class Session:
 
     def _raw(self, handle: Any, quantity: Quantity) -> float | str:
         if quantity.field is not None:
-            return self.fields(handle, (quantity.field,))[0]
+            return self.read_fields(handle, (quantity.field,))[0]
         if os.getpid() != self._owner:
             return FORK_MESSAGE
         try:

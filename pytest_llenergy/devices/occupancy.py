@@ -126,7 +126,7 @@ def wait_until_free(
         return Occupancy(())
     session = Session()
     try:
-        boards = [session.board(uuid) for uuid in uuids]
+        boards = [session.open_board(uuid) for uuid in uuids]
         start_s, pause_s, busy_s = clock(), OCCUPANCY_POLL_FIRST_S, 0.0
         while True:
             seen = Occupancy(tuple(inspect_board(session, board, own) for board in boards))
@@ -154,18 +154,20 @@ def inspect_board(
         Condition(processes=listed), own_process_tree(own) if listed else own, proc
     )
     if others and not isinstance(others, str):
-        return BoardUse(board.asked, "busy", others)
-    used = read_used_bytes(session.module, board.asked)
+        return BoardUse(board.lookup_uuid, "busy", others)
+    used = read_used_bytes(session.module, board.lookup_uuid)
     ours = (
         bool(listed)
         if not isinstance(others, str)
         else any(_uses_cuda(pid, proc) for pid in own_process_tree(own))
     )
     if used is not None and used > IDLE_BYTES and not ours:
-        return BoardUse(board.asked, "busy", memory_bytes=used)
+        return BoardUse(board.lookup_uuid, "busy", memory_bytes=used)
     if isinstance(others, str):
-        return BoardUse(board.asked, "unknown", reason=others, ending=bool(listed) and sees_all_pids(proc))
-    return BoardUse(board.asked, "free")
+        return BoardUse(
+            board.lookup_uuid, "unknown", reason=others, ending=bool(listed) and sees_all_pids(proc)
+        )
+    return BoardUse(board.lookup_uuid, "free")
 
 
 def describe_process(process: BoardProcess) -> str:

@@ -1,5 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue for devices: tickets, whose turn it is, who holds what."""
+"""The queue for devices: tickets, whose turn it is, and messages that name holders and waiters.
+
+A ticket is a file in the lock directory. Its maker keeps it locked for as long as it waits for devices or
+holds them; a ticket that is not locked is dead, whatever it says. Tickets decide who goes first and what
+messages say. They do not decide who has a device: that is the device's own lock (``lockfiles``).
+
+The state of a ticket is in its name, so that changing it is one ``rename`` and reading the queue starts with
+one directory listing. The states are ``new`` (being created), ``waiting`` (others may pass it), ``firm``
+(nobody may pass it) and ``holding``.
+
+First come, first served, where it matters: a request waits for an earlier one if both need the same device
+and the earlier one could be served now, or has been passed often enough. An earlier request that waits for
+devices in use may be passed by requests that need only free ones: otherwise boards would idle while a test
+that needs all of them waits for the last. After ``MAX_PASSES`` of these it becomes firm, so that no request
+starves.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +37,39 @@ from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirecto
 from pytest_llenergy.devices.lockfiles import FILE_MODE
 from pytest_llenergy.devices.timeouts import PATIENCE_S, SUSPENDED_AFTER_S, TICKET_CREATION_LIMIT_S
 
-# Tickets: who waits for devices and who has them, in the order in which they came.
-#
-# A ticket is a file in the lock directory that its maker keeps locked for as long as it waits and holds. One
-# that is not locked is dead, whatever it says. What a ticket says decides who goes first and what messages
-# tell; who has a device is decided by the device's own lock.
-#
-# The state is in the name, so that a change of it is one ``rename`` and a look at the queue one listing:
-# ``new`` (being made), ``waiting`` (may be passed, see ``turns``), ``firm`` (may not), ``holding``.
-
 TicketState = Literal["new", "waiting", "firm", "holding"]
 
+#: State, then the order: creation time on the monotonic clock (ns) and a random part.
 TICKET_NAME = re.compile(rf"{FILE_PREFIX}(new|waiting|firm|holding)-((\d{{20}})-[0-9a-f]{{16}})$")
 
-#: Nobody writes as much; what is longer is not read.
+#: Larger than any ticket that this package writes; the rest of a longer file is not read.
 MAX_TICKET_BYTES = 1 << 18
+
+#: How many later requests may pass an earlier one that they conflict with: about one per board of a host.
+MAX_PASSES = 8
+
+#: One in this many leases also removes dead tickets, which nobody else may be reading at the time.
+CLEANUP_ONE_IN = 16
+
+#: The name of a test in another user's ticket is cut to this many characters.
+MAX_TEST_NAME = 200
+
+UNIDENTIFIED = "a process without a ticket"
+
+ADVICE = "wait for it, or raise --energy-lease-timeout"
 
 
 class TicketContent(msgspec.Struct, frozen=True):
-    """What a ticket says. ``since_s`` is a wall clock's time, and ``namespace`` that of the process id.
+    """What a ticket says.
 
-    ``left`` are the devices that processes, which a test had started, still hold after its end.
+    Attributes:
+        pid: Process id of the maker, as numbered in ``namespace``.
+        namespace: PID namespace of the maker.
+        test: Node id of the test, for messages.
+        since_s: When it started to wait or to hold (seconds since the epoch).
+        request: What it wants.
+        holds: What it holds.
+        left: Whether ``holds`` is held only by processes that outlived the test.
     """
 
     pid: int
@@ -56,46 +83,60 @@ class TicketContent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A living ticket. ``uid`` and ``beat_s`` (when it last gave a sign of life) come from the kernel."""
+    """A living ticket as other processes read it.
+
+    ``uid`` is its owner and ``refreshed_s`` its modification time (seconds since the epoch), both from the
+    kernel.
+    """
 
     state: TicketState
     order: str
     uid: int
-    beat_s: float
+    refreshed_s: float
     content: TicketContent
 
     @property
     def holds(self) -> tuple[DeviceLock, ...]:
-        """What is held. The CPU is its maker's own and ends with it, whatever it has left running."""
+        """What is held. The CPU is released with its holder, whatever processes that leaves running."""
         if not self.is_left:
             return self.content.holds
-        return tuple(claim for claim in self.content.holds if claim.device != CPU)
+        return tuple(lock for lock in self.content.holds if lock.device != CPU)
 
     @property
     def is_left(self) -> bool:
-        """Whether it is held by what its maker has left running, as far as this can be told from here."""
+        """Whether only processes that the maker left running hold it, as far as visible from here."""
         content = self.content
         return content.left or (content.namespace == pid_namespace() and not _process_exists(content.pid))
 
     @property
-    def waited_s(self) -> float:
-        """How long ago it was made, in seconds."""
+    def age_s(self) -> float:
+        """Seconds since the ticket was created."""
         return (time.monotonic_ns() - int(self.order.partition("-")[0])) / 1e9
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a waiting maker has not refreshed the ticket for too long."""
+        return time.time() - self.refreshed_s > SUSPENDED_AFTER_S
+
+    def is_servable(self, holding: Sequence[QueueEntry]) -> bool:
+        """Return whether everything that the entry waits for is free, according to the tickets of holders."""
+        busy = _locks_held(holding)
+        return self.content.request.select(lambda locks: not any_conflict(locks, busy)) is not None
 
 
 class Ticket:
-    """Our own. Raises ``OSError`` when it cannot be written."""
+    """The ticket of this process. Every method raises ``OSError`` if the file cannot be written."""
 
     def __init__(self, directory: LockDirectory, request: LockRequest, test: str) -> None:
         self.order: str = f"{time.monotonic_ns():020d}-{os.urandom(8).hex()}"
         self._directory = directory
         self._state: TicketState = "new"
         self._content = TicketContent(os.getpid(), pid_namespace(), test, time.time(), request)
-        self.descriptor: int = self._make()
+        self.descriptor: int = self._create()
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """File name."""
         return f"{FILE_PREFIX}{self._state}-{self.order}"
 
     @property
@@ -105,38 +146,38 @@ class Ticket:
 
     @property
     def test(self) -> str:
-        """What others are told of us."""
+        """The test that others read."""
         return self._content.test
 
-    def become(self, state: TicketState) -> None:
+    def set_state(self, state: TicketState) -> None:
         """Change the state that others see."""
         old, self._state = self.name, state
         try:
-            there = self._directory.descriptor
-            os.rename(old, self.name, src_dir_fd=there, dst_dir_fd=there)
+            parent = self._directory.descriptor
+            os.rename(old, self.name, src_dir_fd=parent, dst_dir_fd=parent)
         except FileNotFoundError:
-            # Somebody cleaned the directory; nobody sees the old one.
+            # Somebody cleaned the directory, so nobody sees the old file.
             os.close(self.descriptor)
-            self.descriptor = self._make()
+            self.descriptor = self._create()
 
-    def hold(self, claims: tuple[DeviceLock, ...]) -> None:
-        """Say what is held from now on."""
-        self._content = msgspec.structs.replace(self._content, holds=claims, since_s=time.time())
+    def hold(self, locks: tuple[DeviceLock, ...]) -> None:
+        """Write what is held from now on."""
+        self._content = msgspec.structs.replace(self._content, holds=locks, since_s=time.time())
         self._write(self.descriptor)
         if self._state != "holding":
-            self.become("holding")
+            self.set_state("holding")
 
-    def tell(self, test: str) -> None:
-        """Say whose the devices are from now on."""
+    def set_test(self, test: str) -> None:
+        """Write which test holds the devices from now on."""
         self._content = msgspec.structs.replace(self._content, test=test, since_s=time.time())
         self._write(self.descriptor)
 
-    def beat(self) -> None:
-        """Give a sign of life: who is stopped must not hold up the others."""
+    def refresh(self) -> None:
+        """Show that this process still runs: one that is suspended must not block others."""
         os.utime(self.descriptor)
 
     def close(self, *, lent: bool = False) -> None:
-        """Take it away. If it was ``lent`` to processes that are still there, it stays and says so."""
+        """Remove the ticket. A ``lent`` one that other processes still keep locked stays, and says so."""
         if lent:
             os.close(self.descriptor)
             if read_entry(self._directory, self.name) is not None:
@@ -152,7 +193,7 @@ class Ticket:
             os.unlink(self.name, dir_fd=self._directory.descriptor)
         os.close(self.descriptor)
 
-    def _make(self) -> int:
+    def _create(self) -> int:
         descriptor = os.open(
             self.name,
             os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -175,26 +216,31 @@ class Ticket:
         os.ftruncate(descriptor, len(data))
 
 
-def list_entries(directory: LockDirectory, states: Iterable[TicketState], but: str = "") -> list[QueueEntry]:
-    """The living tickets in these states, first come first, without the one whose order is ``but``.
+def list_entries(
+    directory: LockDirectory, states: Iterable[TicketState], exclude: str = ""
+) -> list[QueueEntry]:
+    """Return the living tickets in these states, the oldest first, and remove dead ones of this user.
 
-    Dead ones are removed where they are ours.
+    Args:
+        directory: The lock directory.
+        states: Which tickets to read.
+        exclude: ``order`` of a ticket to leave out.
     """
     wanted = set(states)
     found = []
     for name in os.listdir(directory.descriptor):  # noqa: PTH208 - by descriptor
         match = TICKET_NAME.fullmatch(name)
-        if match is None or match[2] == but:
+        if match is None or match[2] == exclude:
             continue
-        if match[1] in wanted or (match[1] == "new" and _is_old(int(match[3]))):
-            seen = read_entry(directory, name)
-            if seen is not None and seen.state in wanted:
-                found.append(seen)
-    return sorted(found, key=lambda seen: seen.order)
+        if match[1] in wanted or (match[1] == "new" and _is_abandoned(int(match[3]))):
+            entry = read_entry(directory, name)
+            if entry is not None and entry.state in wanted:
+                found.append(entry)
+    return sorted(found, key=lambda entry: entry.order)
 
 
 def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
-    """The ticket of that name; ``None`` for one that is dead, gone, or none that we would write."""
+    """Read one ticket. Returns None for one that is dead, gone, or not written by this package."""
     match = TICKET_NAME.fullmatch(name)
     try:
         descriptor = os.open(name, READ_FLAGS | os.O_NONBLOCK, dir_fd=directory.descriptor)
@@ -205,7 +251,7 @@ def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
         if match is None or not stat.S_ISREG(state.st_mode) or state.st_mode & 0o022:
             return None
         try:
-            # Shared: who only looks must not make another one who looks believe that it lives.
+            # A shared lock: two processes that read a dead ticket must not take each other for its maker.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             content = msgspec.json.decode(os.pread(descriptor, MAX_TICKET_BYTES, 0), type=TicketContent)
@@ -215,14 +261,14 @@ def read_entry(directory: LockDirectory, name: str) -> QueueEntry | None:
                 os.unlink(name, dir_fd=directory.descriptor)
         return None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # It is being written, or it is nonsense; neither makes anybody wait.
+        # Half written, or not a ticket; neither makes anybody wait.
         return None
     finally:
         os.close(descriptor)
 
 
 def pid_namespace() -> str:
-    """The namespace in which our process id means something; empty where the system does not tell."""
+    """Return the namespace in which our process id is valid; empty if the system does not say."""
     try:
         return Path("/proc/self/ns/pid").readlink().name
     except OSError:
@@ -241,133 +287,131 @@ def _process_exists(pid: int) -> bool:
     return True
 
 
-def _is_old(made_ns: int) -> bool:
-    # After a restart the clock begins anew, and what lies in the future is old.
-    return not 0 <= time.monotonic_ns() - made_ns <= TICKET_CREATION_LIMIT_S * 1e9
-
-
-# Whose turn it is: first come, first served, where it matters.
-#
-# A request waits for an earlier one if both want the same device and the earlier one could be served now, or
-# has been passed often enough. An earlier one that waits for devices still in use may be passed by those that
-# can do with what is free meanwhile: otherwise boards would idle while a test that needs all of them waits
-# for the last. After ``PASSES`` of these it is firm: nobody passes any more, so that no request starves.
-
-#: How many later requests may go before an earlier one that they conflict with: about one a board.
-MAX_PASSES = 8
-
-#: One look in so many also removes dead tickets that nobody is looking at.
-CLEANUP_ONE_IN = 16
+def _is_abandoned(created_ns: int) -> bool:
+    # The monotonic clock restarts with the system, so a time in the future is from before a restart.
+    return not 0 <= time.monotonic_ns() - created_ns <= TICKET_CREATION_LIMIT_S * 1e9
 
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """The queue at one moment, as one of those who wait sees it: who is ahead, and who has what."""
+    """The queue at one moment, as one waiter sees it: who came earlier, and who holds what."""
 
     ahead: tuple[QueueEntry, ...] = ()
     holding: tuple[QueueEntry, ...] = ()
 
-    def blocked(self, claims: tuple[DeviceLock, ...]) -> bool:
-        """Whether these must be left to somebody who came earlier.
+    def is_blocked(self, locks: tuple[DeviceLock, ...]) -> bool:
+        """Return whether these locks must be left to somebody who came earlier.
 
-        What is in use at this moment may be free in the next; then it is for those who waited for it.
+        What is in use at this moment may become free in the next; then it is for those who waited for it.
         """
         rivals = [
-            seen for seen in self.ahead if not is_suspended(seen) and seen.content.request.wants(claims)
+            entry
+            for entry in self.ahead
+            if not entry.is_suspended and entry.content.request.conflicts_with(locks)
         ]
         if not rivals:
             return False
-        return any_conflict(claims, locks_held(self.holding)) or any(
-            seen.state == "firm" or is_servable(seen, self.holding) for seen in rivals
+        return any_conflict(locks, _locks_held(self.holding)) or any(
+            entry.state == "firm" or entry.is_servable(self.holding) for entry in rivals
         )
 
 
-def is_suspended(seen: QueueEntry) -> bool:
-    """Whether its maker has given no sign of life for too long."""
-    return time.time() - seen.beat_s > SUSPENDED_AFTER_S
-
-
-def locks_held(holding: Sequence[QueueEntry]) -> list[DeviceLock]:
-    """What these tickets say that they hold."""
-    return [claim for holder in holding for claim in holder.holds]
-
-
-def is_servable(seen: QueueEntry, holding: Sequence[QueueEntry]) -> bool:
-    """Whether what somebody waits for is free, as far as the tickets tell."""
-    busy = locks_held(holding)
-    return seen.content.request.fit(lambda claims: not any_conflict(claims, busy)) is not None
+def _locks_held(holding: Sequence[QueueEntry]) -> list[DeviceLock]:
+    return [lock for entry in holding for lock in entry.holds]
 
 
 @dataclass
 class QueuePlace:
-    """Our own place in the queue."""
+    """The place of this process in the queue, and the later requests that have passed it."""
 
     directory: LockDirectory
     ticket: Ticket
     passed_by: set[str] = field(default_factory=set)
-    began_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(default_factory=time.monotonic)
 
-    def first_look(self) -> QueueSnapshot:
-        """Before we are in the queue. Who holds what matters only where somebody waits."""
+    def read_before_waiting(self) -> QueueSnapshot:
+        """Read the queue before joining it. Who holds what matters only if somebody waits."""
         if random.randrange(CLEANUP_ONE_IN) == 0:
             list_entries(self.directory, ("holding",), self.ticket.order)
         ahead = list_entries(self.directory, ("waiting", "firm"), self.ticket.order)
-        return self.look() if ahead else QueueSnapshot()
+        return self.read() if ahead else QueueSnapshot()
 
-    def look(self) -> QueueSnapshot:
-        """While we wait: note who has passed us, and let nobody pass after too many."""
-        seen = list_entries(self.directory, ("waiting", "firm", "holding"), self.ticket.order)
-        ahead = tuple(each for each in seen if each.state != "holding" and each.order < self.ticket.order)
-        holding = tuple(each for each in seen if each.state == "holding")
+    def read(self) -> QueueSnapshot:
+        """Read the queue while waiting, and count who has passed."""
+        entries = list_entries(self.directory, ("waiting", "firm", "holding"), self.ticket.order)
+        waiting = tuple(entry for entry in entries if entry.state != "holding")
+        ahead = tuple(entry for entry in waiting if entry.order < self.ticket.order)
+        holding = tuple(entry for entry in entries if entry.state == "holding")
         self.passed_by.update(
-            each.order
-            for each in holding
-            if each.order > self.ticket.order and self.ticket.request.wants(each.holds)
+            entry.order
+            for entry in holding
+            if entry.order > self.ticket.order and self.ticket.request.conflicts_with(entry.holds)
         )
         return QueueSnapshot(ahead, holding)
 
     @property
-    def out_of_patience(self) -> bool:
-        """Whether enough have passed."""
-        return len(self.passed_by) >= MAX_PASSES or time.monotonic() - self.began_s > PATIENCE_S
+    def is_out_of_patience(self) -> bool:
+        """Whether enough requests have passed, or enough time."""
+        return len(self.passed_by) >= MAX_PASSES or time.monotonic() - self.started_s > PATIENCE_S
 
 
-def is_awaited(directory: LockDirectory, claims: tuple[DeviceLock, ...], least_s: float = 0.0) -> bool:
-    """Whether somebody waits for one of these, since ``least_s`` seconds, and has to."""
-    queue = [
-        seen
-        for seen in list_entries(directory, ("waiting", "firm"))
-        if seen.waited_s >= least_s and not is_suspended(seen) and seen.content.request.wants(claims)
+def is_awaited(directory: LockDirectory, locks: tuple[DeviceLock, ...], min_wait_s: float = 0.0) -> bool:
+    """Return whether somebody has waited that long for one of these locks and needs it to go on."""
+    waiting = [
+        entry
+        for entry in list_entries(directory, ("waiting", "firm"))
+        if entry.age_s >= min_wait_s
+        and not entry.is_suspended
+        and entry.content.request.conflicts_with(locks)
     ]
-    if not queue:
+    if not waiting:
         return False
     holding = list_entries(directory, ("holding",))
-    return any(not is_servable(seen, holding) for seen in queue)
-
-
-# Who has the devices, told to people.
-
-#: A test's name in another user's ticket is cut there.
-MAX_TEST_NAME = 200
-
-UNIDENTIFIED = "a process that says nothing of itself"
-
-ADVICE = "wait for it, or raise --energy-lease-timeout"
+    return any(not entry.is_servable(holding) for entry in waiting)
 
 
 def timeout_message(
-    request: LockRequest, seconds: float, scene: QueueSnapshot, refused: Collection[DeviceLock] = ()
+    request: LockRequest, seconds: float, snapshot: QueueSnapshot, refused: Collection[DeviceLock] = ()
 ) -> str:
-    """One line: what was wanted, everybody who has some of it, everybody who came earlier, what to do.
+    """Return one line for a vain wait: what was wanted, who holds it, who came earlier, what to do.
 
-    ``refused`` is what others had locked; its holders may have no ticket.
+    Args:
+        request: What was wanted.
+        seconds: How long the process waited.
+        snapshot: The last reading of the queue.
+        refused: Locks that others held; their holders may have no ticket.
     """
-    return f"gpus: waited {seconds:g} s for {_describe_request(request)}: {_describe_obstacles(request, scene, refused)}; {ADVICE}"
+    wanted, obstacles = _describe_request(request), _describe_obstacles(request, snapshot, refused)
+    return f"gpus: waited {seconds:g} s for {wanted}: {obstacles}; {ADVICE}"
 
 
-def wait_message(request: LockRequest, scene: QueueSnapshot, refused: Collection[DeviceLock] = ()) -> str:
-    """The same while it waits, for who looks on."""
-    return f"waiting for {_describe_request(request)}: {_describe_obstacles(request, scene, refused)}"
+def wait_message(request: LockRequest, snapshot: QueueSnapshot, refused: Collection[DeviceLock] = ()) -> str:
+    """Return one line for a wait that goes on."""
+    return f"waiting for {_describe_request(request)}: {_describe_obstacles(request, snapshot, refused)}"
+
+
+def nested_request_message(held: Collection[DeviceLock], request: LockRequest) -> str:
+    """Explain why a process that holds devices may not wait for others."""
+    devices = ", ".join(dict.fromkeys(lock.device for lock in held))
+    return (
+        f"gpus: this process already holds {devices} and requests {', '.join(request.devices)}; request all "
+        "devices at once: to hold some while waiting for others can deadlock"
+    )
+
+
+def describe_entries(entries: Sequence[QueueEntry]) -> list[str]:
+    """Return one line per ticket, without shared devices.
+
+    Tests on GPUs share the host; to list it would read as if others could not have it.
+    """
+    lines = []
+    for entry in entries:
+        verb, devices = "held", [lock.device for lock in entry.holds if not lock.shared]
+        if entry.state != "holding":
+            verb, devices = "awaited", list(entry.content.request.devices)
+        if devices:
+            lines.append(f"{', '.join(map(_printable, devices))} {verb} by {_describe_owner(entry)}")
+    return lines
 
 
 def _describe_request(request: LockRequest) -> str:
@@ -375,52 +419,45 @@ def _describe_request(request: LockRequest) -> str:
     return f"{request.n} of {wanted}" if 0 < request.n < len(request.choices) else wanted
 
 
-def _describe_obstacles(request: LockRequest, scene: QueueSnapshot, refused: Collection[DeviceLock]) -> str:
-    claims = {claim for choice in (request.always, *request.choices) for claim in choice}
-    told = []
-    for seen in scene.holding:
-        held = [claim.device for claim in seen.holds if any_conflict((claim,), claims)]
+def _describe_obstacles(
+    request: LockRequest, snapshot: QueueSnapshot, refused: Collection[DeviceLock]
+) -> str:
+    wanted = request.all_locks
+    parts = []
+    for entry in snapshot.holding:
+        held = [lock.device for lock in entry.holds if any_conflict((lock,), wanted)]
         if held:
-            told.append(f"{_list_devices(held, request)}held by {describe_owner(seen)}")
-    named = [claim for seen in scene.holding for claim in seen.holds]
-    silent = [claim.device for claim in refused if not any_conflict((claim,), named)]
-    if silent:
-        told.append(f"{_list_devices(silent, request)}held by {UNIDENTIFIED}")
-    told += [
-        f"queued before: {describe_owner(seen)}" for seen in scene.ahead if seen.content.request.wants(claims)
+            parts.append(f"{_list_devices(held, request)}held by {_describe_owner(entry)}")
+    with_ticket = _locks_held(snapshot.holding)
+    without = [lock.device for lock in refused if not any_conflict((lock,), with_ticket)]
+    if without:
+        parts.append(f"{_list_devices(without, request)}held by {UNIDENTIFIED}")
+    parts += [
+        f"queued before: {_describe_owner(entry)}"
+        for entry in snapshot.ahead
+        if entry.content.request.conflicts_with(wanted)
     ]
-    return "; ".join(told) or f"held by {UNIDENTIFIED}"
+    return "; ".join(parts) or f"held by {UNIDENTIFIED}"
 
 
-def describe_owner(seen: QueueEntry) -> str:
-    """Process, user, since when, and the test, of one ticket."""
-    content = seen.content
+def _describe_owner(entry: QueueEntry) -> str:
+    content = entry.content
     elsewhere = content.namespace != pid_namespace()
     process = f"process {content.pid}" + (" of another container" if elsewhere else "")
-    if seen.is_left:
+    if entry.is_left:
         process = f"what {process} left running"
     test = _printable(content.test)
-    return f"{process} of {_user_name(seen.uid)} since {_format_time(content.since_s)}" + (
-        f" ({test})" if test else ""
-    )
-
-
-def nested_request_message(held: Collection[DeviceLock], request: LockRequest) -> str:
-    """Why a process that has devices may not wait for others."""
-    has = ", ".join(dict.fromkeys(claim.device for claim in held))
-    return (
-        f"gpus: this process already holds {has} and asks for {', '.join(request.devices)}; ask for all "
-        "devices at once: who waits with devices in hand can be waited for"
-    )
+    owner = f"{process} of {_user_name(entry.uid)} since {_format_time(content.since_s)}"
+    return f"{owner} ({test})" if test else owner
 
 
 def _list_devices(devices: Collection[str], request: LockRequest) -> str:
-    # A single device that was asked for need not be named twice.
+    # The message has already named a single requested device.
     return "" if list(devices) == list(request.devices) else f"{', '.join(sorted(set(devices)))} "
 
 
 def _printable(text: str) -> str:
-    """What another user wrote, harmless to a terminal."""
+    """Make text that another user wrote harmless to a terminal."""
     return "".join(each if each.isprintable() else "?" for each in text[:MAX_TEST_NAME])
 
 
@@ -433,25 +470,10 @@ def _user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _format_time(wall_s: float) -> str:
+def _format_time(epoch_s: float) -> str:
     try:
-        then = time.localtime(wall_s)
+        then = time.localtime(epoch_s)
     except (OverflowError, ValueError, OSError):
         return "an unknown time"
     today = then[:3] == time.localtime()[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
-
-
-def describe_entries(seen: Sequence[QueueEntry]) -> list[str]:
-    """One line a ticket, for people who look at the whole queue.
-
-    Without what is shared, such as the host among tests on GPUs: it reads as if others could not have it.
-    """
-    lines = []
-    for each in seen:
-        verb, devices = "held", [claim.device for claim in each.holds if not claim.shared]
-        if each.state != "holding":
-            verb, devices = "awaited", list(each.content.request.devices)
-        if devices:
-            lines.append(f"{', '.join(map(_printable, devices))} {verb} by {describe_owner(each)}")
-    return lines

@@ -153,8 +153,8 @@ def explain_hidden(environment: Mapping[str, str], present: int, reason: str | N
     said = describe_slurm(environment)
     shown = f"{present} ({said})" if said else str(present)
     return (
-        f"the environment sets {VISIBLE_DEVICES}={environment.get(VISIBLE_DEVICES)!r}, which allows no GPU{told}; the "
-        f"driver shows {shown}; --energy-gpus=all overrides it on purpose"
+        f"the environment sets {VISIBLE_DEVICES}={environment.get(VISIBLE_DEVICES)!r}, which allows no "
+        f"GPU{told}; the driver shows {shown}; --energy-gpus=all overrides it on purpose"
     )
 
 
@@ -189,8 +189,8 @@ def _check_order(
     boards = [f"{board.name} {board.uuid}" for board in present.boards]
     told = ", ".join(filter(None, (*boards, describe_slurm(environment))))
     raise DeviceError(
-        f"{VISIBLE_DEVICES}={value!r} counts the fastest GPU first, which NVML cannot tell of different models: "
-        f"{told}; set {DEVICE_ORDER}=PCI_BUS_ID, or list UUIDs"
+        f"{VISIBLE_DEVICES}={value!r} counts the fastest GPU first, which NVML cannot tell of different "
+        f"models: {told}; set {DEVICE_ORDER}=PCI_BUS_ID, or list UUIDs"
     )
 
 

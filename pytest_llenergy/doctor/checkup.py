@@ -294,7 +294,7 @@ def _check_gpus(found: Inventory, findings: list[Finding]) -> list[GpuFacts]:
                     power_limit_w=board.power_limit_w,
                     mig_enabled=divided,
                     instances=parts,
-                    use=inspect_board(session, session.board(board.uuid)),
+                    use=inspect_board(session, session.open_board(board.uuid)),
                 )
             )
     finally:

@@ -79,7 +79,7 @@ def nvml(scene: Scene) -> str:
     session = Session()
     try:
         scene.know(driver=str(session.module.nvmlSystemGetDriverVersion()))
-        board = session.board(str(scene.device))
+        board = session.open_board(str(scene.device))
         # Of a MIG instance some versions of CUDA give its own UUID and some that of its board.
         scene.names.add(board.uuid)
         return board.name

@@ -234,7 +234,7 @@ class NvmlMeter:
             self._integral = refresh.integral()
         self.domains: Sequence[Domain] = (domain,)
         self.poll_period_s: float = _poll_period_s(domain)
-        self._value = session.reader(self._handle, quantity)
+        self._value = session.make_reader(self._handle, quantity)
 
     def read(self) -> list[float | str]:
         begin_s = time.monotonic()
@@ -382,7 +382,7 @@ def _boards(session: Session, uuids: Sequence[str]) -> list[BoardHandle]:
     boards: dict[str, BoardHandle] = {}
     for uuid in uuids:
         try:
-            board = session.board(uuid)
+            board = session.open_board(uuid)
         except DeviceError as error:
             raise _as_meter_error(error) from None
         if board.shared or board.uuid not in boards:

@@ -295,8 +295,9 @@ def _visible() -> Sequence[str]:
     if found.boards and not allowed.uuids:
         told = f" ({allowed.reason})" if allowed.reason else ""
         raise MeterError(
-            f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r} allows no GPU{told}, and the driver shows "
-            f"{len(found.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) what it names"
+            f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r} allows no GPU{told}, and the driver "
+            f"shows {len(found.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) what it "
+            "names"
         )
     # By one of its instances, so that it is known to be shared.
     return [found.parts(uuid)[0].uuid if found.parts(uuid) else uuid for uuid in allowed.uuids]

@@ -58,8 +58,8 @@ class LeaseKeeper:
         if chosen is None:
             self._current.append(acquire(request, wait_s, test, self._where, tell))
             chosen = self._current[-1].chosen
-        self._pool.descriptors = tuple(each for held in self._current for each in held.lend())
-        return lease.chosen(chosen)
+        self._pool.descriptors = tuple(each for held in self._current for each in held.lend_descriptors())
+        return lease.select(chosen)
 
     def finish_test(self) -> None:
         """The test has ended: keep GPUs with warm ranks for the next one, give back everything else."""
@@ -70,7 +70,7 @@ class LeaseKeeper:
                 # Also when it is interrupted: nobody else would ever give them back.
                 self._pool.descriptors = ()
                 for held in self._current:
-                    gpus = {claim for claim in held.claims if claim.device != CPU}
+                    gpus = {claim for claim in held.locks if claim.device != CPU}
                     if gpus and self._kept is None and self._has_ranks(held) and not _is_wanted(held):
                         self._keep(held, gpus)
                         continue
@@ -93,8 +93,8 @@ class LeaseKeeper:
         kept = self._kept
         if kept is None:
             return None
-        rest = [claim for claim in request.always if claim not in kept.claims]
-        chosen = LockRequest((), request.n, request.choices).fit(set(kept.claims).issuperset)
+        rest = [claim for claim in request.always if claim not in kept.locks]
+        chosen = LockRequest((), request.n, request.choices).select(set(kept.locks).issuperset)
         # Whoever queues for them came before this test.
         if chosen is None or any(claim.device != CPU for claim in rest) or _is_wanted(kept):
             self._give_up()
@@ -106,19 +106,19 @@ class LeaseKeeper:
             except DeviceError:
                 self._give_up()
                 return None
-        wanted = set(request.claims(chosen))
-        if not wanted.issuperset(kept.claims):
+        wanted = set(request.locks(chosen))
+        if not wanted.issuperset(kept.locks):
             self._end_ranks(kept)
             kept.keep_only(wanted)
         self._stop.set()
-        kept.serve(test)
+        kept.assign_to(test)
         self._kept = None
         self._current.append(kept)
         return chosen
 
     def _keep(self, held: Holding, gpus: set[DeviceLock]) -> None:
         held.keep_only(gpus)
-        held.rest()
+        held.mark_idle()
         self._kept = held
         self._stop = threading.Event()
         threading.Thread(target=self._watch, args=(held, self._stop), daemon=True).start()
@@ -145,10 +145,10 @@ class LeaseKeeper:
 
     def _end_ranks(self, held: Holding) -> None:
         """Those on its GPUs. Ranks on the CPU outlive their lease."""
-        self._pool.close_on({claim.device for claim in held.claims if claim.device != CPU})
+        self._pool.close_on({claim.device for claim in held.locks if claim.device != CPU})
 
     def _has_ranks(self, held: Holding) -> bool:
-        return not self._pool.devices.isdisjoint(claim.device for claim in held.claims)
+        return not self._pool.devices.isdisjoint(claim.device for claim in held.locks)
 
 
 def _wants_gpus(request: LockRequest) -> bool:
@@ -158,5 +158,5 @@ def _wants_gpus(request: LockRequest) -> bool:
 def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
     # Whether to be obliging is all that hangs on it; a directory that is gone fails the next test.
     with suppress(OSError):
-        return is_awaited(held.directory, held.claims, least_s)
+        return is_awaited(held.directory, held.locks, least_s)
     return False

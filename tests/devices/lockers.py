@@ -21,12 +21,12 @@ import pytest
 #: Takes its user id only after all is imported: others need not be able to read this checkout.
 SCRIPT = """
 import json, os, pwd, sys
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.errors import DeviceError
 
-def claims(given):
-    return tuple(Claim(*each) if isinstance(each, list) else Claim(each) for each in given)
+def locks(given):
+    return tuple(DeviceLock(*each) if isinstance(each, list) else DeviceLock(each) for each in given)
 
 uid = int(sys.argv[1])
 if uid != os.getuid():
@@ -41,11 +41,11 @@ for line in sys.stdin:
         held.pop().release()
         print(json.dumps("released"), flush=True)
         continue
-    choices = tuple(claims([choice]) for choice in told["choices"])
-    request = Request(claims(told["always"]), told["n"], choices)
+    choices = tuple(locks([choice]) for choice in told["choices"])
+    request = LockRequest(locks(told["always"]), told["n"], choices)
     try:
         held.append(acquire(request, told["wait_s"], told["test"]))
-        print(json.dumps({"held": [claim.device for claim in held[-1].claims]}), flush=True)
+        print(json.dumps({"held": [claim.device for claim in held[-1].locks]}), flush=True)
     except DeviceError as error:
         print(json.dumps({"error": str(error)}), flush=True)
 """

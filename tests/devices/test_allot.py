@@ -50,7 +50,7 @@ def test_boards_are_taken_in_the_order_of_the_environment(uuids: list[str]) -> N
 def test_whichever_are_free_they_keep_that_order(uuids: list[str]) -> None:
     lease = select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "2,1,0"}, warm={uuids[1]})
     assert [choice.uuids[0] for choice in lease.choices] == [uuids[1], uuids[2]]
-    assert lease.uuids == lease.chosen((0, 1)).uuids == (uuids[2], uuids[1])
+    assert lease.uuids == lease.select((0, 1)).uuids == (uuids[2], uuids[1])
 
 
 def test_boards_of_one_model_go_together(uuids: list[str]) -> None:
@@ -169,9 +169,9 @@ def test_an_instance_excludes_its_board_and_not_the_other_instances(parted: Worl
     )
     (claims,) = first.choices
     assert claims == (DeviceLock("MIG-a"), DeviceLock(parted.board(1).uuid, shared=True))
-    assert not second.wants(claims)
-    assert not other.wants(claims)
-    assert LockRequest((DeviceLock(parted.board(1).uuid),)).wants(claims)
+    assert not second.conflicts_with(claims)
+    assert not other.conflicts_with(claims)
+    assert LockRequest((DeviceLock(parted.board(1).uuid),)).conflicts_with(claims)
 
 
 def test_boards_of_the_same_kind_would_do_as_well(uuids: list[str]) -> None:
@@ -318,10 +318,10 @@ def test_the_environment_is_read_when_asked(uuids: list[str], monkeypatch: pytes
 def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:
     world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
     code = (
-        "from pytest_llenergy.devices.allocation import *\n"
-        "try: allot(GpuRequest(1), environment={'SLURM_JOB_GPUS': '7'})\n"
+        "from pytest_llenergy.devices.allocation import GpuRequest, select_devices\n"
+        "try: select_devices(GpuRequest(1), environment={'SLURM_JOB_GPUS': '7'})\n"
         "except Exception as error: print(type(error).__name__, error)\n"
-        "print(allot(GpuRequest(2, fallback='cpu'), environment={}).devices)"
+        "print(select_devices(GpuRequest(2, fallback='cpu'), environment={}).devices)"
     )
     merged = {**os.environ, **world.environment(nvml_library.parent)}
     done = subprocess.run(

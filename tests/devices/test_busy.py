@@ -208,7 +208,7 @@ class TestInAContainer:
         files = proc / str(os.getpid()) / "fd"
         files.mkdir()
         session = Session()
-        board = session.board(uuids(world)[0])
+        board = session.open_board(uuids(world)[0])
         assert inspect_board(session, board, proc=proc).state == "busy"
         (files / "9").symlink_to("/dev/nvidia-uvm")
         assert inspect_board(session, board, proc=proc).state == "unknown"
@@ -219,7 +219,7 @@ def test_a_process_that_cannot_be_seen_is_busy_only_by_its_memory(host: Host, tm
     world = host(Board(processes=(Process(NOBODY),)))
     proc = proc_of(tmp_path / "proc", FIRST_NAMESPACE)
     session = Session()
-    board = session.board(uuids(world)[0])
+    board = session.open_board(uuids(world)[0])
     assert inspect_board(session, board, proc=proc).state == "unknown"
     world.update(0, memory_used=12 * GIB)
     assert inspect_board(session, board, proc=proc) == BoardUse(board.uuid, "busy", memory_bytes=12 * GIB)

@@ -31,21 +31,19 @@ CLOCK = r"\d\d:\d\d:\d\d"
 
 class TestClaims:
     def test_a_cpu_lease_claims_the_cpu_once(self) -> None:
-        assert Lease((CPU, CPU)).claims == (DeviceLock(CPU),)
+        assert Lease((CPU, CPU)).locks == (DeviceLock(CPU),)
 
     def test_an_instance_claims_itself_and_shares_its_board(self) -> None:
-        assert Lease(("MIG-a",), divided=("GPU-b",)).claims == (
+        assert Lease(("MIG-a",), divided=("GPU-b",)).locks == (
             DeviceLock("MIG-a"),
             DeviceLock("GPU-b", shared=True),
         )
 
     def test_instances_of_one_board_go_together_and_a_whole_board_goes_with_none(self) -> None:
-        first, second = (
-            LockRequest(Lease((part,), divided=("GPU-b",)).claims) for part in ("MIG-a", "MIG-b")
-        )
-        assert not first.wants(second.always)
-        assert first.wants((DeviceLock("GPU-b"),))
-        assert LockRequest((DeviceLock("GPU-b"),)).wants(second.always)
+        first, second = (LockRequest(Lease((part,), divided=("GPU-b",)).locks) for part in ("MIG-a", "MIG-b"))
+        assert not first.conflicts_with(second.always)
+        assert first.conflicts_with((DeviceLock("GPU-b"),))
+        assert LockRequest((DeviceLock("GPU-b"),)).conflicts_with(second.always)
 
     def test_what_may_be_had_is_asked_for_and_what_was_got_is_joined(self) -> None:
         each = [one(index) for index in range(3)]
@@ -53,8 +51,8 @@ class TestClaims:
         assert possible.request() == LockRequest(
             (), 2, tuple((DeviceLock(f"GPU-{index}"),) for index in range(3))
         )
-        assert possible.chosen((0, 2)) == join_leases([each[0], each[2]])
-        assert possible.chosen((0, 2)).indices == (0, 2)
+        assert possible.select((0, 2)) == join_leases([each[0], each[2]])
+        assert possible.select((0, 2)).indices == (0, 2)
 
     def test_the_host_is_asked_for_beside(self) -> None:
         assert Lease(("GPU-0",)).request((DeviceLock(CPU),)).always == (DeviceLock("GPU-0"), DeviceLock(CPU))
@@ -112,8 +110,8 @@ def test_a_process_that_holds_gets_a_part_at_once_and_never_waits_for_more(make:
     assert make().refused("b").startswith("gpus: waited 0 s for b: ")
     start_s = time.monotonic()
     assert holder.refused("b", "c", wait_s=60.0) == (
-        "gpus: this process already holds a, b and asks for b, c; ask for all devices at once: who waits "
-        "with devices in hand can be waited for"
+        "gpus: this process already holds a, b and requests b, c; request all devices at once: to hold some "
+        "while waiting for others can deadlock"
     )
     assert time.monotonic() - start_s < 30
 
@@ -185,7 +183,7 @@ class TestMessages:
         (ticket,) = tickets(locks, "holding")
         (locks / ticket).unlink()
         assert make().refused("a") == (
-            "gpus: waited 0 s for a: held by a process that says nothing of itself; wait for it, or raise "
+            "gpus: waited 0 s for a: held by a process without a ticket; wait for it, or raise "
             "--energy-lease-timeout"
         )
 
@@ -194,7 +192,7 @@ class TestMessages:
         (ticket,) = tickets(locks, "holding")
         (locks / ticket).unlink()
         assert make().refused("a", ("cpu", True)) == (
-            "gpus: waited 0 s for a: cpu held by a process that says nothing of itself; wait for it, or "
+            "gpus: waited 0 s for a: cpu held by a process without a ticket; wait for it, or "
             "raise --energy-lease-timeout"
         )
 
@@ -214,10 +212,10 @@ class TestMessages:
 
 LEAVE = """
 import os, subprocess
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
-held = acquire(Request((Claim("a"),)), 0)
-child = subprocess.Popen(["sleep", "60"], pass_fds=held.lend(), stdout=subprocess.DEVNULL)
+held = acquire(LockRequest((DeviceLock("a"),)), 0)
+child = subprocess.Popen(["sleep", "60"], pass_fds=held.lend_descriptors(), stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 held.release()
 """

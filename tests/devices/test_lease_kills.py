@@ -23,10 +23,10 @@ LINES = """
 import os, random, signal, sys, time
 from pathlib import Path
 from pytest_llenergy.devices import locks
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.errors import DeviceError
 ROOM = str(Path(locks.__file__).parent)
-request = Request((Claim("a"), Claim("b", True)))
+request = LockRequest((DeviceLock("a"), DeviceLock("b", True)))
 
 def doomed(line, wait_s):
     seen = 0
@@ -68,10 +68,10 @@ print(reached, flush=True)
 CHAOS = """
 import os, random, signal, sys, time
 from pathlib import Path
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 marks, kills = Path(sys.argv[1]), int(sys.argv[2])
-choices = tuple((Claim(f"GPU-{board}"),) for board in range(4))
+choices = tuple((DeviceLock(f"GPU-{board}"),) for board in range(4))
 
 def lives(pid):
     # Who dies loses its files a moment before it is seen to be dead.
@@ -87,8 +87,8 @@ def lives(pid):
 def child():
     rng = random.Random(os.getpid())
     while True:
-        held = acquire(Request((), rng.randint(1, 4), choices), 60)
-        mine = [marks / claim.device for claim in held.claims]
+        held = acquire(LockRequest((), rng.randint(1, 4), choices), 60)
+        mine = [marks / claim.device for claim in held.locks]
         for mark in mine:
             # What a killed one has left is no holder.
             if mark.exists() and lives(int(mark.read_text() or "0")):
@@ -114,7 +114,7 @@ for _ in range(kills):
 killed += [kill(victim) for victim in children]
 assert all(killed), "two holders"
 start = time.monotonic()
-acquire(Request((), 4, choices), 1.0).release()
+acquire(LockRequest((), 4, choices), 1.0).release()
 print(time.monotonic() - start)
 """
 
@@ -123,7 +123,7 @@ print(time.monotonic() - start)
 WITH_RANKS = """
 import os, sys, time
 from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.devices.lease import CPU, Claim
+from pytest_llenergy.devices.lease import CPU, DeviceLock
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import plan_processes
@@ -141,7 +141,7 @@ def daemon(wanted):
 
 pool = RankPool(60.0)
 keeper = LeaseKeeper(pool)
-also = () if sys.argv[2] == CPU else (Claim(CPU, shared=True),)
+also = () if sys.argv[2] == CPU else (DeviceLock(CPU, shared=True),)
 lease = keeper.lease(Lease((sys.argv[2],)), 10.0, "t", also)
 group = pool.get_ranks(plan_processes(Capabilities(data=True), None, lease, [0], 1))
 work = call_workload(group, daemon, (sys.argv[1] == "daemon",), {}, 60)

@@ -26,20 +26,20 @@ from .lockers import USERS, MakeLocker, needs_root, open_directory, tickets, unt
 MIX = """
 import os, random, sys, time
 from pathlib import Path
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
 uid, seed, turns, marks = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 os.setgroups([]), os.setgid(uid), os.setuid(uid)
 rng = random.Random(seed)
-choices = tuple((Claim(f"GPU-{board}"),) for board in range(8))
+choices = tuple((DeviceLock(f"GPU-{board}"),) for board in range(8))
 for turn in range(turns):
     n = rng.randint(1, 8)
-    held = acquire(Request((), n, choices), 60, f"{seed}.{turn}")
-    assert len({claim.device for claim in held.claims}) == n
-    for claim in held.claims:
+    held = acquire(LockRequest((), n, choices), 60, f"{seed}.{turn}")
+    assert len({claim.device for claim in held.locks}) == n
+    for claim in held.locks:
         os.close(os.open(marks / claim.device, os.O_CREAT | os.O_EXCL, 0o644))
     time.sleep(rng.uniform(0, 0.02))
-    for claim in held.claims:
+    for claim in held.locks:
         (marks / claim.device).unlink()
     held.release()
 """
@@ -47,9 +47,9 @@ for turn in range(turns):
 #: One of four boards, again and again until killed.
 LOOP = """
 import time
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
-request = Request((), 1, tuple((Claim(f"GPU-{board}"),) for board in range(4)))
+request = LockRequest((), 1, tuple((DeviceLock(f"GPU-{board}"),) for board in range(4)))
 print("ready", flush=True)
 while True:
     held = acquire(request, 60)
@@ -212,7 +212,7 @@ def test_others_are_seen_to_wait_only_where_they_have_to(make: MakeLocker, locks
     until(lambda: bool(tickets(locks, "waiting")))
     assert is_awaited(directory, (DeviceLock("a"),))
     assert not is_awaited(directory, (DeviceLock("c"),))
-    assert not is_awaited(directory, (DeviceLock("a"),), least_s=30.0)
+    assert not is_awaited(directory, (DeviceLock("a"),), min_wait_s=30.0)
     directory.close()
 
 
@@ -225,7 +225,7 @@ class TestScene:
         return QueueEntry(state, "0", 0, time.time(), content)
 
     def blocked(self, device: str, *ahead: QueueEntry, holding: Sequence[QueueEntry] = ()) -> bool:
-        return QueueSnapshot(ahead, tuple(holding)).blocked((DeviceLock(device),))
+        return QueueSnapshot(ahead, tuple(holding)).is_blocked((DeviceLock(device),))
 
     def test_what_nobody_ahead_wants_may_be_taken(self) -> None:
         assert not self.blocked("b", self.seen("a"))

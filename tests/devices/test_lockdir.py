@@ -31,16 +31,16 @@ from pytest_llenergy.errors import DeviceError
 
 from .lockers import USERS, lockers, needs_root, open_directory, tickets, until
 
-MEND = "; name a directory of root's or your own, mode 1777 if others use it too, in LLENERGY_LOCK_DIR"
+REMEDY = "; set LLENERGY_LOCK_DIR to a directory that root or you own, with mode 1777 if others use it too"
 
 #: Prints what a user is told of candidates.
 CHOOSE = """
 import os, sys
-from pytest_llenergy.devices.lockdir import lock_directory
+from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.errors import DeviceError
 os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
 try:
-    print(lock_directory({}, sys.argv[2:]).path)
+    print(open_lock_directory({}, sys.argv[2:]).path)
 except DeviceError as error:
     print(error)
 """
@@ -71,8 +71,8 @@ def named(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
         open_lock_directory({"LLENERGY_LOCK_DIR": str(path)}, mountinfo=mountinfo)
     message = str(caught.value)
     assert message.startswith(f"LLENERGY_LOCK_DIR='{path}': ")
-    assert message.endswith(MEND)
-    return message.removeprefix(f"LLENERGY_LOCK_DIR='{path}': ").removesuffix(MEND)
+    assert message.endswith(REMEDY)
+    return message.removeprefix(f"LLENERGY_LOCK_DIR='{path}': ").removesuffix(REMEDY)
 
 
 @pytest.fixture
@@ -102,8 +102,9 @@ class TestDirectory:
         with pytest.raises(DeviceError) as caught:
             chosen(private, foreign)
         assert str(caught.value) == (
-            f"no directory for leases: {private}: only root may write in it (mode 0755); {foreign}: it is "
-            f"not root's; have an administrator make {private} (root, mode 1777), or set LLENERGY_LOCK_DIR"
+            f"no usable lock directory: {private}: only root may write to it (mode 0755); {foreign}: it "
+            f"belongs to uid {USERS[0]}, not to root; ask an administrator to create {private} (owner root, "
+            "mode 1777), or set LLENERGY_LOCK_DIR"
         )
 
     def test_where_temporary_files_go_is_not_asked(
@@ -120,18 +121,14 @@ class TestDirectory:
     def test_one_that_depends_on_the_current_directory_is_refused(self, given: str) -> None:
         with pytest.raises(DeviceError) as caught:
             open_lock_directory({"LLENERGY_LOCK_DIR": given})
-        assert str(caught.value) == (
-            f"LLENERGY_LOCK_DIR={given!r} is not an absolute path; name the directory from / on"
-        )
+        assert str(caught.value) == (f"LLENERGY_LOCK_DIR={given!r} is not an absolute path")
 
     def test_one_whose_name_would_break_a_message_is_refused_in_one_line(self, tmp_path: Path) -> None:
         path = tmp_path / "two\nlines"
         path.mkdir()
         with pytest.raises(DeviceError) as caught:
             open_lock_directory({"LLENERGY_LOCK_DIR": str(path)})
-        assert str(caught.value) == (
-            f"LLENERGY_LOCK_DIR={str(path)!r} has characters that cannot be shown; name another directory"
-        )
+        assert str(caught.value) == (f"LLENERGY_LOCK_DIR={str(path)!r} contains unprintable characters")
 
     def test_a_missing_one_is_refused(self, tmp_path: Path) -> None:
         assert named(tmp_path / "missing") == "No such file or directory"
@@ -151,14 +148,15 @@ class TestDirectory:
     @needs_root
     def test_another_users_is_refused(self, tmp_path: Path) -> None:
         os.chown(tmp_path, USERS[0], -1)
-        assert named(tmp_path) == f"it belongs to uid {USERS[0]}, who is neither root nor you"
+        assert named(tmp_path) == f"it belongs to uid {USERS[0]}, not to root or you"
 
     @needs_root
     def test_one_that_one_may_not_write_in_is_told(self, locks: Path) -> None:
         locks.chmod(0o755)
         with lockers() as make:
             assert (
-                make(USERS[0]).refused("a") == f"LLENERGY_LOCK_DIR='{locks}': you may not write in it{MEND}"
+                make(USERS[0]).refused("a")
+                == f"LLENERGY_LOCK_DIR='{locks}': you have no permission to write to it{REMEDY}"
             )
 
     @needs_root
@@ -173,13 +171,20 @@ class TestDirectory:
                 check=True,
             )
         assert done.stdout == (
-            f"{group}: you may not write in it; ask its administrator, or set LLENERGY_LOCK_DIR\n"
+            f"{group}: you have no permission to write to it; ask its administrator, or set "
+            "LLENERGY_LOCK_DIR\n"
         )
 
     @needs_root
     @pytest.mark.parametrize(
         ("mode", "told"),
-        [(0o1770, "{}: you may not use it; ask its administrator, or set LLENERGY_LOCK_DIR"), (0o700, "{}")],
+        [
+            (
+                0o1770,
+                "{}: you have no permission to open it; ask its administrator, or set LLENERGY_LOCK_DIR",
+            ),
+            (0o700, "{}"),
+        ],
     )
     def test_one_that_only_a_group_may_open_is_not_passed_over(self, mode: int, told: str) -> None:
         """But one that is closed to all but root is."""
@@ -209,14 +214,14 @@ class TestDirectory:
             until(lambda: bool(tickets(path, "waiting")))
             shutil.rmtree(path)
             assert waiting.answer() == {
-                "error": f"lock directory {path} is gone; make it again, or set LLENERGY_LOCK_DIR to another "
-                "directory"
+                "error": f"lock directory {path} was removed; create it again, or set LLENERGY_LOCK_DIR to "
+                "another directory"
             }
 
     def test_a_network_file_system_is_refused(self, tmp_path: Path) -> None:
         told = tmp_path / "mountinfo"
         told.write_text(f"{MOUNTINFO}33 27 0:43 / {tmp_path} rw - nfs4 nas:/locks rw\n")
-        assert named(tmp_path, told) == ("it is on a network file system (nfs4), whose locks do not hold")
+        assert named(tmp_path, told) == ("it is on a network file system (nfs4), where locks are unreliable")
 
     @pytest.mark.parametrize(
         ("path", "kind"),
@@ -258,7 +263,7 @@ class TestFiles:
 
     def test_a_pipe_does_not_hang(self, locks: Path) -> None:
         os.mkfifo(locks / lock_name("a"), 0o644)
-        assert self.refused(locks) == self.expected(locks, "is no regular file")
+        assert self.refused(locks) == self.expected(locks, "is not a regular file")
 
     def test_a_socket_is_refused(self, locks: Path) -> None:
         with socket.socket(socket.AF_UNIX) as listening:
@@ -268,10 +273,10 @@ class TestFiles:
 
     def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_locked(self, locks: Path) -> None:
         script = (
-            "import resource\nfrom pytest_llenergy.devices.lease import *\n"
+            "import resource\nfrom pytest_llenergy.devices.lease import DeviceLock, LockRequest\n"
             "from pytest_llenergy.devices.locks import acquire\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
-            "try: acquire(Request((Claim('a'),)), 0.0)\nexcept Exception as error: print(error)"
+            "try: acquire(LockRequest((DeviceLock('a'),)), 0.0)\nexcept Exception as error: print(error)"
         )
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
@@ -295,10 +300,11 @@ class TestFiles:
 
     def test_a_death_before_a_file_has_its_mode_leaves_no_file_of_the_device(self, locks: Path) -> None:
         script = (
-            "import os, sys\nfrom pathlib import Path\nfrom pytest_llenergy.devices.lease import Claim\n"
-            "from pytest_llenergy.devices.lockdir import lock_directory\n"
+            "import os, sys\nfrom pathlib import Path\nfrom pytest_llenergy.devices.lease import DeviceLock\n"
+            "from pytest_llenergy.devices.lockdir import open_lock_directory\n"
             "from pytest_llenergy.devices.lockfiles import try_lock\n"
-            "os.umask(0o077)\nos.fchmod = lambda *_: os._exit(7)\ntry_lock(lock_directory(), Claim('a'))"
+            "os.umask(0o077)\nos.fchmod = lambda *_: os._exit(7)\n"
+            "try_lock(open_lock_directory(), DeviceLock('a'))"
         )
         done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
         assert done.returncode == 7
@@ -361,9 +367,9 @@ class TestContainer:
 
     def test_leases_in_a_directory_of_its_own_are_told_to_be_uncoordinated(self, root: Path) -> None:
         assert explain_uncoordinated(Path("/tmp"), root) == (
-            "GPU leases are not coordinated with the host: this is a container (/.dockerenv) and /tmp is its "
-            "own; mount a directory of the host, such as -v /run/lock/llenergy:/run/lock/llenergy, and name "
-            "it in LLENERGY_LOCK_DIR"
+            "GPU leases are not coordinated with the host: this is a container (/.dockerenv) that does not "
+            "share /tmp with the host; mount a directory of the host, such as "
+            "-v /run/lock/llenergy:/run/lock/llenergy, and set LLENERGY_LOCK_DIR to it"
         )
         assert explain_uncoordinated(Path("/dev/shm"), root) is not None
 

@@ -91,7 +91,7 @@ def rocm(tmp_path: Path) -> Path:
 def test_the_inventory_lists_boards_of_amd(rocm: Path) -> None:
     environment = {**os.environ, "ROCM_PATH": str(rocm)}
     environment.pop("ROCM_HOME", None)
-    script = "from pytest_llenergy.devices.amd import boards\nprint(*boards(), sep='\\n')"
+    script = "from pytest_llenergy.devices.amd import list_boards\nprint(*list_boards(), sep='\\n')"
     run = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )

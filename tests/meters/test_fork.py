@@ -53,7 +53,7 @@ import os, sys
 from pytest_llenergy.devices.nvml import Quantity, Session
 
 session = Session()
-board = session.board(sys.argv[1])
+board = session.open_board(sys.argv[1])
 quantities = [Quantity("nvmlDeviceGetPowerUsage"), Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0))]
 child = os.fork()
 if child:

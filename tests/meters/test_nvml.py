@@ -64,7 +64,7 @@ def one_meter(world: World, result: CheckResult = FIT) -> Iterator[NvmlMeter]:
     """The meter of the first board after a self-check with this outcome."""
     session = Session()
     try:
-        yield NvmlMeter(session, find_sources(session, session.board(world.board(0).uuid)), result)
+        yield NvmlMeter(session, find_sources(session, session.open_board(world.board(0).uuid)), result)
     finally:
         session.close()
 
@@ -157,7 +157,7 @@ def test_the_source_is_what_the_board_answers(
 ) -> None:
     world = watched(board)
     session = Session()
-    sources = find_sources(session, session.board(world.board(0).uuid))
+    sources = find_sources(session, session.open_board(world.board(0).uuid))
     session.close()
     assert (sources.counter.label if sources.counter else None) == counter
     assert (sources.power.label if sources.power else None) == power
@@ -200,7 +200,7 @@ def test_a_module_counter_is_not_held_against_the_power_of_the_gpu(
     without_gpu_scope(world, nvml_attach(world), monkeypatch)
     world.update(0, unsupported_fields=(83, 186))
     session = Session()
-    sources = find_sources(session, session.board(world.board(0).uuid))
+    sources = find_sources(session, session.open_board(world.board(0).uuid))
     session.close()
     assert sources.counter is not None
     assert sources.counter.scope == "module"

@@ -313,7 +313,7 @@ def test_a_run_within_a_test_on_warm_ranks_gets_its_part(session: Session) -> No
     session.test(Lease(("a",)), also=(host,))
     session.keeper.lease(Lease(("a",)), 0.0, also=(host,))
     assert set(acquire(LockRequest((DeviceLock("a"), host)), 0.0).locks) == {DeviceLock("a"), host}
-    with pytest.raises(DeviceError, match="this process already holds a, cpu and asks for b; "):
+    with pytest.raises(DeviceError, match="this process already holds a, cpu and requests b; "):
         acquire(LockRequest((DeviceLock("b"),)), 0.0)
 
 

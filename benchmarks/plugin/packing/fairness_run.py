@@ -30,9 +30,9 @@ REST_S = 0.5
 #: One board again and again, for so many seconds, until it is killed.
 LOOP = """
 import sys, time
-from pytest_llenergy.devices.lease import Claim, Request
+from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
-request = Request((), 1, tuple((Claim(f"GPU-{board}"),) for board in range(4)))
+request = LockRequest((), 1, tuple((DeviceLock(f"GPU-{board}"),) for board in range(4)))
 print(flush=True)
 while True:
     held = acquire(request, 60)
