@@ -7,7 +7,8 @@ import math
 import time
 from dataclasses import dataclass
 
-from pytest_llenergy.devices.allocation import GpuRequest, select_devices
+from pytest_llenergy.devices.allocation import select_devices
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets

@@ -12,8 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import GpuRequest, ShortageError, select_devices
+from pytest_llenergy.devices.allocation import ShortageError, select_devices
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.visibility import DEVICE_ORDER, VISIBLE_DEVICES
 from pytest_llenergy.errors import DeviceError
 
@@ -318,7 +319,8 @@ def test_the_environment_is_read_when_asked(uuids: list[str], monkeypatch: pytes
 def test_without_a_driver(tmp_path: Path, nvml_library: Path) -> None:
     world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
     code = (
-        "from pytest_llenergy.devices.allocation import GpuRequest, select_devices\n"
+        "from pytest_llenergy.devices.allocation import select_devices\n"
+        "from pytest_llenergy.devices.request import GpuRequest\n"
         "try: select_devices(GpuRequest(1), environment={'SLURM_JOB_GPUS': '7'})\n"
         "except Exception as error: print(type(error).__name__, error)\n"
         "print(select_devices(GpuRequest(2, fallback='cpu'), environment={}).devices)"

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import GpuRequest, select_devices
+from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.inventory import (
     Inventory,
     read_answering,
@@ -18,6 +18,7 @@ from pytest_llenergy.devices.inventory import (
     read_used_bytes,
 )
 from pytest_llenergy.devices.mig import Instance
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, World

@@ -12,8 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.allocation import GpuRequest, select_devices
+from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload

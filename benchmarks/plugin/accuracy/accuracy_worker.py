@@ -16,7 +16,8 @@ from typing import Any
 from accuracy_tools import Answer, open_tools
 from accuracy_world import DURATIONS_S, TICK_NS, board, burst, enter
 
-from pytest_llenergy.devices.allocation import GpuRequest, select_devices
+from pytest_llenergy.devices.allocation import select_devices
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
