@@ -192,7 +192,7 @@ class TestShapes:
         ("change", "message"),
         [
             ({"model_type": "gpt2"}, "model_type gpt2 is not a supported dense decoder; supported: llama, "),
-            ({"num_local_experts": 8}, "model_type llama with num_local_experts is not a supported dense decoder; "),
+            ({"num_local_experts": 8}, "model_type llama with num_local_experts is not a supported dense "),
         ],
     )
     def test_what_is_no_plain_dense_decoder_is_refused(self, change: dict[str, Any], message: str) -> None:
