@@ -159,7 +159,7 @@ class Unseen:
 def test_attention_that_torch_does_not_see_is_worked_out_and_says_so() -> None:
     told = job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
     assert (told.count, told.shared) == (OF_ELEVEN, True)
-    assert str(told.source).endswith("(attention of flash_attention_2 is not seen by a counter)")
+    assert str(told.source).endswith("(the counter does not see attention of flash_attention_2)")
 
 
 def test_shards_are_worked_out_once_for_all_ranks() -> None:

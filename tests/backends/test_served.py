@@ -291,7 +291,7 @@ class TestStreams:
             (
                 stream((120, b"data: {broken\n\n")),
                 BackendError,
-                "server: request 1 of 1: a chunk cannot be read",
+                "server: request 1 of 1: a chunk cannot be parsed",
             ),
         ],
         ids=["no-usage", "ends-early", "breaks", "refused", "unknown-model", "gateway", "error", "no-json"],
