@@ -269,7 +269,7 @@ def nothing_judged(records: Sequence[Record], settings: Settings, *, insisted: b
     gated either, while one whose ini file asks may be one of other tests.
     """
     comparisons = [each for record in records for each in record.comparisons if each.gated]
-    if settings.compare is None or any(each.judged for each in comparisons):
+    if settings.compare is None or any(each.rule_applied for each in comparisons):
         return None
     if not comparisons and not (insisted and settings.fail_on):
         return None

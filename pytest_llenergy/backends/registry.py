@@ -34,7 +34,7 @@ ENTRY_POINTS = "pytest_llenergy.backends"
 def discover_backends() -> tuple[dict[str, BackendSpec], tuple[BrokenEntryPoint, ...]]:
     """Return built-in and entry-point backends by name, in a fixed order, and the broken entry points."""
     others = load_entry_points(ENTRY_POINTS, BackendSpec)
-    specs = (*BUILTIN, *others.whole.values())
+    specs = (*BUILTIN, *others.plugins.values())
     return {spec.name: spec for spec in specs}, others.broken
 
 

@@ -58,7 +58,7 @@ class KnownMeters(Mapping[str, MeterSpec]):
         found = self._found()
         if found.broken and not self._whole_only:
             raise MeterError("; ".join(each.reason for each in found.broken))
-        return found.whole
+        return found.plugins
 
     def _found(self) -> LoadedEntryPoints[MeterSpec]:
         if self._installed is None:
