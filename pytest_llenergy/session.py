@@ -36,7 +36,7 @@ from pytest_llenergy.errors import (
     WorkerPlacementError,
 )
 from pytest_llenergy.meters.base import MeterSpec
-from pytest_llenergy.meters.select import BUILTIN, KnownMeters
+from pytest_llenergy.meters.select import BUILTIN, MeterRegistry
 from pytest_llenergy.meters.select import check_names as check_meters
 from pytest_llenergy.options import Settings, settings_of
 from pytest_llenergy.plan import read_mark
@@ -92,7 +92,7 @@ class State:
     @property
     def meters(self) -> Mapping[str, MeterSpec]:
         """Every known meter."""
-        return KnownMeters(given(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
+        return MeterRegistry(given(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
 
     @cached_property
     def model(self) -> ModelSource:

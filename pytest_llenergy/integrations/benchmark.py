@@ -14,7 +14,7 @@ import pytest
 from pytest_llenergy import marks
 from pytest_llenergy.api import Place, open_for
 from pytest_llenergy.export import benchmark_extra_info
-from pytest_llenergy.measure.foreign_rounds import OwnRounds, measure_beside
+from pytest_llenergy.measure.foreign_rounds import ForeignRounds, measure_foreign_rounds
 from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import has_mark
 from pytest_llenergy.stash import LEASE, MEASURING, PLACE
@@ -204,14 +204,14 @@ class Rounds:
         between()
         self._begin_ns = clock()
 
-    def told(self) -> OwnRounds:
+    def told(self) -> ForeignRounds:
         """All of them. Raises ``UntoldError`` where there was none."""
         if not self._over:
             raise UntoldError
         if self._ends[-1][0] != self._over:
             self._ends.append((self._over, self._last_ns))
         iterations, timer = self._stats.iterations, self._stats.options.get("timer")
-        return OwnRounds(
+        return ForeignRounds(
             durations_s=[each * iterations for each in self._stats.stats.data],
             iterations=iterations,
             ends=self._ends,
@@ -258,7 +258,7 @@ class Watched:
         place.check()
         settings, draft = place.settings, place.draft
 
-        def work(between: Callable[[], None]) -> OwnRounds:
+        def work(between: Callable[[], None]) -> ForeignRounds:
             __tracebackhide__ = True
             nonlocal result
             self._llenergy_rounds = rounds = Rounds(between)
@@ -276,7 +276,7 @@ class Watched:
         draft.forget_ranks()
         selection = open_for(place)
         try:
-            draft.experiment = measure_beside(
+            draft.experiment = measure_foreign_rounds(
                 work, criterion, settings.gap, settings.target, selection, place.lease
             )
         except UntoldError:
