@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that fixtures return: Energy, EnergyMeter, Run, BackendHandle, Workers."""
+"""Objects that fixtures return: BackendHandle, Workers, Energy with its Run, EnergyMeter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from pytest_llenergy import marks
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.tasks import (
@@ -39,14 +38,14 @@ from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.select import Selection, open_meters
 from pytest_llenergy.meters.window import Measuring, Window
 from pytest_llenergy.model.prompts import digest_prompts
-from pytest_llenergy.model.record import BackendInfo, Metric, Parallel, Round
+from pytest_llenergy.model.record import BackendInfo, Metric, Round
 from pytest_llenergy.model.text import did_you_mean
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops
 from pytest_llenergy.options import Settings
-from pytest_llenergy.plan import read_mark
-from pytest_llenergy.progress import told
-from pytest_llenergy.recorder import Draft, draft_of
-from pytest_llenergy.session import State, diagnosed, state_of
+from pytest_llenergy.plan import TestPlan
+from pytest_llenergy.progress import describe_step
+from pytest_llenergy.recorder import Draft
+from pytest_llenergy.session import RunState, diagnose_failed_start
 from pytest_llenergy.workers.failure import OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.pickling import REFUSAL, check_finished, is_lazy
@@ -54,23 +53,21 @@ from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load
 from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
 
-# What tests hold and call: a backend to generate with, workers for functions of their own.
-
-#: How long the end of a test waits for a thread of it that has lost its ranks (seconds).
-PATIENCE_S = 2.0
+#: Longest wait at the end of a test for a thread of it whose ranks were killed.
+THREAD_TIMEOUT_S = 2.0
 
 
 @contextmanager
-def outcomes() -> Iterator[None]:
-    """Give pytest's outcomes that were raised inside ranks their meaning in this process."""
+def raise_rank_outcomes() -> Iterator[None]:
+    """Raise pytest outcomes of ranks, such as a skip, as outcomes of this process."""
     try:
         yield
         return
     except OutcomeInRank as error:
         outcome, reason, exit_code = error.outcome, error.reason, error.exit_code
-    # It was the test's own decision, made in a rank. Not while handling it: pytest would show both.
+    # Outside the except block, or pytest would show the rank's error as well.
     if outcome == "Skipped":
-        # Told with the place of the test, not of this line.
+        # ``pytest.skip`` would report this line as the place.
         raise pytest.skip.Exception(reason, _use_item_location=True)
     if outcome == "XFailed":
         pytest.xfail(reason)
@@ -82,158 +79,187 @@ def outcomes() -> Iterator[None]:
 
 
 @dataclass(repr=False)
-class Place:
-    """Where a test runs: its lease, its degrees, and the process-wide state it draws on."""
+class TestContext:
+    """What the objects of one test share: its plan, its lease, its draft and the state of the run."""
 
-    state: State
+    __test__ = False  # pytest would collect a class of this name
+
+    state: RunState
+    plan: TestPlan
     lease: Lease
-    parallel: Parallel | None
     draft: Draft
-    #: Its node id.
-    test: str = ""
-    #: Set once the test has ended: what others have kept of it must not run on devices that are free.
+    node_id: str
+    #: Set once the test has ended: objects that it has leaked must not use devices that are free again.
     over: bool = False
-    #: Held by whoever uses the ranks.
+    #: Held while a thread uses the ranks.
     lock: RLock = field(default_factory=RLock)
 
     @property
     def settings(self) -> Settings:
-        """The options of the run."""
+        """Options of the run."""
         return self.state.settings
 
-    def plan(self, capabilities: Capabilities, python: str | None = None) -> ProcessPlan:
-        """The process plan for an engine with these capabilities, in this interpreter.
+    def plan_ranks(self, capabilities: Capabilities, python: str | None = None) -> ProcessPlan:
+        """Plan the rank processes of a backend with these capabilities, in the interpreter ``python``.
 
-        Raises ``PlanError`` when the test has ended.
+        Raises:
+            PlanError: The test has ended, or its degrees do not fit its devices.
         """
-        self.check()
+        self.check_running()
         threads = self.settings.threads
-        return plan_processes(capabilities, self.parallel, self.lease, usable_cpus(), threads, python)
+        return plan_processes(capabilities, self.plan.parallel, self.lease, usable_cpus(), threads, python)
 
-    def check(self) -> None:
-        """Raises ``PlanError`` when the test has ended."""
+    def check_running(self) -> None:
+        """Raise ``PlanError`` if the test has ended."""
         if self.over:
             raise PlanError(
                 "the test of these workers has ended; use the fixtures in the test that asks for them"
             )
 
     def end(self) -> None:
-        """The test has ended. What a thread of it still does in the ranks ends too."""
+        """End the test's use of ranks, and kill them if one of its threads still works in them."""
         self.over = True
         if not self.lock.acquire(blocking=False):
             self.state.pool.kill()
-            # Once it has seen that. What it does in this process, such as pickling, may take for ever; it has
-            # no ranks any more, and is given no others.
-            if not self.lock.acquire(timeout=PATIENCE_S):
+            # Wait until the thread has noticed. It may go on in this process for ever, for example pickling,
+            # but it has no ranks any more and gets no others.
+            if not self.lock.acquire(timeout=THREAD_TIMEOUT_S):
                 return
         self.lock.release()
 
-    def note(self, group: RankGroup) -> None:
-        """Keep the ranks as they were seen. What comes after the measurement is not what was measured."""
+    def record_ranks(self, group: RankGroup) -> None:
+        """Put the ranks into the draft, unless the test has been measured already with other ranks."""
         draft, plan = self.draft, group.plan
         if draft.experiment is None:
             draft.parallel, draft.launch, draft.start_method = plan.parallel, plan.launch, group.start_method
             draft.ranks, draft.start_s = group.ranks, group.start_s
 
 
-def place_of(item: pytest.Item, lease: Lease) -> Place:
-    """Where a test with this lease runs. Raises ``PlanError`` for its degrees."""
-    degrees = read_mark(item, marks.parallel)
-    return Place(state_of(item.config), lease, degrees, draft_of(item), item.nodeid)
-
-
 @dataclass(frozen=True)
 class BackendHandle:
-    """An engine with a model, for this test's devices. The model is loaded when it is first needed.
+    """A backend with a model, for this test's devices. The model is loaded when it is first needed.
 
-    ``with_options(dtype="float32")`` gives the same engine with other load options.
+    Attributes:
+        model: The model and where it comes from.
+        options: Load options, from the mark ``backend_options`` and ``with_options``.
     """
 
     spec: BackendSpec = field(repr=False)
     model: ModelSource
-    place: Place = field(repr=False)
+    context: TestContext = field(repr=False)
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Its name, as in ``--energy-backend``."""
+        """Name of the backend, as in ``--energy-backend``."""
         return self.spec.name
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What it does, such as ``generate``."""
+        """Tasks that the backend supports, such as ``generate``."""
         return self.spec.capabilities.tasks
 
     def with_options(self, **options: Any) -> BackendHandle:
-        """The same backend with load options. Raises ``BackendError`` for one that it does not take."""
-        known = self.spec.capabilities.options
-        unknown = sorted(set(options) - set(known))
+        """Return the same backend with more load options, such as ``dtype="float32"``.
+
+        Raises:
+            BackendError: The backend does not take one of them.
+        """
+        accepted = self.spec.capabilities.options
+        unknown = sorted(set(options) - set(accepted))
         if unknown:
-            told = f"it takes: {', '.join(known) or 'none'}"
-            told = "; ".join(filter(None, (told, did_you_mean(unknown, known))))
-            raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; {told}")
-        return BackendHandle(self.spec, self.model, self.place, {**self.options, **options})
+            hints = (f"it takes: {', '.join(accepted) or 'none'}", did_you_mean(unknown, accepted))
+            message = "; ".join(filter(None, hints))
+            raise BackendError(f"{self.name}: unknown load option {', '.join(unknown)}; {message}")
+        return BackendHandle(self.spec, self.model, self.context, {**self.options, **options})
 
     def generate(self, prompts: Sequence[str], **params: Any) -> Generation:
-        """Generate for a batch of prompts, unmeasured; give the method itself to ``energy`` to measure.
+        """Generate for a batch of prompts, unmeasured. ``energy(backend.generate, ...)`` measures it.
 
-        Keyword arguments are those of ``GenerationParams``. Prompts are split over data-parallel ranks;
-        the answer is in their order.
+        Args:
+            prompts: The batch, split over data-parallel ranks.
+            **params: Fields of ``GenerationParams``, such as ``max_new_tokens=64`` (tokens).
+
+        Returns:
+            The outputs in the order of the prompts.
+
+        Raises:
+            BackendError: The backend does not support the task or a parameter.
         """
-        done: Generation = self._done(GENERATE, prompts, params)
+        done: Generation = self._run(GENERATE, prompts, params)
         return done
 
     def embed(self, texts: Sequence[str], **params: Any) -> Embedding:
-        """Make a vector of each text, unmeasured; give the method itself to ``energy`` to measure.
+        """Make a vector of each text, unmeasured. ``energy(backend.embed, ...)`` measures it.
 
-        Keyword arguments are those of ``EmbeddingParams``. Raises ``BackendError`` where the engine does not
-        embed.
+        Args:
+            texts: The batch, split over data-parallel ranks.
+            **params: Fields of ``EmbeddingParams``.
+
+        Returns:
+            The vectors in the order of the texts.
+
+        Raises:
+            BackendError: The backend does not embed.
         """
-        done: Embedding = self._done(EMBED, texts, params)
+        done: Embedding = self._run(EMBED, texts, params)
         return done
 
     def serve(self, prompts: Sequence[str], **params: Any) -> ServedLoad:
-        """Send a load of requests, unmeasured; give the method itself to ``energy`` to measure.
+        """Send a load of requests, unmeasured. ``energy(backend.serve, ...)`` measures it.
 
-        Keyword arguments are those of ``ServeParams``, such as ``request_rate=2.0`` or ``concurrency=4``.
+        Args:
+            prompts: One prompt per request.
+            **params: Fields of ``ServeParams``, such as ``request_rate=2.0`` (requests per second) or
+                ``concurrency=4`` (requests at a time).
+
+        Returns:
+            The answers with their latencies.
+
+        Raises:
+            BackendError: The backend does not serve.
         """
-        done: ServedLoad = self._done(SERVE, prompts, params)
+        done: ServedLoad = self._run(SERVE, prompts, params)
         return done
 
     def task_of(self, method: Any) -> Task | None:
-        """The task that a method of this handle does; ``None`` for any other callable."""
+        """Return the task that a method of this handle runs, or None for any other callable."""
         if getattr(method, "__self__", None) is not self:
             return None
         return TASKS.get(method.__func__.__name__)
 
     def workload(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> RankWorkload:
-        """The batch, prepared in the ranks. Raises ``BackendError`` for what the engine does not offer."""
+        """Load the model in the ranks and return the batch as their workload.
+
+        Raises:
+            BackendError: The inputs are no list of strings, or the backend does not support the task.
+        """
         if isinstance(inputs, str) or not inputs or not all(isinstance(each, str) for each in inputs):
             raise BackendError(f"{task.name}: prompts must be a list of one or more strings")
         checked = task.params.parse(params)
         self._check(task, checked)
-        plan = self.place.plan(self.spec.capabilities, self.spec.python)
+        plan = self.context.plan_ranks(self.spec.capabilities, self.spec.python)
         if len(inputs) < plan.parallel.data:
             raise BackendError(
                 f"{task.name}: {len(inputs)} prompts for {plan.parallel.data} data-parallel ranks; a rank "
                 "would have no work"
             )
         load = Load.from_options(self.spec, self.model, {**self.spec.preset, **self.options})
-        with diagnosed(plan):
-            group, info = self.place.state.pool.get_loaded(plan, load, self.place.check)
-        self.place.note(group)
-        if self.place.draft.experiment is None:
-            self.place.draft.backend = _told(info, inputs, checked)
-        return task_workload(group, inputs, checked, self.place.settings.timeout)
+        with diagnose_failed_start(plan):
+            group, info = self.context.state.pool.get_loaded(plan, load, self.context.check_running)
+        self.context.record_ranks(group)
+        if self.context.draft.experiment is None:
+            self.context.draft.backend = _with_task(info, inputs, checked)
+        return task_workload(group, inputs, checked, self.context.settings.timeout)
 
-    def _done(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> Any:
-        with self.place.lock, outcomes():
+    def _run(self, task: Task, inputs: Sequence[str], params: dict[str, Any]) -> Any:
+        with self.context.lock, raise_rank_outcomes():
             workload = self.workload(task, inputs, params)
             workload.run_round()
             return task.result.merge(workload.results())
 
     def _check(self, task: Task, params: Params) -> None:
-        """Hold what is asked for against the capability row."""
+        """Raise ``BackendError`` if the capability row lacks the task or the cache."""
         row = self.spec.capabilities
         if task.name not in row.tasks:
             raise BackendError(f"{self.name} does not {task.name}; it does: {', '.join(row.tasks)}")
@@ -244,7 +270,7 @@ class BackendHandle:
 
 @dataclass(frozen=True)
 class Call:
-    """A call to be made on every rank, for ``energy`` to measure."""
+    """A call on every rank that ``energy`` can measure; made by ``workers.call``."""
 
     workers: Workers
     function: Callable[..., Any] | str
@@ -252,93 +278,116 @@ class Call:
     kwargs: dict[str, Any]
 
     def workload(self) -> RankWorkload:
-        """The call, prepared in the ranks."""
+        """Start the ranks and return the call as their workload."""
         group = self.workers.group()
-        timeout_s = self.workers.place.settings.timeout
+        timeout_s = self.workers.context.settings.timeout
         return call_workload(group, self.function, self.args, self.kwargs, timeout_s)
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The ranks of this test, for functions of its own.
+    """The ranks of this test, one process per device, to run functions of the test in.
 
-    With torch installed they are in one ``torch.distributed`` process group (gloo on CPUs, NCCL on GPUs).
-    ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` are set.
+    With torch installed, the ranks form one ``torch.distributed`` process group: gloo on CPUs, NCCL on GPUs.
+    The environment variables ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` are set in each.
     """
 
-    place: Place
+    context: TestContext
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
-        return len(self.place.lease.devices)
+        """Number of ranks."""
+        return len(self.context.lease.devices)
 
     def group(self) -> RankGroup:
-        """The running ranks, started on first use."""
+        """Return the ranks, started on first use."""
         framework: Literal["torch"] | None = "torch" if find_spec("torch") is not None else None
-        plan = self.place.plan(Capabilities(framework=framework, process_group=True, data=True))
-        with diagnosed(plan):
-            group = self.place.state.pool.get_ranks(plan, self.place.check)
-        self.place.note(group)
+        plan = self.context.plan_ranks(Capabilities(framework=framework, process_group=True, data=True))
+        with diagnose_failed_start(plan):
+            group = self.context.state.pool.get_ranks(plan, self.context.check_running)
+        self.context.record_ranks(group)
         return group
 
     def run(
         self, function: Callable[..., Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any
     ) -> list[Any]:
-        """Call a function on every rank. Returns the results by rank.
+        """Call a function on every rank.
 
-        Functions of the test file travel by value, with what they use; ``"module:function"`` is imported in
-        the ranks instead.
+        Args:
+            function: A function, sent by value with what it uses if it is defined in the test file, or
+                ``"module:function"``, which the ranks import.
+            *args: Arguments for the function.
+            timeout: Longest wait for the results (seconds); None waits for ``--energy-timeout``.
+            **kwargs: Keyword arguments for the function.
 
-        ``timeout`` is seconds; without it ``--energy-timeout`` counts. Raises ``WorkerError`` with the
-        traceback of the rank that failed first; skip, xfail and fail keep their meaning.
+        Returns:
+            The result of each rank, in the order of ranks.
+
+        Raises:
+            WorkerError: A rank has failed; with the traceback of the rank that failed first. Skip, xfail and
+                fail in a rank become outcomes of the test.
         """
-        with self.place.lock, outcomes():
+        with self.context.lock, raise_rank_outcomes():
             if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
                 raise PlanError(f"workers.run: timeout is {timeout!r}, needs a number of seconds above 0")
-            seconds = self.place.settings.timeout if timeout is None else timeout
+            seconds = self.context.settings.timeout if timeout is None else timeout
             workload = call_workload(self.group(), function, args, kwargs, seconds)
             workload.run_round()
             return workload.results()
 
     def call(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
-        """The same call, not yet made: ``energy(workers.call(step))`` measures it."""
+        """Return a call of a function on every rank, not made yet: ``energy(workers.call(step))``.
+
+        Args:
+            function: As for ``run``.
+            *args: Arguments for the function.
+            **kwargs: Keyword arguments for the function.
+        """
         return Call(self, function, args, kwargs)
 
 
-def backend_of(item: pytest.Item, place: Place, name: str, model: str) -> BackendHandle:
-    """An engine, by its name, with a model, for one test. Skips the test where the two do not go together.
+def make_backend(context: TestContext, name: str, model: str) -> BackendHandle:
+    """Return the handle of a backend for one test.
 
-    Raises ``ModelError`` and ``PlanError``.
+    Skips the test if the backend cannot read the model or run on the test's devices.
+
+    Args:
+        context: The test, whose plan has the load options.
+        name: Name of the backend.
+        model: Hub id, path or preset, as for ``--energy-model``.
+
+    Raises:
+        ModelError: The model does not exist.
     """
-    spec, lease = place.state.backends[name], place.lease
+    spec, lease = context.state.backends[name], context.lease
     source = resolve_model(model)
-    refused = spec.refuses(source)
-    if refused is None and lease.uuids and not spec.capabilities.gpu:
-        refused = f"{spec.name} does not run on GPUs here"
-    if refused is None and not lease.uuids and not spec.capabilities.cpu:
+    reason = spec.refuses(source)
+    if reason is None and lease.uuids and not spec.capabilities.gpu:
+        reason = f"{spec.name} does not run on GPUs here"
+    if reason is None and not lease.uuids and not spec.capabilities.cpu:
         why = spec.capabilities.reasons.get("cpu", "")
-        refused = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
-    if refused is not None:
-        # The record says why: the engine and the model, or the devices, do not go together.
-        pytest.skip(refused)
-    options = read_mark(item, marks.backend_options)
-    return BackendHandle(spec, source, place, dict(options or {}))
+        reason = f"{spec.name} does not run on the CPU here{f' ({why})' if why else ''}"
+    if reason is not None:
+        pytest.skip(reason)
+    return BackendHandle(spec, source, context, dict(context.plan.backend_options or {}))
 
 
-def _told(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
-    """The engine with what it is told to do."""
+def _with_task(info: BackendInfo, inputs: Sequence[str], params: Params) -> BackendInfo:
     return msgspec.structs.replace(
         info, task=params.task, generation=params.primitives(), prompts_digest=digest_prompts(inputs)
     )
 
 
-# Measuring from a test: the ``energy`` and ``energy_meter`` callables and what they return.
-
-
 @dataclass(frozen=True)
 class Run:
-    """What ``energy`` returns. Every metric is an attribute; ``result`` is that of the last round."""
+    """Result of ``energy``. Every metric is an attribute too, such as ``run.energy_per_output_token_j``.
+
+    Attributes:
+        rounds: Each measured round, with its energy in joules and its duration in seconds.
+        metrics: Each metric by name, with unit, standard uncertainty and number of rounds. Names end in
+            their unit.
+        result: What the measured call returned in the last round.
+    """
 
     rounds: list[Round]
     metrics: dict[str, Metric]
@@ -355,63 +404,74 @@ class Run:
 
 
 class Energy:
-    """Measure something: ``energy(backend.generate, prompts, max_new_tokens=64)``."""
+    """The fixture ``energy``: measures a call, ``energy(backend.generate, prompts, max_new_tokens=64)``."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, context: TestContext) -> None:
+        self._context = context
 
     def __call__(self, work: Callable[..., Any] | Call, /, *args: Any, **kwargs: Any) -> Run:
-        """Run warm-up and rounds of ``work(*args, **kwargs)`` and measure each.
+        """Run ``work(*args, **kwargs)`` as warm-up and measured rounds.
 
-        ``backend.generate`` and ``workers.call(...)`` run in the ranks, and so does any other function
-        in a test with a ``gpus`` mark; without one it runs in this process. Raises ``LLEnergyError`` when
-        called twice in a test, ``MeterError`` when ``--energy-require`` or ``--energy-meter`` cannot be met.
+        Args:
+            work: ``backend.generate`` or another task, or ``workers.call(...)``, which run in the ranks; or
+                a function, which runs in the ranks too if the test has a ``gpus`` mark, otherwise in this
+                process.
+            *args: Arguments for the call.
+            **kwargs: Keyword arguments for the call.
+
+        Returns:
+            Rounds, metrics and the result of the last round.
+
+        Raises:
+            LLEnergyError: Called twice in one test, or ``work`` is not callable.
+            MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
         """
-        draft, settings = self._place.draft, self._place.settings
+        context = self._context
+        draft, settings = context.draft, context.settings
         if draft.experiment is not None:
             raise LLEnergyError(
                 "energy() was called twice in one test; parametrize the test, or use energy_meter(name) for "
                 "several windows"
             )
-        # What was required is known before a model is loaded for minutes.
-        selection = open_for(self._place)
-        seen = self._place.state.progress.of(self._place.test)
-        with outcomes(), seen as tell, ExitStack() as turn:
-            turn.enter_context(self._place.lock)
+        # Before the model, which may load for minutes: meters that were asked for may be missing.
+        selection = open_test_meters(context)
+        progress = context.state.progress.track(context.node_id)
+        with raise_rank_outcomes(), progress as show, ExitStack() as locked:
+            locked.enter_context(context.lock)
             try:
-                tell(_preparing(work))
+                show(_describe_preparation(work))
                 workload, result = self._workload(work, args, kwargs)
             except BaseException:
                 selection.close()
                 raise
             if isinstance(workload, CallWorkload):
-                # It may have the ranks at work from threads of its own, and then is not itself in them.
+                # It runs in this process. Threads that it starts may use the ranks, so they need the lock.
                 draft.forget_ranks()
-                turn.close()
+                locked.close()
             plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
             draft.experiment = measure(
-                workload, plan, selection, self._place.lease, lambda step: tell(told(step))
+                workload, plan, selection, context.lease, lambda step: show(describe_step(step))
             )
             if isinstance(workload, RankWorkload):
                 draft.rank_peak_memory_bytes = workload.rank_peak_memory_bytes
             value = result()
             if settings.flops:
-                tell("counting floating-point operations")
-                # Last of all: whatever counting loads, compiles or keeps, no round comes after it.
+                show("counting floating-point operations")
+                # Last, since counting may load, compile or cache what would change a later round.
                 draft.experiment = _with_flops(draft.experiment, workload)
         return Run(draft.experiment.rounds, draft.experiment.metrics, value)
 
     def _workload(
         self, work: Callable[..., Any] | Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[RankWorkload | CallWorkload, Callable[[], Any]]:
-        """What to run, and how to get its result afterwards."""
+        """Return what to run and a function that returns its result."""
         handle = getattr(work, "__self__", None)
         task = handle.task_of(work) if isinstance(handle, BackendHandle) else None
         if isinstance(handle, BackendHandle) and task is not None:
             ranks = handle.workload(task, *_inputs(*args, **kwargs))
             return ranks, lambda: task.result.merge(ranks.results())
-        if not isinstance(work, Call) and callable(work) and self._place.draft.wants_ranks:
-            work = Workers(self._place).call(work, *args, **kwargs)
+        if not isinstance(work, Call) and callable(work) and self._context.plan.gpus is not None:
+            work = Workers(self._context).call(work, *args, **kwargs)
         elif isinstance(work, Call) and (args or kwargs):
             raise LLEnergyError("energy(workers.call(fn, ...)): give the arguments to call, not to energy")
         if isinstance(work, Call):
@@ -426,8 +486,7 @@ class Energy:
         return local, lambda: check_finished(local.result, "energy")
 
 
-def _preparing(work: Callable[..., Any] | Call) -> str:
-    """What comes before anything is measured; with a model it may take minutes."""
+def _describe_preparation(work: Callable[..., Any] | Call) -> str:
     handle = getattr(work, "__self__", None)
     if isinstance(handle, BackendHandle):
         return f"loading {handle.model.label} with {handle.name}"
@@ -436,31 +495,50 @@ def _preparing(work: Callable[..., Any] | Call) -> str:
 
 def _with_flops(experiment: Experiment, workload: RankWorkload | CallWorkload) -> Experiment:
     flops = workload.flops() if isinstance(workload, RankWorkload) else Flops.unknown(FUNCTION_FLOPS_REASON)
-    told = flops_metrics(experiment.metrics["energy_j"], flops)
-    return replace(experiment, metrics={**experiment.metrics, **told})
+    counted = flops_metrics(experiment.metrics["energy_j"], flops)
+    return replace(experiment, metrics={**experiment.metrics, **counted})
 
 
 class EnergyMeter:
-    """``with energy_meter("load") as window:`` measures a stretch of this test, in this process.
+    """The fixture ``energy_meter``: measures stretches of a test.
 
-    Works with ``async with`` too, and as ``energy_meter.begin("load")``, ``energy_meter.end("load")``.
-    Windows may nest and overlap. The meters stay open until the test ends.
+    ``with energy_meter("load") as window:`` measures a window; so do ``async with``, and the pair
+    ``energy_meter.begin("load")`` and ``energy_meter.end("load")``. Windows may nest and overlap. The meters
+    stay open until the test ends.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, context: TestContext) -> None:
+        self._context = context
         self._measuring: Measuring | None = None
 
     def __call__(self, name: str) -> Window:
-        """A new window. Raises ``MeterError`` when ``--energy-require`` or ``--energy-meter`` fail."""
-        return self._noted(self._open().window(name))
+        """Return a new window, a context manager.
+
+        Args:
+            name: Name of the window in the record.
+
+        Raises:
+            MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
+        """
+        return self._added(self._open().window(name))
 
     def begin(self, name: str) -> Window:
-        """Open a window by name; ``end`` closes it. Raises ``MeterError`` when one of that name is open."""
-        return self._noted(self._open().begin(name))
+        """Begin a window; ``end`` with the same name closes it.
+
+        Raises:
+            MeterError: A window of that name is open, or meters that were asked for are unavailable.
+        """
+        return self._added(self._open().begin(name))
 
     def end(self, name: str) -> Window:
-        """Close the window of that name. Raises ``MeterError`` when there is none."""
+        """End the window of that name.
+
+        Returns:
+            The window, with its energy in joules and its duration in seconds.
+
+        Raises:
+            MeterError: No window of that name is open.
+        """
         return self._open().end(name)
 
     def close(self) -> None:
@@ -470,28 +548,31 @@ class EnergyMeter:
 
     def _open(self) -> Measuring:
         if self._measuring is None:
-            self._measuring = Measuring(open_for(self._place))
+            self._measuring = Measuring(open_test_meters(self._context))
             self._measuring.start()
             series = self._measuring.series
-            self._place.draft.meters = [each.domain.info(each.meter) for each in series]
+            self._context.draft.meters = [each.domain.info(each.meter) for each in series]
         return self._measuring
 
-    def _noted(self, window: Window) -> Window:
-        self._place.draft.windows.append(window)
+    def _added(self, window: Window) -> Window:
+        self._context.draft.windows.append(window)
         return window
 
 
-def open_for(place: Place) -> Selection:
-    """Open the meters of a test's devices.
+def open_test_meters(context: TestContext) -> Selection:
+    """Open the meters for the devices of a test.
 
-    Raises ``MeterError`` when the user asked for meters that cannot be had; otherwise a host without any
-    gives an empty selection with the reasons, and the test a record without joules.
+    If no meter was asked for and the host has none, the selection is empty and has the reason, and the record
+    of the test has no joules.
+
+    Raises:
+        MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
     """
-    settings = place.settings
+    settings = context.settings
     required = settings.require == "measured"
-    targets = Targets(place.lease.uuids)
+    targets = Targets(context.lease.uuids)
     try:
-        return open_meters(settings.meter, place.state.meters, targets, require_measured=required)
+        return open_meters(settings.meter, context.state.meters, targets, require_measured=required)
     except MeterError as error:
         if required or settings.meter:
             raise

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixtures, each with a first line that ``pytest --fixtures`` shows."""
+"""The fixtures; ``pytest --fixtures`` shows the first line of each.
+
+Every run imports this module, so what the fixtures return is imported by the first test that uses one.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,41 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_llenergy.stash import MEASURED, READY, is_measured
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.stash import MEASURED, is_measured
 
 if TYPE_CHECKING:
-    # Defining fixtures costs every run; what they are made of is imported by the first test that asks.
-    from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Place, Workers
+    from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, TestContext, Workers
     from pytest_llenergy.devices.lease import Lease
     from pytest_llenergy.model.prompts import Prompts
 
 
 @pytest.fixture
 def _llenergy_lease(request: pytest.FixtureRequest) -> Iterator[Lease]:
-    from pytest_llenergy.session import leased
+    from pytest_llenergy.plan import plan_of
+    from pytest_llenergy.session import lease_devices
 
-    request.config.stash[READY]()
-    with leased(request.node) as lease:
+    with lease_devices(request.node, plan_of(request.node).gpus) as lease:
         yield lease
 
 
 @pytest.fixture
-def gpus(_llenergy_lease: Lease) -> Lease:
-    """The devices of this test, exclusively its own while it runs: uuids, indices, names, visible_devices.
+def _llenergy_context(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[TestContext]:
+    from pytest_llenergy.api import TestContext
+    from pytest_llenergy.plan import plan_of
+    from pytest_llenergy.recorder import draft_of
+    from pytest_llenergy.session import state_of
 
-    Without a ``gpus`` mark that is the CPU. Skips the test, with the reason, when there are too few GPUs.
-    """
-    return _llenergy_lease
-
-
-@pytest.fixture
-def _llenergy_place(request: pytest.FixtureRequest, _llenergy_lease: Lease) -> Iterator[Place]:
-    from pytest_llenergy.api import place_of
-
-    place = place_of(request.node, _llenergy_lease)
-    yield place
-    place.end()
+    item = request.node
+    context = TestContext(state_of(item.config), plan_of(item), _llenergy_lease, draft_of(item), item.nodeid)
+    yield context
+    context.end()
 
 
 @pytest.fixture
 def _llenergy_measured(request: pytest.FixtureRequest) -> None:
-    request.config.stash[READY]()
     if not is_measured(request.node):
-        # It asks for it as it runs.
+        # The test asks for it by ``request.getfixturevalue``, which set-up could not know.
         from pytest_llenergy.recorder import announce
 
         announce(request.node)
@@ -56,32 +53,41 @@ def _llenergy_measured(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def energy(_llenergy_measured: None, _llenergy_place: Place) -> Energy:
+def gpus(_llenergy_lease: Lease) -> Lease:
+    """The leased devices of this test: uuids, indices, names, visible_devices.
+
+    Without a ``gpus`` mark the device is the CPU. Skips the test, with the reason, if there are too few GPUs.
+    """
+    return _llenergy_lease
+
+
+@pytest.fixture
+def energy(_llenergy_measured: None, _llenergy_context: TestContext) -> Energy:
     """Measure a call: run = energy(backend.generate, prompts, max_new_tokens=64); run.energy_j.
 
     The call is repeated: warm-up, then ``--energy-rounds`` rounds with quiet gaps between them.
     """
     from pytest_llenergy.api import Energy
 
-    return Energy(_llenergy_place)
+    return Energy(_llenergy_context)
 
 
 @pytest.fixture
-def energy_meter(_llenergy_measured: None, _llenergy_place: Place) -> Iterator[EnergyMeter]:
+def energy_meter(_llenergy_measured: None, _llenergy_context: TestContext) -> Iterator[EnergyMeter]:
     """Measure stretches of a test: with energy_meter("load") as window: ...; window.energy_j."""
     from pytest_llenergy.api import EnergyMeter
 
-    meter = EnergyMeter(_llenergy_place)
+    meter = EnergyMeter(_llenergy_context)
     yield meter
     meter.close()
 
 
 @pytest.fixture
-def workers(_llenergy_place: Place) -> Workers:
-    """The ranks of this test: workers.run(fn, *args) calls fn on each and gives the results by rank."""
+def workers(_llenergy_context: TestContext) -> Workers:
+    """The ranks of this test: workers.run(fn, *args) calls fn on each and returns the results by rank."""
     from pytest_llenergy.api import Workers
 
-    return Workers(_llenergy_place)
+    return Workers(_llenergy_context)
 
 
 @pytest.fixture
@@ -95,23 +101,19 @@ def energy_model(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def _llenergy_backend(request: pytest.FixtureRequest) -> str:
     if not hasattr(request, "param"):
-        from pytest_llenergy.errors import PlanError
-
-        raise PlanError("a test runs once for each engine: name the fixture backend among its parameters")
+        raise PlanError("a test runs once for each backend: name the fixture backend among its parameters")
     return str(request.param)
 
 
 @pytest.fixture
-def backend(
-    request: pytest.FixtureRequest, _llenergy_backend: str, energy_model: str, _llenergy_place: Place
-) -> BackendHandle:
-    """One inference engine with a model; the test runs once for each engine that is available here.
+def backend(_llenergy_backend: str, energy_model: str, _llenergy_context: TestContext) -> BackendHandle:
+    """One inference backend with a model; the test runs once for each backend that is available.
 
     ``backend.generate(prompts, ...)`` generates; ``energy(backend.generate, ...)`` measures it.
     """
-    from pytest_llenergy.api import backend_of
+    from pytest_llenergy.api import make_backend
 
-    return backend_of(request.node, _llenergy_place, _llenergy_backend, energy_model)
+    return make_backend(_llenergy_context, _llenergy_backend, energy_model)
 
 
 @pytest.fixture

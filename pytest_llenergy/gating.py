@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baseline of a run, and what it says of each test.
+"""The baseline of a run, and the comparison of each test with it.
 
-Tests are judged where their record is made, in the process that ran them; each such process reads the
-baseline once. Nothing here is imported by a run that compares nothing.
+Tests are compared in the process that ran them, so that a broken gate fails the test itself; each process
+reads the baseline once. A run that compares nothing does not import this module.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,50 +46,58 @@ from pytest_llenergy.report.store import (
     read_file,
     read_report,
 )
-from pytest_llenergy.xdist import errand_of
+from pytest_llenergy.xdist import BaselineFile, worker_input_of
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
 
-#: Names of tests in one line.
-MANY = 5
+#: Most names of tests in one line.
+MAX_NAMES = 5
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A baseline as it was read. ``origin`` is how messages name it, ``path`` where it is on this host."""
+class StoredBaseline:
+    """A baseline that was read.
+
+    Attributes:
+        origin: How messages name it.
+        path: Its file on this host; None if it came from elsewhere.
+        report: The report itself.
+        records: The last attempt of each test, by record id.
+    """
 
     origin: str
     path: Path | None
     report: Report
     records: dict[str, Record]
 
-    def told(self, seen: Iterable[str]) -> Baseline:
-        """What the report says of it, once these tests have been seen."""
-        absent = set(self.records).difference(seen)
-        return Baseline(
-            side=describe_side(self.report, self.origin), absent=[n for n in self.records if n in absent]
-        )
+    def describe(self, measured: Collection[str]) -> Baseline:
+        """Describe the baseline for the report of a run that has measured the tests with these ids."""
+        absent = [name for name in self.records if name not in measured]
+        return Baseline(side=describe_side(self.report, self.origin), absent=absent)
 
 
 class Gating:
-    """What one process compares with. The baseline is read when it is first needed."""
+    """Compares tests of one process with the baseline, which is read when first needed."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
 
     @cached_property
-    def stored(self) -> Stored | None:
-        """The baseline; ``None`` where none was given. Raises ``pytest.UsageError`` for one that is none."""
+    def stored(self) -> StoredBaseline | None:
+        """The baseline; None without ``--energy-compare``.
+
+        Raises ``pytest.UsageError`` if the file is not a usable baseline.
+        """
         text = self._settings.compare
         if text is None:
             return None
-        brought = errand_of(self._config).baseline
-        if brought is not None:
-            # The controller has looked at it.
-            name, data = brought
+        sent = worker_input_of(self._config).baseline
+        if sent is not None:
+            # The controller has checked it.
+            name, data = sent
             report = decode_report_or_journal(data, name, lean=True)
-            return Stored(name, None, report, select_last_attempts(report.records, name))
+            return StoredBaseline(name, None, report, select_last_attempts(report.records, name))
         place = _place(self._config, text)
         name = text if isinstance(place, Path) else location_name(place)
         try:
@@ -105,21 +113,20 @@ class Gating:
                 f"compared with{told}; a baseline has tests that pass, with measured rounds"
             )
         path = place if isinstance(place, Path) else None
-        return Stored(name if path is None else _shown(path), path, report, records)
+        return StoredBaseline(name if path is None else _shown(path), path, report, records)
 
-    @property
-    def brought(self) -> tuple[str, bytes] | None:
-        """The baseline for a process that may not have the file: its name and content."""
+    def read_baseline_file(self) -> BaselineFile | None:
+        """Return name and content of the baseline, for a worker that may not have the file."""
         if self.stored is None or self._settings.compare is None:
             return None
         return self.stored.origin, read_file(_place(self._config, self._settings.compare))
 
     @cached_property
-    def _here(self) -> Environment:
+    def _environment(self) -> Environment:
         return collect_environment()
 
-    def compared(self, record: Record, gate: Gate | None) -> list[Comparison]:
-        """A test against its baseline, one metric after the other; empty where nobody asked for it."""
+    def compare(self, record: Record, gate: Gate | None) -> list[Comparison]:
+        """Compare a test with its baseline in every metric that the options or its gate name."""
         own = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
         common = rule_with_floor(self._settings.floor)
@@ -138,7 +145,7 @@ class Gating:
                 found.append(compare_without_baseline(record, each, stopped))
             else:
                 base = MeasuredRecord(before, stored.report.environment)
-                found.append(compare_records(base, MeasuredRecord(record, self._here), each))
+                found.append(compare_records(base, MeasuredRecord(record, self._environment), each))
         return found
 
 
@@ -146,20 +153,21 @@ GATING = pytest.StashKey[Gating]()
 
 
 def gating_of(config: pytest.Config) -> Gating:
-    """That of this process."""
+    """Return the gating of this process, made on first use."""
     if GATING not in config.stash:
         config.stash[GATING] = Gating(config, settings_of(config))
     return config.stash[GATING]
 
 
-def check(config: pytest.Config) -> None:
-    """Before anything is measured: options that contradict each other, and a baseline that is none.
+def check_gate_options(config: pytest.Config) -> None:
+    """Check the baseline, and the options on gates against each other, before anything is measured.
 
-    Raises ``pytest.UsageError``.
+    Raises:
+        pytest.UsageError: Options contradict each other, or the file is not a usable baseline.
     """
     settings = settings_of(config)
     if settings.compare is None:
-        # In an ini file it may wait for a baseline.
+        # An ini file may name gates for those runs that have a baseline.
         if config.getoption("energy_fail_on", None) is not None:
             raise pytest.UsageError(
                 "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
@@ -195,7 +203,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _as_stored(record: Record) -> Record:
-    """With names and parameters as a report has them: what it has no place for would differ from itself."""
+    """Convert names and parameters as writing a report would, so that equal ones compare equal."""
     backend = record.backend
     return msgspec.structs.replace(
         record,
@@ -212,7 +220,7 @@ def _ungated(record: Record, asked: Criterion) -> Comparison:
 
 
 def _place(config: pytest.Config, text: str) -> Location:
-    """What is meant. Raises ``pytest.UsageError`` for a name that was never saved."""
+    """Resolve the value of ``--energy-compare``. Raises ``pytest.UsageError`` for an unknown name."""
     if is_url(text):
         return text
     if "/" in text or text.endswith((".json", JOURNAL_SUFFIX)):
@@ -236,8 +244,10 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
-def ungated_lines(stored: Stored | None, records: Sequence[Record], inconclusive: Inconclusive) -> list[str]:
-    """What gates did not look at or could not tell, for people who would take silence for a pass."""
+def describe_ungated(
+    stored: StoredBaseline | None, records: Sequence[Record], inconclusive: Inconclusive
+) -> list[str]:
+    """Return a line for each reason why gates did not cover, or could not decide on, some tests."""
     comparisons = [each for record in records for each in record.comparisons]
     waiting = [each for each in comparisons if each.gated and each.reason == NO_BASELINE]
     lines = [f"not gated: {_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []
@@ -254,32 +264,37 @@ def ungated_lines(stored: Stored | None, records: Sequence[Record], inconclusive
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
     if windows:
         lines.append(f"not compared: {_tests(windows)} with windows of energy_meter only")
-    absent = stored.told({record.id for record in records}).absent
+    absent = stored.describe({record.id for record in records}).absent
     if absent:
-        named = ", ".join(_short(name) for name in absent[:MANY])
-        rest = f" and {len(absent) - MANY} more" if len(absent) > MANY else ""
+        named = ", ".join(_short(name) for name in absent[:MAX_NAMES])
+        rest = f" and {len(absent) - MAX_NAMES} more" if len(absent) > MAX_NAMES else ""
         lines.append(f"in {stored.origin} and not in this run: {named}{rest}")
     return lines
 
 
-def nothing_judged(records: Sequence[Record], settings: Settings, *, insisted: bool) -> str | None:
-    """Why a run that was to be gated was not, in any test; ``None`` where one was judged.
+def explain_nothing_gated(
+    records: Sequence[Record], settings: Settings, *, on_command_line: bool
+) -> str | None:
+    """Explain why gates were asked for and none was checked; None if at least one was.
 
-    ``insisted`` is whether the command line asked for the gate: then a run without any measurement is not
-    gated either, while one whose ini file asks may be one of other tests.
+    Args:
+        records: Records of the run.
+        settings: Options of the run.
+        on_command_line: Whether ``--energy-fail-on`` is on the command line. Then a run that has measured
+            nothing was not gated, whereas an ini file may apply to runs of other tests too.
     """
     comparisons = [each for record in records for each in record.comparisons if each.gated]
-    if settings.compare is None or any(each.rule_applied for each in comparisons):
+    if settings.compare is None or any(each.judged for each in comparisons):
         return None
-    if not comparisons and not (insisted and settings.fail_on):
+    if not comparisons and not (on_command_line and settings.fail_on):
         return None
     if not records:
         return "nothing was gated: no test was measured"
     states = Counter[str](each.verdict for each in comparisons)
     if not comparisons:
         states = Counter(record.status for record in records)
-    told = ", ".join(f"{count} {state}" for state, count in states.items())
-    return f"nothing was gated: {told}"
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    return f"nothing was gated: {counts}"
 
 
 def _tests(count: int) -> str:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
 
-    # What the marks become is imported when one is read: registering them is all that most runs need.
+    # Most runs only register the marks, so what a mark becomes is imported when one is parsed.
     from pytest_llenergy.backends.registry import Requirements
     from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.devices.request import GpuRequest
@@ -24,10 +24,10 @@ def gpus(
     mig: str | None = None,
     fallback: str | None = None,
 ) -> GpuRequest:
-    """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None): lease n GPUs for the test; it is \
-skipped with the reason where there are fewer. name is a part of the product name, memory the least \
-total of each such as "40 GB", mig a profile such as "1g.10gb", which asks for MIG instances; \
-fallback="cpu" runs n CPU ranks instead, and the record says so."""
+    """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None): lease n GPUs for the test, which \
+is skipped with the reason if there are fewer. name is part of the product name, memory the least total \
+memory of each GPU such as "40 GB", mig a profile such as "1g.10gb", which asks for MIG instances; \
+fallback="cpu" runs n CPU ranks instead, which the record states."""
     from pytest_llenergy.devices.request import GpuRequest
 
     return GpuRequest(n, name, fallback, memory, mig)
@@ -35,8 +35,8 @@ fallback="cpu" runs n CPU ranks instead, and the record says so."""
 
 def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: int = 1) -> Parallel:
     """parallel(*, data=1, tensor=1, pipeline=1, placement=1): degrees of parallelism; they multiply to the \
-number of devices. placement is the number of devices that the layers of one model are spread over \
-in one process, where they work in turn."""
+number of devices. placement is the number of devices over which one process \
+spreads the layers of a model; they work in turn."""
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.model.record import Parallel
 
@@ -60,8 +60,8 @@ threshold="3%+2J"."""
 
 
 def backend_options(**load_options: Any) -> dict[str, Any]:
-    """backend_options(**load_options): load options of the backend fixture's engine, such as \
-dtype="float32"; engines that do not take them are skipped with the reason."""
+    """backend_options(**load_options): load options for the backend fixture, such as \
+dtype="float32"; backends that do not take them are skipped with the reason."""
     from pytest_llenergy.errors import PlanError
 
     if not load_options:
@@ -76,8 +76,8 @@ def backend_needs(
     batching: str | None = None,
     timestamps: str | None = None,
 ) -> Requirements:
-    """backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run the test with engines \
-only whose capability row has this: a task, a kind of key-value cache, batching="static" or \
+    """backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run the test only with \
+backends whose capability row has this: a task, a kind of key-value cache, batching="static" or \
 "continuous", timestamps="step" or "token"; the others are skipped with the reason."""
     from pytest_llenergy.backends.registry import parse_needs
 
@@ -88,16 +88,6 @@ MARKS: tuple[Callable[..., Any], ...] = (gpus, parallel, backend_options, backen
 NAMES = frozenset(mark.__name__ for mark in MARKS)
 
 
-def on(node: pytest.Item | pytest.Collector | None) -> bool:
-    """Whether one of them is on this, or on what it is in."""
-    # What ``iter_markers`` does, in a tenth of its calls: this is asked of every test of every run.
-    while node is not None:
-        if node.own_markers and among(node.own_markers):
-            return True
-        node = node.parent
-    return False
-
-
-def among(found: Sequence[pytest.Mark]) -> bool:
-    """Whether one of them is among these."""
-    return not NAMES.isdisjoint([mark.name for mark in found])
+def has_energy_marks(node: pytest.Item) -> bool:
+    """Whether one of these marks is on a test, or on the class or module that contains it."""
+    return any(mark.name in NAMES for mark in node.iter_markers())

@@ -1,116 +1,196 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks and parameters of a test, read and checked."""
+"""TestPlan: what the marks and parameters of one test ask for, parsed once and kept on the test.
+
+Of several marks of a kind the closest counts: a parameter's before its function's, then its class's, then its
+module's. ``get_closest_marker`` cannot decide that: pytest puts a function's marks before those of its
+parameter, and those of a base class before those of the derived class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from typing import Any
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_llenergy import marks
+from pytest_llenergy.backends.registry import Requirements
 from pytest_llenergy.errors import LLEnergyError, PlanError
-from pytest_llenergy.marks import MARKS
+from pytest_llenergy.model.record import Parallel
+from pytest_llenergy.stash import BACKEND_PARAMETER
 
-# Where the marks of a test stand: on a parameter, its function, a class, a module; the closest first.
-#
-# ``get_closest_marker`` takes the first mark of a node, and pytest puts a function's marks before those of
-# its parameter, and those of a base class before those of the class that is derived from it.
+if TYPE_CHECKING:
+    from pytest_llenergy.compare.gate import Gate
+    from pytest_llenergy.devices.request import GpuRequest
+    from pytest_llenergy.model.base import Primitive
+
+#: Longest text of a parameter in a record (characters).
+PARAM_LENGTH = 200
 
 
-def levels(item: pytest.Item) -> Iterator[list[pytest.Mark]]:
-    """The marks of a test by the place where they stand, from the test outwards; no list is empty.
+@dataclass(frozen=True)
+class TestPlan:
+    """What one test asks for; ``None`` stands for a mark that the test does not have.
 
-    What ``add_marker`` has added goes after what is written on the same node, or, with ``append=False``,
-    before it.
+    Attributes:
+        gpus: Devices to lease.
+        parallel: Degrees of parallelism.
+        backend_options: Load options of the backend.
+        backend_needs: What the capability row of the backend must have.
+        gate: Limits for the test's metrics.
+        backend: Name of the backend that runs the test, from its parameter.
+    """
+
+    __test__ = False  # pytest would collect a class of this name
+
+    gpus: GpuRequest | None = None
+    parallel: Parallel | None = None
+    backend_options: Mapping[str, Any] | None = None
+    backend_needs: Requirements | None = None
+    gate: Gate | None = None
+    backend: str | None = None
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices that the test leases: one, the CPU, without a ``gpus`` mark."""
+        return self.gpus.n if self.gpus is not None else 1
+
+    @property
+    def degrees(self) -> Parallel:
+        """Degrees that the marks name; all 1 without a ``parallel`` mark."""
+        return self.parallel or Parallel()
+
+    @property
+    def requirements(self) -> Requirements:
+        """What the backend of the test must offer. Without a ``parallel`` mark tests are data parallel."""
+        n = self.device_count
+        implied = f"with {n} devices and no mark parallel(...) a test is data parallel" if n > 1 else ""
+        return replace(
+            self.backend_needs or Requirements(),
+            parallel=self.parallel or Parallel(data=n),
+            options=self.backend_options or {},
+            implied="" if self.parallel else implied,
+        )
+
+
+#: The plan of a test with the marks from which it was parsed.
+PLAN = pytest.StashKey[tuple[list[pytest.Mark], TestPlan]]()
+
+
+def plan_of(item: pytest.Item) -> TestPlan:
+    """Return the plan of a test, parsed again only if its marks have changed.
+
+    Hooks and fixtures may add marks until the test has ended.
+
+    Raises:
+        PlanError: A mark has invalid arguments, or two marks in one place disagree.
+    """
+    found = [mark for mark in item.iter_markers() if mark.name in marks.NAMES]
+    before, plan = item.stash.get(PLAN, ([], None))
+    if plan is None or len(found) != len(before) or not all(map(is_, found, before)):
+        plan = parse_plan(item)
+        item.stash[PLAN] = found, plan
+    return plan
+
+
+def valid_plan_of(item: pytest.Item) -> TestPlan | None:
+    """Return the plan of a test, or None for an invalid mark, which is reported when the test is set up."""
+    try:
+        return plan_of(item)
+    except LLEnergyError:
+        return None
+
+
+def parse_plan(item: pytest.Item) -> TestPlan:
+    """Parse every mark of ours on a test, overruled ones too. Raises ``PlanError``."""
+    levels = list(mark_levels(item))
+    values = {mark.__name__: _closest(levels, mark) for mark in marks.MARKS}
+    callspec = getattr(item, "callspec", None)
+    name = callspec.params.get(BACKEND_PARAMETER) if callspec is not None else None
+    backend = name if isinstance(name, str) else None
+    return TestPlan(gate=values.pop(marks.energy_gate.__name__), backend=backend, **values)
+
+
+def mark_levels(item: pytest.Item) -> Iterator[list[pytest.Mark]]:
+    """Yield the marks of a test by the place where they are written, the closest first; no list is empty.
+
+    What ``add_marker`` has added follows what is written on the same node, or, with ``append=False``,
+    precedes it.
     """
     for node in reversed(item.listchain()):
-        yield from _apart(node.own_markers, _written(node))
+        written = _written(node)
+        places = {id(mark): place for place, level in enumerate(written) for mark in level}
+        found: dict[int, list[pytest.Mark]] = {}
+        added = -1
+        for mark in node.own_markers:
+            found.setdefault(places.get(id(mark), added), []).append(mark)
+            if id(mark) in places:
+                added = len(written)
+        yield from (found[place] for place in sorted(found))
 
 
-def _apart(
-    marks: Sequence[pytest.Mark], written: Sequence[Sequence[pytest.Mark]]
-) -> Iterator[list[pytest.Mark]]:
-    places = {id(mark): place for place, level in enumerate(written) for mark in level}
-    found: dict[int, list[pytest.Mark]] = {}
-    added = -1
-    for mark in marks:
-        found.setdefault(places.get(id(mark), added), []).append(mark)
-        if id(mark) in places:
-            added = len(written)
-    yield from (found[place] for place in sorted(found))
+def params_of(item: pytest.Item) -> dict[str, Primitive]:
+    """Return the parameters of a test as a record keeps them: primitives, or a short text."""
+    callspec = getattr(item, "callspec", None)
+    values: Mapping[str, Any] = callspec.params if callspec is not None else {}
+    return {name.removeprefix("_llenergy_"): _primitive(value) for name, value in values.items()}
+
+
+def _primitive(value: Any) -> Primitive:
+    if value is None or type(value) in (bool, int, float, str):
+        return value[:PARAM_LENGTH] if isinstance(value, str) else value
+    # A repr with an address would make equal parameters differ from run to run.
+    text = repr(value)
+    return type(value).__qualname__ if " at 0x" in text else text[:PARAM_LENGTH]
 
 
 def _written(node: object) -> list[list[pytest.Mark]]:
-    """What the source says, where that makes several levels of one node."""
+    """Return the marks in the source of a node that has several levels: a parameter's, base classes'."""
     if isinstance(node, pytest.Class):
-        return [_marks(vars(each).get("pytestmark", [])) for each in node.obj.__mro__]
+        return [_as_marks(vars(each).get("pytestmark", [])) for each in node.obj.__mro__]
     if not isinstance(node, pytest.Function):
         return []
     callspec = getattr(node, "callspec", None)
-    return [_marks(callspec.marks if callspec else []), _marks(getattr(node.obj, "pytestmark", []))]
+    return [_as_marks(callspec.marks if callspec else []), _as_marks(getattr(node.obj, "pytestmark", []))]
 
 
-def _marks(given: object) -> list[pytest.Mark]:
-    # ``pytestmark`` holds marks or what makes them, one or a list.
+def _as_marks(given: object) -> list[pytest.Mark]:
+    # ``pytestmark`` holds marks or mark decorators, one or a list.
     several: list[Any] = given if isinstance(given, list) else [given]
     return [getattr(each, "mark", each) for each in several]
 
 
-# What the marks of a test say, read and checked.
-
-
-def has_mark(item: pytest.Item, mark: Callable[..., Any]) -> bool:
-    """Whether a test has a mark of a kind."""
-    return item.get_closest_marker(mark.__name__) is not None
-
-
-def read_mark(item: pytest.Item, mark: Callable[..., Any]) -> Any:
-    """The closest mark of a kind as its data; ``None`` without one. Raises ``PlanError``."""
-    return next(_each_level(item, mark), None)
+def _closest(levels: Sequence[Sequence[pytest.Mark]], mark: Callable[..., Any]) -> Any:
+    """Parse the marks of a kind on every level; return what the closest says, None without one."""
+    values = []
+    for level in levels:
+        found = [each for each in level if each.name == mark.__name__]
+        parsed = [_parse(each, mark) for each in found]
+        for other, value in zip(found, parsed, strict=True):
+            if value != parsed[0]:
+                raise PlanError(f"{_show(other)} and {_show(found[0])} stand in one place; keep one of them")
+        values += parsed[:1]
+    return values[0] if values else None
 
 
 def _parse(found: pytest.Mark, mark: Callable[..., Any]) -> Any:
-    """A mark's arguments as its data. Raises ``PlanError`` that names what is wrong."""
     try:
         signature(mark).bind(*found.args, **found.kwargs)
         return mark(*found.args, **found.kwargs)
     except (TypeError, LLEnergyError) as error:
-        known = ", ".join(map(_taken, signature(mark).parameters.values()))
-        raise PlanError(f"@pytest.mark.{mark.__name__}: {error} (it takes: {known})") from None
+        accepted = ", ".join(map(_describe_parameter, signature(mark).parameters.values()))
+        raise PlanError(f"@pytest.mark.{mark.__name__}: {error} (it takes: {accepted})") from None
 
 
-def _taken(parameter: Parameter) -> str:
-    """A parameter as it is given. What takes keywords of any name has none of its own."""
+def _describe_parameter(parameter: Parameter) -> str:
     any_name = parameter.kind is Parameter.VAR_KEYWORD
     return 'keyword arguments, such as dtype="float32"' if any_name else parameter.name
 
 
-def check_marks(item: pytest.Item) -> None:
-    """Parse every mark of ours that a test has, those that others overrule too. Raises ``PlanError``."""
-    for mark in MARKS:
-        for _ in _each_level(item, mark):
-            pass
-
-
-def _each_level(item: pytest.Item, mark: Callable[..., Any]) -> Iterator[Any]:
-    """What the marks of a kind say on each level that has one, the closest first."""
-    for level in levels(item):
-        found = [each for each in level if each.name == mark.__name__]
-        if found:
-            yield _agreed(found, mark)
-
-
-def _agreed(found: list[pytest.Mark], mark: Callable[..., Any]) -> Any:
-    """What all marks of one level say. Which of several counts would be chance."""
-    first = _parse(found[0], mark)
-    for other in found[1:]:
-        if _parse(other, mark) != first:
-            raise PlanError(f"{_show(other)} and {_show(found[0])} stand in one place; keep one of them")
-    return first
-
-
 def _show(mark: pytest.Mark) -> str:
-    """As it is written."""
+    """Return a mark as it is written in the source."""
     given = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
     return f"@pytest.mark.{mark.name}({', '.join(given)})"

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin object: registers options, wires hooks and starts a run."""
+"""The plugin ``llenergy``: its options, fixtures and hooks.
+
+Every run of pytest imports this module, so what only energy tests need is imported when there is one.
+"""
 
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_llenergy import hookspecs, marks
+from pytest_llenergy.controller import Controller
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.fixtures import (
     _llenergy_backend,
+    _llenergy_context,
     _llenergy_lease,
     _llenergy_measured,
-    _llenergy_place,
     backend,
     energy,
     energy_meter,
@@ -25,31 +28,22 @@ from pytest_llenergy.fixtures import (
     prompts,
     workers,
 )
-from pytest_llenergy.options import add_options, says_something
+from pytest_llenergy.options import add_options, check_savable, check_writable, saved_as, settings_of
 from pytest_llenergy.stash import (
     BACKEND_PARAMETER,
-    BEGAN,
     ENVIRONMENT,
+    ITEM_IN_CALL,
     LEASE,
-    READY,
-    Known,
-    hands_out,
     is_measured,
+    uses_fixture,
 )
-
-if TYPE_CHECKING:
-    from pytest_llenergy.errors import LLEnergyError
-
-# The plugin ``llenergy``: the hooks of pytest that every run has, each handed on where there is need.
-#
-# Every run pays for what is imported here and for what each test is asked. So the rooms behind it are
-# imported when needed, and hooks that only tests of ours need stand in ``hooks``.
+from pytest_llenergy.xdist import is_worker, useful_workers
 
 __all__ = [
     "_llenergy_backend",
+    "_llenergy_context",
     "_llenergy_lease",
     "_llenergy_measured",
-    "_llenergy_place",
     "backend",
     "energy",
     "energy_meter",
@@ -69,145 +63,29 @@ def pytest_configure(config: pytest.Config) -> None:
     for mark in marks.MARKS:
         config.addinivalue_line("markers", str(mark.__doc__))
     config.stash[ENVIRONMENT] = dict(os.environ)
-    config.stash[BEGAN] = time.time()
-    config.stash[READY] = lambda: _ready(config)
-    if config.pluginmanager.has_plugin("pytest_forked") and not config.option.collectonly:
+    manager = config.pluginmanager
+    if manager.has_plugin("pytest_forked") and not config.option.collectonly:
         from pytest_llenergy.integrations.forked import Forked
 
-        config.pluginmanager.register(Forked(is_measured), "llenergy-forked")
-    asked = says_something(config)
-    if asked:
-        check_settings(config)
-    if asked or hands_out(config):
-        _ready(config)
-
-
-@pytest.hookimpl(optionalhook=True, tryfirst=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    if not says_something(config):
-        return None
-    from pytest_llenergy.xdist import useful_workers
-
-    # xdist asks before anything is configured.
-    return useful_workers(config)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if BACKEND_PARAMETER in metafunc.fixturenames or marks.on(metafunc.definition):
-        from pytest_llenergy.collection import see_to_function
-
-        see_to_function(metafunc)
-
-
-# First: what is told of the tests that there are is told of those that are left.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    # Of tests that are only collected, those with an engine have something to tell.
-    fixture = BACKEND_PARAMETER if session.config.option.collectonly else LEASE
-    if _any_is_ours(session.items, fixture):
-        from pytest_llenergy.collection import see_to_tests
-
-        _ready(session.config)
-        see_to_tests(session)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    try:
-        # Hooks may have added marks, or tests, since tests were collected.
-        if Known.ours or LEASE in getattr(item, "fixturenames", ()) or marks.on(item):
-            from pytest_llenergy.collection import see_to_test
-
-            see_to_test(item)
-        result = yield
-        # So may fixtures.
-        if marks.on(item):
-            from pytest_llenergy.collection import see_to_late_marks
-
-            see_to_late_marks(item)
-        return result
-    except _error() as error:
-        raise failure(item, "setup", error) from None
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    # A test may run others within it.
-    before, Known.in_body = Known.in_body, item
-    try:
-        result = yield
-        if Known.ours and is_measured(item):
-            from pytest_llenergy.recorder import judge
-
-            judge(item)
-        return result
-    except _error() as error:
-        raise failure(item, "call", error) from None
-    finally:
-        Known.in_body = before
-        if Known.ours and is_measured(item):
-            from pytest_llenergy.recorder import tell_junit
-
-            tell_junit(item)
-
-
-def _error() -> type[LLEnergyError]:
-    """The base of our errors, asked for only where something was raised."""
-    from pytest_llenergy.errors import LLEnergyError
-
-    return LLEnergyError
-
-
-def _ready(config: pytest.Config) -> None:
-    Known.ours = True
-    ready(config)
-
-
-def _any_is_ours(items: Sequence[pytest.Item], fixture: str) -> bool:
-    """Whether a test has this fixture or a mark of ours. What many of them are in is looked at once."""
-    above = None
-    for item in items:
-        if fixture in getattr(item, "fixturenames", ()) or (
-            item.own_markers and marks.among(item.own_markers)
-        ):
-            return True
-        if item.parent is not above:
-            above = item.parent
-            if marks.on(above):
-                return True
-    return False
-
-
-# What a run needs that has, or may have, tests of ours. Others are spared what is imported here.
-
-
-def ready(config: pytest.Config) -> None:
-    """Put in place what is not there yet."""
-    from pytest_llenergy.xdist import is_worker
-
-    manager = config.pluginmanager
-    if not hands_out(config) and not manager.has_plugin("llenergy-hooks"):
-        manager.register(Hooks(), "llenergy-hooks")
-    if is_worker(config) or config.option.collectonly or manager.has_plugin("llenergy-controller"):
-        return
-    from pytest_llenergy.controller import Controller
-
-    manager.register(Controller(config, config.stash[BEGAN]), "llenergy-controller")
-
-
-# Before anything is collected, in a run whose options say something: whether all of it can be done.
+        manager.register(Forked(), "llenergy-forked")
+    check_settings(config)
+    if not is_worker(config) and not config.option.collectonly:
+        manager.register(Controller(config), "llenergy-controller")
 
 
 def check_settings(config: pytest.Config) -> None:
-    """Raises ``pytest.UsageError``; a worker only for values, as all else is the controller's."""
-    from pytest_llenergy.collection import see_to_benchmarks
-    from pytest_llenergy.errors import LLEnergyError
-    from pytest_llenergy.options import check_savable, check_writable, saved_as, settings_of
-    from pytest_llenergy.xdist import is_worker
+    """Check before collection that everything the options ask for can be done.
 
+    A worker of pytest-xdist checks values only; the rest is the controller's.
+
+    Raises:
+        pytest.UsageError: An option has an invalid value, or names something that cannot be used.
+    """
     settings = settings_of(config)
     if settings.keeps_something:
-        see_to_benchmarks(config)
+        from pytest_llenergy.collection import register_benchmarks
+
+        register_benchmarks(config)
     if is_worker(config):
         return
     if settings.report is not None:
@@ -223,70 +101,121 @@ def check_settings(config: pytest.Config) -> None:
     if settings.save is not None:
         check_savable(saved_as(config, settings.save))
     if settings.compare is not None or settings.fail_on:
-        from pytest_llenergy.gating import check
+        from pytest_llenergy.gating import check_gate_options
 
-        check(config)
+        check_gate_options(config)
     if settings.names_something:
         from pytest_llenergy.session import check_names
 
         check_names(config)
 
 
-# What a test ends with where an error of ours ends it.
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    return useful_workers(config)
 
 
-def failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseException:
-    """Errors of ours speak for themselves: no traceback, and what ranks have printed as sections."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if BACKEND_PARAMETER in metafunc.fixturenames or marks.has_energy_marks(metafunc.definition):
+        from pytest_llenergy.collection import check_function
+
+        check_function(metafunc)
+
+
+# First, so that other plugins report only the tests that remain.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(uses_fixture(item, LEASE) or marks.has_energy_marks(item) for item in session.items):
+        from pytest_llenergy.collection import check_collected_tests
+
+        check_collected_tests(session)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
+    if any(uses_fixture(item, BACKEND_PARAMETER) for item in items):
+        from pytest_llenergy.collection import describe_unavailable_backends
+
+        return describe_unavailable_backends(config)
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        # Hooks may have added marks, or tests, since tests were collected.
+        if is_measured(item) or uses_fixture(item, LEASE) or marks.has_energy_marks(item):
+            from pytest_llenergy.collection import prepare_test
+
+            prepare_test(item)
+        result = yield
+        # Fixtures may have added marks.
+        if marks.has_energy_marks(item):
+            from pytest_llenergy.collection import check_late_marks
+
+            check_late_marks(item)
+        return result
+    except LLEnergyError as error:
+        raise as_failure(item, "setup", error) from None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    stash = item.config.stash
+    # A test may run other tests of this run within its body.
+    outer = stash.get(ITEM_IN_CALL, None)
+    stash[ITEM_IN_CALL] = item
+    try:
+        result = yield
+        if is_measured(item):
+            from pytest_llenergy.plan import plan_of
+            from pytest_llenergy.recorder import check_gates
+
+            check_gates(item, plan_of(item).gate)
+        return result
+    except LLEnergyError as error:
+        raise as_failure(item, "call", error) from None
+    finally:
+        stash[ITEM_IN_CALL] = outer
+        if is_measured(item):
+            from pytest_llenergy.recorder import add_junit_properties
+
+            add_junit_properties(item)
+
+
+# Outermost, so that the record states the outcome that other plugins have settled on.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    # Errors of set-up and call are failures already; this is for teardown and subtests.
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, LLEnergyError):
+        call.excinfo = pytest.ExceptionInfo.from_exception(as_failure(item, call.when, error))
+    report = yield
+    if is_measured(item):
+        from pytest_llenergy.recorder import add_record, count_failed_subtest
+
+        # What is reported while the body runs is a subtest, not the test.
+        in_call = item.config.stash.get(ITEM_IN_CALL, None) is item
+        (count_failed_subtest if in_call else add_record)(item, report)
+    return report
+
+
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    from pytest_llenergy.progress import stop_live_progress
+
+    stop_live_progress(config)
+
+
+def as_failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseException:
+    """Turn an error of this package into a failure of a few lines, with rank output as report sections."""
     for title, text in getattr(error, "sections", ()):
         item.add_report_section(when, title, text)
-    told = [f"{type(error).__name__}: {error}"]
+    lines = [f"{type(error).__name__}: {error}"]
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(item.path)
     ]
     if frames:
-        told.append(f"{item.path.name}:{frames[-1].lineno}: in {frames[-1].name}")
+        lines.append(f"{item.path.name}:{frames[-1].lineno}: in {frames[-1].name}")
     # With its traceback, for --pdb.
-    return pytest.fail.Exception("\n".join(told), pytrace=False).with_traceback(error.__traceback__)
-
-
-# Hooks that only a run with tests of ours has: the record of a test goes on the report that decides it.
-#
-# Reports are what pytest-xdist carries, so a worker that dies takes with it only the test that it was
-# running.
-
-
-class Hooks:
-    """A plugin object of such a run."""
-
-    def pytest_report_collectionfinish(
-        self, config: pytest.Config, items: Sequence[pytest.Item]
-    ) -> str | None:
-        """Which engines there are, where a test uses any."""
-        from pytest_llenergy.collection import told_of_engines
-
-        used = any(BACKEND_PARAMETER in getattr(item, "fixturenames", ()) for item in items)
-        return told_of_engines(config) if used else None
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Around those that are there by then, so that what they make of a test is what its record says."""
-        from pytest_llenergy.errors import LLEnergyError
-        from pytest_llenergy.recorder import attach, note_part
-
-        # Of set-up and body they are failures already; this is of teardown, and of parts of a test.
-        error = call.excinfo.value if call.excinfo is not None else None
-        if isinstance(error, LLEnergyError):
-            call.excinfo = pytest.ExceptionInfo.from_exception(failure(item, call.when, error))
-        report = yield
-        if is_measured(item):
-            # What is reported while the body runs is a subtest, not the test.
-            (note_part if Known.in_body is item else attach)(item, report)
-        return report
-
-    def pytest_enter_pdb(self, config: pytest.Config) -> None:
-        """A debugger has the terminal from now on."""
-        from pytest_llenergy.session import leave_terminal
-
-        leave_terminal(config)
+    return pytest.fail.Exception("\n".join(lines), pytrace=False).with_traceback(error.__traceback__)

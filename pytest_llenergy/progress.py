@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress lines shown while tests wait or run."""
+"""Progress that people see while a test waits or is measured: a line that changes in place, or single lines.
+
+Only the process that runs the tests shows progress, and only if it has the terminal to itself: workers of
+pytest-xdist are silent. No thread redraws the line, since it would run during measured rounds.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +22,39 @@ if TYPE_CHECKING:
     from pytest_llenergy.measure.remaining_time import Step
 
 
-# A step of a measurement in words, and the one line of a terminal that shows the last of them.
+#: How progress is shown.
+DisplayMode: TypeAlias = Literal["silent", "lines", "live"]
 
 #: Least room for the name of a test (characters).
 LEAST_NAME = 12
 
+#: Time before the first line of the mode ``lines``, and between further ones.
+FIRST_LINE_S, NEXT_LINE_S = 10.0, 30.0
 
-def told(step: Step) -> str:
-    """``round 3 of 6, 4.1 J so far, 5 s left``."""
+#: Time for the terminal to draw a step before a quiet gap begins.
+DRAWING_S = 0.05
+
+#: Values of ``TERM`` for terminals that cannot move their cursor.
+DUMB_TERMINALS = ("dumb", "unknown")
+
+
+def describe_step(step: Step) -> str:
+    """Return a step of a measurement in words, such as ``round 3 of 6, 4.1 J so far, 5 s left``."""
     parts = [f"{step.stage} {step.number}"]
     if step.of is not None and step.number <= step.of:
         parts[0] += f" of {step.of}"
     elif step.stage == "round" and step.reached is not None:
-        # Rounds are added until this is reached, or the time for it is over.
+        # An added round: rounds are added until the target or the budget is reached.
         parts[0] += f", u {step.reached:.1%} for {step.target:.1%}"
     if step.energy_j is not None:
         parts.append(f"{step.energy_j:.3g} J{' (estimated)' if step.estimated else ''} so far")
     if step.left_s is not None:
-        parts.append(f"{span(step.left_s)} left")
+        parts.append(f"{format_duration(step.left_s)} left")
     return ", ".join(parts)
 
 
-def span(seconds: float) -> str:
-    """``5 s``, ``2 min 5 s`` or ``1 h 2 min``, rounded."""
+def format_duration(seconds: float) -> str:
+    """Return a duration in words, rounded: ``5 s``, ``2 min 5 s`` or ``1 h 2 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{max(1, whole)} s"
@@ -52,22 +66,24 @@ def span(seconds: float) -> str:
 
 
 class LiveLine:
-    """One line below what a terminal shows, redrawn in place and gone at the end. ``write`` gets to it.
+    """A line below the terminal's last, redrawn in place and removed at the end.
 
-    Nothing is drawn between two calls: there is no thread, since that would run in the measured stretches.
-    ``column`` is where the cursor stands now, and where it stands again after ``end``.
+    Args:
+        write: Writes text to the terminal.
+        column: Column of the cursor now, to which ``end`` returns it.
+        color: Whether the terminal shows colors.
     """
 
     def __init__(self, write: Callable[[str], None], column: int, *, color: bool) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        class LeavesCursor(Console):
+        class CursorConsole(Console):
             def show_cursor(self, show: bool = True) -> bool:
-                # A run that is killed would leave the shell without one.
+                # Hidden, it would stay hidden in the shell after a killed run.
                 return False
 
-        self._console = LeavesCursor(
+        self._console = CursorConsole(
             file=cast("IO[str]", _Stream(write)),
             force_terminal=True,
             force_interactive=True,
@@ -87,21 +103,21 @@ class LiveLine:
             write("\n")
         self._live.start()
 
-    def show(self, test: str, what: str, width: int) -> None:
-        """Draw a test and what it does in place of what was there; of a long name the middle is left out."""
+    def show(self, test: str, step: str, width: int) -> None:
+        """Draw a test and its step in place of the last ones, with the middle of a long name left out."""
         from rich.cells import cell_len
         from rich.text import Text
 
-        name, what = short_test_name(test), one_line(what)
-        room = max(LEAST_NAME, width - cell_len(what) - 2)
+        name, step = short_test_name(test), one_line(step)
+        room = max(LEAST_NAME, width - cell_len(step) - 2)
         if cell_len(name) > room:
             name = shorten(name, room * len(name) // cell_len(name))
         self._console.width = width
-        line = Text.assemble((name, "cyan"), f": {what}", no_wrap=True, overflow="ellipsis", end="")
+        line = Text.assemble((name, "cyan"), f": {step}", no_wrap=True, overflow="ellipsis", end="")
         self._live.update(line, refresh=True)
 
     def end(self) -> None:
-        """Take it away."""
+        """Remove the line."""
         from rich.control import Control
 
         self._live.stop()
@@ -110,7 +126,7 @@ class LiveLine:
 
 
 class _Stream:
-    """As much of a file as a console needs."""
+    """The part of a text file that a console uses."""
 
     encoding = "utf-8"
 
@@ -125,74 +141,57 @@ class _Stream:
         """Done with every write."""
 
 
-# What people see while they wait for a test: a line that changes in place, or a line now and then.
-#
-# Only the process that runs the tests shows anything, and only if it has the terminal to itself: workers of
-# pytest-xdist are silent.
-
-Way: TypeAlias = Literal["silent", "lines", "live"]
-
-#: Lines that stay are told only of work that takes longer, and no more often than this (seconds).
-FIRST_LINE_S, NEXT_LINE_S = 10.0, 30.0
-
-#: After a step is told the terminal may draw it, before a quiet gap begins (seconds).
-DRAWN_S = 0.05
-
-#: Terminals that cannot move their cursor.
-DUMB = ("dumb", "unknown")
-
-
 class Progress:
-    """One a process; shows one test at a time."""
+    """Shows the progress of one test at a time, in the process that runs it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-        self._way = way_of(config, self._reporter)
+        self._mode = select_display_mode(config, self._reporter)
         self._line: LiveLine | None = None
 
     @contextmanager
-    def of(self, test: str) -> Iterator[Callable[[str], None]]:
-        """While a test is prepared or measured. What is given is called with each step as it begins."""
-        began_s = time.monotonic()
-        last_s = began_s + FIRST_LINE_S - NEXT_LINE_S
+    def track(self, test: str) -> Iterator[Callable[[str], None]]:
+        """Show progress while a test is prepared or measured; yields a function to call with each step."""
+        start_s = time.monotonic()
+        last_s = start_s + FIRST_LINE_S - NEXT_LINE_S
         shown = ""
 
-        def tell(step: str) -> None:
+        def show(step: str) -> None:
             nonlocal last_s, shown
             now_s = time.monotonic()
-            if self._way == "live":
-                # Who waits may be told the same again and again, beside a test that is measured.
+            if self._mode == "live":
+                # A wait repeats its step, and drawing would disturb another test that is being measured.
                 if step != shown:
                     self._show(test, step)
                 shown = step
-            elif self._way == "lines" and now_s >= last_s + NEXT_LINE_S:
+            elif self._mode == "lines" and now_s >= last_s + NEXT_LINE_S:
                 last_s = now_s
-                spent = span(now_s - began_s)
-                self._print(f"energy: {short_test_name(test)}: {one_line(step)} ({spent} since it began)")
+                elapsed = format_duration(now_s - start_s)
+                self._print(f"energy: {short_test_name(test)}: {one_line(step)} ({elapsed} since it began)")
 
         try:
-            yield tell
+            yield show
         finally:
-            self._take_away()
+            self._end_line()
 
-    def leave(self) -> None:
-        """A debugger writes to the terminal from now on: nothing is redrawn any more."""
+    def stop_live(self) -> None:
+        """Stop redrawing, since a debugger writes to the terminal from now on."""
         self._line = None
-        if self._way == "live":
-            self._way = "lines"
+        if self._mode == "live":
+            self._mode = "lines"
 
     def _show(self, test: str, step: str) -> None:
         writer = self._reporter._tw
-        # One that has gone must not end the test.
+        # A terminal that is gone must not fail the test.
         with suppress(OSError, ValueError), self._uncaptured():
             if self._line is None:
-                at, width = writer.width_of_current_line, writer.fullwidth
-                self._line = LiveLine(self._write, at if at < width else at % width, color=writer.hasmarkup)
+                column = writer.width_of_current_line % writer.fullwidth
+                self._line = LiveLine(self._write, column, color=writer.hasmarkup)
             self._line.show(test, step, writer.fullwidth)
-        time.sleep(DRAWN_S)
+        time.sleep(DRAWING_S)
 
-    def _take_away(self) -> None:
+    def _end_line(self) -> None:
         line, self._line = self._line, None
         if line is not None:
             with suppress(OSError, ValueError), self._uncaptured():
@@ -202,16 +201,16 @@ class Progress:
         with suppress(OSError, ValueError), self._uncaptured():
             self._reporter.write_line(line)
             self._reporter.flush()
-        time.sleep(DRAWN_S)
+        time.sleep(DRAWING_S)
 
     def _write(self, text: str) -> None:
         self._reporter.write_raw(text, flush=True)
 
     @contextmanager
     def _uncaptured(self) -> Iterator[None]:
-        """The way to the terminal that pytest's own live logs take during a test."""
+        """Suspend pytest's capturing, as its own live logs do during a test."""
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
-        # Capturing begins anew with streams of its own, and the test may have put others there.
+        # Resumed capturing installs its own streams, but the test may have installed others.
         streams = sys.stdout, sys.stderr
         try:
             with nullcontext() if capture is None else capture.global_and_fixture_disabled():
@@ -220,12 +219,29 @@ class Progress:
             sys.stdout, sys.stderr = streams
 
 
-def way_of(config: pytest.Config, reporter: Any) -> Way:
-    """How progress is shown in a run.
+PROGRESS = pytest.StashKey[Progress]()
 
-    Live on a terminal where nobody else writes during a test. That is so with pytest's own reporter, without
-    live logs or fixtures shown, and as long as pytest captures what comes from file descriptors. With ``-q``,
-    and in workers of xdist, which have no reporter, nothing is shown.
+
+def progress_of(config: pytest.Config) -> Progress:
+    """Return the progress display of this process, made on first use."""
+    if PROGRESS not in config.stash:
+        config.stash[PROGRESS] = Progress(config)
+    return config.stash[PROGRESS]
+
+
+def stop_live_progress(config: pytest.Config) -> None:
+    """Stop redrawing a line, if this run has begun to."""
+    if PROGRESS in config.stash:
+        config.stash[PROGRESS].stop_live()
+
+
+def select_display_mode(config: pytest.Config, reporter: Any) -> DisplayMode:
+    """Decide how a run shows progress.
+
+    Returns:
+        ``"silent"`` with ``-q`` and in workers of pytest-xdist, which have no reporter. ``"live"`` on a
+        terminal to which nothing else writes during a test: with pytest's own reporter, without live logs or
+        ``--setup-show``, and with output captured at file descriptors. Otherwise ``"lines"``.
     """
     if reporter is None or config.get_verbosity() < 0:
         return "silent"
@@ -235,12 +251,12 @@ def way_of(config: pytest.Config, reporter: Any) -> Way:
         or config.getoption("setupshow", False)
         or _logs_live(config)
     )
-    can_move = bool(reporter.isatty) and os.environ.get("TERM", "dumb") not in DUMB
+    can_move = bool(reporter.isatty) and os.environ.get("TERM", "dumb") not in DUMB_TERMINALS
     return "live" if can_move and not others else "lines"
 
 
 def _logs_live(config: pytest.Config) -> bool:
-    # It has no such options where logging is switched off.
+    # Without the logging plugin its options do not exist.
     if not config.pluginmanager.has_plugin("logging-plugin"):
         return False
     return config.getoption("log_cli_level", None) is not None or bool(config.getini("log_cli"))

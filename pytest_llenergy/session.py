@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import pytest
 
-from pytest_llenergy import marks
 from pytest_llenergy.backends import server
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import ModelSource, resolve_model
@@ -25,6 +24,7 @@ from pytest_llenergy.devices.allocation import ShortageError, request_visible, s
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.occupancy import wait_until_free
+from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.doctor.trial import run_trial
 from pytest_llenergy.errors import (
     BackendError,
@@ -36,63 +36,68 @@ from pytest_llenergy.errors import (
     WorkerPlacementError,
 )
 from pytest_llenergy.meters.base import MeterSpec
-from pytest_llenergy.meters.select import BUILTIN, MeterRegistry
+from pytest_llenergy.meters.select import BUILTIN, KnownMeters
 from pytest_llenergy.meters.select import check_names as check_meters
 from pytest_llenergy.options import Settings, settings_of
-from pytest_llenergy.plan import read_mark
-from pytest_llenergy.progress import Progress
+from pytest_llenergy.progress import Progress, progress_of
 from pytest_llenergy.recorder import Draft, draft_of
 from pytest_llenergy.stash import ENVIRONMENT
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import ProcessPlan
 from pytest_llenergy.workers.pool import RankPool
 
-# What one pytest process holds: settings, known backends and meters, the ranks that wait for work.
-
-#: What a hook is to give.
+#: What a hook returns a list of.
 Spec = TypeVar("Spec", BackendSpec, MeterSpec)
 
+#: Longest wait for one diagnostic step after ranks failed to start; ``llenergy doctor`` waits longer.
+STEP_TIMEOUT_S = 60.0
 
-class State:
-    """Made on first use; costs nothing in a run that measures nothing. ``before`` is that of a parent."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, before: State | None = None) -> None:
+class RunState:
+    """What one pytest process holds during a run: settings, backends, meters, ranks and leases.
+
+    Everything is made on first use. ``parent`` is the state of the process from which this one was forked.
+    """
+
+    def __init__(self, config: pytest.Config, settings: Settings, parent: RunState | None = None) -> None:
         self._config = config
-        # Kept, as what goes with it would end itself, and it is not for this process to end.
-        self._before = before
-        #: The process whose it is.
+        # Kept alive: its ranks would end with it, and they are the parent's to end.
+        self._parent = parent
+        #: Process to which this state belongs.
         self.pid: int = os.getpid()
         self.settings = settings
-        #: As it was when the run began, whatever tests have set since.
+        #: Environment of the process when the run began.
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         self._warned = False
 
     @property
     def backends(self) -> dict[str, BackendSpec]:
-        """Every known backend. Hooks are asked anew: a nested conftest may have joined."""
-        told = self.settings
-        known = load_backends(given(self._config, "pytest_llenergy_backends", BackendSpec, BackendError))
+        """Every backend by name. Calls the hook each time, since a nested conftest may have been loaded."""
+        settings = self.settings
+        known = load_backends(
+            call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
+        )
         if known[server.SPEC.name] is server.SPEC:
             known[server.SPEC.name] = server.with_run_options(
                 server.SPEC,
-                told.server_command,
-                told.server_url,
-                told.server_health,
-                told.server_model,
-                told.timeout,
+                settings.server_command,
+                settings.server_url,
+                settings.server_health,
+                settings.server_model,
+                settings.timeout,
             )
-        pythons = {name: str(path) for name, path in told.python}
+        pythons = {name: str(path) for name, path in settings.python}
         return {name: replace(spec, python=pythons.get(name, spec.python)) for name, spec in known.items()}
 
     @property
     def selected_backends(self) -> list[BackendSpec]:
-        """Those that ``--energy-backend`` allows. Raises ``BackendError`` for an unknown name."""
+        """Backends that ``--energy-backend`` allows. Raises ``BackendError`` for an unknown name."""
         return select_backends(self.settings.backend, self.backends)
 
     @property
     def meters(self) -> Mapping[str, MeterSpec]:
-        """Every known meter."""
-        return MeterRegistry(given(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
+        """Every meter by name."""
+        return KnownMeters(call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
 
     @cached_property
     def model(self) -> ModelSource:
@@ -102,7 +107,7 @@ class State:
     @cached_property
     def progress(self) -> Progress:
         """What people see while they wait."""
-        return Progress(self._config)
+        return progress_of(self._config)
 
     @cached_property
     def pool(self) -> RankPool:
@@ -112,7 +117,7 @@ class State:
 
     @property
     def servers(self) -> frozenset[int]:
-        """A server that ran before the tests and that they are to measure: no stranger to their devices."""
+        """Process of the server at ``--energy-server-url``, which may use the devices of the tests."""
         if self.settings.server_command or not self.settings.server_url:
             return frozenset()
         root = find_family(parse_local_url(self.settings.server_url)).root
@@ -125,80 +130,94 @@ class State:
 
     @property
     def measures_host(self) -> bool:
-        """Whether a test on GPUs is measured by a meter that reads more of the host than these."""
+        """Whether a test on GPUs uses a meter that reads more of the host than its GPUs."""
         meters = self.meters
         named = [name.partition(":")[0] for name in self.settings.meter]
-        # Of those that come with the package none applies to GPUs by itself and reads more.
+        # No built-in meter that applies to GPUs by default reads more than GPUs.
         used = named or [name for name in meters if name not in BUILTIN and meters[name].by_default]
         return any(meters[name].host_wide for name in used)
 
     @cached_property
     def keeper(self) -> LeaseKeeper:
-        """What this process has leased."""
+        """Leases that this process holds."""
         return LeaseKeeper(self.pool, lambda: open_lock_directory(self.environment))
 
     def warn_uncoordinated(self) -> None:
-        """Say once if leases of GPUs are not seen by the whole host."""
+        """Warn once if other users of the host cannot see the leases of GPUs."""
         if self._warned:
             return
         self._warned = True
         directory = open_lock_directory(self.environment)
         directory.close()
-        told = explain_uncoordinated(directory.path)
-        if told is not None:
-            warnings.warn(told, UncoordinatedLeaseWarning, stacklevel=2)
+        message = explain_uncoordinated(directory.path)
+        if message is not None:
+            warnings.warn(message, UncoordinatedLeaseWarning, stacklevel=2)
 
     def close(self) -> None:
-        """End ranks that are still there, then give back what is leased."""
+        """Release every lease and stop all ranks."""
         if "keeper" in self.__dict__:
             self.keeper.close()
         if "pool" in self.__dict__:
             self.pool.close()
 
 
-def given(config: pytest.Config, hook: str, kind: type[Spec], refusal: type[LLEnergyError]) -> list[Spec]:
-    """What plugins give by a hook. Raises ``refusal`` that names the plugin which gives something else."""
+def call_spec_hook(
+    config: pytest.Config, hook: str, kind: type[Spec], error: type[LLEnergyError]
+) -> list[Spec]:
+    """Return the specs that plugins provide by a hook.
 
-    def fits(answer: object) -> bool:
+    Raises:
+        LLEnergyError: Of the class ``error``, naming the plugin that returns something else.
+    """
+
+    def is_valid(answer: object) -> bool:
         return isinstance(answer, Sequence) and all(isinstance(spec, kind) for spec in answer)
 
     answers = getattr(config.hook, hook)(config=config)
-    if all(map(fits, answers)):
+    if all(map(is_valid, answers)):
         return [spec for answer in answers for spec in answer]
     manager, wrong = config.pluginmanager, []
-    # An answer does not say whose it is, so each is asked alone.
+    # An answer does not name its plugin, so each plugin is called alone.
     for plugin in manager.get_plugins():
         others = [other for other in manager.get_plugins() if other is not plugin]
         alone = manager.subset_hook_caller(hook, others)(config=config)
-        wrong += [f"{manager.get_name(plugin)} gives {answer!r}" for answer in alone if not fits(answer)]
-    raise refusal(f"{hook} of {'; '.join(wrong)}: return a list, each of it a {kind.__name__}")
+        wrong += [f"{manager.get_name(plugin)} gives {answer!r}" for answer in alone if not is_valid(answer)]
+    raise error(f"{hook} of {'; '.join(wrong)}: return a list, each of it a {kind.__name__}")
 
 
-STATE = pytest.StashKey[State]()
+STATE = pytest.StashKey[RunState]()
 
 
-def state_of(config: pytest.Config) -> State:
-    """The state of this process; in a fork of it that runs a test a new one, beside that of its parent."""
+def state_of(config: pytest.Config) -> RunState:
+    """Return the state of this process, made on first use; a forked process gets its own."""
     before = config.stash.get(STATE, None)
     if before is None or before.pid != os.getpid():
-        config.stash[STATE] = State(config, settings_of(config), before)
+        config.stash[STATE] = RunState(config, settings_of(config), before)
     if before is None:
-        config.add_cleanup(partial(_close, config))
+        config.add_cleanup(partial(_close_state, config))
     return config.stash[STATE]
 
 
+def _close_state(config: pytest.Config) -> None:
+    # Looked up when it is called: in a fork that is the state of the fork.
+    config.stash[STATE].close()
+
+
 def check_names(config: pytest.Config) -> None:
-    """Raises ``pytest.UsageError`` when the options name a model, backend or meter that cannot be."""
+    """Check the model, backends, meters and server that the options name.
+
+    Raises:
+        pytest.UsageError: One of them does not exist, or no selected backend can read the model.
+    """
     state = state_of(config)
     try:
         if state.settings.server_url:
             parse_local_url(state.settings.server_url)
         check_meters(state.settings.meter, state.meters)
-        chosen = state.selected_backends
-        refusals = [spec.refuses(state.model) for spec in chosen]
+        refusals = [spec.refuses(state.model) for spec in state.selected_backends]
         if state.settings.python:
             for spec in select_backends([name for name, _ in state.settings.python], state.backends):
-                # A module may be missing, which skips tests; the interpreter itself may not.
+                # Raises if the interpreter is missing. A missing module only skips tests.
                 spec.missing()
     except LLEnergyError as error:
         raise pytest.UsageError(str(error)) from None
@@ -206,122 +225,105 @@ def check_names(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--energy-model: {'; '.join(filter(None, refusals))}")
 
 
-def leave_terminal(config: pytest.Config) -> None:
-    """A debugger has it from now on."""
-    if STATE in config.stash and "progress" in vars(config.stash[STATE]):
-        config.stash[STATE].progress.leave()
-
-
-def _close(config: pytest.Config) -> None:
-    """End what the run has started, or a fork of it that goes on alone."""
-    config.stash[STATE].close()
-
-
-# The devices of one test: chosen, locked, looked at, and given back.
-
-
 @contextmanager
-def leased(item: pytest.Item) -> Iterator[Lease]:
-    """What a test asks for, its own until the block ends.
+def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lease]:
+    """Lease the devices of a test until the block ends.
 
-    Skips the test, with the reason, where there are fewer devices than it asks for. Raises ``DeviceError``
-    when the driver or a board does not answer or ``--energy-gpus`` names what is not there, and when others
-    still hold the devices after ``--energy-lease-timeout``, or use them after ``--energy-busy-timeout``.
+    Skips the test, with the reason, if the host has fewer devices than it asks for.
+
+    Args:
+        item: The test, whose draft is given the lease.
+        request: What its ``gpus`` mark asks for; None leases the CPU.
+
+    Raises:
+        DeviceError: The driver or a board does not answer, ``--energy-gpus`` names a missing GPU, or others
+            hold the devices after ``--energy-lease-timeout`` or use them after ``--energy-busy-timeout``.
     """
     state, draft = state_of(item.config), draft_of(item)
-    wanted = draft.asked = read_mark(item, marks.gpus)
-    # An earlier attempt may have had one.
+    draft.request = request
+    # An earlier attempt may have left one.
     draft.lease = None
+    settings = state.settings
     try:
-        # Without a mark, code in this process has what this process may use.
-        here = wanted is None and draft.runs_here
-        asked = request_visible(state.settings.gpus, state.environment) if here else wanted
-        possible = select_devices(asked, state.settings.gpus, state.environment, warm=state.warm)
+        # Code in this process may run on any device that this process sees.
+        every = request is None and draft.in_process
+        wanted = request_visible(settings.gpus, state.environment) if every else request
+        possible = select_devices(wanted, settings.gpus, state.environment, warm=state.warm)
     except ShortageError as error:
-        # The one reason that is nobody's mistake: this host has fewer GPUs. The record says so.
+        # The only reason that is no mistake: this host has fewer GPUs.
         pytest.skip(str(error))
     draft.fallback = possible.fallback
     if possible.uuids:
         state.warn_uncoordinated()
+    # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not.
     draft.host_exclusive = not possible.uuids or state.measures_host
-    # A test on GPUs is not alone on the host, except where a meter reads all of it; one on the CPU is.
     host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     try:
-        with state.progress.of(item.nodeid) as tell:
-            lease = state.keeper.lease(possible, state.settings.lease_timeout, item.nodeid, host, tell)
+        with state.progress.track(item.nodeid) as show:
+            lease = state.keeper.lease(possible, settings.lease_timeout, item.nodeid, host, show)
     finally:
-        # Also of a test that has waited in vain.
-        draft.lease_wait_s = time.monotonic() - began_s
+        # Also if the wait was in vain.
+        draft.lease_wait_s = time.monotonic() - start_s
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.is_intact
-        with state.progress.of(item.nodeid) as tell:
-            _await_others(lease, state, draft, tell)
+        with state.progress.track(item.nodeid) as show:
+            _wait_until_free(lease, state, draft, show)
         yield lease
     finally:
         state.keeper.finish_test()
 
 
-def lease_first(item: pytest.Function, fixture: str) -> None:
-    """Put the fixture of the lease before everything that is set up for this test alone.
-
-    It is then torn down after all that: what another one starts on the devices must neither come before the
-    lease nor outlive it.
-    """
-    # All tests of a function share one list.
-    names = [name for name in item.fixturenames if name != fixture]
-    first = next((place for place, name in enumerate(names) if _is_for_one_test(item, name)), len(names))
-    item.fixturenames = [*names[:first], fixture, *names[first:]]
-
-
-def _is_for_one_test(item: pytest.Function, name: str) -> bool:
-    fixtures = item._fixtureinfo.name2fixturedefs.get(name)
-    return not fixtures or fixtures[-1].scope == "function"
-
-
-def _await_others(lease: Lease, state: State, draft: Draft, tell: Callable[[str], None]) -> None:
-    """Those who are on the boards without having asked for them."""
+def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable[[str], None]) -> None:
+    """Wait for processes that use the leased GPUs without a lease."""
     settings = state.settings
-    own = state.servers if lease.uuids else ()
-    seen = wait_until_free(lease.uuids, settings.busy_timeout, own, tell=tell)
+    allowed = state.servers if lease.uuids else ()
+    seen = wait_until_free(lease.uuids, settings.busy_timeout, allowed, tell=show)
     draft.lease_wait_s = (draft.lease_wait_s or 0.0) + seen.waited_s
     draft.flags += seen.flags
     if seen.state == "busy":
         if settings.busy == "skip":
-            # Only where the user asked for that; by default it is an error.
             pytest.skip(seen.message)
         raise DeviceError(seen.message)
 
 
-# Why ranks did not even start: the doctor's steps, taken by themselves.
+def lease_first(item: pytest.Function, fixture: str) -> None:
+    """Move the lease fixture before every function-scoped fixture of a test.
 
-#: A run waits no longer than this for one step (seconds); ``llenergy doctor`` has more patience.
-STEP_TIMEOUT_S = 60.0
+    Fixtures that start something on the devices are then set up after the lease and torn down before it ends.
+    """
+    # A new list, since all tests of a function share one.
+    names = [name for name in item.fixturenames if name != fixture]
+    first = next((place for place, name in enumerate(names) if _is_function_scoped(item, name)), len(names))
+    item.fixturenames = [*names[:first], fixture, *names[first:]]
 
-REASON = "the ranks are on the CPU"
+
+def _is_function_scoped(item: pytest.Function, name: str) -> bool:
+    definitions = item._fixtureinfo.name2fixturedefs.get(name)
+    return not definitions or definitions[-1].scope == "function"
 
 
 @contextmanager
-def diagnosed(plan: ProcessPlan) -> Iterator[None]:
-    """Say of ranks that failed before they were ready which step towards that fails here.
+def diagnose_failed_start(plan: ProcessPlan) -> Iterator[None]:
+    """Add to the error of ranks that failed to start which step fails here, by the steps of the doctor.
 
-    Once a run for each device; the ranks have been ended, and their devices are still the test's.
+    Each device is diagnosed once per process. The failed ranks have ended, and the test still has its lease.
     """
     try:
         yield
     except WorkerPlacementError:
-        # This names its fault itself.
+        # Its message names the fault already.
         raise
     except WorkerError as error:
         if error.before_ready and plan.framework == "torch":
             # A check that cannot be made must not hide the cause.
             with suppress(LLEnergyError, OSError):
-                found = _sentence(plan.ranks[0].devices[0], len(plan.ranks) > 1)
+                found = _diagnose_start(plan.ranks[0].devices[0], several_ranks=len(plan.ranks) > 1)
                 error.details = "\n".join(filter(None, (f"stepwise check: {found}", error.details)))
         raise
 
 
 @cache
-def _sentence(device: str, several: bool) -> str:
-    on_gpu = device != CPU
-    return run_trial(device if on_gpu else None, STEP_TIMEOUT_S, ranks=several, reason=REASON).sentence
+def _diagnose_start(device: str, *, several_ranks: bool) -> str:
+    gpu = None if device == CPU else device
+    return run_trial(gpu, STEP_TIMEOUT_S, ranks=several_ranks, reason="the ranks are on the CPU").sentence

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything for pytest-xdist: worker count, data for workers, their records."""
+"""Everything for pytest-xdist: number of workers, what controller and workers send each other, record names.
+
+Records travel on test reports. Beside them a worker sends the controller messages over a channel of execnet,
+which it finds in its ``workerinput``. A message has left the worker when the call returns, so none is lost
+when the worker dies.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,158 +26,23 @@ from pytest_llenergy.options import read_settings
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Flag
 
-
-# What the controller of pytest-xdist gives its workers along, and what they send back beside test reports.
-#
-# The way back is a channel of execnet, which a worker finds in its ``workerinput``. What is sent has left the
-# worker when the call returns, so nothing that was said is lost when it dies.
-
-#: Our place in ``workerinput``.
+#: Our key in ``workerinput``.
 KEY = "llenergy"
 
-#: What a worker tells: its version of this package, tests that it has and that measure, one that begins,
-#: what it runs on.
-VERSION, HAS, BEGINS, RUNS_ON = "version", "has", "begins", "runs-on"
+#: Kinds of messages from a worker: version of this package, node ids of the tests that it will measure, the
+#: test that begins, the environment if it is not the controller's.
+VERSION, MEASURED_TESTS, BEGIN, ENVIRONMENT = "version", "measured-tests", "begin", "environment"
 
-#: The flag of what was not measured where its run was started.
+#: Name of the flag of records that were measured on another host or in another Python than the controller's.
 ELSEWHERE = "elsewhere"
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+#: Overrides the number of workers of ``-n auto``.
+AUTO_WORKERS_VARIABLE = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 
-@dataclass
-class Errand:
-    """One worker's. ``label`` tells its records from those of others that run the same tests.
-
-    ``baseline`` is the name and the content of the one to compare with, where the worker may not have the
-    file. ``home`` is where the controller runs.
-    """
-
-    channel: Any = None
-    label: str | None = None
-    grouped: bool = False
-    home: tuple[str, ...] = ()
-    baseline: tuple[str, bytes] | None = None
-    _told_where: bool = field(default=False, init=False)
-
-    def packed(self) -> dict[str, object]:
-        """As execnet carries it."""
-        return {
-            "channel": self.channel,
-            "label": self.label,
-            "grouped": self.grouped,
-            "home": self.home,
-            "baseline": self.baseline,
-        }
-
-    def tell_tests(self, node_ids: Sequence[str]) -> None:
-        """That these will measure, as far as can be seen. Where that is first: it may die here."""
-        self._send(VERSION, pytest_llenergy.__version__)
-        self._tell_where()
-        self._send(HAS, list(node_ids))
-
-    def tell_begin(self, node_id: str, attempt: int) -> None:
-        """That one begins which measures."""
-        self._tell_where()
-        self._send(BEGINS, [node_id, attempt])
-
-    def _tell_where(self) -> None:
-        """Once, before anything that makes a record of this worker."""
-        if self.elsewhere is None or self._told_where:
-            return
-        import msgspec
-
-        from pytest_llenergy.report.provenance import collect_environment
-
-        self._told_where = True
-        self._send(RUNS_ON, msgspec.json.encode(collect_environment()))
-
-    @property
-    def elsewhere(self) -> str | None:
-        """Where this process runs; ``None`` where its controller does, in the same Python."""
-        if not self.home or self.home == whereabouts():
-            return None
-        host, _, version, prefix = whereabouts()
-        return f"on {host} with Python {version} in {prefix}"
-
-    @property
-    def flags(self) -> list[Flag]:
-        """What a record must say of it."""
-        if self.elsewhere is None:
-            return []
-        from pytest_llenergy.model.record import Flag
-
-        detail = (
-            f"measured {self.elsewhere}; the run was started on {self.home[0]} with Python {self.home[2]}"
-        )
-        return [Flag(name=ELSEWHERE, severity="note", detail=detail)]
-
-    def _send(self, kind: str, content: object) -> None:
-        # A controller that is gone wants to know nothing.
-        with suppress(OSError):
-            if self.channel is not None:
-                self.channel.send((kind, content))
-
-
-NONE = Errand()
-ERRAND = pytest.StashKey[Errand]()
-
-
-def is_worker(config: pytest.Config) -> bool:
-    """Whether this process runs tests for a controller."""
-    return hasattr(config, "workerinput")
-
-
-def errand_of(config: pytest.Config) -> Errand:
-    """That of this process; an empty one where it is no worker."""
-    if not hasattr(config, "workerinput"):
-        return NONE
-    if ERRAND not in config.stash:
-        packed = config.workerinput.get(KEY)
-        # A controller of another version may give more along. It refuses the worker when that says its own.
-        known = {name: value for name, value in (packed or {}).items() if name in NONE.packed()}
-        config.stash[ERRAND] = Errand(**known)
-    return config.stash[ERRAND]
-
-
-@lru_cache(maxsize=1)
-def whereabouts() -> tuple[str, ...]:
-    """Host, boot, version of Python and environment: equal for two processes that are at one place."""
-    try:
-        boot = BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        boot = ""
-    return platform.node(), boot, platform.python_version(), sys.prefix
-
-
-def record_id(node_id: str, *, label: str | None = None, grouped: bool = False) -> str:
-    """How the record of a test is called: by its node id, as it is without ``--dist=loadgroup``.
-
-    The label follows the name of the function: ``test_x.py::test_it@gw0[8]``.
-    """
-    if grouped:
-        node_id = _ungrouped(node_id)
-    if label is None:
-        return node_id
-    bracket = node_id.find("[", node_id.find("::"))
-    end = len(node_id) if bracket < 0 else bracket
-    return f"{node_id[:end]}@{label}{node_id[end:]}"
-
-
-def _ungrouped(node_id: str) -> str:
-    """Without the ``@group`` that xdist adds: after the parameters, or the name where there are none."""
-    begin = node_id.rfind("]") if "[" in node_id[node_id.find("::") :] else node_id.rfind("::")
-    at = node_id.find("@", begin)
-    return node_id if at < 0 else node_id[:at]
-
-
-# pytest-xdist: how many workers help.
-
-#: How xdist is told the number for ``-n auto``.
-SAID = "PYTEST_XDIST_AUTO_NUM_WORKERS"
-
-#: Options with which pytest only shows something. xdist asks for a number there too.
-LOOKING = (
+#: Options with which pytest runs no test. xdist asks for a number of workers with them too.
+OPTIONS_WITHOUT_TESTS = (
     "collectonly",
     "markers",
     "showfixtures",
@@ -183,17 +53,31 @@ LOOKING = (
     "cacheshow",
 )
 
+#: Name and content of a baseline.
+BaselineFile = tuple[str, bytes]
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
 
 def useful_workers(config: pytest.Config) -> int | None:
-    """How many workers leases can keep busy, for ``-n auto``: one for each GPU, and one where there is none.
+    """Return how many workers leases can keep busy, for ``-n auto``: one per GPU, one without GPUs.
 
-    A test on the CPU has the host to itself. Where the GPUs cannot be told there is one, with a warning.
-    ``None`` leaves it to others: in a run that keeps no report or runs no test, and where
-    ``PYTEST_XDIST_AUTO_NUM_WORKERS`` says it. Raises ``pytest.UsageError`` like ``read_settings``.
+    A test on the CPU has the host to itself. If the GPUs cannot be counted, one worker starts, with a
+    warning.
+
+    Returns:
+        None, which leaves the number to xdist, for a run that keeps no report or runs no test, and if
+        ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
+
+    Raises:
+        pytest.UsageError: An option has an invalid value. xdist asks before ``pytest_configure``.
     """
     settings = read_settings(config)
-    looks = any(config.getoption(name, default=False) for name in LOOKING)
-    if not settings.keeps_something or looks or os.environ.get(SAID):
+    no_tests = any(config.getoption(name, default=False) for name in OPTIONS_WITHOUT_TESTS)
+    if not settings.keeps_something or no_tests or os.environ.get(AUTO_WORKERS_VARIABLE):
         return None
     from pytest_llenergy.devices.subprocess_query import query_gpu_count
     from pytest_llenergy.errors import DeviceError, LLEnergyWarning
@@ -205,111 +89,218 @@ def useful_workers(config: pytest.Config) -> int | None:
         return 1
 
 
-# What the controller of pytest-xdist knows of its workers: whose a test is, where they run, what is left.
-#
-# A plugin object of the controller. Without xdist none of its hooks is ever called.
+@lru_cache(maxsize=1)
+def whereabouts() -> tuple[str, ...]:
+    """Host, boot, version of Python and environment: equal for processes that run in the same place."""
+    try:
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return platform.node(), boot, platform.python_version(), sys.prefix
 
-#: What a baseline is called and what it holds, for workers that may not have the file.
-BaselineFile = tuple[str, bytes]
+
+@dataclass
+class WorkerInput:
+    """What the controller gives a worker, and the worker's way to send it messages.
+
+    Attributes:
+        channel: Channel of execnet to the controller; None in a process that is no worker.
+        label: Distinguishes the worker's records from those of workers that run the same tests.
+        grouped: Whether xdist adds group names to node ids.
+        home: Where the controller runs, as ``whereabouts`` returns it.
+        baseline: The baseline, for a worker that may not have the file.
+    """
+
+    channel: Any = None
+    label: str | None = None
+    grouped: bool = False
+    home: tuple[str, ...] = ()
+    baseline: BaselineFile | None = None
+    _environment_sent: bool = field(default=False, init=False)
+
+    def to_primitives(self) -> dict[str, object]:
+        """Return the fields as execnet can send them."""
+        return {name: getattr(self, name) for name in INPUT_FIELDS}
+
+    def send_tests(self, node_ids: Sequence[str]) -> None:
+        """Send the tests that will be measured, as far as collection can tell."""
+        self._send(VERSION, pytest_llenergy.__version__)
+        self._send_environment()
+        self._send(MEASURED_TESTS, list(node_ids))
+
+    def send_begin(self, node_id: str, attempt: int) -> None:
+        """Send that a measured test begins."""
+        self._send_environment()
+        self._send(BEGIN, [node_id, attempt])
+
+    def _send_environment(self) -> None:
+        """Send the environment once, before the first record: the worker may die in its first test."""
+        if self.elsewhere is None or self._environment_sent:
+            return
+        import msgspec
+
+        from pytest_llenergy.report.provenance import collect_environment
+
+        self._environment_sent = True
+        self._send(ENVIRONMENT, msgspec.json.encode(collect_environment()))
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Where this process runs, if on another host or in another Python than its controller."""
+        if not self.home or self.home == whereabouts():
+            return None
+        host, _, version, prefix = whereabouts()
+        return f"on {host} with Python {version} in {prefix}"
+
+    @property
+    def flags(self) -> list[Flag]:
+        """Flags for every record of this process."""
+        if self.elsewhere is None:
+            return []
+        from pytest_llenergy.model.record import Flag
+
+        detail = (
+            f"measured {self.elsewhere}; the run was started on {self.home[0]} with Python {self.home[2]}"
+        )
+        return [Flag(name=ELSEWHERE, severity="note", detail=detail)]
+
+    def _send(self, kind: str, content: object) -> None:
+        # The controller may be gone.
+        with suppress(OSError):
+            if self.channel is not None:
+                self.channel.send((kind, content))
 
 
-class Fleet:
-    """``baseline`` gives the one to compare with, for a worker that may not have the file."""
+INPUT_FIELDS = tuple(each.name for each in fields(WorkerInput) if each.init)
+WORKER_INPUT = pytest.StashKey[WorkerInput]()
 
-    def __init__(self, config: pytest.Config, baseline: Callable[[], BaselineFile | None]) -> None:
+
+def worker_input_of(config: pytest.Config) -> WorkerInput:
+    """Return what the controller gave this process; an empty one if it is no worker."""
+    if WORKER_INPUT not in config.stash:
+        given = getattr(config, "workerinput", {}).get(KEY) or {}
+        # A controller of another version may give more. It refuses this worker when it learns its version.
+        accepted = {name: value for name, value in given.items() if name in INPUT_FIELDS}
+        config.stash[WORKER_INPUT] = WorkerInput(**accepted)
+    return config.stash[WORKER_INPUT]
+
+
+def record_id(node_id: str, *, label: str | None = None, grouped: bool = False) -> str:
+    """Return the id of a test's record: its node id without the group of ``--dist=loadgroup``.
+
+    A label follows the name of the function: ``test_x.py::test_it@gw0[8]``.
+    """
+    if grouped:
+        node_id = _without_group(node_id)
+    if label is None:
+        return node_id
+    bracket = node_id.find("[", node_id.find("::"))
+    end = len(node_id) if bracket < 0 else bracket
+    return f"{node_id[:end]}@{label}{node_id[end:]}"
+
+
+def _without_group(node_id: str) -> str:
+    """Remove the ``@group`` that xdist adds after the parameters, or after the name if there are none."""
+    start = node_id.rfind("]") if "[" in node_id[node_id.find("::") :] else node_id.rfind("::")
+    at = node_id.find("@", start)
+    return node_id if at < 0 else node_id[:at]
+
+
+class WorkerTracker:
+    """Plugin object of the controller: what each worker runs, where it runs, and what it has left undone.
+
+    Args:
+        config: Configuration of the controller.
+        read_baseline: Returns the baseline for workers that may not have the file.
+    """
+
+    def __init__(self, config: pytest.Config, read_baseline: Callable[[], BaselineFile | None]) -> None:
         self._config = config
-        self._baseline = baseline
-        # By the worker's specification, which a replacement shares with the one that it replaces.
+        self._read_baseline = read_baseline
+        # By id of the worker's specification, which a replacement of a crashed worker shares.
         self._labels: dict[int, str] = {}
-        self._all: dict[str | None, Sequence[str]] = {}
-        self._seen: set[tuple[str | None, str]] = set()
-        # What workers tell; noted in the thread that receives it, looked at when they have died.
+        self._collected: dict[str | None, Sequence[str]] = {}
+        self._reported: set[tuple[str | None, str]] = set()
+        # Messages, stored by the thread that receives them and read when a worker has died.
         self._versions: dict[str, str] = {}
-        self._has: dict[str, frozenset[str]] = {}
-        self._begun: dict[tuple[str, str], int] = {}
-        self._runs_on: dict[str, bytes] = {}
+        self._measured_tests: dict[str, frozenset[str]] = {}
+        self._attempts: dict[tuple[str, str], int] = {}
+        self._environments: dict[str, bytes] = {}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Before a worker starts."""
         gateway = node.gateway
         spec = gateway.spec
         channel = gateway.newchannel()
-        channel.setcallback(partial(self._hear, gateway.id))
-        if self._each and node.workerinput["workercount"] > 1:
+        channel.setcallback(partial(self._receive, gateway.id))
+        if self._dist == "each" and node.workerinput["workercount"] > 1:
             self._labels.setdefault(id(spec), gateway.id)
-        errand = Errand(
+        # A worker that starts on this host, in this directory, reads the baseline itself.
+        local = spec.popen and not (spec.chdir or spec.via)
+        node.workerinput[KEY] = WorkerInput(
             channel=channel,
-            label=self._labels.get(id(spec)),
-            grouped=self._grouped,
+            label=self._label(node),
+            grouped=self._dist == "loadgroup",
             home=whereabouts(),
-            # Those that start here, in this directory, read it themselves.
-            baseline=None if spec.popen and not (spec.chdir or spec.via) else self._baseline(),
-        )
-        node.workerinput[KEY] = errand.packed()
+            baseline=None if local else self._read_baseline(),
+        ).to_primitives()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
-        """Under ``--dist=each`` every worker has all tests to run, otherwise they share them.
-
-        Raises ``pytest.UsageError`` for a worker that measures with another version of this package.
-        """
-        here = pytest_llenergy.__version__
-        there = self._versions.get(node.gateway.id, here)
-        if there != here:
+        own = pytest_llenergy.__version__
+        version = self._versions.get(node.gateway.id, own)
+        if version != own:
             raise pytest.UsageError(
-                f"worker {node.gateway.id} has pytest-llenergy {there}, this run was started with {here}: "
+                f"worker {node.gateway.id} has pytest-llenergy {version}, this run was started with {own}: "
                 "install the same version for both"
             )
-        self._all.setdefault(self._label(node), ids)
+        # Under ``--dist=each`` every worker runs all tests, otherwise they share them and have no label.
+        self._collected.setdefault(self._label(node), ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test has had its turn, also where its worker died."""
         node = getattr(report, "node", None)
         if node is not None:
-            self._seen.add((self._label(node), report.nodeid))
+            self._reported.add((self._label(node), report.nodeid))
 
     @property
-    def left_out(self) -> bool:
-        """Whether a test has had no turn, as when too many workers died."""
-        return any((label, name) not in self._seen for label, ids in self._all.items() for name in ids)
+    def tests_left_out(self) -> bool:
+        """Whether a collected test was never run, as happens if too many workers die."""
+        return any(
+            (label, name) not in self._reported for label, ids in self._collected.items() for name in ids
+        )
 
-    def begun(self, node: Any, node_id: str) -> int | None:
-        """Which attempt a worker was at when it died; ``None`` for a test that measures nothing.
+    def crashed_attempt(self, node: Any, node_id: str) -> int | None:
+        """Return the attempt at which a worker died in a test, or None if the test measures nothing.
 
-        xdist names the test that was next where none was running: its first attempt is lost.
+        If no test was running, xdist names the next one: then its first attempt is lost.
         """
         worker = node.gateway.id
-        attempt = self._begun.get((worker, node_id))
-        return 1 if attempt is None and node_id in self._has.get(worker, ()) else attempt
+        attempt = self._attempts.get((worker, node_id))
+        return 1 if attempt is None and node_id in self._measured_tests.get(worker, ()) else attempt
 
     def record_id(self, node: Any, node_id: str) -> str:
-        """How its record is called."""
-        return record_id(node_id, label=self._label(node), grouped=self._grouped)
+        """Return the id of the record of a test that a worker has run."""
+        return record_id(node_id, label=self._label(node), grouped=self._dist == "loadgroup")
 
-    def runs_on(self, node: Any) -> bytes | None:
-        """The environment that a worker has told; ``None`` for one that runs where this process does."""
-        return None if node is None else self._runs_on.get(node.gateway.id)
-
-    @property
-    def _each(self) -> bool:
-        return bool(self._config.getoption("dist", "no") == "each")
+    def environment_of(self, node: Any) -> bytes | None:
+        """Return the encoded environment of a worker, or None if it runs where this process does."""
+        return None if node is None else self._environments.get(node.gateway.id)
 
     @property
-    def _grouped(self) -> bool:
-        return bool(self._config.getoption("dist", "no") == "loadgroup")
+    def _dist(self) -> str:
+        return str(self._config.getoption("dist", "no"))
 
     def _label(self, node: Any) -> str | None:
         return self._labels.get(id(node.gateway.spec))
 
-    def _hear(self, worker: str, message: tuple[str, Any]) -> None:
+    def _receive(self, worker: str, message: tuple[str, Any]) -> None:
         kind, content = message
         if kind == VERSION:
             self._versions[worker] = content
-        elif kind == HAS:
-            self._has[worker] = frozenset(content)
-        elif kind == BEGINS:
+        elif kind == MEASURED_TESTS:
+            self._measured_tests[worker] = frozenset(content)
+        elif kind == BEGIN:
             node_id, attempt = content
-            self._begun[worker, node_id] = attempt
-        elif kind == RUNS_ON:
-            self._runs_on[worker] = content
+            self._attempts[worker, node_id] = attempt
+        elif kind == ENVIRONMENT:
+            self._environments[worker] = content

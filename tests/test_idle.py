@@ -88,37 +88,6 @@ def test_nothing_is_imported_made_or_started(pytester: pytest.Pytester, args: li
     assert after == before
 
 
-#: What a run imports of this package to know that it measures nothing. Each more is a third of a millisecond.
-ENOUGH = ["", ".errors", ".fixtures", ".hookspecs", ".marks", ".options", ".plugin", ".stash"]
-
-
-@pytest.mark.parametrize("args", [["-k", "not measured"], ["--co"]], ids=str)
-def test_little_of_the_package_is_imported(pytester: pytest.Pytester, args: list[str]) -> None:
-    pytester.makeconftest(
-        "import sys\ndef pytest_unconfigure(config):\n"
-        "    print('OURS', *sorted(name for name in sys.modules if name.startswith('pytest_llenergy')))\n"
-    )
-    pytester.makepyfile(
-        """
-        import pytest, unittest
-
-        @pytest.mark.parametrize("n", [1, 2])
-        def test_it(n): pass
-
-        @pytest.mark.slow
-        class TestMarked:
-            def test_it(self): pass
-
-        class TestCase(unittest.TestCase):
-            def test_it(self): pass
-
-        def test_measured(energy, gpus): energy(int)
-        """
-    )
-    result = pytester.runpytest_subprocess(*args, *BLOCKED)
-    result.stdout.fnmatch_lines([" ".join(["OURS", *(f"pytest_llenergy{name}" for name in ENOUGH)])])
-
-
 def test_blocking_the_plugin_leaves_no_trace(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         "import sys\ndef pytest_unconfigure(config):\n"

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from pytest_llenergy.progress import way_of
+from pytest_llenergy.progress import select_display_mode
 
 from .conftest import TEN_WATTS
 from .terminals import Seen, pytest_on_terminal
@@ -160,15 +160,15 @@ def test_no_line_is_redrawn_where_somebody_else_may_write(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     config = pytester.parseconfigure(*arguments)
-    assert way_of(config, pytest.TerminalReporter(config, terminal)) == way
+    assert select_display_mode(config, pytest.TerminalReporter(config, terminal)) == way
 
     class Another(pytest.TerminalReporter):  # type: ignore[misc]
         """As that of a plugin, which may have a line of its own."""
 
-    assert way_of(config, Another(config, terminal)) != "live"
-    assert way_of(config, None) == "silent"
+    assert select_display_mode(config, Another(config, terminal)) != "live"
+    assert select_display_mode(config, None) == "silent"
     with Path(os.devnull).open("w") as file:
-        assert way_of(config, pytest.TerminalReporter(config, file)) != "live"
+        assert select_display_mode(config, pytest.TerminalReporter(config, file)) != "live"
 
 
 def test_what_is_printed_with_s_stays(quick: pytest.Pytester) -> None:

@@ -230,7 +230,7 @@ def pytest_collection_modifyitems(items):
 def test_an_engine_is_not_asked_for_as_the_test_runs(pytester: pytest.Pytester) -> None:
     result, _ = run(pytester, "def test_it(request): request.getfixturevalue('backend')")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["PlanError: a test runs once for each engine: name the fixture backend *"])
+    result.stdout.fnmatch_lines(["PlanError: a test runs once for each backend: name the fixture backend *"])
 
 
 HOLDS = """

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from importlib.resources import files
-from inspect import cleandoc
 from typing import Any
 
 from .text import code, lines_of, page, prose, table
@@ -47,20 +45,13 @@ def _objects(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(title: str, part: dict[str, Any]) -> Iterator[str]:
-    required = set(part.get("required", ()))
-    text, _, attributes = cleandoc(part.get("description", "")).partition("\n\nAttributes:\n")
-    meanings = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE))
-    columns = ["field", "type", "default", *(["meaning"] if meanings else [])]
+    needed = set(part.get("required", ()))
     rows = [
-        [
-            code(name),
-            _type(about),
-            "" if name in required else code(json.dumps(about.get("default"))),
-            prose(meanings.get(name, "")),
-        ][: len(columns)]
+        [code(name), _type(about), "" if name in needed else code(json.dumps(about.get("default")))]
         for name, about in part["properties"].items()
     ]
-    yield from lines_of(f"### {title}", prose(text), table(columns, rows))
+    text = part.get("description", "")
+    yield from lines_of(f"### {title}", prose(text), table(["field", "type", "default"], rows))
 
 
 def _type(about: dict[str, Any]) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference backends: the protocol, the registry, and one module or package per backend."""
+"""What runs: the protocol, its capabilities, one file per engine."""

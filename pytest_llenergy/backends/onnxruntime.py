@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime GenAI on the CPU: static batches with our own decoding loop."""
+"""ONNX Runtime GenAI."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
+# ONNX Runtime GenAI on the CPU: static batches, with the loop of decoding in our hands.
+
+
+# What ONNX Runtime GenAI offers.
+
 
 def refuses(model: ModelSource) -> str | None:
-    """Return why ONNX Runtime GenAI cannot read a model. It reads its own directories and what its builder
-    converts.
-    """
+    """It reads its own directories, and what its builder can convert."""
     if is_onnx_directory(model):
         return None
     if model.kind != "directory" or (Path(model.location) / "config.json").exists():
@@ -48,10 +51,10 @@ SPEC = BackendSpec(
         data=True,
         options=("precision",),
         caches=("dynamic", "static"),
-        prefix_cache="none: each run has its own generator",
+        prefix_cache="none: every run has a generator of its own",
         timestamps="step",
         exact=True,
-        clock="our own, after each step, when its tokens are on the host",
+        clock="ours, after each step, when its tokens are on the host",
         reasons={
             "tensor": "a generator runs in one session",
             "pipeline": "a generator runs in one session",
@@ -75,9 +78,12 @@ SPEC = BackendSpec(
 )
 
 
+# One static batch, step by step.
+
+
 @dataclass(frozen=True)
 class Steps:
-    """The tokens of each step, one per row, and when they were available."""
+    """The tokens of each step, one a row, and when they were there."""
 
     tokens: list[list[int]]
     times_ns: list[int]
@@ -85,10 +91,10 @@ class Steps:
 
 @dataclass
 class OnnxRuntimeJob:
-    """A right-padded batch. ``lengths`` are the prompts' token counts without padding.
+    """A right-padded batch; ``lengths`` are the prompts' token counts without padding.
 
-    As in any static batch, a row that has ended is computed until the last row ends; tokens after its end are
-    not output.
+    As in any static batch, a row that has ended is computed on until the last has; what comes after its end
+    is not output.
     """
 
     genai: Any
@@ -101,7 +107,7 @@ class OnnxRuntimeJob:
     ends: frozenset[int]
 
     def generator(self) -> Any:
-        """Return a new generator, without state of earlier runs."""
+        """A new one, which knows nothing of earlier runs."""
         params = self.genai.GeneratorParams(self.model)
         params.set_search_options(**self.search)
         return self.genai.Generator(self.model, params)
@@ -111,15 +117,15 @@ class OnnxRuntimeJob:
         generator.append_tokens(self.inputs)
         tokens: list[list[int]] = []
         times_ns: list[int] = []
-        unfinished = list(range(len(self.lengths)))
+        going = list(range(len(self.lengths)))
         for _ in range(self.steps):
             generator.generate_next_token()
             step: list[int] = generator.get_next_tokens().tolist()
             times_ns.append(time.monotonic_ns())
             tokens.append(step)
             if self.ends:
-                unfinished = [row for row in unfinished if step[row] not in self.ends]
-                if not unfinished:
+                going = [row for row in going if step[row] not in self.ends]
+                if not going:
                     break
         return Steps(tokens, times_ns)
 
@@ -140,20 +146,23 @@ class OnnxRuntimeJob:
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
 
     def _produced(self, row: list[int]) -> list[int]:
-        """Return a row up to and including the first token that ended it."""
+        """A row up to and including the first token that ended it."""
         for index, token in enumerate(row):
             if token in self.ends:
                 return row[: index + 1]
         return row
 
 
-#: The builder's precisions for the CPU, with the names of weights in records.
+# Loading an ONNX model, converted where need be, and preparing batches for it.
+
+#: The builder's precisions for the CPU, and how the weights are called in records.
 PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
 
-#: The seed is a signed 32-bit integer.
+#: The engine keeps its seed in a signed integer of 32 bits.
 SEED_LIMIT = 2**31
 
-#: Every other way to choose a token, switched off: the model's own defaults would not be recorded.
+#: Every other way to choose a token, switched off: the engine would take them from the model's own defaults,
+#: which are not in the record.
 PLAIN_SEARCH: dict[str, Any] = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -167,11 +176,9 @@ PLAIN_SEARCH: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the model's configuration specifies.
+    """What the model's configuration says. ``pad`` is a token that ends nothing, to fill rows with.
 
-    Attributes:
-        pad: A token that does not end a sequence, to fill rows with.
-        fused: Whether positions are counted inside attention rather than passed to it.
+    ``fused`` tells whether the positions are counted in the attention and not given to it.
     """
 
     ends: frozenset[int]
@@ -182,34 +189,35 @@ class ModelShape:
 
 
 class OnnxRuntimeBackend:
-    """``onnxruntime_genai.Generator``, a new one for each run.
+    """``onnxruntime_genai.Generator``, one new for each run.
 
-    Load option ``precision`` of converted models: ``fp32`` (default), ``int8`` or ``int4`` (weights only, in
-    blocks). The kinds of cache are those of ``past_present_share_buffer``: ``static`` allocates the whole
-    answer at once, ``dynamic`` makes a larger cache in each step.
+    Load option: ``precision`` of what is converted, ``fp32`` by default, ``int8`` or ``int4`` (weights only,
+    in blocks). The kinds of cache are ``past_present_share_buffer``: ``static`` sets the whole answer's room
+    aside at once, ``dynamic`` makes a larger cache in each step.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         precision = str(options.get("precision", "fp32"))
         if precision not in PRECISIONS:
             raise BackendError(
-                f"onnxruntime: precision is {precision!r}, needs one of {', '.join(PRECISIONS)}"
+                f"onnxruntime: precision {precision!r} is none of the builder's for the CPU; "
+                f"it takes: {', '.join(PRECISIONS)}"
             )
         os.environ.update(NO_TELEMETRY)
         import onnxruntime_genai
 
         self._genai = onnxruntime_genai
-        source = download_hub_model(model)
-        converted = is_onnx_directory(source)
+        found = download_hub_model(model)
+        converted = is_onnx_directory(found)
         if converted and "precision" in options:
             raise BackendError(
-                f"onnxruntime: {model.label} is already ONNX; leave out the load option precision, or name "
-                "the original model"
+                f"onnxruntime: {model.label} is ONNX already; leave out the load option precision, or name "
+                "the model that it was made of"
             )
         if converted:
-            directory = Path(source.location)
+            directory = Path(found.location)
         else:
-            directory = onnx_directory(source, precision, onnxruntime_genai.__version__)
+            directory = onnx_directory(found, precision, onnxruntime_genai.__version__)
         try:
             self._shape = read_model_shape(directory)
             config = onnxruntime_genai.Config(str(directory))
@@ -226,7 +234,7 @@ class OnnxRuntimeBackend:
             name="onnxruntime",
             version=onnxruntime_genai.__version__,
             model=model.label,
-            model_revision=Path(source.location).name if model.kind == "hub" else None,
+            model_revision=Path(found.location).name if model.kind == "hub" else None,
             dtype=None if converted else PRECISIONS[precision],
             options={
                 **_runtime_version(),
@@ -245,15 +253,15 @@ class OnnxRuntimeBackend:
         lengths = [len(row) for row in rows]
         longest = max(lengths)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else shape.ends)})
-        self._check_batch(rows, ends, params, longest + params.max_new_tokens)
+        self._check(rows, ends, params, longest + params.max_new_tokens)
         padded = [row + [shape.pad] * (longest - len(row)) for row in rows]
-        total = longest + params.max_new_tokens
+        whole = longest + params.max_new_tokens
         search = {
             **PLAIN_SEARCH,
             "batch_size": len(rows),
-            "max_length": total,
-            # No token ends a row inside ONNX Runtime, which has one set of ends only: the job handles ends.
-            "min_length": total,
+            "max_length": whole,
+            # No token ends a row for the engine, which knows only one set of ends: the job does.
+            "min_length": whole,
             "past_present_share_buffer": params.cache == "static",
             "random_seed": params.seed,
             "do_sample": params.do_sample,
@@ -272,22 +280,22 @@ class OnnxRuntimeBackend:
             ends=ends,
         )
 
-    def _check_batch(
+    def _check(
         self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams, whole: int
     ) -> None:
-        """Raise ``BackendError`` for batches that would fail or be computed wrongly."""
+        """Raises ``BackendError`` for what would be computed wrongly, or not at all."""
         shape = self._shape
         if not all(rows):
             raise BackendError("onnxruntime: a prompt has no tokens; leave empty prompts out")
         if any(shape.pad in row for row in rows) or shape.pad in ends:
             raise BackendError(
-                f"onnxruntime: token {shape.pad} pads the rows of a batch and cannot be in a prompt or be a "
-                "stop token"
+                f"onnxruntime: token {shape.pad} fills the rows of a batch here and can be neither in a "
+                "prompt nor a stop token"
             )
         if not shape.fused and len({len(row) for row in rows}) > 1:
             raise BackendError(
-                "onnxruntime: this model takes position_ids and is wrong for prompts of unequal length in "
-                "one batch; give one prompt at a time, or name the original model to have it converted"
+                "onnxruntime: this model takes position_ids, and is not right with prompts of unequal length "
+                "in one batch; give it one prompt at a time, or let the engine convert the model"
             )
         if whole > shape.context:
             raise BackendError(
@@ -305,28 +313,28 @@ class OnnxRuntimeBackend:
 
 
 def read_model_shape(directory: Path) -> ModelShape:
-    """Read the model's configuration.
+    """What the directory's configuration says.
 
-    Raises ``OSError``, ``KeyError``, ``TypeError`` or ``ValueError`` if it is missing or invalid.
+    Raises ``OSError``, ``KeyError``, ``TypeError`` or ``ValueError`` when that is nothing.
     """
-    config = json.loads((directory / GENAI_CONFIG).read_text())["model"]
-    eos = config["eos_token_id"]
-    ends = frozenset([eos] if isinstance(eos, int) else eos)
-    vocabulary = int(config["vocab_size"])
-    pad_id = config.get("pad_token_id")
-    # Many models pad with their end token. ONNX Runtime would fill a row that ended with it, uncounted.
-    pad = pad_id if isinstance(pad_id, int) and pad_id not in ends else max(set(range(vocabulary)) - ends)
+    told = json.loads((directory / GENAI_CONFIG).read_text())["model"]
+    given = told["eos_token_id"]
+    ends = frozenset([given] if isinstance(given, int) else given)
+    vocabulary = int(told["vocab_size"])
+    own = told.get("pad_token_id")
+    # Many models fill with their end; a row that ended there would be filled by the engine, uncounted.
+    pad = own if isinstance(own, int) and own not in ends else max(set(range(vocabulary)) - ends)
     return ModelShape(
         ends=ends,
         pad=pad,
         vocabulary=vocabulary,
-        context=int(config["context_length"]),
-        fused="position_ids" not in config["decoder"]["inputs"],
+        context=int(told["context_length"]),
+        fused="position_ids" not in told["decoder"]["inputs"],
     )
 
 
 def _runtime_version() -> dict[str, str]:
-    """Return the version of ONNX Runtime itself, if its package has that name."""
+    """The version of ONNX Runtime itself, where its package has that name."""
     try:
         return {"onnxruntime": version("onnxruntime")}
     except PackageNotFoundError:
@@ -334,10 +342,10 @@ def _runtime_version() -> dict[str, str]:
 
 
 def _overlay(shape: ModelShape, threads: int) -> dict[str, Any]:
-    """Return the settings that replace those of the directory.
+    """What is said otherwise than in the directory.
 
-    ONNX Runtime needs an end token, and fills rows that have reached it. So the padding token is the end
-    token, and ``min_length`` keeps it from being chosen.
+    The engine needs an end that is a token, and fills rows that have reached it. So that is the one for
+    filling, which ``min_length`` keeps from being chosen.
     """
     return {
         "model": {

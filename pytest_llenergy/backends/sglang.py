@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang through its offline API (``sglang.Engine``): continuous batching in its own processes.
-
-Written from the documentation; not yet run on hardware.
-"""
+"""SGLang, through its offline engine. Not yet run on hardware."""
 
 from __future__ import annotations
 
@@ -26,6 +23,11 @@ from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
+
+# SGLang: continuous batching in processes of its own. Written from its documentation; see ``spec``.
+
+
+# What SGLang offers, as its documentation and source say.
 
 OFFLINE_API_DOCS = "https://docs.sglang.io/basic_usage/offline_engine_api.html"
 ARGUMENTS_DOCS = "https://docs.sglang.io/advanced_features/server_arguments.html"
@@ -54,7 +56,7 @@ SPEC = BackendSpec(
         reasons={
             "cpu": "the wheel on PyPI is for CUDA",
             "placement": "SGLang shards a model; it does not put its layers on devices that take turns",
-            "timestamps": "generate() reports how long a request took, not when its tokens were produced",
+            "timestamps": "generate() tells how long a request took and not when its tokens came",
         },
         sources={
             **dict.fromkeys(("cpu", "placement", "tasks", "caches"), "this adapter"),
@@ -76,14 +78,16 @@ SPEC = BackendSpec(
 )
 
 
-#: Process title of a scheduler, with its position if there are several
+# ``sglang.Engine``, by its documentation. Not run on hardware yet.
+
+#: What a scheduler calls itself, with its place where there are several
 #: (python/sglang/srt/managers/scheduler.py, run_scheduler_process).
 SCHEDULER_TITLE = re.compile(r"sglang::scheduler(?:_DP\d+)?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?")
 
 
 @dataclass
 class SglangJob:
-    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done."""
+    """Token ids of each prompt, and how to sample; ``generate`` blocks until all are done."""
 
     engine: Any
     tokenizer: Any
@@ -100,15 +104,15 @@ class SglangJob:
         token_ids = [[int(token) for token in output["output_ids"]] for output in outcome]
         requests = []
         for prompt, ids, output in zip(self.prompts, token_ids, outcome, strict=True):
-            meta = output["meta_info"]
-            if meta.get("cached_tokens"):
+            told = output["meta_info"]
+            if told.get("cached_tokens"):
                 raise BackendError(
-                    f"sglang: took {meta['cached_tokens']} prompt tokens from its radix cache, which should "
+                    f"sglang: took {told['cached_tokens']} prompt tokens from its radix cache, which was to "
                     "be off; the round has not done the work"
                 )
-            if meta["completion_tokens"] != len(ids) or meta["prompt_tokens"] != len(prompt):
+            if told["completion_tokens"] != len(ids) or told["prompt_tokens"] != len(prompt):
                 raise BackendError(
-                    f"sglang: reports {meta['prompt_tokens']} prompt and {meta['completion_tokens']} output "
+                    f"sglang: counts {told['prompt_tokens']} prompt and {told['completion_tokens']} output "
                     f"tokens, where {len(prompt)} went in and {len(ids)} came out"
                 )
             requests.append(RequestTimeline(input_tokens=len(prompt), output_tokens=len(ids)))
@@ -117,14 +121,14 @@ class SglangJob:
 
 
 class SglangBackend:
-    """``sglang.Engine`` with its radix cache off. It is given token ids, so it detokenises nothing.
+    """``sglang.Engine`` with its radix cache off, given token ids, so that it detokenises nothing.
 
-    Load options are those of ``sglang.Engine`` in ``SPEC``.
+    Load options are those of ``sglang.Engine``; see ``spec``.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         if context.devices == ("cpu",):
-            raise BackendError("sglang: needs a GPU; mark the test with @pytest.mark.gpus(1)")
+            raise BackendError("sglang: runs on GPUs here; give the test @pytest.mark.gpus(1)")
         parallel = context.parallel
         import sglang
         from transformers import AutoTokenizer
@@ -150,13 +154,13 @@ class SglangBackend:
         except (OSError, RuntimeError, KeyError) as error:
             raise ModelError(explain_load_error(model, error)) from error
         self._seeded = bool(options.get("enable_deterministic_inference"))
-        server_info = self._engine.get_server_info()
-        if not server_info.get("disable_radix_cache"):
+        told = self._engine.get_server_info()
+        if not told.get("disable_radix_cache"):
             raise BackendError(
-                "sglang: does not confirm that its radix cache is off, which would make rounds almost free"
+                "sglang: does not say that its radix cache is off, which would make rounds free"
             )
         self._world = parallel.tensor, parallel.pipeline
-        resolved = (
+        settled = (
             "dtype",
             "attention_backend",
             "sampling_backend",
@@ -167,10 +171,10 @@ class SglangBackend:
             name="sglang",
             version=sglang.__version__,
             model=model.label,
-            dtype=str(server_info.get("dtype")),
+            dtype=str(told.get("dtype")),
             options={
                 **{name: str(value) for name, value in options.items()},
-                **{name: _primitive(server_info.get(name)) for name in resolved},
+                **{name: _primitive(told.get(name)) for name in settled},
                 "radix_cache": False,
                 "threads": context.threads,
                 "device": ",".join(context.devices),
@@ -179,7 +183,7 @@ class SglangBackend:
         )
 
     def workers(self) -> Sequence[BackendWorker]:
-        """Return the schedulers, each with one shard, identified by their process titles."""
+        """The schedulers, by the titles that they have given themselves; each holds one shard."""
         import psutil
 
         tensor, pipeline = self._world
@@ -196,7 +200,7 @@ class SglangBackend:
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> SglangJob:
         if params.do_sample and not self._seeded:
             raise BackendError(
-                "sglang: uses the seed of a request only with "
+                "sglang: draws by the seed of a request only with "
                 "with_options(enable_deterministic_inference=True)"
             )
         ids = encode_prompts("sglang", self._tokenizer, prompts)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM through its LLM API: continuous batching, one MPI process per shard.
-
-Written from the documentation; not yet run on hardware.
-"""
+"""TensorRT-LLM, through its LLM API. Not yet run on hardware."""
 
 from __future__ import annotations
 
@@ -29,6 +26,11 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
+# TensorRT-LLM: continuous batching, MPI processes. Written from its documentation; see ``spec``.
+
+
+# What TensorRT-LLM offers, as its documentation and source say.
+
 REFERENCE_DOCS = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 
 SPEC = BackendSpec(
@@ -51,7 +53,7 @@ SPEC = BackendSpec(
         prefix_cache="switched off",
         timestamps="token",
         exact=True,
-        clock="TensorRT-LLM's steady clock, for the first and the last token of a request",
+        clock="the engine's steady clock, of the first and the last token of a request",
         reasons={
             "cpu": "TensorRT-LLM runs on NVIDIA GPUs only",
             "placement": "TensorRT-LLM shards a model; it does not put its layers on devices that take turns",
@@ -61,7 +63,7 @@ SPEC = BackendSpec(
             "managed_by": REFERENCE_DOCS,
             "gpu": REFERENCE_DOCS,
             "launch": "tensorrt_llm/llmapi/llm.py (MpiPoolSession)",
-            "replicas": "the plugin starts one LLM per replica",
+            "replicas": "the plugin starts one LLM for each",
             "tensor": f"{REFERENCE_DOCS} (LLM, tensor_parallel_size)",
             "pipeline": f"{REFERENCE_DOCS} (LLM, pipeline_parallel_size)",
             "options": f"{REFERENCE_DOCS} (TorchLlmArgs, KvCacheConfig)",
@@ -76,16 +78,18 @@ SPEC = BackendSpec(
 )
 
 
-#: Run a single worker in the calling process instead of starting one through MPI.
+# ``tensorrt_llm.LLM``, by its documentation. Not run on hardware yet.
+
+#: With one worker the engine can run in the process that asks for it, and else would start another by MPI.
 IN_PROCESS = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
 
-#: Open MPI's variables of each process: its rank and the world size.
+#: What Open MPI tells each process that it starts: its place, and how many there are.
 MPI_RANK, MPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 
 
 @dataclass
 class TensorRtLlmOutcome:
-    """Output of one call, and when it started and ended."""
+    """What one call of the engine gave, and when it was made."""
 
     outputs: list[Any]
     start_ns: int
@@ -94,7 +98,7 @@ class TensorRtLlmOutcome:
 
 @dataclass
 class TensorRtLlmJob:
-    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done."""
+    """Token ids of each prompt, and how to sample; ``generate`` blocks until all are done."""
 
     llm: Any
     tokenizer: Any
@@ -107,26 +111,26 @@ class TensorRtLlmJob:
         return TensorRtLlmOutcome(outputs, start_ns, time.monotonic_ns())
 
     def result(self, outcome: TensorRtLlmOutcome) -> Generation:
-        completions = [output.outputs[0] for output in outcome.outputs]
-        token_ids = [[int(token) for token in each.token_ids] for each in completions]
-        reused = sum(each.request_perf_metrics.kv_cache_metrics.num_reused_blocks for each in completions)
+        made = [output.outputs[0] for output in outcome.outputs]
+        token_ids = [[int(token) for token in each.token_ids] for each in made]
+        reused = sum(each.request_perf_metrics.kv_cache_metrics.num_reused_blocks for each in made)
         if reused:
             raise BackendError(
-                f"tensorrt-llm: took {reused} blocks of prompts from its cache, whose reuse should be off; "
+                f"tensorrt-llm: took {reused} blocks of prompts from its cache, whose reuse was to be off; "
                 "the round has not done the work"
             )
         requests = []
-        for prompt, ids, each in zip(self.prompts, token_ids, completions, strict=True):
+        for prompt, ids, each in zip(self.prompts, token_ids, made, strict=True):
             times = each.request_perf_metrics.timing_metrics
             first_ns, last_ns = _to_ns(times.first_token_time), _to_ns(times.last_token_time)
-            # The steady clock is the system's monotonic clock on Linux; discard times outside the call.
-            on_our_clock = outcome.start_ns <= first_ns <= last_ns <= outcome.end_ns
+            # The engine's clock is the system's monotonic one on Linux; what is not within the call is not.
+            ours = outcome.start_ns <= first_ns <= last_ns <= outcome.end_ns
             requests.append(
                 RequestTimeline(
                     input_tokens=len(prompt),
                     output_tokens=len(ids),
-                    first_token_ns=first_ns if on_our_clock else None,
-                    last_token_ns=last_ns if on_our_clock else None,
+                    first_token_ns=first_ns if ours else None,
+                    last_token_ns=last_ns if ours else None,
                 )
             )
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
@@ -134,14 +138,14 @@ class TensorRtLlmJob:
 
 
 class TensorRtLlmBackend:
-    """``tensorrt_llm.LLM`` (PyTorch workflow) without reuse of cache blocks, given token ids.
+    """``tensorrt_llm.LLM`` (its PyTorch workflow) without reuse of cache blocks, given token ids.
 
-    Load options are those of ``tensorrt_llm.LLM``, plus ``free_gpu_memory_fraction`` of ``KvCacheConfig``.
+    Load options are those of ``tensorrt_llm.LLM``, and ``free_gpu_memory_fraction`` of ``KvCacheConfig``.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         if context.devices == ("cpu",):
-            raise BackendError("tensorrt-llm: needs an NVIDIA GPU; mark the test with @pytest.mark.gpus(1)")
+            raise BackendError("tensorrt-llm: runs on NVIDIA GPUs only; give the test @pytest.mark.gpus(1)")
         parallel = context.parallel
         self._world = parallel.tensor * parallel.pipeline
         if self._world == 1:
@@ -189,7 +193,7 @@ class TensorRtLlmBackend:
         )
 
     def workers(self) -> Sequence[BackendWorker]:
-        """Return the rank itself with one worker, else the processes that MPI started."""
+        """The rank with one worker; else what MPI has told the processes that it has started."""
         if self._world == 1:
             return [BackendWorker(pid=os.getpid(), rank=0, world_size=1)]
         import psutil
@@ -215,7 +219,7 @@ class TensorRtLlmBackend:
         sampling = [
             SamplingParams(
                 max_tokens=params.max_new_tokens,
-                # All end tokens are given as stop tokens: only those can be included in the output.
+                # All ends are given as stop tokens: those are in the output when they are asked for.
                 ignore_eos=True,
                 stop_token_ids=ends or None,
                 include_stop_str_in_output=True,
@@ -237,17 +241,19 @@ class TensorRtLlmBackend:
 
 
 def _end_tokens(path: str, tokenizer: Any) -> set[int]:
-    """Return the tokens that end a sequence: from the model's generation config, else from its tokenizer."""
+    """What ends a sequence of this model: its generation defaults say, else its tokenizer."""
     from transformers import GenerationConfig
 
     end = None
-    # Not every model has a generation config.
-    with suppress(OSError):
+    try:
         end = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:
+        # Not every model has any.
+        end = None
     end = tokenizer.eos_token_id if end is None else end
     return {end} if isinstance(end, int) else set(end or ())
 
 
-def _to_ns(uptime: timedelta) -> int:
-    """Convert exactly: the float of ``total_seconds`` cannot hold nanoseconds of a long uptime."""
-    return ((uptime.days * 86_400 + uptime.seconds) * 1_000_000 + uptime.microseconds) * 1_000
+def _to_ns(since: timedelta) -> int:
+    """Exact: the float of ``total_seconds`` has no room for a nanosecond in a long uptime."""
+    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000

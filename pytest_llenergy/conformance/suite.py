@@ -18,7 +18,7 @@ from pytest_llenergy.conformance.harness import LoadedBackend
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError
 from pytest_llenergy.model.record import Parallel
-from pytest_llenergy.session import State, state_of
+from pytest_llenergy.session import RunState, state_of
 from pytest_llenergy.workers.workload import split_prompts
 
 #: Of unequal lengths, with the tokens that models of random weights make of them: one a byte.
@@ -270,7 +270,7 @@ class BackendConformance:
         return found
 
     def _engine(
-        self, spec: BackendSpec, options: Mapping[str, Any], state: State, lease: Lease
+        self, spec: BackendSpec, options: Mapping[str, Any], state: RunState, lease: Lease
     ) -> LoadedBackend:
         model = resolve_model(self.model)
         if (missing := spec.missing()) is not None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured test: JSON primitives only, with units in the names.
-
-A missing value is ``None``, with the reason in a field of its own.
-"""
+"""One measured test: JSON primitives only, units in the names; missing is ``None`` plus a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ Severity = Literal["note", "warning", "invalid"]
 
 
 class Flag(StoredStruct, frozen=True):
-    """Something a reader must know about a number. With the severity ``invalid`` the number is no result."""
+    """Something a reader must know about a number. ``invalid`` means: this is no result."""
 
     name: str
     severity: Severity
@@ -25,14 +22,11 @@ class Flag(StoredStruct, frozen=True):
 
 
 class Metric(StoredStruct, frozen=True):
-    """One value of a test over ``n`` rounds.
+    """One figure of a test over ``n`` rounds.
 
-    Attributes:
-        uncertainty: Standard uncertainty (k = 1) for comparing runs on the same devices.
-        spread: Part of ``uncertainty`` that comes from the scatter of the rounds.
-        uncertainty_absolute: ``uncertainty`` plus what all runs have in common, such as the gain of the meter
-            or the model of an estimate.
-        source: Where a value that does not come from rounds was obtained.
+    ``uncertainty`` is the standard uncertainty (k = 1) for comparing runs on the same devices, of which
+    ``spread`` is what the scatter of the rounds shows; ``uncertainty_absolute`` adds what is common to all
+    runs (gain of the meter, model of an estimate). ``source`` is where a figure is from that is of no round.
     """
 
     value: float | None
@@ -46,13 +40,11 @@ class Metric(StoredStruct, frozen=True):
 
 
 class Terms(StoredStruct, frozen=True):
-    """The uncertainty of an energy by cause, as standard uncertainties in joules.
+    """What is not known of an energy, by cause, as standard uncertainties in joules.
 
-    Attributes:
-        edges_j: When the counter ticked, and the course of power between ticks at the edges of the window.
-        outside_j: Power outside the window, between its edges and the nearest ticks.
-        resolution_j: Steps of the counter.
-        coverage_j: Energy that a part-time sensor did not see.
+    ``edges_j``: when the counter ticked, and how power went between ticks at the edges of the window.
+    ``outside_j``: the power outside the window, between its edges and the nearest ticks.
+    ``resolution_j``: the steps of the counter. ``coverage_j``: what a part-time sensor did not see.
     """
 
     edges_j: float
@@ -62,9 +54,10 @@ class Terms(StoredStruct, frozen=True):
 
 
 class DomainEnergy(StoredStruct, frozen=True):
-    """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
+    """Joules of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
 
-    ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value.
+    ``terms`` split its uncertainty by cause. ``low_j`` and ``high_j`` are the limits that the source's own
+    accuracy sets on the true value.
     """
 
     energy_j: float | None
@@ -79,7 +72,7 @@ class DomainEnergy(StoredStruct, frozen=True):
 class Phase(StoredStruct, frozen=True):
     """A part of a round, summed over its iterations. Phases follow one another and fill the round.
 
-    ``output_tokens`` were produced in the phase; they are known for the phases of a served load.
+    ``output_tokens`` are those that came in it, told for the phases of a served load.
     """
 
     name: str
@@ -92,13 +85,11 @@ class Phase(StoredStruct, frozen=True):
 
 
 class ServedRequests(StoredStruct, frozen=True):
-    """The requests of a served load in the order of sending, one list per field.
+    """The requests of a served load in the order in which they were sent, a column for each fact.
 
-    Attributes:
-        sent_s: Seconds from the start of the round.
-        time_to_first_token_s: Latency from sending a request to its first token.
-        inter_token_latency_s: Mean gap between tokens; None for a request with one token.
-        end_to_end_latency_s: Latency from sending a request to its last token.
+    ``sent_s`` counts from the start of the round. Latencies (seconds) begin when a request is sent: to its
+    first token, and to its last; ``inter_token_latency_s`` is the mean over the gaps between its tokens,
+    ``None`` where there is no gap.
     """
 
     sent_s: list[float]
@@ -116,15 +107,14 @@ class Tokens(StoredStruct, frozen=True):
 
 
 class Round(StoredStruct, frozen=True):
-    """One repetition: ``iterations`` of the work back to back. Energy, time, tokens and requests are totals.
+    """One repetition: ``iterations`` of the work, one straight after the other.
 
-    Attributes:
-        energy_u_j: Standard uncertainty for comparing on the same devices, split by cause in ``terms``.
-        energy_u_absolute_j: ``energy_u_j`` plus the accuracy of the sources.
-        phase: Where in a tick of the slowest counter the round started, from 0 to 1.
-        idle_power_w: Power in the quiet gaps around the round, with the context alive.
-        other_cpu_s: CPU time of processes outside the measurement.
-        stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
+    Joules, seconds, tokens and requests are those of the whole round. ``phase`` is where in a tick of the
+    slowest counter it started, from 0 to 1. ``energy_u_j`` is the standard uncertainty for comparing on
+    the same devices, split by cause in ``terms``; ``energy_u_absolute_j`` adds the accuracy of the
+    sources. ``idle_power_w`` is the power in the quiet gaps around the round, context alive.
+    ``other_cpu_s`` is CPU time that processes outside the measured ones used meanwhile, ``stolen_cpu_s``
+    what a hypervisor gave to other guests although this one wanted it.
     """
 
     start_s: float
@@ -166,11 +156,11 @@ class Window(StoredStruct, frozen=True):
 
 
 class DomainPower(StoredStruct, frozen=True):
-    """Power of one domain over time: ``power_w[i]`` is the mean from ``edges_s[i]`` to ``edges_s[i + 1]``.
+    """The course of power of one domain: ``power_w[i]`` is the mean (W) from ``edges_s[i]`` to ``[i + 1]``.
 
-    Edges are seconds from the start of the round, negative before it. They include the start, 0, and the end
-    of the round, between which the integral is the energy of the round. The others are ticks of the counter,
-    thinned out if there are many.
+    Edges are seconds from the start of the round, negative before it; its start, 0, and its end are among
+    them, and the joules between these two are those of the round. Between them lie the ticks of the counter,
+    or fewer where there are many. ``kind`` says whether it was measured.
     """
 
     kind: EnergyKind
@@ -187,11 +177,11 @@ class PhaseSpan(StoredStruct, frozen=True):
 
 
 class PowerTrace(StoredStruct, frozen=True):
-    """Power over time in one round, and right before and after it.
+    """How power went in one round and in the quiet right before and after it.
 
-    The round is the valid one of median energy; ``start_s`` (monotonic) and ``duration_s`` are its own.
-    ``spans`` are its phases in order, and empty if the backend does not report them or if there are too many
-    to draw.
+    The round is the one of median energy among the valid ones; ``start_s`` (monotonic) and ``duration_s`` are
+    its own. ``spans`` are its phases in order, empty where the engine does not say or there are too many of
+    them to be seen.
     """
 
     start_s: float
@@ -203,10 +193,8 @@ class PowerTrace(StoredStruct, frozen=True):
 class MeterInfo(StoredStruct, frozen=True):
     """One domain that was read, and how.
 
-    Attributes:
-        resolution_j: Smallest step of the counter.
-        coverage: Share of the time in which the sensor samples.
-        exclusive: Whether the test had leased everything that the meter reads.
+    ``resolution_j`` is the smallest step of its counter, ``coverage`` the share of the time in which its
+    sensor looks. ``exclusive`` says whether the test had leased for itself all that the meter reads.
     """
 
     name: str
@@ -224,12 +212,10 @@ class MeterInfo(StoredStruct, frozen=True):
 class Procedure(StoredStruct, frozen=True):
     """How a test was measured.
 
-    Attributes:
-        settled: Whether the warm-up met ``criterion`` before its cap; None if its length was given.
-        iterations: Iterations per round, chosen so that the uncertainty of a round meets ``target``.
-        target: Relative standard uncertainty of ``energy_j`` to reach.
-        budget_s: Rounds were added until ``target`` was met or this time was spent.
-        reached: Relative standard uncertainty that was reached.
+    ``settled`` says whether the warm-up met ``criterion`` before its cap, ``None`` where its length was
+    given. ``iterations`` were chosen for each round so that its uncertainty meets ``target`` (a relative
+    standard uncertainty of ``energy_j``), rounds were added until it was met or ``budget_s`` was spent;
+    ``reached`` is what it came to.
     """
 
     warmup_iterations: int
@@ -244,10 +230,9 @@ class Procedure(StoredStruct, frozen=True):
 
 
 class RankInfo(StoredStruct, frozen=True):
-    """One worker process as it was observed, not as it was planned.
+    """One worker process as it was seen running, not as it was asked for; ``localhost`` is pytest's own.
 
-    ``host`` is ``localhost`` for the host of pytest. ``workers`` are the pids of processes that the backend
-    in this rank started itself.
+    ``workers`` are the pids of the processes that an engine in it has started itself.
     """
 
     rank: int
@@ -263,8 +248,8 @@ class RankInfo(StoredStruct, frozen=True):
 class Parallel(StoredStruct, frozen=True):
     """Parallel degrees. Their product is the number of devices.
 
-    ``placement`` is the number of devices over which one process spreads the layers of a model. They work in
-    turn.
+    ``placement`` is the number of devices that the layers of one model are spread over in one process. They
+    work in turn.
     """
 
     data: int = 1
@@ -274,10 +259,10 @@ class Parallel(StoredStruct, frozen=True):
 
 
 class BackendInfo(StoredStruct, frozen=True):
-    """The backend that ran, and its settings.
+    """The engine that ran and everything that it was told.
 
-    ``task`` is what it was asked to do and ``generation`` how; ``prompts_digest`` comes from
-    ``model.prompts.digest_prompts``. They are None or empty for other work.
+    ``task`` is what it was asked to do, and ``generation`` how; ``prompts_digest`` is that of
+    ``model.prompts``. They are ``None`` or empty where it was asked for nothing.
     """
 
     name: str
@@ -293,16 +278,12 @@ class BackendInfo(StoredStruct, frozen=True):
 
 
 class Record(StoredStruct, frozen=True):
-    """One measured test.
+    """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1.
 
-    Attributes:
-        id: Node id of the test.
-        attempt: Counts reruns, from 1.
-        lease_wait_s: Time that the test waited for its devices, before measuring.
-        boards: Each leased GPU or MIG instance, in the order of ``devices``.
-        rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
-        comparisons: Verdicts against a baseline.
-        failed_gate: The test passed, and then failed by its budget or by a comparison.
+    ``lease_wait_s`` is how long it waited for its devices, before anything was measured. ``boards`` tells of
+    each leased GPU or MIG instance what it is, in the order of ``devices``. ``rank_peak_memory_bytes`` is the
+    highest use of each rank in any round, in the order of ``ranks``. ``comparisons`` are with a baseline;
+    ``failed_gate`` says that the test itself had passed and failed by its budget or by one of them.
     """
 
     id: str
@@ -334,12 +315,12 @@ class Record(StoredStruct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether the test passed, apart from gates, so that its values can be used."""
+        """Whether its figures are those of a test that did what it should."""
         return self.status == "measured" or self.failed_gate
 
     @property
     def kind(self) -> EnergyKind | None:
-        """``measured``, ``estimated`` if any meter estimates, or None without meters."""
+        """``measured`` or ``estimated``; ``None`` where nothing was read."""
         kinds = {meter.kind for meter in self.meters}
         if not kinds:
             return None

@@ -195,7 +195,7 @@ def test_a_mark_of_the_function_goes_before_that_of_its_class(two: pytest.Pytest
 def test_a_mark_without_an_engine_is_refused(two: pytest.Pytester, mark: str) -> None:
     result = run(two, f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    told = f"@pytest.mark.{mark.split('(')[0]} is for the engine of the fixture backend, and the test does "
+    told = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, and the test does "
     assert told in said(result)
 
 
@@ -207,7 +207,7 @@ def test_a_mark_that_a_fixture_adds_comes_too_late(two: pytest.Pytester) -> None
         "def test_it(late): pass\n",
     )
     result.assert_outcomes(errors=2)
-    assert "were changed while the test was set up, after its engine was chosen; add it in" in said(result)
+    assert "were changed while the test was set up, after its backend was chosen; add it in" in said(result)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,10 @@ def test_a_mark_that_a_fixture_adds_comes_too_late(two: pytest.Pytester) -> None
             "backend_options('x')",
             'too many positional arguments (it takes: keyword arguments, such as dtype="float32")',
         ),
-        ("backend_needs()", 'needs at least one argument, such as timestamps="token"'),
-        (
-            "backend_needs(task='embedd')",
-            "@pytest.mark.backend_needs: task is 'embedd', needs one of generate",
-        ),
-        ("backend_needs(cache='big')", "cache is 'big', needs one of dynamic, static"),
-        ("backend_needs(timestamps='none')", "timestamps is 'none', needs one of step, token"),
+        ("backend_needs()", 'asks for nothing; name what the test needs, such as timestamps="token"'),
+        ("backend_needs(task='embedd')", "@pytest.mark.backend_needs: task is 'embedd', knows: generate"),
+        ("backend_needs(cache='big')", "cache is 'big', knows: dynamic, static"),
+        ("backend_needs(timestamps='none')", "timestamps is 'none', knows: step, token"),
         (
             "backend_needs(dtype='x')",
             "unexpected keyword argument 'dtype' (it takes: task, cache, batching, ",
@@ -240,7 +237,7 @@ def test_a_bad_mark_is_a_clean_collection_error(two: pytest.Pytester, mark: str,
 def test_the_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:
     pytester.runpytest("--markers").stdout.fnmatch_lines(
         [
-            "@pytest.mark.backend_options(**load_options): load options of the backend fixture*",
+            "@pytest.mark.backend_options(**load_options): load options for the backend fixture*",
             "@pytest.mark.backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run *",
         ]
     )

@@ -15,7 +15,7 @@ from typing import Any
 import execnet
 import pytest
 
-from pytest_llenergy.xdist import Errand, whereabouts
+from pytest_llenergy.xdist import WorkerInput, whereabouts
 
 from .suites import Read
 from .test_xdist_modes import states, tables
@@ -328,8 +328,8 @@ class TestOtherVersions:
 
 
 def test_who_is_at_home() -> None:
-    assert Errand(home=whereabouts()).elsewhere is None
-    assert Errand().flags == []
+    assert WorkerInput(home=whereabouts()).elsewhere is None
+    assert WorkerInput().flags == []
     host, *others = whereabouts()
-    (flag,) = Errand(home=("another", *others)).flags
+    (flag,) = WorkerInput(home=("another", *others)).flags
     assert f"measured on {host} with Python" in flag.detail

@@ -10,10 +10,10 @@ import pytest
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.remaining_time import Forecast, Step
+from pytest_llenergy.measure.remaining_time import Outlook, Step
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.select import Selection
-from pytest_llenergy.progress import span, told
+from pytest_llenergy.progress import describe_step, format_duration
 
 from ..compare.runs import round_of
 from .test_experiment import Latched
@@ -106,13 +106,13 @@ SCATTERED = [round_of(joules) for joules in (10.0, 12.0, 8.0, 10.0)]
 def test_further_rounds_are_foreseen_from_the_scatter(
     rounds: list[object], spent_s: float, left_s: float
 ) -> None:
-    outlook = Forecast(least=6, target=0.02, budget_s=20.0, round_s=2.5)
+    outlook = Outlook(least=6, target=0.02, budget_s=20.0, round_s=2.5)
     step = outlook.next_round(rounds, spent_s)  # type: ignore[arg-type]
     assert step.left_s == pytest.approx(left_s)
 
 
 def test_without_a_warm_up_nobody_knows_how_long_the_first_round_takes() -> None:
-    assert Forecast(6, 0.02, 20.0, None).next_round([], 0.0).left_s is None
+    assert Outlook(6, 0.02, 20.0, None).next_round([], 0.0).left_s is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_without_a_warm_up_nobody_knows_how_long_the_first_round_takes() -> None
     ],
 )
 def test_a_step_in_words(step: Step, text: str) -> None:
-    assert told(step) == text
+    assert describe_step(step) == text
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_a_step_in_words(step: Step, text: str) -> None:
     [(0.0, "1 s"), (59.4, "59 s"), (59.6, "1 min"), (61.0, "1 min 1 s"), (3600 + 120, "1 h 2 min")],
 )
 def test_a_span_of_time_in_words(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert format_duration(seconds) == text

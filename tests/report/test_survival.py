@@ -20,9 +20,9 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.controller import Collector
 from pytest_llenergy.model.report import json_schema
 from pytest_llenergy.report.store import read_report
+from pytest_llenergy.report_builder import ReportBuilder
 
 from ..compare.runs import record_of
 
@@ -151,23 +151,23 @@ def test_two_runs_at_once_keep_apart(quick: pytest.Pytester) -> None:
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_journal_is_of_all_places_where_tests_have_run(tmp_path: Path, alike: bool) -> None:
     """A second place makes its first line wrong, so that it says once more where they ran."""
-    collector = Collector(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
-    collector.add(record_of("t.py::here"))
+    builder = ReportBuilder(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
+    builder.add(record_of("t.py::here"))
     here = read_report(*tmp_path.glob("*.jsonl")).environment
     assert here is not None
     host = msgspec.structs.replace(here.host, name="far-away")
     key = here.key if alike else "another"
     there = msgspec.json.encode(msgspec.structs.replace(here, host=host, key=key))
-    collector.add(record_of("t.py::there"), worker="gw1", told=there)
-    collector.add(record_of("t.py::again"))
+    builder.add(record_of("t.py::there"), worker="gw1", environment=there)
+    builder.add(record_of("t.py::again"))
     (journal,) = tmp_path.glob("*.jsonl")
     assert [line.startswith(b'{"schema') for line in journal.read_bytes().splitlines()] == [1, 0, 1, 0, 0]
     left = read_report(journal)
     assert [record.id for record in left.records] == ["t.py::here", "t.py::there", "t.py::again"]
     names = f"{here.host.name}, far-away" if alike else None
     assert (left.environment and left.environment.host.name) == names
-    report = collector.finish(0, complete=True)
+    report = builder.build(0, complete=True)
     assert report is not None
     assert report.environment == left.environment
-    assert collector.write(report)
+    assert builder.write(report)
     assert not journal.exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of transformers: static batches with a timestamp per step, assisted generation, embeddings."""
+"""Jobs of transformers: static batches, assisted generation, embeddings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
 
+# One static batch through ``generate``, with the time of each step.
+
 
 class StepClock:
-    """A streamer that records when each decoding step produced its tokens.
+    """A streamer that only notes when each decoding step had its tokens.
 
-    ``generate`` calls ``put`` once with the prompt and then after each step, when its tokens have been copied
-    to the host, so the device has finished the step. A step gives each sequence one token, shape
-    ``(batch,)``; with drafted tokens it gives the only sequence several, shape ``(1, tokens)``.
+    ``generate`` calls ``put`` once with the prompt and then after each step, when the tokens have
+    been copied to the host, that is after the device has finished the step. A step gives each sequence one
+    token, ``(batch,)``, or where tokens are drafted the one sequence several, ``(1, tokens)``.
     """
 
     def __init__(self) -> None:
@@ -29,18 +31,18 @@ class StepClock:
         self._prompt_seen = False
 
     def put(self, tokens: Any) -> None:
-        """Record the time of a step, once per token that it gave a sequence."""
+        """Note the time of a step, once for each token that it gave a sequence."""
         if self._prompt_seen:
             count = tokens.shape[1] if tokens.dim() == 2 else 1
             self.steps_ns.extend([time.monotonic_ns()] * count)
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Do nothing: the last step was already recorded."""
+        """The last step has been seen already."""
 
 
-def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **keywords: Any) -> Any:
-    """Return a complete ``GenerationConfig``, which leaves nothing to the defaults of a model."""
+def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **more: Any) -> Any:
+    """A new ``GenerationConfig`` that says it all: nothing is left to the defaults of a model."""
     from transformers import GenerationConfig
 
     sampling: dict[str, Any] = {"do_sample": False}
@@ -57,7 +59,7 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
         pad_token_id=pad,
         cache_implementation="static" if params.cache == "static" else None,
         **sampling,
-        **keywords,
+        **more,
     )
 
 
@@ -65,9 +67,7 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
 class TransformersJob:
     """A padded batch on the device.
 
-    Attributes:
-        ends: Tokens that end a sequence.
-        keywords: Further arguments of ``generate``.
+    ``ends`` are the tokens that end a sequence, ``more`` is what ``generate`` is given besides.
     """
 
     model: Any
@@ -76,7 +76,7 @@ class TransformersJob:
     config: Any
     seed: int
     ends: frozenset[int]
-    keywords: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> tuple[Any, StepClock]:
         import torch
@@ -85,7 +85,7 @@ class TransformersJob:
         clock = StepClock()
         with torch.inference_mode():
             output = self.model.generate(
-                **self.inputs, generation_config=self.config, streamer=clock, **self.keywords
+                **self.inputs, generation_config=self.config, streamer=clock, **self.more
             )
         return output, clock
 
@@ -109,29 +109,29 @@ class TransformersJob:
 
 
 def _produced_tokens(row: list[int], ends: frozenset[int]) -> list[int]:
-    """Return a row up to and including the first token that ended it; the rest is padding."""
+    """A row up to and including the first token that ended it; what follows is padding."""
     for index, token in enumerate(row):
         if token in ends:
             return row[: index + 1]
     return row
 
 
-#: How an assistant drafts: transformers' defaults, set explicitly so that no model overrides them. Within a
-#: sequence the threshold adapts if scikit-learn is installed.
+# Assisted generation: something cheap drafts tokens, the model checks several of them in one step.
+
+#: How an assistant drafts: transformers' own defaults, set so that no model's own replace them. Within a
+#: sequence the threshold adapts itself where scikit-learn is installed.
 DRAFTING: dict[str, Primitive] = {
     "num_assistant_tokens": 20,
     "num_assistant_tokens_schedule": "constant",
     "assistant_confidence_threshold": 0.4,
 }
 
-#: Longest suffix that is searched for in the prompt: transformers' default, set explicitly.
+#: The longest stretch of the last tokens that is looked for in the prompt, likewise.
 MAX_MATCHING_NGRAM_SIZE = 2
 
 
 def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
-    """Return the options that draft from the prompt, for ``GenerationConfig`` and records; empty if not
-    requested.
-    """
+    """Drafting from the prompt, for ``GenerationConfig`` and records; nothing where it is not asked for."""
     if prompt_lookup_num_tokens is None:
         return {}
     return {
@@ -141,10 +141,9 @@ def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Pri
 
 
 def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
-    """Load an assistant in the dtype and on the device of the model. Returns it and what goes into the
-    record.
+    """The assistant, in the dtype and on the device of the model, and what goes into records.
 
-    Raises ``ModelError`` if it cannot be loaded, ``BackendError`` if its vocabulary differs.
+    Raises ``ModelError`` when it cannot be loaded, ``BackendError`` when it has another vocabulary.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import is_sklearn_available
@@ -164,14 +163,17 @@ def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
             f"of {sizes[1]}; name a model with the same tokenizer"
         )
     assistant.generation_config = GenerationConfig(**DRAFTING)
-    recorded = {"assistant": source.label, **DRAFTING, "threshold_adapts": bool(is_sklearn_available())}
-    return assistant.to(model.device).eval(), recorded
+    told = {"assistant": source.label, **DRAFTING, "threshold_adapts": bool(is_sklearn_available())}
+    return assistant.to(model.device).eval(), told
+
+
+# Vectors of texts: from models that only encode, and from the body of those that generate.
 
 
 def is_encoder(config: Any) -> bool:
     """Whether a model was saved without a head that predicts the next token.
 
-    ``AutoModelForCausalLM`` would load such a model too, with a randomly initialised head.
+    ``AutoModelForCausalLM`` would load such a model as well, with a head of random numbers.
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -184,8 +186,8 @@ def is_encoder(config: Any) -> bool:
 def prepare_embedding(
     model: Any, tokenizer: Any, texts: Sequence[str], params: EmbeddingParams, device: str
 ) -> EmbeddingJob:
-    """Prepare a padded batch. Raises ``BackendError`` for texts without tokens or with too many."""
-    # With padding on the right, tokens keep the positions that they have alone.
+    """A padded batch. Raises ``BackendError`` for a text without tokens, or with more than fit."""
+    # What is padded on the right has its tokens at the places that they have alone.
     inputs = tokenizer(list(texts), return_tensors="pt", padding=True, padding_side="right").to(device)
     lengths = [int(length) for length in inputs["attention_mask"].sum(dim=1)]
     if min(lengths) == 0:
@@ -195,15 +197,15 @@ def prepare_embedding(
     if max(lengths) > fits:
         raise BackendError(
             f"transformers: a text has {max(lengths)} tokens and the model takes {fits}; shorten the text, "
-            "texts are not truncated"
+            "nothing is cut off here"
         )
-    # The base model of a generating model lacks only the head.
+    # Of a model that generates this is all but the head.
     return EmbeddingJob(model.base_model, dict(inputs), lengths, params)
 
 
 @dataclass
 class EmbeddingJob:
-    """A padded batch on the device. ``lengths`` are the texts' token counts without padding."""
+    """A padded batch on the device; ``lengths`` are the texts' token counts without padding."""
 
     model: Any
     inputs: dict[str, Any]
@@ -226,7 +228,7 @@ class EmbeddingJob:
 
 
 def _pool(hidden: Any, mask: Any, pooling: str) -> Any:
-    """Pool (batch, tokens, width) with a right-padded mask (batch, tokens) to (batch, width)."""
+    """From (batch, tokens, width) and a right-padded mask (batch, tokens) to (batch, width)."""
     if pooling == "cls":
         return hidden[:, 0]
     if pooling == "last":
@@ -237,7 +239,7 @@ def _pool(hidden: Any, mask: Any, pooling: str) -> Any:
 
 
 def _class_names(mapping: Any) -> set[str]:
-    """Return the class names in a mapping of model types; some types have several."""
+    """The names of classes by kind of model; some kinds have several."""
     return {
         name
         for value in mapping.values()

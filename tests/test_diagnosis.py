@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.errors import WorkerError, WorkerPlacementError
-from pytest_llenergy.session import diagnosed
+from pytest_llenergy.session import diagnose_failed_start
 
-from ..workers.groups import PLAIN, TORCH, plan
+from .workers.groups import PLAIN, TORCH, plan
 
 
 def test_a_check_that_cannot_be_made_leaves_the_cause_in_its_place(pytester: pytest.Pytester) -> None:
@@ -27,13 +27,13 @@ def not_ready() -> WorkerError:
 
 
 def test_work_that_fails_needs_no_check() -> None:
-    with pytest.raises(WorkerError) as caught, diagnosed(plan(1, TORCH)):
+    with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, TORCH)):
         raise WorkerError("the cause", "its traceback")
     assert caught.value.details == "its traceback"
 
 
 def test_ranks_without_a_framework_have_no_steps_to_fail() -> None:
-    with pytest.raises(WorkerError) as caught, diagnosed(plan(1, PLAIN)):
+    with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, PLAIN)):
         raise not_ready()
     assert caught.value.details == "its traceback"
 
@@ -41,13 +41,13 @@ def test_ranks_without_a_framework_have_no_steps_to_fail() -> None:
 def test_ranks_that_are_not_the_planned_ones_have_said_so() -> None:
     error = WorkerPlacementError("planned 2 processes, found 1")
     error.before_ready = True
-    with pytest.raises(WorkerPlacementError) as caught, diagnosed(plan(1, TORCH)):
+    with pytest.raises(WorkerPlacementError) as caught, diagnose_failed_start(plan(1, TORCH)):
         raise error
     assert not caught.value.details
 
 
 def test_ranks_that_did_not_start_are_told_what_fails_here() -> None:
-    with pytest.raises(WorkerError) as caught, diagnosed(plan(1, TORCH)):
+    with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, TORCH)):
         raise not_ready()
     assert caught.value.details.startswith("stepwise check: in order on the CPU: process, import torch, ")
     assert caught.value.details.endswith("\nits traceback")

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ReportBuilder: collects the records of a run, appends each to the journal, and writes the report."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+import pytest_llenergy
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.model.comparison import Baseline
+from pytest_llenergy.model.environment import Environment
+from pytest_llenergy.model.record import Record
+from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
+from pytest_llenergy.model.text import escape_surrogates
+from pytest_llenergy.report.merge import describe_differences, merge_environments
+from pytest_llenergy.report.provenance import collect_environment, collect_source
+from pytest_llenergy.report.store import Journal, journal_path, redact_urls, write_report
+
+
+class ReportBuilder:
+    """Keeps records by (id, attempt) in order of arrival.
+
+    Args:
+        path: File of the report; None keeps records in memory only.
+        root: Root directory of the run, whose repository is the source.
+        argv: Command line of the run.
+        started: When the run began.
+        copies: Further files for the report.
+        distributed: Whether other processes run the tests, so that this one must not load the GPU driver.
+
+    Attributes:
+        problems: Errors to show: what could not be written or found out.
+        notes: Warnings to show.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        root: Path,
+        argv: Sequence[str],
+        started: datetime,
+        *,
+        copies: Sequence[Path] = (),
+        distributed: bool = False,
+    ) -> None:
+        self.path = path
+        self._copies = tuple(copies)
+        self._root = root
+        self._argv: list[str] = escape_surrogates(redact_urls(argv))
+        self._started = started
+        self._distributed = distributed
+        self.run_id: str = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self._records: dict[tuple[str, int], Record] = {}
+        # The attempt under which a record is kept, by worker, record id and the worker's own attempt.
+        self._attempts: dict[tuple[str, str, int], int] = {}
+        # Environments of the tests, by their encoding: None is this process's, others are workers' elsewhere.
+        self._environments: dict[bytes | None, Environment] = {}
+        self._journal: Journal | None = None
+        self._source: Source | None = None
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    @property
+    def records(self) -> list[Record]:
+        """Every record so far."""
+        return list(self._records.values())
+
+    def add(self, record: Record, *, worker: str = "", environment: bytes | None = None) -> None:
+        """Keep a record and append it to the journal. An error of the journal becomes a problem.
+
+        Args:
+            record: The record of one attempt of a test.
+            worker: Id of the worker that made it; empty for this process.
+            environment: Encoded environment of the worker; None if it runs where this process does.
+        """
+        record = self._with_attempt(record, worker)
+        self._records[record.id, record.attempt] = record
+        is_new = environment not in self._environments
+        if is_new:
+            self._add_environment(environment)
+        if self.path is None:
+            return
+        try:
+            if self._journal is None:
+                self._journal = Journal(journal_path(self.path, self.run_id), self._build_start())
+            elif is_new:
+                self._journal.begin_anew(self._build_start())
+            self._journal.add(record)
+        except OSError as error:
+            self.problems.append(f"journal of {self.path}: {error.strerror}; {record.id} is not in it")
+
+    def _with_attempt(self, record: Record, worker: str) -> Record:
+        """Number a test that runs again after a crash as the next attempt.
+
+        A crash after the test's record has arrived, as in its teardown, keeps what was measured.
+        """
+        key = worker, record.id, record.attempt
+        attempt = self._attempts.get(key)
+        if attempt is not None and record.status == "crashed":
+            before = self._records[record.id, attempt]
+            if before.status in ("failed", "crashed"):
+                return before
+            reason = f"{record.reason}, after its {before.status} result"
+            return msgspec.structs.replace(before, status="crashed", reason=reason)
+        attempt = record.attempt
+        while (other := self._records.get((record.id, attempt))) is not None and other.status == "crashed":
+            attempt += 1
+        self._attempts[key] = attempt
+        return msgspec.structs.replace(record, attempt=attempt)
+
+    def build(self, exit_status: int, *, complete: bool, baseline: Baseline | None = None) -> Report | None:
+        """Build the report; None if nothing was measured."""
+        if not self._records:
+            return None
+        start = self._build_start()
+        finished_at = _format_time(datetime.now(timezone.utc))
+        run = msgspec.structs.replace(
+            start.run, finished_at=finished_at, complete=complete, exit_status=exit_status
+        )
+        return msgspec.structs.replace(start, run=run, baseline=baseline, records=self.records)
+
+    def write(self, report: Report) -> bool:
+        """Write the report and remove the journal. On failure keep it, add a problem and return False."""
+        assert self.path is not None
+        kept = f"; the journal {self._journal.path} is kept: llenergy merge" if self._journal else ""
+        written = True
+        for path in (self.path, *self._copies):
+            try:
+                write_report(report, path)
+            except ReportError as error:
+                self.problems.append(escape_surrogates(f"{error}{kept}"))
+                written = False
+        if self._journal is not None:
+            self._journal.close(remove=written)
+        return written
+
+    def _build_start(self) -> Report:
+        """Build the report without records, as the journal begins with it."""
+        if self._source is None:
+            self._source = collect_source(self._root)
+        run = RunInfo(
+            id=self.run_id,
+            started_at=_format_time(self._started),
+            finished_at=None,
+            complete=False,
+            argv=self._argv,
+            exit_status=None,
+        )
+        return Report(
+            schema_version=SCHEMA_VERSION,
+            tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
+            run=run,
+            source=self._source,
+            environment=self._common_environment(),
+            records=[],
+        )
+
+    def _add_environment(self, encoded: bytes | None) -> None:
+        if encoded is None:
+            environment = collect_environment(apart=self._distributed)
+        else:
+            environment = msgspec.json.decode(encoded, type=Environment)
+        self.problems += [f"environment: {reason}" for reason in environment.gpus_missing]
+        first = next(iter(self._environments.values()), environment)
+        if environment.key != first.key:
+            differences = describe_differences(first, environment)
+            self.notes.append(
+                f"tests ran on different hardware ({differences}), and a report has one: it names none, and "
+                "its figures compare with no others; measure on each in a run of its own"
+            )
+        self._environments[encoded] = environment
+
+    def _common_environment(self) -> Environment | None:
+        """Merge the environments of all tests; None if their hardware differs."""
+        first, *others = self._environments.values()
+        if not others:
+            return first
+        alike = all(each.key == first.key for each in others)
+        return merge_environments([first, *others]) if alike else None
+
+
+def _format_time(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
