@@ -122,7 +122,7 @@ def _running(before: Leftovers, workers: Collection[int]) -> list[str]:
     deadline = time.monotonic() + GONE_S
     while True:
         # Settings that loading changes are the engine's own affair; they are those of its rank.
-        running = [left for left in before.found() if left.startswith(("thread ", "process "))]
+        running = [left for left in before.find() if left.startswith(("thread ", "process "))]
         running += [f"process {pid}, which workers() named" for pid in workers if psutil.pid_exists(pid)]
         if not running or time.monotonic() >= deadline:
             return running

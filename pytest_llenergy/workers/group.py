@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of ranks: started together, checked against the plan, asked together, ended together."""
+"""A group of ranks: started together, checked against the plan, and killed together when one fails."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ import msgspec
 from pytest_llenergy.backends.interpreter import activated_environment
 from pytest_llenergy.errors import LLEnergyWarning, PlanError, WorkerError
 from pytest_llenergy.model.record import RankInfo
-from pytest_llenergy.workers import failure
-from pytest_llenergy.workers import failure as stacks
-from pytest_llenergy.workers.host import Host, StartedRank, StartMethod
+from pytest_llenergy.workers import failure, timeouts
+from pytest_llenergy.workers.host import Host, StartedRank
 from pytest_llenergy.workers.plan import (
     LOCALHOST,
     ProcessPlan,
@@ -30,22 +29,14 @@ from pytest_llenergy.workers.plan import (
     check_placement,
     inherited_environment,
 )
+from pytest_llenergy.workers.start_method import StartMethod
 from pytest_llenergy.workers.transport import Channel
-
-START_TIMEOUT_S = 120.0
-#: How long the other ranks may take to say what happened to them once one has failed.
-SETTLE_S = 2.0
-STOP_TIMEOUT_S = 5.0
-#: How long ranks that do not answer may take to write down where their threads are, and how often to look.
-STACKS_S, LOOK_S = 5.0, 0.05
-#: What the system's call takes (poll(2): milliseconds in an int).
-LONGEST_WAIT_S = 2e6
 
 _numbers = itertools.count()
 
 
 class _Rank:
-    """One rank as the parent holds it."""
+    """One rank as pytest controls it."""
 
     def __init__(self, plan: RankPlan, host: Host, started: StartedRank, directory: Path) -> None:
         self.plan = plan
@@ -53,47 +44,47 @@ class _Rank:
         self.pid = started.pid
         self.forked = started.forked
         self.log = started.log
-        #: One in the group's own directory goes with it: of what is not shown nothing need be kept.
+        #: Whether the log outlives the group: then it must not be truncated.
         self.keeps_log = not self.log.is_relative_to(directory)
-        #: Where the output of the request in hand begins.
+        #: Where the output of the current request begins, in bytes.
         self.log_start = 0
         self.channel = Channel(started.connection, directory)
 
-    def failed(self, said: dict[str, Any]) -> failure.Failure:
-        """What it said, with the output of the request in hand."""
-        return failure.Failure(self.plan, self.pid, said, self.output())
+    def make_failure(self, report: dict[str, Any]) -> failure.Failure:
+        """Combine what the rank reported with its output."""
+        return failure.Failure(self.plan, self.pid, report, self.output())
 
-    def begin(self) -> None:
-        """What it prints from now on belongs to the request in hand."""
-        # The log is gone when the supervisor is, which the request will tell.
+    def mark_log(self) -> None:
+        """Let the output of the current request begin here."""
+        # The log is gone if the supervisor is, which the request will report.
         with suppress(FileNotFoundError):
             self.log_start = self.log_size()
             if self.log_start and not self.keeps_log:
-                # Else the output of all tests that share these ranks would be there at once.
+                # Otherwise the output of all tests that share these ranks would accumulate.
                 os.truncate(self.log, 0)
                 self.log_start = 0
 
     def output(self) -> list[str]:
-        """What it has printed since the request in hand."""
+        """Return the last lines that it has printed since the current request."""
         return failure.read_tail(self.log, self.log_start)
 
     def output_with_stacks(self, start: int) -> list[str]:
-        """The same of a rank that was asked for its stacks when its log had ``start`` bytes."""
-        if stacks.has_stacks(self.log, start):
+        """Return its output with its stacks, or the reason why its log has none after ``start`` bytes."""
+        if failure.has_stacks(self.log, start):
             return self.output()
-        return [*self.output(), f"({stacks.explain_missing_stacks(self.local_pid)})"]
+        return [*self.output(), f"({failure.explain_missing_stacks(self.local_pid)})"]
 
     def owes_stacks(self, start: int) -> bool:
-        """Whether they may yet come."""
-        return not stacks.has_stacks(self.log, start) and stacks.may_write_stacks(self.local_pid)
+        """Return whether it may still write its stacks."""
+        return not failure.has_stacks(self.log, start) and failure.may_write_stacks(self.local_pid)
 
     @property
     def local_pid(self) -> int | None:
-        """Its pid, if it can be looked at: processes of other hosts cannot."""
+        """Its pid, or ``None`` on another host."""
         return self.pid if self.plan.host == LOCALHOST else None
 
     def log_size(self) -> int:
-        """In bytes; 0 when it is gone, as it is with the supervisor."""
+        """Return the size of its log in bytes; 0 if it is gone together with the supervisor."""
         try:
             return self.log.stat().st_size
         except OSError:
@@ -101,10 +92,17 @@ class _Rank:
 
 
 class RankGroup:
-    """Running ranks. Any failure ends the whole group; ``alive`` is false from then on.
+    """Running ranks. Any failure kills the whole group; ``alive`` is false from then on.
 
-    ``hosts`` has each host of the plan by its name. ``descriptors`` are those of the lease of GPUs, which
-    then lasts until nothing of the ranks is left. ``environment`` is what ranks inherit.
+    Args:
+        plan: what to start.
+        hosts: each host of the plan, by its name.
+        descriptors: open files of the device lease, which lasts until no process of the ranks is left.
+        environment: what ranks inherit; by default pytest's environment.
+
+    Raises:
+        WorkerError: a rank does not start.
+        WorkerPlacementError: the started ranks are not those of the plan.
     """
 
     def __init__(
@@ -117,20 +115,18 @@ class RankGroup:
         self.plan = plan
         self.alive: bool = True
         self._owner = os.getpid()
-        self._asked = threading.Lock()
+        self._busy = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
         self._hosts = [hosts[name] for name in plan.hosts]
         self._ranks: list[_Rank] = []
         start = time.monotonic()
         try:
             try:
-                self._start(
-                    hosts, descriptors, inherited_environment() if environment is None else environment
-                )
+                environment = inherited_environment() if environment is None else environment
+                self._start(hosts, descriptors, environment)
             except OSError as error:
                 raise WorkerError(f"the ranks cannot be started: {error}") from error
-            seen = self._first_words()
-            self.ranks: tuple[RankInfo, ...] = check_placement(plan, seen)
+            self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._await_ready())
         except BaseException:
             self.kill()
             raise
@@ -138,22 +134,32 @@ class RankGroup:
 
     @property
     def start_method(self) -> StartMethod:
-        """How they were started."""
+        """How the ranks were really started."""
         return "forkserver" if all(rank.forked for rank in self._ranks) else "spawn"
 
     @property
     def has_dead_rank(self) -> bool:
-        """Whether a rank has ended that was asked for nothing: those that live say nothing by themselves."""
-        if not self.alive or self._asked.locked():
+        """Whether a rank has ended while it was idle: living ones send nothing by themselves."""
+        if not self.alive or self._busy.locked():
             return False
         return bool(wait([rank.channel.connection for rank in self._ranks], 0))
 
     def request(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-        """Send one request to each rank and wait for all answers, in rank order.
+        """Send one request to each rank and wait for all answers.
 
-        Raises ``WorkerError`` for the first rank that failed, after ending the group; pytest's own
-        outcomes (skip, xfail, fail) are raised as such. One thread asks at a time; ``kill`` may come from
-        another.
+        One thread requests at a time; ``kill`` may come from another.
+
+        Args:
+            verb: one of the verbs of ``server.Server``.
+            payloads: one for each rank.
+            timeout_s: time limit for all answers.
+
+        Returns:
+            The answers in rank order.
+
+        Raises:
+            OutcomeInRank: a rank raised an outcome of pytest. The group has been killed.
+            LLEnergyError: a rank failed, or did not answer in time. The group has been killed.
         """
         if os.getpid() != self._owner:
             raise PlanError(
@@ -162,43 +168,43 @@ class RankGroup:
             )
         if not self.alive:
             raise WorkerError("these ranks have been ended; the next call of the fixture starts others")
-        if not self._asked.acquire(blocking=False):
+        if not self._busy.acquire(blocking=False):
             raise WorkerError("these ranks are at work for another thread")
         try:
             for rank, payload in zip(self._ranks, payloads, strict=True):
-                rank.begin()
+                rank.mark_log()
                 with suppress(BrokenPipeError, ConnectionResetError):
                     rank.channel.send((verb, payload))
-            return self._collect(timeout_s)
+            return self._collect_answers(timeout_s)
         except BaseException as error:
-            ended = not self.alive
+            killed_meanwhile = not self.alive
             self.kill()
-            if ended and isinstance(error, Exception):
+            if killed_meanwhile and isinstance(error, Exception):
                 raise WorkerError("the ranks were ended while they worked: their test is over") from None
             raise
         finally:
-            self._asked.release()
+            self._busy.release()
 
     def request_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
-        """Send the same request to every rank."""
+        """Send the same request to every rank; see ``request``."""
         return self.request(verb, [payload] * len(self._ranks), timeout_s)
 
     def close(self) -> None:
-        """Let the ranks end by themselves, then make sure. Does nothing in a forked child of pytest."""
+        """Ask the ranks to stop, then kill what is left. Does nothing in a forked child of pytest."""
         if not self.alive or os.getpid() != self._owner:
             return
         for rank in self._ranks:
             with suppress(OSError):
                 rank.channel.send(("stop", None))
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+        deadline = time.monotonic() + timeouts.RANK_STOP_TIMEOUT_S
         waiting = [rank.channel.connection for rank in self._ranks]
-        while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
-            # Nothing is said any more: what can be read is the end.
-            waiting = [each for each in waiting if each not in ready]
+        while waiting and (readable := wait(waiting, max(0.0, deadline - time.monotonic()))):
+            # Ranks send nothing any more, so that a readable connection is a closed one.
+            waiting = [each for each in waiting if each not in readable]
         self.kill()
 
     def kill(self) -> None:
-        """End every rank now, and whatever they have started. Does nothing in a forked child of pytest."""
+        """Kill every rank and all their descendants. Does nothing in a forked child of pytest."""
         if os.getpid() != self._owner:
             return
         self.alive = False
@@ -206,8 +212,8 @@ class RankGroup:
         stuck = []
         for host in self._hosts:
             with suppress(WorkerError):
-                stuck += host.end(self._name)
-        # A thread that waits for an answer has now seen the end of it.
+                stuck += host.kill(self._name)
+        # Only now: another thread that waits for an answer has seen the connections end.
         for rank in ranks:
             rank.channel.close()
         if stuck:
@@ -224,26 +230,27 @@ class RankGroup:
     ) -> None:
         first, python = hosts[self.plan.hosts[0]], self.plan.python
         environment = activated_environment(environment, python)
-        own = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
+        environments = {each.rank: {**environment, **each.environment()} for each in self.plan.ranks}
         for each in self.plan.ranks:
-            # Before any of them is started: what is prepared for one serves all.
-            hosts[each.host].prepare(self._name, own[each.rank], self.plan.preload)
-        address, port = first.meeting(self._name)
-        meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+            # Before any is started: one supervisor serves all ranks of a host.
+            hosts[each.host].prepare(self._name, environments[each.rank], self.plan.preload)
+        address, port = first.master_address(self._name)
+        master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         for each in self.plan.ranks:
             host = hosts[each.host]
-            started = host.start(self._name, each.rank, {**own[each.rank], **meeting}, descriptors, python)
+            variables = {**environments[each.rank], **master}
+            started = host.start(self._name, each.rank, variables, descriptors, python)
             rank = _Rank(each, host, started, host.directory(self._name))
             self._ranks.append(rank)
             with suppress(BrokenPipeError, ConnectionResetError):
                 rank.channel.connection.send(
                     {
-                        "environment": {**each.environment(), **meeting},
+                        "environment": {**each.environment(), **master},
                         "sys_path": None if python else [p for p in sys.path if isinstance(p, str)],
                         "launch": self.plan.launch,
                         "framework": self.plan.framework,
                         "process_group": self.plan.process_group,
-                        "rendezvous": first.rendezvous(self._name),
+                        "rendezvous": first.rendezvous_url(self._name),
                         "directory": str(host.directory(self._name)),
                         "rank": each.rank,
                         "local_rank": each.local_rank,
@@ -256,41 +263,44 @@ class RankGroup:
                     }
                 )
 
-    def _first_words(self) -> list[dict[str, Any]]:
+    def _await_ready(self) -> list[dict[str, Any]]:
         try:
-            return self._collect(START_TIMEOUT_S)
+            return self._collect_answers(timeouts.RANK_START_TIMEOUT_S)
         except WorkerError as error:
             error.before_ready = True
             raise
 
-    def _collect(self, timeout_s: float | None) -> list[Any]:
-        """One answer from each rank; blocks without polling."""
+    def _collect_answers(self, timeout_s: float | None) -> list[Any]:
+        """Return one answer from each rank; blocks without polling, so that pytest uses no CPU meanwhile."""
         answers: dict[int, Any] = {}
         failures: list[failure.Failure] = []
         waiting = {rank.channel.connection: rank for rank in self._ranks}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while waiting:
-            left = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_S)
-            ready = wait(list(waiting), left)
-            if not ready:
+            left_s = None
+            if deadline is not None:
+                left_s = min(max(0.0, deadline - time.monotonic()), timeouts.LONGEST_POLL_S)
+            readable = wait(list(waiting), left_s)
+            if not readable:
                 break
-            for connection in ready:
-                # Typed as anything that can be waited for; it was given connections only.
+            for connection in readable:
+                # Typed as anything that ``wait`` accepts; it was given connections only.
                 rank = waiting.pop(connection)  # type: ignore[call-overload]
                 try:
                     state, value = rank.channel.receive()
                 except Exception:
-                    # The end, half a message, or what is none.
+                    # The end, or an incomplete or malformed message.
                     state, value = "error", failure.describe_death(rank.host, self._name, rank.pid)
                 if state == "ok":
                     answers[rank.plan.rank] = value
                 else:
-                    failures.append(rank.failed(value))
-                    deadline = min(deadline or float("inf"), time.monotonic() + SETTLE_S)
+                    failures.append(rank.make_failure(value))
+                    others_deadline = time.monotonic() + timeouts.OTHER_RANKS_TIMEOUT_S
+                    deadline = min(deadline or float("inf"), others_deadline)
         if failures:
-            others = [(rank.plan, rank.output()) for rank in self._ranks]
+            outputs = [(rank.plan, rank.output()) for rank in self._ranks]
             silent = [rank.plan for rank in waiting.values()]
-            failure.raise_first_cause(failures, len(self._ranks), others, silent)
+            failure.raise_first_cause(failures, len(self._ranks), outputs, silent)
         if waiting:
             self._raise_hang(list(waiting.values()), timeout_s or 0.0)
         return [answers[rank.plan.rank] for rank in self._ranks]
@@ -299,7 +309,7 @@ class RankGroup:
         starts = [rank.log_size() for rank in self._ranks]
         for host in self._hosts:
             with suppress(WorkerError):
-                host.signal(self._name, stacks.STACKS_SIGNAL)
+                host.send_signal(self._name, failure.STACKS_SIGNAL)
         self._await_stacks(starts)
         outputs = [
             (rank.plan, rank.output_with_stacks(start))
@@ -308,12 +318,12 @@ class RankGroup:
         failure.raise_hang([rank.plan for rank in silent], len(self._ranks), timeout_s, outputs)
 
     def _await_stacks(self, starts: Sequence[int]) -> None:
-        """A rank that hangs cannot say when it has finished writing: its log grows no more."""
-        deadline = time.monotonic() + STACKS_S
+        """Wait until the logs stop growing: a hanging rank cannot report when it has written its stacks."""
+        deadline = time.monotonic() + timeouts.STACKS_TIMEOUT_S
         sizes: list[int] = []
         while time.monotonic() < deadline:
             before, sizes = sizes, [rank.log_size() for rank in self._ranks]
             owed = any(rank.owes_stacks(start) for rank, start in zip(self._ranks, starts, strict=True))
             if sizes == before and not owed:
                 return
-            time.sleep(LOOK_S)
+            time.sleep(timeouts.STACKS_POLL_S)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process around one that may hang: whatever ends either of them, or their parent, nothing is left behind.
+"""A parent process that cleans up after a process which may hang.
 
-Standard library only, one thread, and it imports nothing for others. Whoever imports torch, or takes a step
-that may never come to its end, cannot watch anything meanwhile; its guard can, and adopts what it starts.
+A process that imports torch, or takes a step that may never end, cannot watch for the end of pytest
+meanwhile. Its guard does so, and adopts what it starts: however the process, its guard or pytest end, no
+descendant stays behind. Standard library only, one thread, and the guard imports nothing on behalf of others.
 """
 
 from __future__ import annotations
@@ -17,21 +18,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_llenergy.workers import proctree
+from pytest_llenergy.workers import proctree, timeouts
 
-#: How often to look for what the kernel does not tell of (seconds): a parent without pidfd, what is stuck.
-LOOK_S = 0.2
-#: How long to wait at first for what has been killed (seconds); then ever longer.
-PAUSE_S = 0.002
-#: How long a child that was told to end may take to do so by itself (seconds).
-PATIENCE_S = 3.0
-
+#: Signals that ask a process to end, which a guard passes on.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-#: Where this package is.
+#: The directory that contains this package.
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
-#: Not run as a module, which would take a search path of its own.
+#: Not run with ``-m``, which would put another directory first on the search path.
 PROGRAM = """
 import sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
@@ -41,11 +36,19 @@ main(*sys.argv[2:])
 
 
 def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> int:
-    """Go on in a child; the process that calls this stays behind as its guard, and ends as the child does.
+    """Continue in a child process; the calling process becomes its guard, and ends as the child does.
 
-    The child ends, with all that came of it, when this process is told to end or ``parent_pid`` is gone, and
-    ``directory`` is then removed. ``descriptor`` is the child's alone. Returns, in the child, a descriptor:
-    once that has been written to the child is told by SIGTERM instead, and ends by itself.
+    The child is killed with all its descendants, and ``directory`` removed, when the guard is asked to end
+    or ``parent_pid`` is gone.
+
+    Args:
+        parent_pid: the process whose end ends the child.
+        directory: removed if the parent is gone, since the parent cannot.
+        descriptor: an open file that only the child keeps.
+
+    Returns:
+        In the child, a descriptor. Once anything was written to it, the guard asks the child to end by
+        SIGTERM before it kills it.
     """
     proctree.become_subreaper()
     pid = os.getpid()
@@ -61,58 +64,60 @@ def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> int:
 
 
 class _Guard:
-    def __init__(self, parent_pid: int, directory: str, child: int, told: int) -> None:
+    def __init__(self, parent_pid: int, directory: str, child: int, handles_sigterm: int) -> None:
         self._parent_pid = parent_pid
         self._directory = directory
         self._child = child
-        self._told = told
+        #: Readable once the child handles SIGTERM by itself.
+        self._handles_sigterm = handles_sigterm
         self._status: int | None = None
         self._must_end = False
-        self._woken, wake = os.pipe()
-        for each in (self._woken, wake):
+        self._signal_pipe, wake = os.pipe()
+        for each in (self._signal_pipe, wake):
             os.set_blocking(each, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in ENDING_SIGNALS:
-            signal.signal(number, self._on_end)
-        self._parent: int | None = None
+            signal.signal(number, self._on_ending_signal)
+        self._parent_pidfd: int | None = None
         with suppress(OSError, AttributeError):
-            self._parent = os.pidfd_open(parent_pid)
+            self._parent_pidfd = os.pidfd_open(parent_pid)
 
     def run(self) -> NoReturn:
-        """Wait for the end of the child, and see to it when the time has come."""
-        heard = select.poll()
-        for source in (self._woken, self._parent):
+        """Wait for the end of the child, and bring it about once this process or the parent has to end."""
+        poll = select.poll()
+        for source in (self._signal_pipe, self._parent_pidfd):
             if source is not None:
-                heard.register(source, select.POLLIN)
+                poll.register(source, select.POLLIN)
         deadline_s: float | None = None
         while not self._reap():
             if deadline_s is None and (self._must_end or self._is_orphan()):
-                deadline_s = time.monotonic() + PATIENCE_S
-                if self._parent is not None:
-                    # It would be told of its end for ever.
-                    heard.unregister(self._parent)
-                self._end_child()
+                deadline_s = time.monotonic() + timeouts.GUARDED_STOP_TIMEOUT_S
+                if self._parent_pidfd is not None:
+                    # It stays readable, so that poll would return at once for ever.
+                    poll.unregister(self._parent_pidfd)
+                self._stop_child()
                 continue
             if deadline_s is not None and time.monotonic() > deadline_s:
-                # It was stopped, or waits for somebody.
+                # The child is stopped, or waits for something.
                 proctree.kill_tree({self._child, *self._children()})
-            heard.poll(LOOK_S * 1e3 if self._parent is None or deadline_s is not None else None)
+            polls = self._parent_pidfd is None or deadline_s is not None
+            poll.poll(timeouts.ORPHAN_POLL_S * 1e3 if polls else None)
             with suppress(BlockingIOError):
-                os.read(self._woken, 4096)
-        self._end_rest()
+                os.read(self._signal_pipe, 4096)
+        self._kill_rest()
         if self._is_orphan():
             shutil.rmtree(self._directory, ignore_errors=True)
-        self._end_as(os.waitstatus_to_exitcode(self._status or 0))
+        self._exit_like_child(os.waitstatus_to_exitcode(self._status or 0))
 
-    def _on_end(self, *_: object) -> None:
+    def _on_ending_signal(self, *_: object) -> None:
         self._must_end = True
 
     def _is_orphan(self) -> bool:
         return os.getppid() != self._parent_pid
 
     def _reap(self) -> bool:
-        """Whether the child has ended."""
+        """Reap all ended descendants. Returns whether the child is among them."""
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -122,30 +127,30 @@ class _Guard:
                     self._status = status
         return self._status is not None
 
-    def _end_child(self) -> None:
-        ready, _, _ = select.select([self._told], [], [], 0)
-        if ready and os.read(self._told, 1):
+    def _stop_child(self) -> None:
+        readable, _, _ = select.select([self._handles_sigterm], [], [], 0)
+        if readable and os.read(self._handles_sigterm, 1):
             os.kill(self._child, signal.SIGTERM)
         else:
             proctree.kill_tree({self._child, *self._children()})
 
-    def _end_rest(self) -> None:
-        pause_s = PAUSE_S
+    def _kill_rest(self) -> None:
+        pause_s = timeouts.KILL_POLL_S
         while left := self._children():
             proctree.kill_tree(left)
             self._reap()
             time.sleep(pause_s)
-            # What is stuck in a driver may be so for hours.
-            pause_s = min(2 * pause_s, LOOK_S)
+            # A process that is stuck in a driver may be so for hours.
+            pause_s = min(2 * pause_s, timeouts.STUCK_POLL_S)
 
     def _children(self) -> list[int]:
         return proctree.children_by_parent().get(os.getpid(), [])
 
-    def _end_as(self, code: int) -> NoReturn:
+    def _exit_like_child(self, code: int) -> NoReturn:
         if code < 0:
             import resource
 
-            # The core is that of the child.
+            # The child has dumped its core already.
             with suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             with suppress(OSError):
@@ -155,12 +160,12 @@ class _Guard:
 
 
 def main(parent_pid: str, directory: str, descriptor: str, *command: str) -> None:
-    """Become a program with a guard around it. The program inherits ``descriptor``."""
+    """Run a command under a guard. The command inherits ``descriptor``."""
     fork_under_guard(int(parent_pid), directory, int(descriptor))
     os.execv(command[0], command)
 
 
 def guarded_command(parent_pid: int, directory: Path, descriptor: int, command: list[str]) -> list[str]:
-    """The command line of ``main``, in an interpreter that no sitecustomize or .pth file has a part in."""
-    own = [str(parent_pid), str(directory), str(descriptor)]
-    return [sys.executable, "-S", "-c", PROGRAM, PACKAGE_PARENT, *own, *command]
+    """Return the command line of ``main``; its interpreter ignores sitecustomize and .pth files (``-S``)."""
+    arguments = [str(parent_pid), str(directory), str(descriptor)]
+    return [sys.executable, "-S", "-c", PROGRAM, PACKAGE_PARENT, *arguments, *command]

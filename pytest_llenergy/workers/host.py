@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host must offer so that ranks can be started on it; see ``local`` for the one that pytest is on."""
+"""The protocol of a host that ranks can run on; ``local`` implements it for the host of pytest itself."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, Protocol
-
-StartMethod = Literal["spawn", "forkserver"]
+from typing import Protocol
 
 
 @dataclass(frozen=True)
 class StartedRank:
-    """A rank's process: its pid on its host, the way to talk to it, and the file that it prints to.
+    """The process of a rank: its pid on its host, the connection to it, and the file that it prints to.
 
-    ``forked`` tells a fork of a process with its libraries from a fresh interpreter.
+    ``forked`` distinguishes a fork of a process with preloaded libraries from a fresh interpreter.
     """
 
     pid: int
@@ -26,25 +24,25 @@ class StartedRank:
 
 
 class Host(Protocol):
-    """Starts ranks, and ends them with all that came of them. All methods raise ``WorkerError``.
+    """Starts ranks, and kills them with all their descendants. All methods raise ``WorkerError``.
 
-    A group is the ranks that end together; its name is the caller's choice.
+    A group consists of the ranks that are killed together; the caller chooses its name.
     """
 
     def prepare(self, group: str, environment: Mapping[str, str], preload: Sequence[str]) -> None:
-        """Make ready for a group whose ranks have this environment and these modules in common."""
+        """Prepare for a group whose ranks share this environment and these preloaded modules."""
 
-    def rendezvous(self, group: str) -> str:
-        """Where ranks meet, as an ``init_method`` of ``torch.distributed.init_process_group``."""
+    def rendezvous_url(self, group: str) -> str:
+        """Return the ``init_method`` of ``torch.distributed.init_process_group`` for a group."""
 
-    def meeting(self, group: str) -> tuple[str, int]:
-        """An address of this host that the ranks of all others reach, and a port of it that is free.
+    def master_address(self, group: str) -> tuple[str, int]:
+        """Return an address of this host that the ranks of all hosts can reach, and a free port of it.
 
-        Asked of the host of rank 0, for libraries that insist on ``MASTER_ADDR`` and ``MASTER_PORT``.
+        Called for the host of rank 0, for libraries that need ``MASTER_ADDR`` and ``MASTER_PORT``.
         """
 
     def directory(self, group: str) -> Path:
-        """A private directory that pytest and the ranks of this host share, gone when the group is ended."""
+        """Return a private directory that pytest and the ranks of this host share; it ends with the group."""
 
     def start(
         self,
@@ -56,18 +54,22 @@ class Host(Protocol):
     ) -> StartedRank:
         """Start a rank in exactly this environment.
 
-        ``descriptors`` are those of the lease of GPUs, which lasts until nothing of the group is left.
-        ``python`` is another interpreter than pytest's; with one nothing was preloaded.
+        Args:
+            group: the group that the rank belongs to, which was prepared before.
+            rank: its number.
+            environment: all of its environment variables.
+            descriptors: open files of the device lease, which lasts until no process of the group is left.
+            python: an interpreter other than pytest's; nothing may be preloaded for such a group.
         """
 
-    def code(self, group: str, pid: int) -> int | None:
-        """The exit code of a rank, negative for a signal; ``None`` while it runs."""
+    def exit_code(self, group: str, pid: int) -> int | None:
+        """Return the exit code of a rank, negative for a signal, or ``None`` while it runs."""
 
-    def signal(self, group: str, number: int) -> None:
-        """Send a signal to the ranks of a group that run."""
+    def send_signal(self, group: str, number: int) -> None:
+        """Send a signal to the running ranks of a group."""
 
-    def end(self, group: str) -> list[int]:
-        """End a group and all its descendants. Returns the pids of those that are stuck in the kernel."""
+    def kill(self, group: str) -> list[int]:
+        """Kill a group and all its descendants. Returns the pids that are stuck in the kernel."""
 
     def close(self) -> None:
-        """End everything."""
+        """Kill all groups and free all resources."""

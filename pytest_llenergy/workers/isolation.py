@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect state that a test leaves in its rank."""
+"""Keep the state that one test leaves in its rank from the next test.
+
+Environment, working directory and umask are restored. Whatever else is detected (threads, processes,
+settings of Python and torch, memory) ends the rank, so that the next test gets a new one.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +17,49 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
-from pytest_llenergy.workers import proctree
+from pytest_llenergy.workers import proctree, timeouts
 
-#: Threads that a library starts once and keeps, by the module whose function they run. All wait.
+#: Which tests share ranks: none; those with the same backend and model; all, which then replace the model.
+Isolation = Literal["test", "backend", "run"]
+
+#: How much more memory than after their first test ranks may keep: the larger of these (bytes, share).
+GROWTH_BYTES, GROWTH_SHARE = 256 << 20, 0.25
+
+#: Threads that a library starts once and keeps, by the module whose function they run. All are idle.
 KEPT_THREADS = (
-    # Looks every ten seconds whether a bar has stood still; loading a model starts it.
+    # Checks progress bars every ten seconds; loading a model starts it.
     "tqdm._monitor",
-    # Read what torch.compile's own processes answer, and put these to sleep.
+    # Read answers of torch.compile's own processes, and quiesce these.
     "torch._inductor.compile_worker",
-    # Hands out descriptors, from the first that was put into a queue on, such as those of torch's tensors.
+    # Shares descriptors, once the first was put into a queue, such as those of torch's tensors.
     "multiprocessing.resource_sharer",
 )
 
-#: Processes that a library starts once and keeps, by a part of their command line. All wait for a pipe.
+#: Processes that a library starts once and keeps, by a part of their command line. All wait on a pipe.
 KEPT_PROCESSES = (
-    # From the first semaphore, shared memory or child of multiprocessing on, and joblib's own kind of it.
+    # Started with the first semaphore, shared memory or process of multiprocessing, or of joblib.
     "multiprocessing.resource_tracker",
     "loky.backend.resource_tracker",
-    # How multiprocessing starts its children by default from Python 3.14 on.
+    # The default start method of multiprocessing since Python 3.14.
     "multiprocessing.forkserver",
-    # From the first torch.compile on.
+    # Started with the first torch.compile.
     "torch/_inductor/compile_worker",
-    # From the first tensor on that shares its memory by the strategy file_system.
+    # Started with the first tensor that is shared by the strategy file_system.
     "torch_shm_manager",
 )
 
-#: Those whose own children belong to the library, too.
-KEPT_FAMILIES = ("torch/_inductor/compile_worker",)
+#: Such processes whose own children belong to the library, too.
+KEPT_PROCESS_TREES = ("torch/_inductor/compile_worker",)
 
-#: Handlers that a library sets once and keeps, by the module that they are in.
+#: Signal handlers that a library sets once and keeps, by their module.
 KEPT_HANDLERS = (
-    # DataLoader's of SIGCHLD looks whether a worker has died, from the first that had workers on.
+    # DataLoader's handler of SIGCHLD checks for dead workers, once the first had any.
     "torch.utils.data._utils.signal_handling",
 )
 
-#: What all later work with torch depends on, as attributes or functions of it.
+#: Settings that all later work with torch depends on, as attributes or functions of it.
 TORCH_SETTINGS = (
     *("get_default_dtype", "get_default_device", "get_num_threads", "get_float32_matmul_precision"),
     *("is_grad_enabled", "is_inference_mode_enabled", "is_anomaly_enabled", "is_autocast_enabled"),
@@ -60,14 +70,29 @@ TORCH_SETTINGS = (
     "backends.cuda.math_sdp_enabled",
 )
 
-#: How long what has been told to end may take to do so (seconds): it costs less than ranks that start anew.
-SETTLE_S, LOOK_S = 0.2, 0.005
-
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
+class RestorableState:
+    """Environment, working directory and umask of this process, as they were when this object was made."""
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        # Kept open, so that it need not have a name any more.
+        self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+
+    def restore(self) -> None:
+        """Restore them."""
+        os.environ.clear()
+        os.environ.update(self._environment)
+        os.fchdir(self._directory)
+        os.umask(self._umask)
+
+
 class Leftovers:
-    """Compares this process with what it was when this was made."""
+    """Compares this process with its state when this object was made."""
 
     def __init__(self) -> None:
         self._settings = _settings()
@@ -75,14 +100,14 @@ class Leftovers:
         self._threads = set(_threads())
         self._children = set(_children())
 
-    def found(self) -> list[str]:
-        """What is left, in words; nothing if it is as it was."""
-        deadline = time.monotonic() + SETTLE_S
+    def find(self) -> list[str]:
+        """Return descriptions of what was left or changed; empty if there is nothing."""
+        deadline = time.monotonic() + timeouts.LEFTOVERS_TIMEOUT_S
         while (running := self._running()) and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            time.sleep(timeouts.LEFTOVERS_POLL_S)
         now, limits = _settings(), _limits()
         changed = [name for name, value in now.items() if value != self._settings[name]]
-        # One that was raised harms nobody.
+        # A raised limit does no harm.
         lowered = [f"limit {name}" for name, value in limits.items() if value < self._limits[name]]
         return [*running, *changed, *lowered]
 
@@ -94,6 +119,13 @@ class Leftovers:
         return [f"thread {name}" for name in threads] + children
 
 
+def has_grown(now: int | None, first: int | None) -> bool:
+    """Return whether a rank uses much more memory now than after its first test (both in bytes)."""
+    if now is None or first is None:
+        return False
+    return now - first > max(GROWTH_BYTES, GROWTH_SHARE * first)
+
+
 def _settings() -> dict[str, object]:
     torch = sys.modules.get("torch")
     dist = sys.modules.get("torch.distributed")
@@ -102,26 +134,29 @@ def _settings() -> dict[str, object]:
         "cores": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
-        "tracing": (sys.gettrace(), sys.getprofile(), _traces_memory()),
+        "tracing": (sys.gettrace(), sys.getprofile(), _is_tracing_memory()),
         "interpreter": (sys.getrecursionlimit(), sys.getswitchinterval()),
         "timers": [any(signal.getitimer(timer)) for timer in TIMERS],
         "signal handlers": {number: _handler(number) for number in signal.valid_signals()},
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        "standard streams": [*map(_stream, (sys.stdin, sys.stdout, sys.stderr)), *map(_file, range(3))],
-        **{f"torch.{name}": _of_torch(torch, name) for name in TORCH_SETTINGS},
-        "torch.autocast on the CPU": _autocasts_on_cpu(torch),
+        "standard streams": [
+            *map(_stream_state, (sys.stdin, sys.stdout, sys.stderr)),
+            *map(_file_identity, range(3)),
+        ],
+        **{f"torch.{name}": _torch_setting(torch, name) for name in TORCH_SETTINGS},
+        "torch.autocast on the CPU": _is_autocast_on_cpu(torch),
         "process group": dist is not None and dist.is_available() and dist.is_initialized(),
     }
 
 
-def _autocasts_on_cpu(torch: Any) -> bool:
+def _is_autocast_on_cpu(torch: Any) -> bool:
     # Before torch 2.4 it took no argument.
     with suppress(AttributeError, TypeError):
         return bool(torch.is_autocast_enabled("cpu"))
     return False
 
 
-def _traces_memory() -> bool:
+def _is_tracing_memory() -> bool:
     tracemalloc = sys.modules.get("tracemalloc")
     return tracemalloc is not None and bool(tracemalloc.is_tracing())
 
@@ -131,11 +166,11 @@ def _handler(number: int) -> object:
     return signal.SIG_DFL if getattr(handler, "__module__", None) in KEPT_HANDLERS else handler
 
 
-def _stream(stream: Any) -> tuple[object, object]:
+def _stream_state(stream: Any) -> tuple[object, object]:
     return stream, getattr(stream, "closed", True)
 
 
-def _file(descriptor: int) -> tuple[int, int] | None:
+def _file_identity(descriptor: int) -> tuple[int, int] | None:
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -143,20 +178,20 @@ def _file(descriptor: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _of_torch(torch: Any, name: str) -> object:
+def _torch_setting(torch: Any, name: str) -> object:
     try:
         value = attrgetter(name)(torch)
         return value() if callable(value) else value
     except AttributeError:
-        # Another version has others.
+        # This version of torch lacks it.
         return None
     except Exception as error:
-        # Such as of the precision, once it was set in the old way and in the new one.
+        # torch raises for the matmul precision once both its old and its new interface were used.
         return type(error)
 
 
 def _limits() -> dict[str, float]:
-    """What a process may use of each resource; nothing is more than no limit."""
+    """Return the soft limit of each resource; infinity for no limit."""
     import resource
 
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -165,9 +200,9 @@ def _limits() -> dict[str, float]:
 
 
 def _threads() -> dict[int, str]:
-    """Names of the threads that run Python, by their numbers, but for this one and those of libraries.
+    """Return the names of other threads that run Python, by their idents, without those of ``KEPT_THREADS``.
 
-    Threads that never run Python, such as those of OpenMP, are not seen: libraries start and keep them.
+    Threads that never run Python, such as OpenMP's, are not included: libraries start and keep them.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
@@ -180,13 +215,13 @@ def _threads() -> dict[int, str]:
 
 def _is_kept(frame: FrameType) -> bool:
     if frame.f_code.co_name == "_worker" and _module(frame) == "concurrent.futures.thread":
-        # Of an executor, waiting for work: with the test gone, nobody gives it any.
+        # An idle thread of an executor: nothing submits work to it after the test.
         return True
-    work, above = frame, frame.f_back
+    target, above = frame, frame.f_back
     while above is not None:
-        # What it was started for comes right after the frames of threading, which started it.
-        work, above = (above if _module(above) != "threading" else work), above.f_back
-    return _module(work).startswith(KEPT_THREADS)
+        # The thread's target follows the frames of threading, which called it.
+        target, above = (above if _module(above) != "threading" else target), above.f_back
+    return _module(target).startswith(KEPT_THREADS)
 
 
 def _module(frame: FrameType) -> str:
@@ -194,7 +229,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _children() -> dict[int, str]:
-    """Command lines of the processes that come of this one, but for those of libraries."""
+    """Return the command lines of child processes, by pid, without those of ``KEPT_PROCESSES``."""
     if not _may_have_children():
         return {}
     below, found = proctree.children_by_parent(), {}
@@ -202,14 +237,17 @@ def _children() -> dict[int, str]:
         command = _command(pid)
         if not any(kept in command for kept in KEPT_PROCESSES):
             found[pid] = command
-        elif not any(kept in command for kept in KEPT_FAMILIES):
-            # Its forks have its command line, and are the test's.
+        elif not any(kept in command for kept in KEPT_PROCESS_TREES):
+            # Its forks have its command line, but belong to the test.
             found.update((child, _command(child)) for child in below.get(pid, ()))
     return found
 
 
 def _may_have_children() -> bool:
-    """Cheap, however many processes the host has; not every kernel tells (proc_tid_children(5))."""
+    """Return quickly if there are none, however many processes the host has.
+
+    Not every kernel lists the children of a thread (proc_tid_children(5)).
+    """
     with suppress(OSError):
         tasks = list(Path("/proc/self/task").iterdir())
         if (tasks[0] / "children").exists():
@@ -218,7 +256,7 @@ def _may_have_children() -> bool:
 
 
 def _has_children(task: Path) -> bool:
-    # A thread may end meanwhile.
+    # The thread may have ended meanwhile.
     with suppress(OSError):
         return bool((task / "children").read_bytes())
     return False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of this pytest process: of the running test and of warm ranks.
+"""Device leases of this pytest process: of the running test, and of warm ranks that wait for the next one.
 
-Ranks that stay for the next test sit on their GPUs, so their lease stays too. It is given up, ranks first,
-when the next test has no use for it or when another process queues for its devices. The CPU's is
-given up after every test: ranks that wait draw nothing there.
+Warm ranks still occupy their GPUs, so their lease stays too. It is released, ranks first, when the next test
+cannot use it or another process queues for its devices. The CPU's lease ends with every test, since idle
+ranks draw no power there.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
 from pytest_llenergy.devices.locks import Holding, acquire, ignore_message
 from pytest_llenergy.devices.queue import is_awaited
 from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.pool import RankPool
-
-#: How often to look whether others queue for devices with idle ranks (seconds), and how long they must have
-#: waited: who waits for less is about to be served anyway.
-LOOK_S, WAITED_S = 0.2, 0.05
 
 
 class LeaseKeeper:
-    """Takes and gives back the devices of one test after the other, and keeps those of warm ranks between."""
+    """Leases the devices of one test after the other, and keeps those of warm ranks between tests.
+
+    Args:
+        pool: the ranks.
+        where: returns the directory of the lock files.
+    """
 
     def __init__(self, pool: RankPool, where: Callable[[], LockDirectory] = open_lock_directory) -> None:
         self._pool = pool
         self._where = where
         self._current: list[Holding] = []
         self._kept: Holding | None = None
-        # Held while ranks are ended, so that no test can be given them meanwhile.
+        # Held while ranks are stopped, so that no test gets them meanwhile.
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
     def is_intact(self) -> bool:
-        """Whether the lock files of the test that runs are still there; else others may have its devices."""
+        """Return whether the running test's lock files exist; without them others may lease its devices."""
         return all(held.intact() for held in self._current)
 
     def lease(
@@ -46,69 +48,80 @@ class LeaseKeeper:
         wait_s: float,
         test: str = "",
         also: tuple[DeviceLock, ...] = (),
-        tell: Callable[[str], None] = ignore_message,
+        on_wait: Callable[[str], None] = ignore_message,
     ) -> Lease:
-        """Lock the devices of a test, and ``also`` what is no device of its ranks. Returns what it got.
+        """Lock the devices of a test.
 
-        ``tell`` is told for whom it waits. Raises ``DeviceError`` as ``acquire`` does.
+        Args:
+            lease: the devices that it may have.
+            wait_s: how long to queue for them.
+            test: its name, which other waiting processes show.
+            also: further devices, such as the CPU beside a GPU.
+            on_wait: called with a text about the holder of the devices while this process waits.
+
+        Returns:
+            The lease with the devices that were chosen.
+
+        Raises:
+            DeviceError: they are not free in time, or cannot be locked.
         """
         request = lease.request(also)
         with self._lock:
             chosen = self._from_kept(request, test) if _wants_gpus(request) else None
         if chosen is None:
-            self._current.append(acquire(request, wait_s, test, self._where, tell))
+            self._current.append(acquire(request, wait_s, test, self._where, on_wait))
             chosen = self._current[-1].chosen
         self._pool.descriptors = tuple(each for held in self._current for each in held.lend_descriptors())
         return lease.select(chosen)
 
     def finish_test(self) -> None:
-        """The test has ended: keep GPUs with warm ranks for the next one, give back everything else."""
+        """Keep GPUs with warm ranks for the next test, and release everything else."""
         with self._lock:
             try:
                 self._pool.finish_test()
             finally:
-                # Also when it is interrupted: nobody else would ever give them back.
+                # Also if interrupted: nothing else would ever release them.
                 self._pool.descriptors = ()
                 for held in self._current:
-                    gpus = {claim for claim in held.locks if claim.device != CPU}
+                    gpus = {lock for lock in held.locks if lock.device != CPU}
                     if gpus and self._kept is None and self._has_ranks(held) and not _is_wanted(held):
                         self._keep(held, gpus)
                         continue
-                    self._free(held)
+                    self._close_and_release(held)
                 self._current.clear()
                 if self._kept is not None and not self._has_ranks(self._kept):
-                    self._give_up()
+                    self._release_kept()
 
     def close(self) -> None:
-        """End all ranks, then give back everything."""
+        """Stop all ranks, then release everything."""
         with self._lock:
             self._pool.close()
-            self._give_up()
+            self._release_kept()
             for held in self._current:
                 held.release()
             self._current.clear()
 
     def _from_kept(self, request: LockRequest, test: str) -> tuple[int, ...] | None:
-        """Serve a request from the devices of warm ranks; otherwise these are given up before it queues."""
+        """Choose from the devices of warm ranks, or stop these and release their devices before it queues."""
         kept = self._kept
         if kept is None:
             return None
-        rest = [claim for claim in request.always if claim not in kept.locks]
+        rest = [lock for lock in request.always if lock not in kept.locks]
         chosen = LockRequest((), request.n, request.choices).select(set(kept.locks).issuperset)
-        # Whoever queues for them came before this test.
-        if chosen is None or any(claim.device != CPU for claim in rest) or _is_wanted(kept):
-            self._give_up()
+        # A process that queues for them came before this test.
+        if chosen is None or any(lock.device != CPU for lock in rest) or _is_wanted(kept):
+            self._release_kept()
             return None
         if rest:
-            # Waiting with devices in hand could be waiting for somebody who waits for these.
+            # Not waited for: two processes that wait while they hold devices could wait for each other.
             try:
                 self._current.append(acquire(LockRequest(tuple(rest)), 0.0, test, self._where))
             except DeviceError:
-                self._give_up()
+                self._release_kept()
                 return None
         wanted = set(request.locks(chosen))
         if not wanted.issuperset(kept.locks):
-            self._end_ranks(kept)
+            self._close_ranks(kept)
             kept.keep_only(wanted)
         self._stop.set()
         kept.assign_to(test)
@@ -124,39 +137,39 @@ class LeaseKeeper:
         threading.Thread(target=self._watch, args=(held, self._stop), daemon=True).start()
 
     def _watch(self, held: Holding, stop: threading.Event) -> None:
-        """Runs only while a lease is idle."""
-        while not stop.wait(LOOK_S):
+        """Release an idle lease as soon as another process wants it; runs in a thread."""
+        while not stop.wait(timeouts.QUEUE_POLL_S):
             with self._lock:
                 if stop.is_set():
                     return
-                if not self._has_ranks(held) or _is_wanted(held, WAITED_S):
-                    self._give_up()
+                if not self._has_ranks(held) or _is_wanted(held, timeouts.QUEUE_WAITED_S):
+                    self._release_kept()
                     return
 
-    def _give_up(self) -> None:
+    def _release_kept(self) -> None:
         self._stop.set()
         if self._kept is not None:
-            self._free(self._kept)
+            self._close_and_release(self._kept)
             self._kept = None
 
-    def _free(self, held: Holding) -> None:
-        self._end_ranks(held)
+    def _close_and_release(self, held: Holding) -> None:
+        self._close_ranks(held)
         held.release()
 
-    def _end_ranks(self, held: Holding) -> None:
-        """Those on its GPUs. Ranks on the CPU outlive their lease."""
-        self._pool.close_on({claim.device for claim in held.locks if claim.device != CPU})
+    def _close_ranks(self, held: Holding) -> None:
+        """Close the ranks on its GPUs. Those on the CPU outlive their lease."""
+        self._pool.close_on({lock.device for lock in held.locks if lock.device != CPU})
 
     def _has_ranks(self, held: Holding) -> bool:
-        return not self._pool.devices.isdisjoint(claim.device for claim in held.locks)
+        return not self._pool.devices.isdisjoint(lock.device for lock in held.locks)
 
 
 def _wants_gpus(request: LockRequest) -> bool:
-    return bool(request.choices) or any(claim.device != CPU for claim in request.always)
+    return bool(request.choices) or any(lock.device != CPU for lock in request.always)
 
 
 def _is_wanted(held: Holding, least_s: float = 0.0) -> bool:
-    # Whether to be obliging is all that hangs on it; a directory that is gone fails the next test.
+    # At worst others wait longer. If the directory is gone, the next test fails and reports it.
     with suppress(OSError):
         return is_awaited(held.directory, held.locks, least_s)
     return False

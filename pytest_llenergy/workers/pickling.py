@@ -45,7 +45,7 @@ IMPORT_ATTRIBUTES = {"__builtins__", "__loader__", "__spec__"}
 
 # cloudpickle has no type annotations.
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Registers modules with cloudpickle as their definitions are met; adds what cloudpickle cannot pickle."""
+    """Registers modules as their definitions are met, and pickles what cloudpickle cannot."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process plan: ranks, their devices, cores and environment, and checks against it."""
+"""The process plan: how many ranks, and the devices, cores and environment of each; checks of started ranks.
+
+One function makes the plan, and everything else reads it.
+"""
 
 from __future__ import annotations
 
@@ -18,35 +21,34 @@ from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
 from pytest_llenergy.model.record import Parallel, RankInfo
 
-# The process plan: how many ranks, which device and cores each has, and the environment it lives in.
-#
-# Made by one function; everything else reads it.
-
-#: Libraries that decide their thread count from the environment when they are imported.
+#: Variables from which libraries take their number of threads on import.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-#: Between ranks of one host; other interfaces would only add names to look up and fail on.
+#: The network interface between ranks of one host; resolving names for others could only fail.
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
-#: What torchrun, Slurm, MPI and ``accelerate launch`` leave behind; a rank that inherits it joins the wrong
-#: group, or takes another device than it was given.
+#: Variables that torchrun, Slurm, MPI and ``accelerate launch`` set. A rank that inherits them joins the
+#: wrong group, or uses another device than planned.
 STALE_PREFIXES = (
     *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     *("ACCELERATE_USE_", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY"),
 )
 
-#: The host of pytest itself, the only one there is today.
+#: Variables that ranks do not inherit: pytest sets them for each phase of each test, and ranks outlive tests.
+PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
+
+#: The host of pytest itself, the only one today.
 LOCALHOST = "localhost"
 
-#: Variables that differ between the ranks of a group; all others can be there before torch is imported.
+#: Variables that differ between the ranks of a group; all others can be set before torch is imported.
 PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One process, and the devices that it sees: one, or all where the engine shares them out.
+    """One rank, and the devices that it sees: one, or several that its backend distributes.
 
     ``cpus`` are the logical CPUs it is pinned to; empty means not pinned. ``local_rank`` is its position
     among the ``local_world_size`` ranks of its host.
@@ -63,7 +65,7 @@ class RankPlan:
 
     @property
     def device(self) -> str:
-        """Its devices, as they are told to people."""
+        """Its devices, as messages and records show them."""
         return ",".join(self.devices)
 
     @property
@@ -72,7 +74,7 @@ class RankPlan:
         return self.devices == (CPU,)
 
     def environment(self) -> dict[str, str]:
-        """The variables that the rank sets before anything else can be imported."""
+        """Return the variables that the rank sets before anything else can be imported."""
         visible = "" if self.on_cpu else self.device
         return {
             "CUDA_VISIBLE_DEVICES": visible,
@@ -91,12 +93,18 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """All processes of one group. Equal plans can share their processes.
+    """All ranks of a group. Tests with equal plans can share their ranks.
 
-    ``divided`` are the UUIDs of the boards that leased MIG instances are parts of. ``together`` is how many
-    consecutive ranks work on the same inputs, such as the shards of one model. ``process_group`` tells
-    whether the framework's is there, ``preload`` the modules that forked ranks have in common. ``python`` is
-    the interpreter of the ranks, ``None`` for pytest's own; only of that one ranks can be forks.
+    Attributes:
+        launch: ``ranks`` for one process a device; ``engine`` for backends that start processes of their own.
+        framework: imported by each rank before anything else.
+        parallel: the parallel degrees, which multiply to the number of devices.
+        ranks: the plan of each rank.
+        divided: UUIDs of the boards of leased MIG instances.
+        replica_size: how many consecutive ranks work on the same inputs, as the shards of one model do.
+        process_group: whether ranks join a process group of the framework.
+        python: interpreter of the ranks, ``None`` for pytest's own. Only with that one ranks can be forks.
+        preload: modules that the process which forks the ranks imports.
     """
 
     launch: Literal["ranks", "engine"]
@@ -104,19 +112,19 @@ class ProcessPlan:
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
     divided: tuple[str, ...] = ()
-    together: int = 1
+    replica_size: int = 1
     process_group: bool = False
     python: str | None = None
     preload: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where its ranks are, each host once, that of rank 0 first."""
+        """The hosts of its ranks, that of rank 0 first."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
 
 def explain_degree_mismatch(degrees: Parallel, devices: int) -> str | None:
-    """What is wrong where degrees do not multiply to the number of devices; else ``None``."""
+    """Return a message if the degrees do not multiply to the number of devices, else ``None``."""
     product = degrees.data * degrees.tensor * degrees.pipeline * degrees.placement
     if product == devices:
         return None
@@ -136,11 +144,18 @@ def plan_processes(
     threads: int | None = None,
     python: str | None = None,
 ) -> ProcessPlan:
-    """One rank for each leased device, or one for all of an engine; data parallel unless the test says more.
+    """Plan one rank a leased device, or one for all devices if the backend starts its own processes.
 
-    ``cpus`` are the logical CPUs to share out; ``threads`` overrides the threads of each rank; ``python`` is
-    their interpreter where it is another than pytest's. Raises ``PlanError`` when the degrees do not multiply
-    to the devices, or are none that the engine offers.
+    Args:
+        capabilities: what the backend supports.
+        parallel: the degrees that the test requests; data parallel by default.
+        lease: the devices.
+        cpus: logical CPUs, which are divided between ranks.
+        threads: number of threads of each rank; by default one for each of its CPUs.
+        python: interpreter of the ranks, if it is not pytest's.
+
+    Raises:
+        PlanError: the degrees do not multiply to the devices, or the backend does not support them.
     """
     n = len(lease.devices)
     degrees = parallel or Parallel(data=n)
@@ -148,8 +163,8 @@ def plan_processes(
         raise PlanError(wrong)
     lacking = capabilities.lacks(degrees)
     if lacking:
-        said = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
-        raise PlanError(f"no {' and no '.join(lacking)} parallelism is offered here{said}")
+        hint = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
+        raise PlanError(f"no {' and no '.join(lacking)} parallelism is offered here{hint}")
     if degrees.placement > 1 and lease.devices[0] == CPU:
         raise PlanError(
             f"placement={degrees.placement} spreads layers over GPUs; there is one CPU, which holds them all"
@@ -158,7 +173,7 @@ def plan_processes(
     share = max(1, len(cpus) // len(groups))
     ranks: list[RankPlan] = []
     for rank, devices in enumerate(groups):
-        own = tuple(cpus[(rank * share + i) % len(cpus)] for i in range(share))
+        assigned = tuple(cpus[(rank * share + i) % len(cpus)] for i in range(share))
         ranks.append(
             RankPlan(
                 host=LOCALHOST,
@@ -168,8 +183,8 @@ def plan_processes(
                 local_world_size=len(groups),
                 devices=devices,
                 threads=threads or share,
-                # A GPU's rank is not pinned: which cores are near its board is not known here.
-                cpus=own if devices == (CPU,) else (),
+                # Ranks on GPUs are not pinned: which cores are near a board is not known here.
+                cpus=assigned if devices == (CPU,) else (),
             )
         )
     framework = capabilities.framework
@@ -179,7 +194,7 @@ def plan_processes(
         parallel=degrees,
         ranks=tuple(ranks),
         divided=lease.divided,
-        together=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else 1,
+        replica_size=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else 1,
         process_group=framework is not None and (len(groups) > 1 or capabilities.process_group),
         python=python,
         preload=() if python else (*([framework] if framework else []), *capabilities.preload),
@@ -187,7 +202,7 @@ def plan_processes(
 
 
 def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) -> list[tuple[str, ...]]:
-    """The devices of each process."""
+    """Return the devices of each rank."""
     size = degrees.placement
     if capabilities.launch == "engine":
         size *= degrees.tensor * degrees.pipeline
@@ -195,29 +210,32 @@ def _device_groups(capabilities: Capabilities, degrees: Parallel, lease: Lease) 
     if lease.divided and size > 1:
         # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
         raise PlanError(
-            f"one process sees one MIG instance and the lease has {len(lease.devices)} for an engine that "
+            f"one process sees one MIG instance and the lease has {len(lease.devices)} for a backend that "
             "runs in one; use gpus(1), or a backend that runs one rank on each"
         )
     devices = lease.devices
-    # Of a CPU there is one, however many share it.
+    # There is one CPU, however many ranks share it.
     return [tuple(dict.fromkeys(devices[start : start + size])) for start in range(0, len(devices), size)]
 
 
-# What runs, held against the plan.
+def check_placement(plan: ProcessPlan, found: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:
+    """Check what each rank found (see ``rank.set_up``) against the plan, in rank order.
 
+    Returns:
+        The ranks for the record.
 
-def check_placement(plan: ProcessPlan, seen: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:
-    """The ranks as records tell them, of what each saw of itself. Both in rank order.
-
-    Raises ``WorkerPlacementError`` naming both sides where they differ.
+    Raises:
+        WorkerPlacementError: a process, device or world differs from the plan.
     """
-    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, seen, strict=True)}
+    pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, found, strict=True)}
     if len(pids) != len(plan.ranks):
         raise WorkerPlacementError(f"planned {len(plan.ranks)} processes, found {len(pids)}")
-    for planned, facts in zip(plan.ranks, seen, strict=True):
-        found = ",".join(facts["devices"])
-        if found != planned.device:
-            raise WorkerPlacementError(f"rank {planned.rank}: planned on {planned.device}, found on {found}")
+    for planned, facts in zip(plan.ranks, found, strict=True):
+        devices = ",".join(facts["devices"])
+        if devices != planned.device:
+            raise WorkerPlacementError(
+                f"rank {planned.rank}: planned on {planned.device}, found on {devices}"
+            )
         if plan.framework == "torch" and facts["world_size"] != planned.world_size:
             raise WorkerPlacementError(
                 f"rank {planned.rank}: planned in a world of {planned.world_size}, found in one of "
@@ -233,37 +251,41 @@ def check_placement(plan: ProcessPlan, seen: Sequence[Mapping[str, Any]]) -> tup
             cpus=facts["cpus"],
             host=planned.host,
         )
-        for planned, facts in zip(plan.ranks, seen, strict=True)
+        for planned, facts in zip(plan.ranks, found, strict=True)
     )
 
 
 def check_backend_workers(
     plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[BackendWorker]]
 ) -> tuple[RankInfo, ...]:
-    """The ranks with the processes that the engine in each has started, in the order of the engine's ranks.
+    """Check the processes that the backend of each rank has started against the plan.
 
-    Raises ``WorkerPlacementError`` where these are not as many as the plan gives a replica, where they see
-    another world, or where one is not there.
+    Returns:
+        The ranks for the record, with the pids of these processes in the order of their own ranks.
+
+    Raises:
+        WorkerPlacementError: their number or their world differs from the plan, or one is not a descendant of
+            its rank.
     """
     if plan.launch != "engine":
         return tuple(ranks)
     return tuple(
-        msgspec.structs.replace(rank, workers=_checked(plan, rank, found))
+        msgspec.structs.replace(rank, workers=_check_workers(plan, rank, found))
         for rank, found in zip(ranks, workers, strict=True)
     )
 
 
-def _checked(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> list[int]:
+def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> list[int]:
     degrees = plan.parallel
     planned = degrees.tensor * degrees.pipeline * (degrees.data // len(plan.ranks))
     ordered = sorted(workers, key=lambda worker: worker.rank)
     pids = [worker.pid for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
-    said = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
+    seen = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
     if len(set(pids)) != planned or worlds != [degrees.tensor * degrees.pipeline]:
         raise WorkerPlacementError(
-            f"rank {rank.rank}: planned {planned} processes of the engine, tensor {degrees.tensor} by "
-            f"pipeline {degrees.pipeline}; found {said}"
+            f"rank {rank.rank}: planned {planned} processes of the backend, tensor {degrees.tensor} by "
+            f"pipeline {degrees.pipeline}; found {seen}"
         )
     if rank.host == LOCALHOST:
         here = {rank.pid, *(child.pid for child in psutil.Process(rank.pid).children(recursive=True))}
@@ -271,20 +293,14 @@ def _checked(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]
         strangers = [pid for pid in pids if pid not in here and pid not in attached]
         if strangers:
             raise WorkerPlacementError(
-                f"rank {rank.rank}: the engine names processes that are not its own: {strangers}"
+                f"rank {rank.rank}: the backend names processes that are not its own: {strangers}"
             )
     return [pid for pid in pids if pid]
 
 
-# What pytest's own process means for its ranks: the environment they inherit, and what would break them.
-
-#: Told anew for every phase of every test; ranks outlive the test that started them.
-PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
-
-
 @dataclass(frozen=True)
 class Surroundings:
-    """What ranks take over from pytest's process when they start."""
+    """State of pytest's process that ranks take over when they start."""
 
     environment: dict[str, str]
     directory: str
@@ -292,7 +308,7 @@ class Surroundings:
 
 
 def current_surroundings() -> Surroundings:
-    """As they are now. A directory that is gone is none."""
+    """Return the present state. The directory is empty if it was removed."""
     try:
         directory = str(Path.cwd())
     except OSError:
@@ -303,7 +319,7 @@ def current_surroundings() -> Surroundings:
 
 
 def inherited_environment() -> dict[str, str]:
-    """The environment of ranks that are started now, but for what the plan sets."""
+    """Return what ranks inherit of pytest's environment; the plan adds its own variables."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -312,11 +328,11 @@ def inherited_environment() -> dict[str, str]:
 
 
 def find_hazards() -> Iterator[str]:
-    """What a test file or a plugin has done to this process that users take for a fault of the ranks."""
+    """Yield warnings of states of pytest's process that users might mistake for faults of the ranks."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         chosen = multiprocessing.get_start_method(allow_none=True)
-        # The platform's own is set by any library that makes a queue or a lock, by no choice of anybody's.
+        # The platform's default is set by any library that makes a queue or a lock, by nobody's choice.
         if chosen not in (None, "spawn", multiprocessing.get_all_start_methods()[0]):
             yield (
                 f"multiprocessing's start method was set to {chosen!r} in pytest's process; ranks do not "

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find and end the descendants of a process. Standard library only."""
+"""Find and kill the descendants of a process.
+
+Standard library only, without psutil: the supervisor and its guard import this module, and must start fast.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,29 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from pytest_llenergy.workers import timeouts
+
 #: prctl(2): include/uapi/linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 PROC = Path("/proc")
 
-#: Parts of command lines of what removes shared memory and semaphores with a name, once everybody who made
-#: any has gone (multiprocessing/resource_tracker.py; torch's torch_shm_manager), and then ends.
+#: Parts of the command lines of processes that remove named shared memory and semaphores once all processes
+#: that made any have gone, and then end (multiprocessing/resource_tracker.py; torch's torch_shm_manager).
 CLEANERS = (b"multiprocessing.resource_tracker", b"loky.backend.resource_tracker", b"torch_shm_manager")
-
-#: How long that may take (seconds), and how often it is looked at.
-CLEANING_S, LOOK_S = 1.0, 0.01
 
 
 def become_subreaper() -> None:
-    """Become the parent of every descendant whose own parent ends, sessions of their own or not."""
+    """Become the parent of every descendant whose own parent ends, also of those in sessions of their own."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel for this signal when the parent of this process ends, also when that is killed.
+    """Ask the kernel to send this process a signal when its parent ends, in whatever way.
 
-    Raises ``SystemExit`` when it has ended already.
+    Raises ``SystemExit`` if the parent has ended already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
@@ -44,7 +46,7 @@ def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) ->
 
 
 def children_by_parent() -> dict[int, list[int]]:
-    """Every process that can be seen, by its parent. Empty where there is no ``/proc``."""
+    """Return the children of every visible process. Empty where there is no ``/proc``."""
     found: dict[int, list[int]] = {}
     with suppress(OSError):
         for process in PROC.iterdir():
@@ -55,7 +57,7 @@ def children_by_parent() -> dict[int, list[int]]:
 
 
 def descendants(roots: Collection[int]) -> set[int]:
-    """These processes and all below them."""
+    """Return these processes and all their descendants."""
     below, found, waiting = children_by_parent(), set(roots), list(roots)
     while waiting:
         for child in below.get(waiting.pop(), ()):
@@ -66,7 +68,7 @@ def descendants(roots: Collection[int]) -> set[int]:
 
 
 def find_by_variable(name: str, value: str) -> set[int]:
-    """Processes that have this variable in the environment that they were started with."""
+    """Return the processes that were started with this environment variable."""
     wanted, found = f"{name}={value}".encode(), set()
     for process in PROC.iterdir() if PROC.is_dir() else ():
         with suppress(OSError):
@@ -76,28 +78,29 @@ def find_by_variable(name: str, value: str) -> set[int]:
 
 
 def kill_tree(roots: Collection[int]) -> None:
-    """Kill these and all below them, stopped first: none can start another one meanwhile.
+    """Kill these processes and all their descendants.
 
-    Those that clean up after the others are killed last, if they have not ended by then.
+    All are stopped before the first is killed, so that none can start another one meanwhile. Processes that
+    remove shared memory of the others are killed last, if they have not ended by themselves in time.
     """
     stopped: set[int] = set()
     cleaners: set[int] = set()
     while fresh := descendants(roots) - stopped - cleaners:
-        cleaners |= {pid for pid in fresh if _cleans(pid)}
+        cleaners |= {pid for pid in fresh if _is_cleaner(pid)}
         for pid in fresh - cleaners:
-            _send(pid, signal.SIGSTOP)
+            _send_signal(pid, signal.SIGSTOP)
             stopped.add(pid)
     for pid in stopped:
-        _send(pid, signal.SIGKILL)
-    deadline = time.monotonic() + CLEANING_S
+        _send_signal(pid, signal.SIGKILL)
+    deadline = time.monotonic() + timeouts.CLEANER_TIMEOUT_S
     while cleaners and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(timeouts.CLEANER_POLL_S)
         cleaners &= {pid for found in children_by_parent().values() for pid in found}
     for pid in cleaners:
-        _send(pid, signal.SIGKILL)
+        _send_signal(pid, signal.SIGKILL)
 
 
-def _cleans(pid: int) -> bool:
+def _is_cleaner(pid: int) -> bool:
     try:
         command = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -105,18 +108,18 @@ def _cleans(pid: int) -> bool:
     return any(cleaner in command for cleaner in CLEANERS)
 
 
-def _send(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def _parent(process: Path) -> int | None:
     try:
-        # The name in parentheses may hold anything, spaces and parentheses too (proc_pid_stat(5)).
+        # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
         state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
     except (OSError, ValueError):
         return None
-    # What has ended and only waits to be reaped runs nothing, unless it has other threads than its first.
+    # A zombie runs nothing, unless it has other threads than its first.
     return None if state == b"Z" and not _has_threads(process) else int(parent)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry of a rank: a fresh interpreter that is told who it is before anything can be imported.
+"""Entry point of a rank: set its environment before anything can be imported, then become the planned rank.
 
-Standard library only, and run as a script, so that not even this package is imported before the
-environment is set. The order is fixed: environment, devices, framework, check, process group, ready.
+Standard library only, and run as a script, so that not even this package is imported before the environment
+is set. The order is fixed, since devices are frozen by the first use of CUDA, and NCCL needs the device:
+environment, import torch, check the devices, process group, barrier, ready.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from typing import Any
 
 
 def main(descriptor: int, *, preloaded: bool = False) -> None:
-    """Boot from the plan that comes over the socket, then serve requests until it closes.
+    """Receive the plan over a socket, set up the rank, then serve requests until the socket closes.
 
-    A ``preloaded`` rank is a fork of a process that has imported torch, and has done nothing with it.
+    Args:
+        descriptor: the socket.
+        preloaded: whether this is a fork of a process that has imported torch, and not used it.
     """
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     boot: dict[str, Any] = connection.recv()
-    # What was printed last is what is wanted of a rank that dies.
+    # The last lines of a rank that dies must be in its log.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # Says where every thread is, also while one holds the interpreter's lock.
+    # ``failure.STACKS_SIGNAL``: works also while one thread holds the interpreter's lock.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
-        hello = set_up(boot, preloaded=preloaded)
+        facts = set_up(boot, preloaded=preloaded)
     except BaseException as error:
-        said = {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        connection.send(("error", {"time_ns": time.monotonic_ns(), **said}))
+        report = {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        connection.send(("error", {"time_ns": time.monotonic_ns(), **report}))
         raise SystemExit(1) from error
     from pathlib import Path
 
@@ -42,52 +45,53 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     from pytest_llenergy.workers.transport import Channel
 
     server = Server(Channel(connection, Path(boot["directory"])), boot)
-    connection.send(("ok", hello))
+    connection.send(("ok", facts))
     server.run()
-    # Taking down torch's interpreter takes a second in which nothing more can happen.
+    # Finalising an interpreter with torch takes a second, for nothing.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def set_up(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
-    """Become the planned rank. Returns what was seen, which the parent holds against the plan."""
+    """Become the planned rank. Returns what it found, which pytest checks against the plan."""
     if "torch" in sys.modules and not preloaded:
         raise RuntimeError(
             "torch was imported before the rank could set its devices (sitecustomize or .pth?)"
         )
-    # It was started with these; a sitecustomize or a .pth file may have had its own ideas since.
+    # It was started with these variables; sitecustomize or a .pth file may have changed them since.
     os.environ.update(boot["environment"])
     sys.path[:] = boot["sys_path"] or isolated_search_path(boot)
     if boot["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, boot["cpus"])
-    seen: dict[str, Any] = {"framework": None, "world_size": 1, "devices": boot["devices"]}
+    facts: dict[str, Any] = {"framework": None, "world_size": 1, "devices": boot["devices"]}
     if boot["framework"] == "torch":
-        seen = start_torch(boot)
+        facts = start_torch(boot)
     cpus = sorted(os.sched_getaffinity(0)) if boot["cpus"] and hasattr(os, "sched_getaffinity") else None
-    return {"pid": os.getpid(), "threads": boot["threads"], "cpus": cpus, **seen}
+    return {"pid": os.getpid(), "threads": boot["threads"], "cpus": cpus, **facts}
 
 
 def isolated_search_path(boot: dict[str, Any]) -> list[str]:
-    """That of an interpreter of another environment, where of pytest's packages only this one is found.
+    """Return the search path of an interpreter of another environment, with this package added to it.
 
-    A directory and no import hook: the processes that an engine starts inherit the search path alone.
+    Of pytest's environment only this package must be found. A directory with a link is used and no import
+    hook, since processes that a backend starts inherit only the search path.
     """
-    room = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs too much here
-    package = os.path.dirname(room)  # noqa: PTH120
-    shown = os.path.join(boot["directory"], f"package{boot['rank']}")  # noqa: PTH118
-    os.mkdir(shown)  # noqa: PTH102
-    os.symlink(package, os.path.join(shown, os.path.basename(package)))  # noqa: PTH118, PTH119, PTH211
-    return [shown, *(path for path in sys.path if path != room)]
+    directory = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs too much here
+    package = os.path.dirname(directory)  # noqa: PTH120
+    links = os.path.join(boot["directory"], f"package{boot['rank']}")  # noqa: PTH118
+    os.mkdir(links)  # noqa: PTH102
+    os.symlink(package, os.path.join(links, os.path.basename(package)))  # noqa: PTH118, PTH119, PTH211
+    return [links, *(path for path in sys.path if path != directory)]
 
 
 def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
-    """Import torch, check that it sees the planned device and no other, join the process group."""
+    """Import torch, check that it sees the planned devices and no others, join the process group."""
     import torch
 
     torch.set_num_threads(boot["threads"])
     planned = [device for device in boot["devices"] if device != "cpu"]
-    # Asking for the count initialises nothing on CPU builds and only this rank's devices elsewhere.
+    # Counting initialises nothing on CPU builds, and only this rank's devices elsewhere.
     count = torch.cuda.device_count()
     if count != len(planned):
         raise RuntimeError(
@@ -99,7 +103,7 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.set_device(0)
         torch.zeros(1, device="cuda")
         uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
-        found = [_seen(uuid, wanted, boot) for uuid, wanted in zip(uuids, planned, strict=True)]
+        found = [_planned_name(uuid, wanted, boot) for uuid, wanted in zip(uuids, planned, strict=True)]
         if found != planned:
             raise RuntimeError(
                 f"the plan gives this rank {', '.join(planned)}, torch sees {', '.join(found)}"
@@ -125,10 +129,10 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seen(uuid: str, planned: str, boot: dict[str, Any]) -> str:
-    """The device that CUDA calls by this UUID, named as in plans.
+def _planned_name(uuid: str, planned: str, boot: dict[str, Any]) -> str:
+    """Return the device that CUDA calls by this UUID, named as in plans.
 
-    Of a MIG instance some versions of CUDA give its own UUID and some that of its board.
+    For a MIG instance some versions of CUDA return its own UUID and some that of its board.
     """
     names = [f"{prefix}{uuid}" for prefix in ("GPU-", "MIG-")]
     if planned in names or (planned.startswith("MIG-") and names[0] in boot["divided"]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request loop of a rank."""
+"""The request loop of a rank: load a backend, run jobs round by round, clean up after each test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.model.record import Flag, Parallel
 from pytest_llenergy.model.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 from pytest_llenergy.workers import transport
-from pytest_llenergy.workers.isolation import Leftovers
+from pytest_llenergy.workers.isolation import Leftovers, RestorableState
 from pytest_llenergy.workers.pickling import check_finished, dump_result, load_call
 from pytest_llenergy.workers.transport import Channel
 from pytest_llenergy.workers.usage import (
@@ -35,13 +35,20 @@ from pytest_llenergy.workers.usage import (
     reset_peak_memory,
 )
 
-# What accelerate takes for the world, held against the process group.
+#: Exceptions that pytest treats as a skip, with its name for them.
+SKIP_CLASSES = {"unittest.case.SkipTest": "Skipped"}
+
+#: What ``pytest.exit`` and Ctrl-C raise.
+RUN_ENDING_CLASSES = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
+
+#: How messages of gloo (the file that raised it) and NCCL begin.
+TRANSPORT_MESSAGE = re.compile(r"\bgloo/|\bNCCL error\b|\bnccl\w*Error\b")
 
 
 def check_accelerate_world() -> None:
-    """Raise ``PlanError`` when work has shared itself out over fewer processes than the group has.
+    """Raise ``PlanError`` if accelerate has split work over fewer processes than the process group has.
 
-    ``PartialState()`` on a CPU takes no notice of a process group, nor of ``WORLD_SIZE``, unless it is told
+    On a CPU ``PartialState()`` ignores the process group and ``WORLD_SIZE`` unless it has the argument
     ``cpu=True`` (accelerate 1.15, ``state.py``, ``_prepare_backend``). Each rank then does all of the work.
     """
     state, dist = sys.modules.get("accelerate.state"), sys.modules.get("torch.distributed")
@@ -56,23 +63,11 @@ def check_accelerate_world() -> None:
         )
 
 
-# The request loop of a rank, once it is what it was planned to be.
-
-#: What pytest takes for a skip, too.
-SKIP_CLASSES = {"unittest.case.SkipTest": "Skipped"}
-
-#: What ``pytest.exit`` raises, and Ctrl-C.
-RUN_ENDING_CLASSES = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
-
-#: How messages of gloo (the file that raised it) and NCCL begin.
-TRANSPORT_MESSAGE = re.compile(r"\bgloo/|\bNCCL error\b|\bnccl\w*Error\b")
-
-
 class CallJob:
-    """Any function as the measured work."""
+    """Any function as the measured work; ``data`` is a pickled call."""
 
-    def __init__(self, blob: bytes) -> None:
-        function, self._args, self._kwargs = load_call(blob)
+    def __init__(self, data: bytes) -> None:
+        function, self._args, self._kwargs = load_call(data)
         self._function = resolve_name(function) if isinstance(function, str) else function
 
     def run(self) -> Any:
@@ -83,29 +78,25 @@ class CallJob:
 
 
 class Server:
-    """Answers each request with ``("ok", value)`` or ``("error", details)``, one at a time."""
+    """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time."""
 
     def __init__(self, channel: Channel, boot: dict[str, Any]) -> None:
         self._channel = channel
         self._boot = boot
         self._backend: Backend | None = None
-        self._engine = ""
+        self._backend_name = ""
         self._job: Job | CallJob | None = None
-        self._noted: list[tuple[int, int, Any]] = []
+        self._iterations: list[tuple[int, int, Any]] = []
         self._processes = BackendProcesses()
         self._pid = os.getpid()
-        self._environment = dict(os.environ)
-        # Open, so that it need not have a name any more.
-        self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
-        self._umask = os.umask(0o077)
-        os.umask(self._umask)
-        self._as_it_was = Leftovers()
-        # What is loaded by now is here to stay; no collection need look through it again.
+        self._restorable = RestorableState()
+        self._leftovers = Leftovers()
+        # Garbage collections need not examine the modules that are loaded by now.
         gc.collect()
         gc.freeze()
 
     def run(self) -> None:
-        """Serve until the other side asks to stop or goes away."""
+        """Serve until pytest sends ``stop`` or closes the connection."""
         verbs: dict[str, Callable[[Any], Any]] = {
             "load": self._load,
             "prepare": self._prepare,
@@ -115,7 +106,7 @@ class Server:
             "timeline": self._timeline,
             "result": self._result,
             "flops": self._flops,
-            "rest": self._rest,
+            "clean_up": self._clean_up,
         }
         while True:
             try:
@@ -130,9 +121,9 @@ class Server:
             except BaseException as error:
                 answer = ("error", _describe(error))
             if os.getpid() != self._pid:
-                # Only one process may answer; the other came of a fork that did not end in the function.
+                # The function has forked, and the fork came back from it. Only one process may answer.
                 os._exit(1)
-            # What the work has done to them is no reason to fail.
+            # The work may have closed or replaced them.
             with suppress(Exception):
                 sys.stdout.flush()
             with suppress(Exception):
@@ -142,11 +133,11 @@ class Server:
             except ConnectionError:
                 return
             except Exception as error:
-                # Such as a large result on a full disk.
+                # Such as no disk space for a large result.
                 self._channel.send(("error", _describe(error)))
 
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
-        """What was loaded, and the processes that the engine has started for it."""
+        """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
         context = RankContext(
             rank=self._boot["rank"],
             local_rank=self._boot["local_rank"],
@@ -161,13 +152,13 @@ class Server:
         backend = create_backend(payload["factory"])
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
-        self._backend, self._engine = backend, info.name
+        self._backend, self._backend_name = backend, info.name
         gc.collect()
         gc.freeze()
-        # What an engine starts and sets is its own affair.
-        self._as_it_was = Leftovers()
+        # What the backend starts and sets is not left over from a test.
+        self._leftovers = Leftovers()
         load_s = time.monotonic() - start
-        # Only an engine has any.
+        # Only such backends have the method.
         workers = list(backend.workers()) if self._boot["launch"] == "engine" else []  # type: ignore[attr-defined]
         self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
@@ -179,8 +170,8 @@ class Server:
             raise BackendError(f"{type(self._backend).__name__} has no method {task.method} for {task.name}")
         self._job = prepare(payload["inputs"], msgspec.convert(payload["params"], task.params))
 
-    def _prepare_call(self, blob: bytes) -> None:
-        self._job = CallJob(blob)
+    def _prepare_call(self, data: bytes) -> None:
+        self._job = CallJob(data)
 
     def _ready(self, _payload: None) -> None:
         _seed()
@@ -188,16 +179,16 @@ class Server:
         ready = getattr(self._job, "ready", None)
         if ready is not None:
             ready()
-        self._others = self._processes.pids()
-        reset_peak_memory(self._others)
+        self._other_pids = self._processes.pids()
+        reset_peak_memory(self._other_pids)
         self._synchronize()
 
     def _work(self, iterations: int) -> None:
         job = self._job
         assert job is not None
-        # Short functions are not slowed down by looking at the clock after each call.
+        # For functions, which may be short, the clock is not read after each call.
         repeats = iterations if isinstance(job, CallJob) else 1
-        self._noted = []
+        self._iterations = []
         self._repeats = repeats
         _barrier()
         cpu_before = self._processes.cpu_times_s()
@@ -206,68 +197,66 @@ class Server:
             for _ in range(repeats):
                 outcome = job.run()
             self._synchronize()
-            self._noted.append((start_ns, time.monotonic_ns(), outcome))
+            self._iterations.append((start_ns, time.monotonic_ns(), outcome))
         self._cpu_time_s = cpu_time_used_s(cpu_before, self._processes.cpu_times_s())
         if isinstance(job, CallJob):
             check_accelerate_world()
 
     def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
-        """The last round, and the peak memory of this rank in it."""
-        peak = peak_memory_bytes(self._others) if self._processes.tells_memory else None
+        """Return the encoded timeline of the last round, and the peak memory of this rank in it (bytes)."""
+        peak = peak_memory_bytes(self._other_pids) if self._processes.has_peak_memory else None
         flags: dict[Flag, None] = {}
         timeline = RankTimeline(
             rank=self._boot["rank"],
-            iterations=tuple(self._iteration(*noted, flags) for noted in self._noted),
+            iterations=tuple(self._make_iteration(*each, flags) for each in self._iterations),
             cpu_time_s=self._cpu_time_s,
             processes=self._processes.attached,
             flags=tuple(flags),
         )
-        del self._noted[:-1]
+        del self._iterations[:-1]
         return msgspec.json.encode(timeline), peak
 
-    def _iteration(self, start_ns: int, end_ns: int, outcome: Any, flags: dict[Flag, None]) -> Iteration:
+    def _make_iteration(self, start_ns: int, end_ns: int, outcome: Any, flags: dict[Flag, None]) -> Iteration:
         assert self._job is not None
         if isinstance(self._job, CallJob):
             return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats)
-        made = self._job.result(outcome)
-        flags.update(dict.fromkeys(getattr(made, "flags", ())))
-        spans = getattr(made, "spans", None)
+        generated = self._job.result(outcome)
+        flags.update(dict.fromkeys(getattr(generated, "flags", ())))
+        spans = getattr(generated, "spans", None)
         return Iteration(
             start_ns=start_ns,
             end_ns=end_ns,
             repeats=self._repeats,
-            requests=tuple(made.requests),
+            requests=tuple(generated.requests),
             spans=None if spans is None else tuple(spans),
         )
 
     def _result(self, _payload: None) -> bytes:
         assert self._job is not None
-        return dump_result(self._job.result(self._noted[-1][2]))
+        return dump_result(self._job.result(self._iterations[-1][2]))
 
     def _flops(self, _payload: None) -> bytes:
-        """Of one run of the job, in a pass of its own after the rounds."""
+        """Return the encoded operations of one iteration, perhaps by running the job once more."""
         if isinstance(self._job, CallJob):
-            told = Flops.unknown(FUNCTION_FLOPS_REASON)
+            flops = Flops.unknown(FUNCTION_FLOPS_REASON)
         elif (count := getattr(self._backend, "flops", None)) is None:
-            told = Flops.unknown(f"{self._engine} does not tell its operations")
+            flops = Flops.unknown(f"{self._backend_name} does not tell its operations")
         else:
             assert self._job is not None
-            told = count(self._job, self._job.result(self._noted[-1][2]))
-        return msgspec.json.encode(told)
+            flops = count(self._job, self._job.result(self._iterations[-1][2]))
+        return msgspec.json.encode(flops)
 
-    def _rest(self, _payload: None) -> tuple[int | None, bool]:
-        """After a test: as it was before it, but for what cannot be undone.
+    def _clean_up(self, _payload: None) -> tuple[int | None, bool]:
+        """Undo what the test has changed, as far as possible.
 
-        Returns the memory that is in use all the same (bytes), and whether anything is not as it was.
+        Returns:
+            The memory that is still in use (bytes), and whether anything was left or changed.
         """
         self._job = None
-        self._noted = []
-        os.environ.clear()
-        os.environ.update(self._environment)
-        os.fchdir(self._directory)
-        os.umask(self._umask)
+        self._iterations = []
+        self._restorable.restore()
         gc.collect()
-        left = self._as_it_was.found()
+        left = self._leftovers.find()
         if left:
             with suppress(Exception):
                 sys.stdout.write(f"not given to another test, since this one has left: {', '.join(left)}\n")
@@ -279,8 +268,8 @@ class Server:
         self._backend.close()
         self._backend = self._job = None
         self._processes = BackendProcesses()
-        self._noted = []
-        # Else the next model's objects would be beside those of the last.
+        self._iterations = []
+        # Otherwise the objects of this model would never be collected.
         gc.unfreeze()
         gc.collect()
 
@@ -293,9 +282,9 @@ class Server:
 
 
 def _seed() -> None:
-    """Each round and each call draws the same numbers, be it the first of its rank or not."""
+    """Seed random generators, so that each round and call draws the same numbers, in new and warm ranks."""
     random.seed(0)
-    # The first access imports it.
+    # Accessing ``numpy.random`` imports it.
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(0)
     if (torch := sys.modules.get("torch")) is not None:
@@ -309,7 +298,7 @@ def _barrier() -> None:
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    """What the parent needs to raise it again: the outcomes of pytest keep their meaning."""
+    """Return the report of an error, of which ``failure.raise_first_cause`` makes an exception."""
     kind, now_ns = type(error), time.monotonic_ns()
     text = _text(error)
     return {
@@ -318,7 +307,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         "outcome": _outcome(kind),
         "reason": text,
         "exit_code": _exit_code(error),
-        "ours": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
+        "error_class": kind.__name__ if kind.__module__ == "pytest_llenergy.errors" else None,
         "message": f"{kind.__name__}: {text}",
         "traceback": _users_traceback(error),
         "collective": _is_of_collective(error, text),
@@ -326,8 +315,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def _outcome(kind: type[BaseException]) -> str | None:
-    """The name of what is no error to pytest, but an outcome of the test or the end of the run."""
-    # pytest's own call themselves builtins; their common base gives them away.
+    """Return the class name of an outcome of pytest or of the end of the run; ``None`` for an error."""
+    # The module of pytest's outcomes is ``builtins``; their base class is recognisable.
     if any(base.__name__ == "OutcomeException" for base in kind.__mro__):
         return kind.__name__
     name = f"{kind.__module__}.{kind.__name__}"
@@ -335,46 +324,46 @@ def _outcome(kind: type[BaseException]) -> str | None:
 
 
 def _exit_code(error: BaseException) -> int | None:
-    """The one that ``pytest.exit`` was given."""
+    """Return the ``returncode`` of ``pytest.exit``."""
     code = getattr(error, "returncode", None)
     return int(code) if isinstance(code, int) else None
 
 
 def _text(error: BaseException) -> str:
     try:
-        return _plain(str(error))
+        return _plain_text(str(error))
     except BaseException as another:
-        # Also SystemExit: what ends here is the making of a text, no test.
+        # Also SystemExit, which ends ``__str__`` here and not the test.
         return f"(its text cannot be had: {type(another).__name__})"
 
 
-def _plain(text: str) -> str:
-    """No class of the test's own, which pytest may not know, and nothing that cannot be printed."""
+def _plain_text(text: str) -> str:
+    """Convert a subclass of str, which pytest may be unable to unpickle, and escape surrogates."""
     return str.encode(text, errors="backslashreplace").decode()
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback from where the work begins: the frames of this loop say nothing."""
+    """Format a traceback without the frames of this module."""
     found = error.__traceback__
     while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename == __file__:
         found = found.tb_next
     try:
-        return _plain("".join(traceback.format_exception(type(error), error, found)))
+        return _plain_text("".join(traceback.format_exception(type(error), error, found)))
     except BaseException as another:
-        # It asks loaders for source, and more of the error and its causes for their texts.
+        # Formatting runs code of loaders, of the error and of its causes.
         calls = [(frame.f_code, line) for frame, line in traceback.walk_tb(found)]
-        told = [f'File "{code.co_filename}", line {line}, in {code.co_name}\n' for code, line in calls]
-        return _plain("".join([*told, f"(the rest cannot be had: {type(another).__name__})"]))
+        frames = [f'File "{code.co_filename}", line {line}, in {code.co_name}\n' for code, line in calls]
+        return _plain_text("".join([*frames, f"(the rest cannot be had: {type(another).__name__})"]))
 
 
 def _is_of_collective(error: BaseException, text: str) -> bool:
-    """Whether torch's communication raised it, rather than the test in words like these."""
+    """Return whether torch's communication raised an error, rather than the test in similar words."""
     if not isinstance(error, RuntimeError):
-        # As torch.distributed.DistError is, and what C++ raises.
+        # torch.distributed.DistError is one, as is every error of C++.
         return False
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
     where = innermost.tb_frame.f_globals.get("__name__") if innermost is not None else None
-    # A wait for a work handle raises in the test's own frame, a backward pass in that of autograd.
+    # Waiting for a work handle raises in the test's own frame, a backward pass in that of autograd.
     return str(where).startswith("torch.distributed") or bool(TRANSPORT_MESSAGE.search(text))

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process between pytest and its ranks. Standard library only."""
+"""The process between pytest and its ranks. Standard library only and one thread, but for what it preloads.
+
+It starts the ranks, adopts whatever they leave behind, and holds copies of the open files of their device
+lease. When pytest ends, in whatever way, it kills every descendant and only then frees the devices. With
+modules to preload it imports these first, and its ranks are forks of itself; otherwise each rank is a fresh
+interpreter. Its guard (see ``guard``) ends it while it imports, and kills what is left when it is itself
+killed.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import select
 import shutil
@@ -13,133 +18,69 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_llenergy.workers import guard, proctree, rank, transport
-
-# Importing what forked ranks share, strictly: nothing may fail, start threads or wake the GPU driver.
-
-#: What ``cuDeviceGetCount`` says before ``cuInit`` (CUresult, cuda.h).
-CUDA_ERROR_NOT_INITIALIZED = 3
-
-REMEDY = "use --energy-start-method=spawn"
-
-
-class PreloadError(Exception):
-    """Forked ranks cannot be had. ``details`` is the traceback, if there is one."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
-
-
-def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
-    """Import these. Raises ``PreloadError``; the standard library's fork server would pass over it."""
-    sys.path[:] = sys_path
-    for name in names:
-        try:
-            import_module(name)
-        except BaseException as error:
-            said = f"importing {name} before the ranks are forked failed: {type(error).__name__}: {error}"
-            raise PreloadError(said, traceback.format_exc()) from error
-    if driver_is_awake():
-        raise PreloadError(
-            f"importing {', '.join(names)} initialised CUDA, which a forked rank cannot use; {REMEDY}"
-        )
-    # Pages that no collection writes to stay shared by all forks.
-    gc.collect()
-    gc.freeze()
-
-
-def check_threads() -> None:
-    """Right after a fork, when libraries that know of forks have ended their threads, as CPython looks too.
-
-    Raises ``PreloadError`` when others are left: a fork loses them, and what they held stays locked.
-    """
-    threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
-    if threads > 1:
-        raise PreloadError(f"the preloaded modules have left {threads - 1} threads running; {REMEDY}")
-
-
-def driver_is_awake() -> bool:
-    """Whether somebody has called ``cuInit`` in this process. Does not load the driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except (OSError, AttributeError):
-        return False
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
-
-
-# The process between pytest and its ranks. Standard library only and one thread, but for what it preloads.
-#
-# It starts the ranks, adopts whatever they leave behind, and holds copies of the descriptors of their lease.
-# When pytest ends, by whatever means, it ends every descendant, and then frees the devices. With modules to
-# preload it imports these first, and its ranks are forks of itself; without, each is a fresh interpreter.
-# Its guard (see ``guard``) ends it while it imports, and what is left when it is itself killed.
-
-#: How often a family that is being ended is looked at (seconds), and how long the answer waits for it:
-#: a process that is stuck in a driver ends when the driver lets it.
-LOOK_S, PATIENCE_S = 0.002, 10.0
-
-#: How often those that were stuck are looked at again (seconds).
-SECOND_LOOK_S = 0.2
+from pytest_llenergy.workers import guard, proctree, rank, start_method, timeouts, transport
+from pytest_llenergy.workers.start_method import PreloadError
 
 
 @dataclass
 class Group:
-    """Ranks that end together, and the descriptors that keep their devices meanwhile."""
+    """Ranks that are killed together: pids of running ones, and the descriptors of their device lease."""
 
     living: set[int] = field(default_factory=set)
     lease: list[int] = field(default_factory=list)
     ending: bool = False
 
     def free(self) -> None:
-        """Give back the devices."""
+        """Close the descriptors of the lease."""
         for descriptor in self.lease:
             os.close(descriptor)
         self.lease.clear()
 
 
 class Supervisor:
-    """Serves one client until that is gone.
+    """Serves one client until its socket closes or the process ``client_pid`` ends.
 
-    That is, of its socket or of ``client_pid``. ``listens`` is where its guard is told that it listens.
+    Args:
+        client: the socket to pytest.
+        client_pid: pytest's process. A fork of pytest may keep the other end of the socket open.
+        directory: removed at the end.
+        handles_sigterm: the descriptor through which the guard learns that SIGTERM is handled.
     """
 
-    def __init__(self, client: socket.socket, client_pid: int, directory: str, listens: int) -> None:
+    def __init__(self, client: socket.socket, client_pid: int, directory: str, handles_sigterm: int) -> None:
         self._client = client
         self._client_pid = client_pid
-        self._listens = listens
+        self._handles_sigterm = handles_sigterm
         self._guard_pid = os.getppid()
         self._pid = os.getpid()
         self._groups: dict[str, Group] = {}
-        self._codes: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
         self._ended_by: int | None = None
-        self._woken, self._wake = socket.socketpair()
+        self._signal_socket, self._wake = socket.socketpair()
         self._preloaded = False
         self._directory = directory
         self._flags: list[str] = []
         self._client_pidfd: int | None = None
 
     def run(self) -> None:
-        """Preload, then serve. What is left in the end is ended."""
+        """Preload modules, serve the client, and kill all descendants in the end."""
         proctree.become_subreaper()
         boot, _ = transport.receive_message(self._client)
         try:
-            # A fork of pytest may keep its end of the socket open; this one tells of pytest itself.
             with suppress(OSError, AttributeError):
                 self._client_pidfd = os.pidfd_open(self._client_pid)
             self._flags = boot["flags"]
             if boot["preload"]:
                 self._preloaded = True
-                # Nobody listens meanwhile, which may be for ever: any signal ends it, and its guard the rest.
-                preload(boot["preload"], boot["sys_path"])
-            self._listen()
+                # Nothing is served meanwhile, perhaps for ever: any signal ends this process, and its guard
+                # kills the rest.
+                start_method.preload(boot["preload"], boot["sys_path"])
+            self._handle_signals()
             transport.send_message(self._client, {"ok": self._pid})
             self._serve()
         except PreloadError as error:
@@ -147,44 +88,44 @@ class Supervisor:
         finally:
             self._finish()
 
-    def _listen(self) -> None:
-        for each in (self._woken, self._wake):
+    def _handle_signals(self) -> None:
+        for each in (self._signal_socket, self._wake):
             each.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in guard.ENDING_SIGNALS:
-            signal.signal(number, self._on_end)
-        # Each of the two ends what the other leaves behind when it is killed.
+            signal.signal(number, self._on_ending_signal)
+        # Supervisor and guard each clean up after the other if that is killed.
         proctree.die_with_parent(self._guard_pid, signal.SIGTERM)
-        os.write(self._listens, b"1")
-        os.close(self._listens)
+        os.write(self._handles_sigterm, b"1")
+        os.close(self._handles_sigterm)
 
-    def _on_end(self, number: int, _frame: object) -> None:
+    def _on_ending_signal(self, number: int, _frame: object) -> None:
         self._ended_by = number
 
     def _serve(self) -> None:
         verbs: dict[str, Callable[..., Any]] = {
             "start": self._start,
-            "code": self._code,
-            "signal": self._signal,
-            "end": self._end,
+            "exit_code": self._exit_code,
+            "signal": self._send_signal,
+            "kill": self._kill,
         }
-        heard = select.poll()
-        for source in (self._client, self._woken, self._client_pidfd):
+        poll = select.poll()
+        for source in (self._client, self._signal_socket, self._client_pidfd):
             if source is not None:
-                heard.register(source, select.POLLIN)
+                poll.register(source, select.POLLIN)
         while self._ended_by is None:
             stuck = any(group.ending for group in self._groups.values())
-            ready = {source for source, _ in heard.poll(SECOND_LOOK_S * 1e3 if stuck else None)}
-            if self._client_pidfd in ready:
+            readable = {source for source, _ in poll.poll(timeouts.STUCK_POLL_S * 1e3 if stuck else None)}
+            if self._client_pidfd in readable:
                 return
-            if self._woken.fileno() in ready:
-                self._woken.recv(4096)
+            if self._signal_socket.fileno() in readable:
+                self._signal_socket.recv(4096)
             self._reap()
-            self._end_strays()
+            self._kill_strays()
             for name in [name for name, group in self._groups.items() if group.ending]:
-                self._forget_if_gone(name)
-            if self._client.fileno() in ready:
+                self._kill_group(name)
+            if self._client.fileno() in readable:
                 try:
                     request, descriptors = transport.receive_message(self._client)
                 except (EOFError, OSError):
@@ -201,18 +142,18 @@ class Supervisor:
     def _start(
         self, group: str, environment: dict[str, str], descriptors: list[int], python: str | None = None
     ) -> int:
-        """One rank. ``descriptors``: its socket, its log, its directory, and those of the lease."""
+        """Start a rank. ``descriptors`` are its socket, log and working directory, and those of the lease."""
         connection, log, directory, *lease = descriptors
-        family_of = self._groups.setdefault(group, Group())
+        members = self._groups.setdefault(group, Group())
         pid = os.fork()
         if pid == 0:
             self._become_rank(connection, log, directory, lease, environment, python)
-        for each in (connection, log, directory, *(lease if family_of.lease else ())):
+        for each in (connection, log, directory, *(lease if members.lease else ())):
             os.close(each)
-        family_of.lease = family_of.lease or lease
-        family_of.living.add(pid)
+        members.lease = members.lease or lease
+        members.living.add(pid)
         if self._preloaded:
-            check_threads()
+            start_method.check_threads()
         return pid
 
     def _become_rank(
@@ -224,10 +165,10 @@ class Supervisor:
         environment: dict[str, str],
         python: str | None,
     ) -> NoReturn:
-        """In the new process: nothing of the supervisor is left but what the rank is given."""
+        """In a new process: drop everything of the supervisor, then run the rank's program."""
         try:
             proctree.die_with_parent(self._pid)
-            # While it lives, what its own children leave behind is its own.
+            # A living rank adopts what its own children leave behind.
             proctree.become_subreaper()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *guard.ENDING_SIGNALS):
@@ -241,10 +182,10 @@ class Supervisor:
             if not self._preloaded:
                 for each in (connection, *lease):
                     os.set_inheritable(each, True)
-                # Another interpreter may not know the flags of pytest's.
+                # Another interpreter may not accept the flags of pytest's.
                 interpreter = [python] if python else [sys.executable, *self._flags]
                 os.execve(interpreter[0], [*interpreter, rank.__file__, str(connection)], environment)
-            for each in (nothing, log, directory, *self._own_descriptors()):
+            for each in (nothing, log, directory, *self._detach_descriptors()):
                 os.close(each)
             os.environ.clear()
             os.environ.update(environment)
@@ -254,37 +195,35 @@ class Supervisor:
             sys.stderr.flush()
         os._exit(1)
 
-    def _own_descriptors(self) -> list[int]:
-        sockets = [each.detach() for each in (self._client, self._woken, self._wake)]
+    def _detach_descriptors(self) -> list[int]:
+        sockets = [each.detach() for each in (self._client, self._signal_socket, self._wake)]
         pidfd = [self._client_pidfd] if self._client_pidfd is not None else []
         return sockets + pidfd + [each for group in self._groups.values() for each in group.lease]
 
-    def _code(self, pid: int, descriptors: list[int]) -> int | None:
-        """The exit code of a rank, negative for a signal; ``None`` while it runs."""
-        return self._codes.get(pid)
+    def _exit_code(self, pid: int, descriptors: list[int]) -> int | None:
+        return self._exit_codes.get(pid)
 
-    def _signal(self, group: str, number: int, descriptors: list[int]) -> None:
-        """Send a signal to the ranks of a group that still run."""
+    def _send_signal(self, group: str, number: int, descriptors: list[int]) -> None:
         for pid in self._groups[group].living if group in self._groups else ():
             os.kill(pid, number)
 
-    def _end(self, group: str, descriptors: list[int]) -> list[int]:
-        """End a group and all that came of it. Returns what is stuck and keeps its devices until it ends."""
-        found = self._groups.get(group)
-        if found is None:
+    def _kill(self, group: str, descriptors: list[int]) -> list[int]:
+        """Kill a group. Returns ranks that are stuck in the kernel; these keep their devices."""
+        members = self._groups.get(group)
+        if members is None:
             return []
-        found.ending = True
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._forget_if_gone(group) and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
-        return sorted(found.living)
+        members.ending = True
+        deadline = time.monotonic() + timeouts.GROUP_KILL_TIMEOUT_S
+        while not self._kill_group(group) and time.monotonic() < deadline:
+            time.sleep(timeouts.KILL_POLL_S)
+        return sorted(members.living)
 
-    def _forget_if_gone(self, name: str) -> bool:
-        """Kill what is left of a group; once nothing is, its devices are free."""
+    def _kill_group(self, name: str) -> bool:
+        """Kill what is left of a group. Returns whether nothing is; its devices are then free."""
         group = self._groups[name]
         proctree.kill_tree(group.living)
         self._reap()
-        self._end_strays()
+        self._kill_strays()
         if group.living or self._strays():
             return False
         group.free()
@@ -302,40 +241,40 @@ class Supervisor:
             for group in self._groups.values():
                 if pid in group.living:
                     group.living.discard(pid)
-                    self._codes[pid] = os.waitstatus_to_exitcode(status)
+                    self._exit_codes[pid] = os.waitstatus_to_exitcode(status)
 
     def _strays(self) -> set[int]:
-        """What ranks have left behind. While a rank lives it is itself the parent of its orphans."""
-        known = {pid for group in self._groups.values() for pid in group.living}
-        return set(proctree.children_by_parent().get(self._pid, ())) - known
+        """Return processes that ended ranks have left behind. A living rank is the parent of its orphans."""
+        living = {pid for group in self._groups.values() for pid in group.living}
+        return set(proctree.children_by_parent().get(self._pid, ())) - living
 
-    def _end_strays(self) -> None:
+    def _kill_strays(self) -> None:
         proctree.kill_tree(self._strays())
 
     def _finish(self) -> None:
-        pause_s = LOOK_S
-        # A module that was imported may have started something, too.
+        pause_s = timeouts.KILL_POLL_S
+        # A preloaded module may have started processes, too.
         while self._groups or self._strays():
-            self._end_strays()
+            self._kill_strays()
             self._reap()
             for name in list(self._groups):
-                self._forget_if_gone(name)
+                self._kill_group(name)
             time.sleep(pause_s)
-            # What is stuck may be so for hours.
-            pause_s = min(2 * pause_s, SECOND_LOOK_S)
+            # A process that is stuck in a driver may be so for hours.
+            pause_s = min(2 * pause_s, timeouts.STUCK_POLL_S)
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._ended_by is not None:
-            # So that it is seen by whom.
+            # End by the same signal, so that pytest can report which it was.
             signal.signal(self._ended_by, signal.SIG_DFL)
             os.kill(self._pid, self._ended_by)
 
 
 def main(descriptor: int, client_pid: int, directory: str) -> None:
-    """Serve the client at the other end of this socket, with a guard around."""
-    listens = guard.fork_under_guard(client_pid, directory, descriptor)
-    # A module may end its whole process group.
+    """Serve the client at the other end of a socket, under a guard."""
+    handles_sigterm = guard.fork_under_guard(client_pid, directory, descriptor)
+    # A preloaded module may kill its whole process group, and must not hit the guard.
     os.setsid()
     os.set_inheritable(descriptor, False)
-    Supervisor(socket.socket(fileno=descriptor), client_pid, directory, listens).run()
-    # Modules that were preloaded have nothing to say at the end.
+    Supervisor(socket.socket(fileno=descriptor), client_pid, directory, handles_sigterm).run()
+    # Skips the exit handlers of preloaded modules.
     os._exit(0)

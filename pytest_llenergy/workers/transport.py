@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages with open files between pytest and the supervisor of its ranks. Standard library only."""
+"""Messages between pytest and its supervisor (JSON with open files), and between pytest and a rank (pickles).
+
+Standard library only: the supervisor imports this module.
+"""
 
 from __future__ import annotations
 
@@ -17,38 +20,40 @@ from typing import Any
 
 from pytest_llenergy.errors import WorkerError
 
-# Messages with open files between pytest and the supervisor of its ranks. Standard library only.
-
-#: A length goes before each message, and the descriptors travel with it.
-LENGTH = struct.Struct("!Q")
-
-#: As many as the kernel passes at once (SCM_MAX_FD, include/net/scm.h).
-MAX_DESCRIPTORS = 253
-
-#: In the environment of a supervisor and all that comes of it: its directory, which goes when it ends.
+#: Environment variable of a supervisor and all its descendants: its directory, which it removes at its end.
 SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
 
-#: Nothing that is received may slip into a process that somebody starts meanwhile.
+#: Precedes each message to or from a supervisor; descriptors travel with it.
+LENGTH = struct.Struct("!Q")
+
+#: How many descriptors the kernel passes at once (SCM_MAX_FD, include/net/scm.h).
+MAX_DESCRIPTORS = 253
+
+#: Received descriptors must not leak into a process that another thread starts at the same time.
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+#: Messages to and from ranks that are larger than this go through a file. It is well below what a socket
+#: buffers, so that no side ever waits for the other one to read.
+MAX_SOCKET_BYTES = 1 << 16
 
 
 def send_message(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send plain data, and copies of descriptors. Raises ``OSError`` when the other side is gone."""
+    """Send JSON data and copies of descriptors. Raises ``OSError`` if the other side is gone."""
     body = json.dumps(message).encode()
     socket.send_fds(connection, [LENGTH.pack(len(body))], list(descriptors))
     connection.sendall(body)
 
 
 def receive_message(connection: socket.socket) -> tuple[Any, list[int]]:
-    """The next message, and descriptors that are now ours. Raises ``EOFError`` at the end."""
+    """Return the next message and its descriptors, which the caller has to close. Raises ``EOFError``."""
     head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, MAX_DESCRIPTORS, CLOSE_ON_EXEC)
     for each in descriptors:
         os.set_inheritable(each, False)
-    (length,) = LENGTH.unpack(head + _exactly(connection, LENGTH.size - len(head)))
-    return json.loads(_exactly(connection, length)), descriptors
+    (length,) = LENGTH.unpack(head + _receive_exactly(connection, LENGTH.size - len(head)))
+    return json.loads(_receive_exactly(connection, length)), descriptors
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         part = connection.recv(size - len(parts))
@@ -58,31 +63,30 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-# Messages between pytest and a rank: small ones over the socket, large ones through a file.
-
-#: Well below what a socket holds: nobody ever waits for the other side to read.
-LARGE_BYTES = 1 << 16
-
-
 class Channel:
-    """One end. ``directory`` is private to this host's ranks and pytest."""
+    """One end of the connection between pytest and a rank.
+
+    ``directory`` is private to pytest and the ranks of a host; large messages go through files in it.
+    """
 
     def __init__(self, connection: Connection, directory: Path) -> None:
         self.connection = connection
         self._directory = directory
 
     def send(self, message: tuple[str, Any]) -> None:
-        """Send a word and what belongs to it.
+        """Send a verb or a state, and its value.
 
-        Raises ``OSError`` when the other side is gone, and ``WorkerError`` where a large message has no room.
+        Raises:
+            OSError: the other side is gone.
+            WorkerError: there is no space for a large message.
         """
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        if len(data) > LARGE_BYTES:
-            data = pickle.dumps(("file", self._filed(data)))
+        if len(data) > MAX_SOCKET_BYTES:
+            data = pickle.dumps(("file", self._write_file(data)))
         self.connection.send_bytes(data)
 
     def receive(self) -> tuple[str, Any]:
-        """The next message. Raises ``EOFError`` when the other side is gone."""
+        """Return the next message. Raises ``EOFError`` if the other side is gone."""
         word, value = pickle.loads(self.connection.recv_bytes())
         if word == "file":
             path = Path(value)
@@ -91,14 +95,18 @@ class Channel:
             path.unlink()
         return word, value
 
-    def _filed(self, data: bytes) -> str:
+    def close(self) -> None:
+        """Close this end."""
+        self.connection.close()
+
+    def _write_file(self, data: bytes) -> str:
         path = ""
         try:
             descriptor, path = tempfile.mkstemp(dir=self._directory, prefix="message-")
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
         except FileNotFoundError:
-            # It goes with the ranks.
+            # The directory ends with the ranks.
             raise BrokenPipeError(f"{self._directory} is gone") from None
         except OSError as error:
             with suppress(OSError):
@@ -108,7 +116,3 @@ class Channel:
                 f"no room for it ({error.strerror}): set TMPDIR to a directory that has"
             ) from None
         return path
-
-    def close(self) -> None:
-        """Close this end."""
-        self.connection.close()

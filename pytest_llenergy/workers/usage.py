@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time and memory used by a rank and its descendants."""
+"""CPU time and memory of a rank and of the processes of its backend.
+
+Read from the kernel and not through psutil, whose CPU times have ticks of 10 ms and which has no peak memory.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,19 @@ from pathlib import Path
 from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.workers import proctree
 
-# CPU time of a rank, and of the processes of an engine in it.
-
-#: Of another process the kernel has a clock, too: clock_getcpuclockid(3), which makes its number so
+#: The kernel has a CPU clock of every process, in nanoseconds; clock_getcpuclockid(3) makes its id so
 #: (``MAKE_PROCESS_CPUCLOCK`` and ``CPUCLOCK_SCHED``, include/linux/posix-timers_types.h).
 CPUCLOCK_SCHED = 2
 
+#: Writing 5 to clear_refs resets VmHWM (proc_pid_clear_refs(5)).
+RESET_PEAK = "5"
+
 
 def cpu_times_s(others: Iterable[int] = ()) -> dict[int, float]:
-    """Seconds that this process (0) and these have used so far; without those that have ended.
+    """Return the CPU time (s) that processes have used so far, by pid, with this process as 0.
 
-    What a child has used counts on for its parent when it has ended and was waited for (proc_pid_stat(5):
-    cutime, cstime), in ticks of 10 ms. Elsewhere than on Linux of this process only.
+    The time of a child that was waited for counts for its parent (proc_pid_stat(5): cutime, cstime), in ticks
+    of 10 ms. Processes that have ended are missing, as are all others where the system is not Linux.
     """
     found = {0: time.process_time()}
     for pid in others if sys.platform == "linux" else ():
@@ -35,7 +39,7 @@ def cpu_times_s(others: Iterable[int] = ()) -> dict[int, float]:
 
 
 def cpu_time_used_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
-    """Seconds in between, of the processes that are there afterwards; all of what was not there before."""
+    """Return the CPU time (s) between two readings of the processes in the second; new ones count in full."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
@@ -48,49 +52,38 @@ def _of_ended_children_s(pid: int) -> float:
     return 0.0
 
 
-# The processes that belong to what a rank measures, besides its own.
-
-
 class BackendProcesses:
-    """Those that an engine has started, and those that it found running; none where there is no engine.
+    """Processes that a backend has started or attached to, besides that of its rank.
 
-    ``attached`` are those of ``workers`` that the rank has not started. ``tells_memory`` is whether the peak
-    of what is measured can be had: not that of processes that ran before, nor of GPU memory that others use.
+    ``attached`` are the pids of ``workers`` that the rank has not started. ``has_peak_memory`` is whether the
+    peak memory of the work is known: it is not for processes that ran before, nor for GPU memory of other
+    processes.
     """
 
     def __init__(self, workers: Sequence[BackendWorker] = (), *, on_gpu: bool = False) -> None:
-        self._there = bool(workers)
+        self._has_workers = bool(workers)
         self.attached: tuple[int, ...] = tuple(
             worker.pid for worker in workers if worker.attached and worker.pid
         )
         elsewhere = any(worker.pid != os.getpid() for worker in workers)
-        self.tells_memory: bool = not any(worker.attached for worker in workers) and not (
+        self.has_peak_memory: bool = not any(worker.attached for worker in workers) and not (
             on_gpu and elsewhere
         )
 
     def pids(self) -> frozenset[int]:
-        """Those that are there now."""
-        if not self._there:
+        """Return their current pids."""
+        if not self._has_workers:
             return frozenset()
         own = os.getpid()
         return frozenset(proctree.descendants({own, *self.attached}) - {own})
 
     def cpu_times_s(self) -> dict[int, float]:
-        """What each has used so far, and this process (0); for ``cpu_time.used_s``."""
+        """Return the CPU time (s) of each so far, with this process as 0; see ``cpu_time_used_s``."""
         return cpu_times_s(self.pids())
 
 
-# Memory of this process: that of its GPUs where torch uses any, else resident memory.
-#
-# An engine that starts processes of its own has their resident memory counted with it. Pages that they share
-# count once for each: the system tells how many are shared now, not how many were at the peak.
-
-#: Writing 5 to clear_refs resets VmHWM (proc_pid_clear_refs(5)).
-RESET_PEAK = "5"
-
-
 def reset_peak_memory(others: Iterable[int] = ()) -> None:
-    """Start the peak anew, where the system can; that of these processes, too."""
+    """Reset the peak memory of this process, its GPUs and other processes, where the system can."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
@@ -101,21 +94,23 @@ def reset_peak_memory(others: Iterable[int] = ()) -> None:
 
 
 def peak_memory_bytes(others: Iterable[int] = ()) -> int | None:
-    """Highest use since the last reset, summed over devices, or over processes without any.
+    """Return the peak since the last reset, or ``None`` if the system does not report it.
 
-    ``None`` where the system does not tell.
+    That is GPU memory summed over devices if this process uses torch with CUDA; otherwise resident memory
+    summed over processes. Shared pages count for each process: the kernel reports how many are shared now,
+    not how many were at the peak.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return sum(int(torch.cuda.max_memory_allocated(index)) for index in range(torch.cuda.device_count()))
-    own = _status_bytes("VmHWM")
-    # One that has ended has no memory.
-    theirs = (_status_bytes("VmHWM", str(pid)) or 0 for pid in others)
-    return None if own is None else own + sum(theirs)
+    here = _status_bytes("VmHWM")
+    # A process that has ended has no memory.
+    elsewhere = (_status_bytes("VmHWM", str(pid)) or 0 for pid in others)
+    return None if here is None else here + sum(elsewhere)
 
 
 def memory_bytes() -> int | None:
-    """What is in use now, caches of freed memory left out; ``None`` where the system does not tell."""
+    """Return the memory in use without caches of freed memory; ``None`` if the system does not report it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

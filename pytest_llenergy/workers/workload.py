@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work for ranks, in the shape that the measuring protocol runs: one round at a time."""
+"""Work for ranks: batches for a backend, or calls of a function, run one measured round at a time."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from pytest_llenergy.workers.pickling import REFUSAL, dump_call, is_lazy, load_r
 class RankWorkload:
     """A job that every rank of a group has prepared.
 
-    ``peak_memory_bytes`` is the highest sum over ranks in any round, ``rank_peak_memory_bytes`` the highest
-    use of each rank.
+    Each ``replica_size`` consecutive ranks have the same inputs. Only the results of the first of them count,
+    and the others must have made the same.
 
-    Each ``together`` consecutive ranks have the same inputs; what they made is told of the first of them, and
-    what the others made must be the same.
+    Attributes:
+        peak_memory_bytes: the highest sum over ranks in any round, ``None`` if unknown.
+        rank_peak_memory_bytes: the highest use of each rank in any round.
     """
 
-    def __init__(self, group: RankGroup, timeout_s: float, together: int = 1) -> None:
+    def __init__(self, group: RankGroup, timeout_s: float, replica_size: int = 1) -> None:
         self._group = group
         self._timeout_s = timeout_s
-        self._together = together
+        self._replica_size = replica_size
         self.peak_memory_bytes: int | None = None
         self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
     def ready(self) -> None:
-        """Let every rank collect garbage and finish what its device has queued."""
+        """Let every rank collect garbage, and wait for the queued work of its device."""
         self._group.request_all("ready", None, self._timeout_s)
 
     def work(self, iterations: int = 1) -> None:
-        """Run the job so often on every rank and wait, blocked, for the last."""
+        """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
         self._group.request_all("work", iterations, self._timeout_s)
 
     def timeline(self) -> RoundTimeline:
-        """What the ranks noted.
+        """Return the timestamps and token counts of the last round.
 
-        Raises ``WorkerError`` when ranks with the same inputs have not made equally many tokens.
+        Raises ``WorkerError`` if ranks with the same inputs have made different numbers of tokens.
         """
         answers = self._group.request_all("timeline", None, self._timeout_s)
         peaks = [peak for _, peak in answers if peak is not None]
@@ -54,56 +55,56 @@ class RankWorkload:
         highest = zip(self.rank_peak_memory_bytes, (peak for _, peak in answers), strict=True)
         self.rank_peak_memory_bytes = [_higher(*both) for both in highest]
         ranks = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
-        if self._together > 1:
+        if self._replica_size > 1:
             self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
-        told = (
-            msgspec.structs.replace(rank, repeats_others=number % self._together > 0)
+        marked = (
+            msgspec.structs.replace(rank, repeats_others=number % self._replica_size > 0)
             for number, rank in enumerate(ranks)
         )
-        return RoundTimeline(ranks=tuple(told))
+        return RoundTimeline(ranks=tuple(marked))
 
     def run_round(self) -> RoundTimeline:
-        """All three, for a round that is not measured."""
+        """Run a round that is not measured: ``ready``, ``work`` and ``timeline``."""
         self.ready()
         self.work()
         return self.timeline()
 
     def flops(self) -> Flops:
-        """Floating-point operations of one iteration on all ranks, which may run the job once more for it."""
+        """Return the operations of one iteration on all ranks; these may run the job once more for it."""
         answers = self._group.request_all("flops", None, self._timeout_s)
-        return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._together)
+        return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
 
     def results(self) -> list[Any]:
-        """What the last round made, by rank; of ranks with the same inputs by the first of them.
+        """Return the results of the last round by rank, without further ranks with the same inputs.
 
-        Raises ``WorkerError`` when these have not made the same tokens.
+        Raises ``WorkerError`` if ranks with the same inputs have made different tokens.
         """
-        blobs = self._group.request_all("result", None, self._timeout_s)
-        made = [_unpickle(blob, rank) for rank, blob in enumerate(blobs)]
-        if self._together > 1:
-            self._check_alike([getattr(each, "token_ids", []) for each in made], "tokens")
-        return made[:: self._together]
+        answers = self._group.request_all("result", None, self._timeout_s)
+        results = [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        if self._replica_size > 1:
+            self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
+        return results[:: self._replica_size]
 
-    def _check_alike(self, of_ranks: Sequence[list[Any]], what: str) -> None:
-        """Shards of one model that do not agree have not worked on one text: what they made is nothing."""
-        for rank, found in enumerate(of_ranks):
-            first = rank - rank % self._together
-            if found != of_ranks[first]:
+    def _check_alike(self, by_rank: Sequence[list[Any]], what: str) -> None:
+        """Raise ``WorkerError`` if ranks with the same inputs differ: their results are worthless."""
+        for rank, found in enumerate(by_rank):
+            first = rank - rank % self._replica_size
+            if found != by_rank[first]:
                 raise WorkerError(
                     f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
-                    f"{what} differ ({_first_difference(of_ranks[first], found)}): this is no result, but a "
-                    "fault of the engine or of a device"
+                    f"{what} differ ({_first_difference(by_rank[first], found)}): this is no result, but a "
+                    "fault of the backend or of a device"
                 )
 
 
 def task_workload(group: RankGroup, inputs: Sequence[str], params: Params, timeout_s: float) -> RankWorkload:
-    """A batch, split over data-parallel ranks into consecutive parts, the longer ones first."""
-    together = group.plan.together
-    parts = split_prompts(inputs, len(group.ranks) // together)
-    told = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
-    payloads = [{**told, "inputs": part} for part in parts for _ in range(together)]
+    """Prepare a batch, which is split over data-parallel ranks into consecutive parts."""
+    replica_size = group.plan.replica_size
+    parts = split_prompts(inputs, len(group.ranks) // replica_size)
+    task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
+    payloads = [{**task, "inputs": part} for part in parts for _ in range(replica_size)]
     group.request("prepare", payloads, timeout_s)
-    return RankWorkload(group, timeout_s, together)
+    return RankWorkload(group, timeout_s, replica_size)
 
 
 def call_workload(
@@ -113,7 +114,7 @@ def call_workload(
     kwargs: dict[str, Any],
     timeout_s: float,
 ) -> RankWorkload:
-    """The same call on every rank."""
+    """Prepare the same call on every rank. ``function`` may be a name, ``"module:function"``."""
     group.request_all("prepare_call", pickle_call(function, args, kwargs), timeout_s)
     return RankWorkload(group, timeout_s)
 
@@ -123,7 +124,7 @@ def _higher(before: int | None, now: int | None) -> int | None:
 
 
 def split_prompts(prompts: Sequence[str], n: int) -> list[list[str]]:
-    """Share out as accelerate's ``split_between_processes`` does: 7 over 2 ranks is 4 and 3."""
+    """Split as accelerate's ``split_between_processes`` does: 7 prompts over 2 ranks are 4 and 3."""
     size, extra = divmod(len(prompts), n)
     parts: list[list[str]] = []
     start = 0
@@ -135,9 +136,11 @@ def split_prompts(prompts: Sequence[str], n: int) -> list[list[str]]:
 
 
 def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle by value what lives in the user's own modules: a rank may not be able to import them.
+    """Pickle a call for the ranks.
 
-    A name, ``"module:function"``, is imported in the rank.
+    Raises:
+        PlanError: the function would only make a coroutine or generator.
+        WorkerError: it cannot be pickled; the message names the argument or variable.
     """
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
@@ -156,7 +159,7 @@ def pickle_call(function: Callable[..., Any] | str, args: tuple[Any, ...], kwarg
 def _parts(
     function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """What goes to the ranks with a call, each with its place, as far as Python tells."""
+    """Yield what is sent to the ranks with a call, each with a description, as far as Python can find it."""
     yield from ((f"argument {number}", each) for number, each in enumerate(args, 1))
     yield from ((f"argument {name!r}", each) for name, each in kwargs.items())
     with suppress(TypeError, ValueError):
@@ -173,13 +176,13 @@ def _can_be_sent(part: Any) -> bool:
 
 
 def _counts(rank: RankTimeline) -> list[str]:
-    """Of each request of each iteration."""
+    """Return the token counts of each request of each iteration."""
     requests = [request for iteration in rank.iterations for request in iteration.requests]
     return [f"{request.input_tokens} in, {request.output_tokens} out" for request in requests]
 
 
 def _first_difference(first: list[Any], other: list[Any]) -> str:
-    """Where what was made of the same prompts parts."""
+    """Describe the first difference between results of the same prompts."""
     for index, (one, two) in enumerate(zip(first, other, strict=False)):
         if one == two:
             continue
@@ -190,12 +193,12 @@ def _first_difference(first: list[Any], other: list[Any]) -> str:
     return f"{len(first)} and {len(other)} requests"
 
 
-def _unpickle(blob: bytes, rank: int) -> Any:
+def _unpickle(data: bytes, rank: int) -> Any:
     try:
-        return load_result(blob)
+        return load_result(data)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # Unpickling runs the constructors of whatever the test returned; one may even leave.
+        # Unpickling runs constructors of whatever the test returned, which may raise even SystemExit.
         what = f"{type(error).__name__}: {error}"
         raise WorkerError(f"rank {rank}: its result cannot be read in this process ({what})") from error

@@ -67,7 +67,7 @@ def test_one_process_sees_all_devices_of_its_replica() -> None:
     lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
     plan = plan_processes(SPEC.capabilities, Parallel(data=2, placement=2), lease, [0, 1])
     assert [rank.devices for rank in plan.ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
-    assert plan.together == 1, "each process has prompts of its own"
+    assert plan.replica_size == 1, "each process has prompts of its own"
 
 
 def test_a_cpu_is_refused(quick: pytest.Pytester) -> None:

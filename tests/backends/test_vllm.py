@@ -171,9 +171,9 @@ class TestShards:
 def test_a_model_that_makes_room_for_another_frees_its_memory() -> None:
     """The cache alone is a gibibyte, all of it touched."""
     with Engine(SPEC, **EAGER) as engine:
-        ((first, _),) = engine.group.request_all("rest", None, 60)
+        ((first, _),) = engine.group.request_all("clean_up", None, 60)
         engine.load(**{**EAGER, "max_model_len": 256})
-        ((second, _),) = engine.group.request_all("rest", None, 60)
+        ((second, _),) = engine.group.request_all("clean_up", None, 60)
     assert first > 1 << 30
     assert second - first < 256 << 20
 

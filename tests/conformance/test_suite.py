@@ -367,7 +367,7 @@ WRONG = {
     "starts-one-for-two": (
         {"code": STARTS.replace("N_OF_THEM", "1").replace("CLOSE", ENDS), "row": BY_ENGINE},
         f"{DEGREE}[tensor]",
-        "planned 2 processes of the engine, tensor 2 by pipeline 1; found 1 processes",
+        "planned 2 processes of the backend, tensor 2 by pipeline 1; found 1 processes",
     ),
     "leaves-its-workers": (
         {"code": STARTS.replace("N_OF_THEM", DEGREES_ASKED).replace("CLOSE", "pass"), "row": BY_ENGINE},

@@ -14,8 +14,8 @@ import pytest
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.workers.host import StartMethod
 from pytest_llenergy.workers.local import LocalHost
+from pytest_llenergy.workers.start_method import StartMethod
 
 from .groups import (
     METHODS,

@@ -80,7 +80,7 @@ def test_they_have_all_cores_on_the_cpu() -> None:
 
 def test_they_cannot_have_two_mig_instances() -> None:
     lease = Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",))
-    with pytest.raises(PlanError, match="one process sees one MIG instance and the lease has 2 for an eng"):
+    with pytest.raises(PlanError, match="one process sees one MIG instance and the lease has 2 for a b"):
         plan_processes(ENGINE_LAUNCH, None, lease, [0])
 
 
@@ -96,9 +96,9 @@ def test_they_are_told_their_devices_and_say_what_they_have_started(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"starts": 1}, r"planned 2 processes of the engine, tensor 1 by pipeline 1; found 1 processes"),
+        ({"starts": 1}, r"planned 2 processes of the backend, tensor 1 by pipeline 1; found 1 processes"),
         ({"starts": 2, "world": 2}, r"found 2 processes \(pid \d+, \d+\) in a world of \[2\]"),
-        ({"starts": 2, "stranger": True}, r"the engine names processes that are not its own: \[1\]"),
+        ({"starts": 2, "stranger": True}, r"the backend names processes that are not its own: \[1\]"),
     ],
 )
 def test_those_that_run_as_others_than_planned_are_refused(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.errors import BackendError, WorkerError
-from pytest_llenergy.workers import group
+from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.failure import Failure, OutcomeInRank
 from pytest_llenergy.workers.group import RankGroup
 from pytest_llenergy.workers.host import Host
@@ -32,7 +32,7 @@ class TestFailures:
     @pytest.fixture(autouse=True)
     def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The others may have to wait for a core before they say what happened to them."""
-        monkeypatch.setattr(group, "SETTLE_S", 30.0)
+        monkeypatch.setattr(timeouts, "OTHER_RANKS_TIMEOUT_S", 30.0)
 
     def test_the_first_cause_comes_back_with_its_traceback_and_output(
         self, pair: RankGroup, tmp_path: Path
@@ -261,7 +261,7 @@ class TestFailures:
                 pytest.skip("no such kernel")
             time.sleep(300)
 
-        monkeypatch.setattr(group, "SETTLE_S", 1.0)
+        monkeypatch.setattr(timeouts, "OTHER_RANKS_TIMEOUT_S", 1.0)
         with pytest.raises(OutcomeInRank, match=r"^no such kernel \(rank 1 still at work, and ended\)$"):
             run(pair, work)
 

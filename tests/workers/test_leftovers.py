@@ -99,7 +99,7 @@ KEPT_IN_TORCH = {
 }
 
 #: How long what ends by itself may take to do so, here where many wait for a core.
-PATIENCE = "from pytest_llenergy.workers import leftovers; leftovers.SETTLE_S = 30.0"
+PATIENCE = "from pytest_llenergy.workers import timeouts; timeouts.LEFTOVERS_TIMEOUT_S = 30.0"
 
 #: A handler of SIGCHLD stays after it.
 DATA_LOADER = """

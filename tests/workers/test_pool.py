@@ -17,8 +17,9 @@ import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.workers.isolation import Isolation
 from pytest_llenergy.workers.local import LocalHost
-from pytest_llenergy.workers.pool import Isolation, Load, RankPool
+from pytest_llenergy.workers.pool import Load, RankPool
 from pytest_llenergy.workers.workload import call_workload
 
 from .groups import plan
@@ -287,7 +288,7 @@ def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Pat
         for each in started:
             each.connection.close()
             each.log.write_text(str(number))
-        host.end("7-0")
+        host.kill("7-0")
         host.close()
     assert len({log.parent for log in found}) == 2
     assert [log.read_text()[:1] for log in found] == ["0", "0", "1", "1"]
@@ -372,7 +373,7 @@ def look():
     return os.getppid(), os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], float(value), *met
 class Elsewhere(LocalHost):
     # Whose address is not that of pytest's host.
-    def meeting(self, group):
+    def master_address(self, group):
         return "127.0.0.2", 29500
 one = plan_processes(Capabilities(data=True, framework="torch"), None, Lease(("cpu", "cpu")), [0, 1], 1)
 ranks = [replace(each, host=host, local_rank=0, local_world_size=1) for each, host in zip(one.ranks, "ab")]

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.workers import local
+from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.local import LocalHost
 
 from .groups import (
@@ -179,8 +179,8 @@ def test_an_environment_that_is_too_large_is_told_and_leaves_no_directory(
 def test_a_supervisor_that_does_not_answer_is_replaced(
     host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "ANSWER_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(local, "END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(timeouts, "SUPERVISOR_ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(timeouts, "SUPERVISOR_STOP_TIMEOUT_S", 0.5)
     ranks = start(host, 1)
     (supervisor,) = run(ranks, os.getppid)
     assert isinstance(supervisor, int)
@@ -196,8 +196,8 @@ def test_a_supervisor_that_does_not_answer_is_replaced(
 def test_a_supervisor_that_is_stopped_is_not_waited_for(
     host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "ANSWER_TIMEOUT_S", 120.0)
-    monkeypatch.setattr(local, "END_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(timeouts, "SUPERVISOR_ANSWER_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(timeouts, "SUPERVISOR_STOP_TIMEOUT_S", 120.0)
     ranks = start(host, 1)
     (supervisor,) = run(ranks, os.getppid)
     assert isinstance(supervisor, int)
@@ -205,7 +205,7 @@ def test_a_supervisor_that_is_stopped_is_not_waited_for(
     with pytest.raises(
         WorkerError, match=rf"^the supervisor of the ranks \(pid {supervisor}\) is stopped, by SIGSTOP or the"
     ):
-        host.signal(ranks._name, 0)
+        host.send_signal(ranks._name, 0)
     ranks.kill()
     assert await_none(mark) == {}
     again = start(host, 1)
@@ -218,7 +218,7 @@ def test_a_supervisor_that_is_stopped_is_not_waited_for(
 def test_nor_is_one_that_is_stopped_while_nobody_asks(
     host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    monkeypatch.setattr(local, "END_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(timeouts, "SUPERVISOR_STOP_TIMEOUT_S", 120.0)
     ranks = start(host, 1)
     (supervisor,) = run(ranks, os.getppid)
     assert isinstance(supervisor, int)
@@ -241,7 +241,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(host: LocalH
         os.kill(supervisor, signal.SIGSTOP)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises((TimeoutError, WorkerError)):
-            host.signal(ranks._name, 0)
+            host.send_signal(ranks._name, 0)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -255,7 +255,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(host: LocalH
 def test_half_a_message_is_a_failure_and_no_endless_wait(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "HALF_MESSAGE_S", 1)
+    monkeypatch.setattr(timeouts, "PARTIAL_MESSAGE_TIMEOUT_S", 1)
     ranks = start(host, 1)
 
     def begin_to_answer() -> None:
