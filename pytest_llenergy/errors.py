@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception and warning of the package.
+"""All exceptions and warnings of the package.
 
-Each message is one line that says what was wrong, what was found and what to do.
+Each message is one line: what is wrong, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ class ModelError(LLEnergyError):
 
 
 class BackendError(LLEnergyError):
-    """A backend is unknown, unavailable, or was asked for what it cannot do."""
+    """A backend is unknown, unavailable, or lacks a requested capability."""
 
 
 class ServerError(BackendError):
-    """A server ended or was not ready in time. ``sections`` are titles and text of what it has written."""
+    """A server exited or did not start in time. ``sections`` are titles and texts of its output."""
 
     sections: tuple[tuple[str, str], ...] = ()
 
 
 class MeterError(LLEnergyError):
-    """A meter is unknown, unavailable, or cannot measure what was asked of it."""
+    """A meter is unknown, unavailable, or cannot measure what was requested."""
 
 
-class MeterDoesNotApply(MeterError):  # noqa: N818 - it is no fault
-    """A meter has nothing to do with the devices of a test, such as RAPL with GPUs."""
+class MeterDoesNotApply(MeterError):  # noqa: N818 - not a fault
+    """A meter does not cover the devices of a test, such as RAPL for GPUs."""
 
 
 class DeviceError(LLEnergyError):
@@ -38,7 +38,7 @@ class DeviceError(LLEnergyError):
 
 
 class NoDriverError(DeviceError):
-    """There is no NVIDIA driver on this host, or no module to ask it."""
+    """The host has no NVIDIA driver, or the Python binding is missing."""
 
 
 class PlanError(LLEnergyError):
@@ -49,19 +49,17 @@ class ReportError(LLEnergyError):
     """A report or journal cannot be read or written."""
 
 
-class ExperimentError(LLEnergyError):
-    """An experiment of another tool cannot be read."""
-
-
 class ForgeError(LLEnergyError):
-    """GitHub or GitLab could not be asked, or refused."""
+    """GitHub or GitLab cannot be reached, or refuses a request."""
 
 
 class WorkerError(LLEnergyError):
     """A rank failed.
 
-    ``details`` is the rank's traceback, ready to print, and ``sections`` are the titles and the text of what
-    ranks have printed lately. ``before_ready`` tells of ranks that did not come as far as the test's work.
+    Attributes:
+        details: Formatted traceback of the rank.
+        sections: Titles and texts of the latest output of ranks.
+        before_ready: Whether ranks failed before the work of the test began.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class WorkerError(LLEnergyError):
 
 
 class WorkerPlacementError(WorkerError):
-    """The ranks that started are not the ranks that were planned."""
+    """The ranks that started are not those that were planned."""
 
 
 class LLEnergyWarning(UserWarning):
@@ -86,4 +84,4 @@ class LLEnergyWarning(UserWarning):
 
 
 class UncoordinatedLeaseWarning(LLEnergyWarning):
-    """GPUs are leased where other users of the same GPUs cannot see it."""
+    """GPUs are leased in a place where other users of the same GPUs cannot see the lease."""

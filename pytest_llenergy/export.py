@@ -16,7 +16,7 @@ import pytest_llenergy
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.measure.metrics import values_of
+from pytest_llenergy.measure.metrics import round_values
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import MeterInfo, Metric, Record
 from pytest_llenergy.model.report import Report
@@ -203,7 +203,7 @@ def render_pytest_benchmark(side: ExportSide) -> str:
 
 
 def _benchmark(record: Record) -> dict[str, Any] | None:
-    seconds = [each.value for each in values_of("duration_s", record.rounds)[0]]
+    seconds = [each.value for each in round_values("duration_s", record.rounds)[0]]
     if not seconds:
         return None
     path, bracket, params = record.id.partition("[")

@@ -284,7 +284,7 @@ def explain_nothing_gated(
             nothing was not gated, whereas an ini file may apply to runs of other tests too.
     """
     comparisons = [each for record in records for each in record.comparisons if each.gated]
-    if settings.compare is None or any(each.judged for each in comparisons):
+    if settings.compare is None or any(each.rule_applied for each in comparisons):
         return None
     if not comparisons and not (on_command_line and settings.fail_on):
         return None

@@ -36,7 +36,7 @@ from pytest_llenergy.errors import (
     WorkerPlacementError,
 )
 from pytest_llenergy.meters.base import MeterSpec
-from pytest_llenergy.meters.select import BUILTIN, KnownMeters
+from pytest_llenergy.meters.select import BUILTIN, MeterRegistry
 from pytest_llenergy.meters.select import check_names as check_meters
 from pytest_llenergy.options import Settings, settings_of
 from pytest_llenergy.progress import Progress, progress_of
@@ -97,7 +97,7 @@ class RunState:
     @property
     def meters(self) -> Mapping[str, MeterSpec]:
         """Every meter by name."""
-        return KnownMeters(call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
+        return MeterRegistry(call_spec_hook(self._config, "pytest_llenergy_meters", MeterSpec, MeterError))
 
     @cached_property
     def model(self) -> ModelSource:

@@ -24,9 +24,9 @@ SPEC = BackendSpec("whole", "whole:Whole", (), "pip install whole", Capabilities
 
 OF_A = (
     "entry point a = a_engine:SPEC of pytest_llenergy.backends cannot be loaded (ModuleNotFoundError: No "
-    "module named 'no_such_module'); mend or uninstall a-engine"
+    "module named 'no_such_module'); fix or uninstall a-engine"
 )
-OF_B = "entry point b = b_engine:SPEC of pytest_llenergy.backends gives a str, not a BackendSpec; mend or "
+OF_B = "entry point b = b_engine:SPEC of pytest_llenergy.backends is a str, not a BackendSpec; fix or "
 
 Install = Callable[..., None]
 
@@ -88,7 +88,7 @@ def test_the_doctor_goes_on_without_a_broken_meter(install: Install) -> None:
     install("a", "SPEC = 'x'\n", "meters")
     told = doctor("--no-steps")
     assert told.returncode == 1
-    wrong = "entry point a = a_engine:SPEC of pytest_llenergy.meters gives a str, not a MeterSpec; mend or "
+    wrong = "entry point a = a_engine:SPEC of pytest_llenergy.meters is a str, not a MeterSpec; fix or "
     assert f"wrong    {wrong}uninstall a-engine\n" in told.stdout
     assert "estimate" in told.stdout
     assert told.stderr == ""

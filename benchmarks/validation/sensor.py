@@ -11,8 +11,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.meters.nvml import coverage
-from pytest_llenergy.meters.selfcheck import CheckResult, judge
+from pytest_llenergy.meters.nvml import sensor_coverage
+from pytest_llenergy.meters.selfcheck import CheckResult, evaluate_readings
 
 from . import reading
 from .part import Notebook, main
@@ -196,7 +196,9 @@ def _agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch])
     rows: list[list[str | float | int | None]] = []
     judged: dict[str, CheckResult] = {}
     for stretch in stretches:
-        result = judged[stretch.name] = judge(readings.between(stretch.start_ns, stretch.end_ns).for_judge())
+        result = judged[stretch.name] = evaluate_readings(
+            readings.between(stretch.start_ns, stretch.end_ns).for_judge()
+        )
         rows.append(
             [stretch.name, result.ticks, result.mean_w, result.ratio, result.doubt, result.reason or "agrees"]
         )
@@ -273,7 +275,7 @@ def _coverage(
         notebook.check("coverage of the sensor", None, "too few ticks")
         return
     look, period_s = looks[best], times[best].period_s or 1.0
-    assumed, told = coverage(product, period_s)
+    assumed, told = sensor_coverage(product, period_s)
     notebook.data["assumed_coverage"] = assumed
     measured = look.coverage(period_s)
     notebook.check(

@@ -12,7 +12,7 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.select import KnownMeters, open_meters
+from pytest_llenergy.meters.select import MeterRegistry, open_meters
 
 from .work import Steps
 
@@ -38,7 +38,7 @@ def measured(work: Steps, steps: int, rounds: int, each_s: float) -> Experiment:
     warmup = max(1, math.ceil(WARMUP_S / (steps * each_s)))
     # Without a budget there are no more rounds than asked, of one iteration each.
     plan = RoundPlan(rounds=rounds, warmup=warmup, budget_s=0.0)
-    selection = open_meters(("nvml",), KnownMeters(), Targets(lease.uuids))
+    selection = open_meters(("nvml",), MeterRegistry(), Targets(lease.uuids))
     return measure(CallWorkload(lambda: work.run(steps)), plan, selection, lease)
 
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from importlib.resources import files
+from inspect import cleandoc
 from typing import Any
 
 from .text import code, lines_of, page, prose, table
@@ -45,13 +47,20 @@ def _objects(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(title: str, part: dict[str, Any]) -> Iterator[str]:
-    needed = set(part.get("required", ()))
+    required = set(part.get("required", ()))
+    text, _, attributes = cleandoc(part.get("description", "")).partition("\n\nAttributes:\n")
+    meanings = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE))
+    columns = ["field", "type", "default", *(["meaning"] if meanings else [])]
     rows = [
-        [code(name), _type(about), "" if name in needed else code(json.dumps(about.get("default")))]
+        [
+            code(name),
+            _type(about),
+            "" if name in required else code(json.dumps(about.get("default"))),
+            prose(meanings.get(name, "")),
+        ][: len(columns)]
         for name, about in part["properties"].items()
     ]
-    text = part.get("description", "")
-    yield from lines_of(f"### {title}", prose(text), table(["field", "type", "default"], rows))
+    yield from lines_of(f"### {title}", prose(text), table(columns, rows))
 
 
 def _type(about: dict[str, Any]) -> str:

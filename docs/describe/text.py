@@ -29,8 +29,15 @@ def code(text: str) -> str:
 def prose(docstring: str | None) -> str:
     """A docstring: code as Markdown has it, and from which version on there is what it is about."""
     text = inspect.cleandoc(docstring or "")
+    text = re.sub(r"^(Args|Attributes|Raises):\n((?:    .*(?:\n|$))+)", _section, text, flags=re.MULTILINE)
     text = re.sub(r"^\.\. versionadded:: (\S+)$", r"*New in \1.*", text, flags=re.MULTILINE)
     return re.sub(r"``([^`]+)``", r"`\1`", text)
+
+
+def _section(match: re.Match[str]) -> str:
+    """A section of a docstring as a list, an item for each entry."""
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", match[2], flags=re.MULTILINE)
+    return "".join(f"- `{name}`: {' '.join(text.split())}\n" for name, text in entries)
 
 
 def sentence(docstring: str | None) -> str:

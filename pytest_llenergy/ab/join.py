@@ -10,7 +10,7 @@ import msgspec
 
 from pytest_llenergy.compare.comparability import device_differences, workload_differences
 from pytest_llenergy.compare.comparison import select_last_attempts
-from pytest_llenergy.measure.metrics import energy_per_flop, relative_uncertainty, summarise
+from pytest_llenergy.measure.metrics import compute_metrics, energy_per_flop, relative_uncertainty
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Flag, Record, Round, Status
@@ -139,7 +139,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     coverage = min((meter.coverage for meter in first.meters), default=1.0)
     # The peak is of no round; that of any session is as good.
     peak = first.metrics.get("peak_memory_bytes")
-    metrics = summarise(rounds, None, coverage)
+    metrics = compute_metrics(rounds, None, coverage)
     metrics |= {"peak_memory_bytes": peak} if peak is not None else {}
     energy = metrics["energy_j"]
     flops = first.metrics.get("flops")

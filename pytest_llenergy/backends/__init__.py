@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs: the protocol, its capabilities, one file per engine."""
+"""Inference backends: the protocol, the registry, and one module or package per backend."""

@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend protocol and its declared capabilities."""
+"""The backend protocol: what a backend can do (``Capabilities``) and what it does (``Backend``).
+
+To add a backend:
+
+1. Create a module in this package, or a package whose ``__init__.py`` holds the spec.
+2. Write a class with the methods of ``Backend``. Import the library inside ``load``, never at the top.
+3. Return jobs from ``prepare``: ``run`` holds the measured work only, ``result`` counts and detokenises.
+4. Declare a ``BackendSpec`` named ``SPEC`` with ``Capabilities``. What is not declared is refused.
+5. Add ``SPEC`` to ``BUILTIN`` in ``registry.py``, or register it by entry point or hook.
+6. Run ``BackendConformance`` of ``pytest_llenergy.conformance`` against it. See docs/extending.md.
+"""
 
 from __future__ import annotations
 
@@ -18,36 +28,39 @@ from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import BackendInfo, Parallel
 from pytest_llenergy.model.timeline import Flops
 
-# The capability row of an engine: what it can do, and how that is known.
-
-#: The kinds of parallelism, as the degrees of ``Parallel`` are named.
+#: Kinds of parallelism, named like the fields of ``Parallel``.
 Degree = Literal["data", "tensor", "pipeline", "placement"]
 DEGREES: tuple[Degree, ...] = ("data", "tensor", "pipeline", "placement")
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do; what is not declared is refused.
+    """What a backend can do. Tests that need anything not declared here are refused.
 
-    ``launch`` is ``ranks`` where the plugin starts one process for each device, ``engine`` where one process
-    sees all devices and the engine starts its own. ``replicas`` tells who makes the data-parallel copies of
-    such an engine: with ``plugin`` each copy is a process with devices of its own. ``placement`` is layers of
-    one model on several devices of one process, which is no parallelism: they work in turn.
-
-    ``framework`` is checked for the right devices before the model is loaded; its process group is there for
-    several ranks, and with ``process_group`` for one as well. ``preload`` are modules that take long to
-    import and do nothing but that: ranks that are forked have them already.
-
-    ``tasks`` are those of ``backends.tasks``; ``options`` the load options, ``caches`` the kinds of key-value
-    cache. ``timestamps`` says of what the engine tells the time, ``exact`` whether a stamp is taken when the
-    token is there, and not, say, when a batch of them arrives; ``clock`` is where they come from.
-
-    ``changed_by`` are fields that a load option gives another value: of each option that does, by its value,
-    those fields.
-
-    ``reasons`` tell of a field why it is as it is, where a refusal should say so; ``sources`` how it is
-    known: ``tested`` by this package's own tests, or an address or a file of the engine's. ``hardware`` is
-    what this adapter has been run on, ``None`` where that is nothing yet.
+    Attributes:
+        launch: ``ranks`` if the plugin starts one process per device; ``engine`` if one process gets all
+            devices and the library starts its own workers.
+        replicas: Who creates data-parallel replicas with ``launch="engine"``. With ``plugin``, each replica
+            is a separate process with its own devices.
+        framework: Library whose visible devices are checked before the model is loaded. Its process group is
+            initialised when there are several ranks.
+        process_group: Initialise the process group for a single rank as well.
+        preload: Modules that are slow to import and whose import has no side effects; imported before ranks
+            are forked.
+        placement: Layers of one model on several devices of one process. Not parallelism: the devices work in
+            turn.
+        tasks: Names in ``backends.tasks.TASKS``.
+        options: Names of the load options.
+        caches: Kinds of key-value cache.
+        timestamps: Granularity of the timestamps that the backend reports.
+        exact: Whether a timestamp is taken when its token is available, rather than when a batch of tokens
+            arrives.
+        clock: Where the timestamps come from.
+        changed_by: Fields that a load option overrides: option name, option value, then the new field values.
+        reasons: For a field, why it has its value; added to messages about refused tests.
+        sources: For a field, how it is known: ``tested`` by this package's tests, or a URL or file of the
+            library.
+        hardware: What the backend has been run on; None if not yet run.
     """
 
     launch: Literal["ranks", "engine"] = "ranks"
@@ -76,34 +89,33 @@ class Capabilities:
 
     @property
     def managed_by(self) -> Literal["plugin", "engine"]:
-        """Who shares the devices of a process out."""
+        """Who distributes the devices of a process."""
         return "plugin" if self.launch == "ranks" else "engine"
 
     def lacks(self, parallel: Parallel) -> list[str]:
-        """The kinds of parallelism that are asked for and not declared."""
+        """Return the requested kinds of parallelism that are not declared."""
         return [kind for kind in DEGREES if getattr(parallel, kind) > 1 and not getattr(self, kind)]
 
     def loaded_with(self, options: Mapping[str, Any]) -> Capabilities:
-        """The row of the engine with these load options."""
+        """Return the capabilities with these load options applied."""
         changed: dict[str, Any] = {}
         for name, value in options.items():
-            # A test may have given anything, also what is no key.
+            # Tests can pass any object, including unhashable ones.
             if isinstance(value, str):
                 changed |= self.changed_by.get(name, {}).get(value, {})
         return replace(self, **changed) if changed else self
 
 
-# What a backend is: an engine that loads a model and does tasks with it.
-
-
 @dataclass(frozen=True)
 class RankContext:
-    """Where a backend finds itself: its place in the world and the devices that are its own.
+    """The place of a rank in the world, and its devices.
 
-    With ``launch="engine"`` these are all devices of the test, or of one replica of it, and ``parallel`` is
-    what to make of them. ``cpus`` are the logical CPUs that the process is pinned to; empty means not pinned.
-    ``scratch`` is a directory for files that are to go with the ranks, however these end; ``None`` outside of
-    ranks.
+    Attributes:
+        devices: The rank's devices. With ``launch="engine"``, all devices of the test or of one replica, to
+            be used as ``parallel`` says.
+        threads: Number of CPU threads to use.
+        cpus: Logical CPUs that the process is pinned to; empty if not pinned.
+        scratch: Directory for files that are removed with the rank, however it ends; None outside of ranks.
     """
 
     rank: int = 0
@@ -117,52 +129,61 @@ class RankContext:
 
 
 class Job(Protocol):
-    """One batch, ready to run any number of times.
+    """A prepared batch that can run any number of times.
 
-    One that has a method ``ready`` is called by it before each round, ahead of the quiet gap.
+    If it has a method ``ready``, that is called before each round, ahead of the quiet gap.
     """
 
     def run(self) -> Any:
-        """The measured work: nothing else belongs in here. Returns whatever ``result`` reads."""
+        """Do the measured work and nothing else. Returns whatever ``result`` reads."""
 
     def result(self, outcome: Any) -> Result:
-        """What one ``run`` made; counting and detokenising are done here, outside the window."""
+        """Return the result of one ``run``. Counting and detokenising happen here, outside the window."""
 
 
 class Backend(Protocol):
-    """An engine inside a rank. Everything is called in the rank's process, in this order.
+    """An inference library in a rank. Methods are called in the rank's process, in this order.
 
-    Tasks other than ``generate`` have a method of their own beside ``prepare``; see ``backends.tasks``.
+    Each task besides ``generate`` has its own method next to ``prepare``; see ``backends.tasks``.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
-        """Load the model onto the context's device. Raises ``ModelError`` or ``BackendError``."""
+        """Load the model onto the context's devices.
+
+        Raises:
+            ModelError: The model cannot be read.
+            BackendError: An option is invalid, or not possible in this context.
+        """
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
-        """Do all that does not belong to the measured work, tokenisation too."""
+        """Do everything that is not part of the measured work, including tokenisation."""
 
     def synchronize(self) -> None:
-        """Block until the device has finished what was queued."""
+        """Block until the device has finished its queued work."""
 
     def close(self) -> None:
         """Free the model."""
 
 
 class FlopCounter(Protocol):
-    """What a backend may have besides: the floating-point operations of its jobs."""
+    """Optional: a backend that can report the floating-point operations of its jobs."""
 
     def flops(self, job: Job, done: Result) -> Flops:
-        """Those that one ``run`` of a job executes, padding included, asked for after the measured rounds.
+        """Return the operations of one ``run``, padding included. Called after the measured rounds.
 
-        ``done`` is what its last run made. The job may be run again: nothing of this is in any window.
+        Args:
+            job: May be run again: this is outside any window.
+            done: The result of the job's last run.
         """
 
 
 class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of an engine that starts its own, as it says itself: its pid and its place in their world.
+    """A process in which a backend holds a part of the model, as reported by that process.
 
-    ``rank`` counts from 0 to ``world_size - 1`` within one replica. One that is ``attached`` ran before the
-    rank did and is no child of it; its ``pid`` is 0 where that is not told.
+    Attributes:
+        pid: Process id; 0 if unknown.
+        rank: From 0 to ``world_size - 1`` within one replica.
+        attached: The process was already running and is not a child of the rank.
     """
 
     pid: int
@@ -172,22 +193,26 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelfLaunchingBackend(Backend, Protocol):
-    """A backend with ``launch="engine"``. What it says of its workers is held against the plan."""
+    """A backend with ``launch="engine"``. Its reported workers are checked against the process plan."""
 
     def workers(self) -> Sequence[BackendWorker]:
-        """The processes that hold a part of the model, asked of themselves; the rank's own if it does."""
+        """Return the processes that hold a part of the model; the rank itself if it does."""
 
 
 @dataclass(frozen=True)
 class BackendSpec:
-    """A backend that can be named: how to make it, what it needs, what it can do.
+    """A backend by name: how to create it, what it requires, what it can do.
 
-    ``factory`` is ``"module:Class"``, imported in the rank only. ``requires`` are modules that must be
-    installed, ``install`` the command that does it. ``refuses(model)`` says why a model cannot be read.
-    ``python`` is the interpreter that its ranks run in, ``None`` for pytest's own. What ``reads`` directories
-    is given models of other kinds converted, by pytest's own Python where the ranks run in another.
-    ``preset`` are load options that the run has given, those of a test come on top; ``needs`` is what the run
-    must give first, and has not.
+    Attributes:
+        factory: ``"module:Class"``, imported in the rank only.
+        requires: Modules that must be installed.
+        install: Command that installs them.
+        refuses: ``refuses(model)`` returns why a model cannot be read, or None.
+        reads: With ``directory``, models of other kinds are converted first; pytest's own Python converts
+            them if the ranks use another one.
+        python: Interpreter of its ranks; None for pytest's own.
+        preset: Load options set by the run. Those of a test override them.
+        needs: What the run must configure before the backend can be used; None if nothing is missing.
     """
 
     name: str
@@ -202,9 +227,9 @@ class BackendSpec:
     needs: str | None = None
 
     def missing(self) -> str | None:
-        """Why the backend cannot be used here, with the command that mends it; ``None`` if it can.
+        """Return why the backend cannot be used here and how to fix it; None if it can be used.
 
-        Raises ``BackendError`` when its ``python`` is none.
+        Raises ``BackendError`` if ``python`` is not a usable interpreter.
         """
         if self.python is not None:
             lacking = missing_modules(self.python, self.requires, self.name)
@@ -218,17 +243,17 @@ class BackendSpec:
 
 
 def create_backend(factory: str) -> Backend:
-    """Make a backend from ``"module:Class"``. Raises ``BackendError`` when there is none."""
+    """Create a backend from ``"module:Class"``. Raises ``BackendError`` if it does not exist."""
     module, _, name = factory.partition(":")
     try:
-        made: Backend = getattr(importlib.import_module(module), name)()
+        backend: Backend = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError) as error:
         raise BackendError(f"backend {factory}: {error}") from error
-    return made
+    return backend
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module could be imported; nothing is, but the package that it is in."""
+    """Whether a module can be imported. Imports only its parent package."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert models between formats and cache the results."""
+"""Convert models to formats that backends read, once, into the user's cache directory.
+
+An entry of the cache is a directory that appears whole or not at all, with the checksum of each of its files.
+One process builds it while the others wait.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,9 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.models import ModelSource, explain_load_error
+from pytest_llenergy.backends.timeouts import CONVERT_TIMEOUT_S
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.base import cache_directory
-
-# Models that were built here, kept in the user's cache directory and used by every process.
-#
-# An entry is a directory that appears whole or not at all, with the checksum of each of its files. It is
-# built by one process while the others wait for it.
 
 MANIFEST = "llenergy-checksums.json"
 
@@ -40,9 +40,9 @@ def file_digest(path: Path) -> str:
 
 
 def build_cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The directory ``name`` of the cache, built by ``build(directory)`` if it is missing or damaged.
+    """Return the directory ``name`` of the cache; ``build(directory)`` fills it if it is missing or damaged.
 
-    Raises ``ModelError`` when the cache cannot be written.
+    Raises ``ModelError`` if the cache cannot be written.
     """
     from filelock import FileLock
 
@@ -55,7 +55,7 @@ def build_cached(name: str, build: Callable[[Path], None]) -> Path:
                 _build_entry(entry, build)
     except OSError as error:
         raise ModelError(
-            f"cannot keep the converted model in {root} ({error}); set LLENERGY_CACHE_DIR to a directory "
+            f"cannot store the converted model in {root} ({error}); set LLENERGY_CACHE_DIR to a directory "
             "with room"
         ) from error
     return entry
@@ -96,26 +96,24 @@ def _is_intact(entry: Path) -> bool:
 
 
 def _is_unchanged(path: Path, file: _FileState) -> bool:
-    """Untouched since it was built, or else still of the same content."""
+    """Whether a file is untouched since it was built, or at least has the same content."""
     state = path.stat()
     if state.st_size != file.size:
         return False
     return state.st_mtime_ns == file.mtime_ns or file_digest(path) == file.digest
 
 
-# Directories that transformers can load, made of what it cannot load fast or at all.
-#
-# Reading a GGUF file through transformers dequantises it anew each time (tens of seconds); the same
-# weights as bf16 safetensors load in about one. Runs in a rank, never in the pytest process.
-
-#: Part of the cache key: raise it when the same input gives another directory.
+#: Part of every cache key: increase it when the same input gives a different directory.
 CACHE_FORMAT = 1
 
 
 def pretrained_path(source: ModelSource) -> str:
-    """A path or hub id that ``from_pretrained`` takes; converts or builds on first use.
+    """Return a path or hub id for ``from_pretrained``; converts or builds the model on first use.
 
-    Raises ``ModelError`` when that fails.
+    Reading a GGUF file through transformers dequantises it each time (tens of seconds); the same weights as
+    bf16 safetensors load in about one. Runs in a rank or a subprocess, never in the pytest process.
+
+    Raises ``ModelError`` if that fails.
     """
     if source.directory:
         return source.directory
@@ -131,7 +129,7 @@ def pretrained_path(source: ModelSource) -> str:
 
 def _convert_gguf(file: Path, directory: Path) -> None:
     try:
-        import gguf as _gguf  # noqa: F401 - transformers imports it late and says less
+        import gguf as _gguf  # noqa: F401 - transformers imports it late, with a poorer message
     except ImportError:
         raise ModelError(f"{file.name}: reading GGUF needs the module gguf; pip install gguf") from None
     import torch
@@ -141,9 +139,9 @@ def _convert_gguf(file: Path, directory: Path) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:
-        # A damaged file makes its reader fail anywhere, with anything.
+        # A damaged file can make its reader raise anything.
         raise ModelError(f"{file.name}: transformers cannot read this GGUF file ({error})") from error
-    # The weights are plain floats by now, but transformers refuses to save what was loaded quantised.
+    # The weights are plain floats now, but transformers refuses to save a model loaded as quantised.
     for owner, name in (
         (model, "hf_quantizer"),
         (model, "is_quantized"),
@@ -172,7 +170,7 @@ def _build_random(preset: str, directory: Path) -> None:
 
 
 def _byte_tokenizer() -> Any:
-    """One token a byte, and none besides."""
+    """A tokenizer with one token per byte and no others but the special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -191,7 +189,7 @@ def _random_llama(preset: str, vocabulary: int) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    # Heads of 64 and even head counts, so that every engine's kernels and tensor parallelism of 2 fit.
+    # Heads of 64 and even head counts fit every backend's kernels and tensor parallelism of 2.
     shape = {
         "llama-tiny": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2},
         "llama-135m": {"hidden_size": 640, "intermediate_size": 1536, "num_hidden_layers": 30},
@@ -208,7 +206,7 @@ def _random_llama(preset: str, vocabulary: int) -> Any:
         **shape,
     )
     model: Any = LlamaForCausalLM(config)
-    # The usual small initialisation makes all tokens nearly alike; these weights tell them apart.
+    # The usual small initialisation makes all tokens nearly equally likely; these weights separate them.
     torch.nn.init.normal_(model.lm_head.weight, std=0.5)
     return model
 
@@ -229,30 +227,24 @@ def _random_bert(vocabulary: int) -> Any:
     )
 
 
-# Directories that ONNX Runtime GenAI can load, made once of a model in another format.
-#
-# Its own model builder does that, in a process of its own: it imports torch, which the engine does not need.
-
-#: Part of the cache key: raise it when the same input gives another directory.
-CACHE_FORMAT = 1
-
-#: What makes a directory one that the engine reads.
+#: A directory with this file is an ONNX Runtime GenAI model.
 GENAI_CONFIG = "genai_config.json"
 
-#: Without it ONNX Runtime starts a thread that reports to its makers, while energy is measured.
+#: Stops the telemetry thread that ONNX Runtime would run while energy is measured.
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 
+#: Model builder of ONNX Runtime GenAI. Runs in a subprocess: it imports torch, which inference does not need.
 ONNX_BUILDER = "onnxruntime_genai.models.builder"
 BUILDER_MODULES = ("torch", "transformers", "onnx_ir")
 
 
 def is_onnx_directory(source: ModelSource) -> bool:
-    """Whether the engine reads it as it is."""
+    """Whether ONNX Runtime GenAI can read the model as it is."""
     return source.kind == "directory" and (Path(source.location) / GENAI_CONFIG).exists()
 
 
 def explain_missing_builder(source: ModelSource) -> str | None:
-    """Which modules that the builder needs are not here, with the command that mends it."""
+    """Return which modules the builder lacks and how to install them; None if it can run."""
     absent = [module for module in BUILDER_MODULES if importlib.util.find_spec(module) is None]
     if not absent:
         return None
@@ -263,9 +255,10 @@ def explain_missing_builder(source: ModelSource) -> str | None:
 
 
 def download_hub_model(source: ModelSource) -> ModelSource:
-    """A hub model as the directory that it is downloaded to, whose name is its commit; others as they are.
+    """Download a hub model and return its directory, whose name is the commit. Returns other models
+    unchanged.
 
-    Raises ``ModelError`` when the hub does not give it.
+    Raises ``ModelError`` if the download fails.
     """
     if source.kind != "hub":
         return source
@@ -274,14 +267,19 @@ def download_hub_model(source: ModelSource) -> ModelSource:
 
         return ModelSource("directory", snapshot_download(source.location))
     except Exception as error:
-        # Its errors come from several libraries.
+        # huggingface_hub raises errors of several libraries.
         raise ModelError(explain_load_error(source, error)) from error
 
 
 def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
-    """The model as ONNX of that ``precision`` (``fp32``, ``int8``, ``int4``), converted on first use.
+    """Return the model as ONNX, converted on first use.
 
-    ``version`` is that of the builder. Raises ``ModelError`` when a module is missing or the builder fails.
+    Args:
+        source: Model to convert.
+        precision: ``fp32``, ``int8`` or ``int4``.
+        version: Version of the builder, part of the cache key.
+
+    Raises ``ModelError`` if a module is missing or the builder fails.
     """
     key = f"{_source_key(source)}-onnx-{precision}-{version}-v{CACHE_FORMAT}"
     return build_cached(key, lambda directory: _run_onnx_builder(source, precision, directory))
@@ -293,17 +291,17 @@ def _source_key(source: ModelSource) -> str:
     path = Path(source.location)
     if source.kind == "gguf":
         return f"{path.stem}-{file_digest(path)[:16]}"
-    # Reading all weights would take longer than loading them.
+    # Hashing all weights would take longer than loading them.
     files = sorted((file.name, file.stat()) for file in path.iterdir() if file.is_file())
-    told = repr([(name, state.st_size, state.st_mtime_ns) for name, state in files])
-    digest = hashlib.blake2b(f"{path} {told}".encode(), digest_size=8).hexdigest()
+    listing = repr([(name, state.st_size, state.st_mtime_ns) for name, state in files])
+    digest = hashlib.blake2b(f"{path} {listing}".encode(), digest_size=8).hexdigest()
     return f"{path.name}-{digest}"
 
 
 def _run_onnx_builder(source: ModelSource, precision: str, directory: Path) -> None:
-    given = pretrained_path(source)
+    path = pretrained_path(source)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".builder-") as scratch:
-        command = [sys.executable, "-m", ONNX_BUILDER, "-i", given, "-o", str(directory), "-p", precision]
+        command = [sys.executable, "-m", ONNX_BUILDER, "-i", path, "-o", str(directory), "-p", precision]
         done = subprocess.run(
             [*command, "-e", "cpu", "-c", scratch],
             env={**os.environ, **NO_TELEMETRY, "HF_HUB_OFFLINE": "1"},
@@ -315,13 +313,11 @@ def _run_onnx_builder(source: ModelSource, precision: str, directory: Path) -> N
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         reason = lines[-1] if lines else f"exit code {done.returncode}"
         raise ModelError(
-            f"model {source.label}: the builder of onnxruntime-genai cannot make {precision} of it ({reason})"
+            f"model {source.label}: onnxruntime-genai's builder cannot convert it to {precision} ({reason})"
         )
 
 
-# Converting a model by pytest's own Python, for ranks of another one that cannot do it themselves.
-
-#: In a process of its own: pytest's loads no framework. The search path is pytest's.
+#: Runs in a subprocess, since pytest's own process loads no framework. The module search path is pytest's.
 CONVERT_PROGRAM = """
 import json, sys
 source, path = json.loads(sys.argv[1])
@@ -330,44 +326,42 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import ModelError
 try:
-    said = {"directory": pretrained_path(ModelSource(**source))}
+    answer = {"directory": pretrained_path(ModelSource(**source))}
 except ModelError as error:
-    said = {"error": str(error)}
-print(json.dumps(said))
+    answer = {"error": str(error)}
+print(json.dumps(answer))
 """
-
-#: Of a large file it takes minutes, once.
-TIMEOUT_S = 3600.0
 
 
 def convert_in_subprocess(source: ModelSource) -> ModelSource:
-    """A model with the ``directory`` that was made of it; as it is where it needs no conversion.
+    """Convert a model with pytest's own Python, for ranks whose Python cannot convert it themselves.
 
-    Raises ``ModelError`` when that fails.
+    Returns the model with its ``directory`` set; unchanged if it needs no conversion. Raises ``ModelError``
+    on failure.
     """
     if source.kind not in ("gguf", "random"):
         return source
-    told = json.dumps([asdict(source), [path for path in sys.path if isinstance(path, str)]])
+    argument = json.dumps([asdict(source), [path for path in sys.path if isinstance(path, str)]])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", CONVERT_PROGRAM, told],
+            [sys.executable, "-c", CONVERT_PROGRAM, argument],
             capture_output=True,
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=TIMEOUT_S,
-            # It runs beside the test's devices, and not on them.
+            timeout=CONVERT_TIMEOUT_S,
+            # Keep it off the devices of the test.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ModelError(f"{source.label}: not converted within {TIMEOUT_S:g} s") from None
+        raise ModelError(f"{source.label}: not converted within {CONVERT_TIMEOUT_S:g} s") from None
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        said = done.stderr.strip().splitlines()
-        last = said[-1] if said else f"exit code {done.returncode}"
+        errors = done.stderr.strip().splitlines()
+        last = errors[-1] if errors else f"exit code {done.returncode}"
         raise ModelError(
-            f"{source.label}: pytest's own Python converts it for engines of other environments, and cannot "
+            f"{source.label}: pytest's own Python converts it for backends in other environments, and failed "
             f"({last}); pip install 'pytest-llenergy[transformers]', or name a directory"
         )
     answer = json.loads(lines[-1])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of a dense decoder, computed from its shape.
+"""Floating-point operations of a dense decoder, estimated from its shape.
 
-Counted as ``torch.utils.flop_counter`` does: matrix products only, two operations a multiply-add, and the
-whole square of an attention matrix, whether or not a kernel leaves out what a causal mask hides.
+Counted like ``torch.utils.flop_counter`` does: matrix products only, two operations per multiply-add, and the
+whole square of an attention matrix, whether or not a kernel skips what a causal mask hides.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pytest_llenergy.backends.tasks import Generation, Result
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.timeline import Flops
 
-#: Architectures that are what is worked out here: grouped-query attention, a gated feed-forward layer, and an
-#: output layer. As they are called in config.json (``model_type``) and in GGUF (``general.architecture``).
+#: Supported architectures: grouped-query attention, a gated feed-forward layer, and an output layer. Named as
+#: in config.json (``model_type``) and in GGUF (``general.architecture``).
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
-#: What a config.json has where only some experts work on a token.
+#: Fields of config.json that mixture-of-experts models have.
 EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 SOURCE = "analytic: linear layers and attention of a dense decoder, its output layer for one position a step"
@@ -30,7 +30,9 @@ SOURCE = "analytic: linear layers and attention of a dense decoder, its output l
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Sizes of a dense decoder; ``window`` is how far attention looks back (tokens), ``None`` for all."""
+    """Sizes of a dense decoder. ``window`` is the span of sliding-window attention in tokens, None for full
+    attention.
+    """
 
     layers: int
     hidden: int
@@ -43,21 +45,27 @@ class DecoderShape:
 
     @property
     def linear_flop(self) -> int:
-        """Of one token in the linear layers of all blocks: query, key, value, output; gate, up, down."""
+        """Operations of one token in the linear layers of all blocks: query, key, value, output; gate, up,
+        down.
+        """
         attention = 2 * self.heads * self.head_dim + 2 * self.kv_heads * self.head_dim
         return 2 * self.layers * self.hidden * (attention + 3 * self.intermediate)
 
     @property
     def output_flop(self) -> int:
-        """Of one position in the output layer."""
+        """Operations of one position in the output layer."""
         return 2 * self.hidden * self.vocabulary
 
     def attention_flop(self, queries: int, keys: int) -> int:
-        """Of so many positions that look at so many, in all blocks: scores, and their weighted values."""
+        """Operations of attention in all blocks, scores and weighted values, for ``queries`` positions over
+        ``keys``.
+        """
         return 4 * self.layers * self.heads * self.head_dim * queries * keys
 
     def flop(self, prompt: int, new: int) -> int:
-        """Of one sequence: a prefill of ``prompt`` tokens gives the first of ``new``, a step each other."""
+        """Operations of one sequence: the prefill of ``prompt`` tokens gives the first of ``new`` tokens,
+        each step one more.
+        """
         steps = range(1, new)
         attention = self.attention_flop(prompt, prompt)
         attention += sum(self.attention_flop(1, prompt + step) for step in steps)
@@ -65,7 +73,9 @@ class DecoderShape:
 
 
 def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
-    """From the content of a config.json. Raises ``ModelError`` for what is no plain dense decoder."""
+    """Read the shape from the content of a config.json. Raises ``ModelError`` if it is not a plain dense
+    decoder.
+    """
     kind = str(config.get("model_type"))
     experts = [name for name in EXPERT_FIELDS if config.get(name)]
     if kind not in ARCHITECTURES or experts:
@@ -85,7 +95,9 @@ def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
 
 
 def shape_from_gguf(file: Path) -> DecoderShape:
-    """From a GGUF file's metadata. Raises ``ModelError`` for one that is unreadable, or no dense decoder."""
+    """Read the shape from a GGUF file. Raises ``ModelError`` if it is unreadable or not a plain dense
+    decoder.
+    """
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -95,13 +107,13 @@ def shape_from_gguf(file: Path) -> DecoderShape:
         fields = {
             name: field.contents()
             for name, field in reader.fields.items()
-            # The vocabulary alone would take seconds.
+            # Reading the vocabulary would take seconds.
             if not name.startswith("tokenizer.")
         }
         embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
     except Exception as error:
-        # A damaged file makes its reader fail anywhere, with anything.
-        raise ModelError(f"{file.name}: no GGUF metadata to work from ({error})") from error
+        # A damaged file can make its reader raise anything.
+        raise ModelError(f"{file.name}: its GGUF metadata cannot be read ({error})") from error
     kind = str(fields.get("general.architecture"))
     sizes = {name.removeprefix(f"{kind}."): value for name, value in fields.items()}
     if kind not in ARCHITECTURES or sizes.get("expert_count"):
@@ -123,12 +135,12 @@ def shape_from_gguf(file: Path) -> DecoderShape:
 
 
 def shape_from_source(model: ModelSource) -> DecoderShape:
-    """From a GGUF file, or the config.json of a directory. Raises ``ModelError`` where there is neither."""
+    """Read the shape from a GGUF file or a directory. Raises ``ModelError`` if the model is neither."""
     if model.kind == "gguf":
         return shape_from_gguf(Path(model.location))
     file = Path(model.location) / "config.json"
     if model.kind != "directory" or not file.exists():
-        raise ModelError(f"{model.label} has no config.json here to work from")
+        raise ModelError(f"{model.label} has no config.json here to estimate operations from")
     try:
         return shape_from_config(json.loads(file.read_bytes()))
     except (OSError, ValueError) as error:
@@ -136,41 +148,46 @@ def shape_from_source(model: ModelSource) -> DecoderShape:
 
 
 def estimate_generation_flops(shape: DecoderShape, done: Result, *, padded: bool) -> Flops:
-    """Of what a run of ``generate`` made, all ranks that work on it taken together.
+    """Estimate the operations of one run of ``generate``, summed over the ranks that share it.
 
-    ``padded`` says that the batch was computed as long as its longest prompt and its longest output, so that
-    padding counts: what was executed is meant, not what was of use.
+    Args:
+        shape: Sizes of the model.
+        done: Result of the run.
+        padded: Whether every sequence was computed at the length of the longest prompt and output. Padding
+            counts: the number is of executed, not of useful, operations.
     """
     if not isinstance(done, Generation):
-        return Flops.unknown("only what generate executes is worked out")
+        return Flops.unknown("operations are estimated for generate only")
     lengths = [(each.input_tokens, each.output_tokens) for each in done.requests]
     if padded:
         longest = max(prompt for prompt, _ in lengths), max(new for _, new in lengths)
         lengths = [longest] * len(lengths)
     most = max(prompt + new for prompt, new in lengths)
     if shape.window is not None and most > shape.window:
-        return Flops.unknown(f"attention looks back {shape.window} tokens of {most}; this is not worked out")
+        return Flops.unknown(
+            f"attention covers the last {shape.window} of {most} tokens, which is not estimated"
+        )
     count = sum(shape.flop(prompt, new) for prompt, new in lengths)
     return Flops(count=count, source=SOURCE, shared=True)
 
 
 def estimate_flops_from_file(model: ModelSource, done: Result, *, padded: bool) -> Flops:
-    """The same for an engine that has nothing but the model's file."""
+    """Estimate the operations of one run for a backend that has nothing but the model's file."""
     try:
         return estimate_generation_flops(shape_from_source(model), done, padded=padded)
     except ModelError as error:
         return Flops.unknown(str(error))
 
 
-def _read_size(told: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """One number above 0; layers of different sizes have a list there."""
-    value = told.get(name) or default
+def _read_size(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a positive size. Models whose layers differ have a list there."""
+    value = fields.get(name) or default
     if not isinstance(value, int) or value < 1:
         raise ModelError(
-            f"{name} is {value!r} in what the model tells of itself, and is needed as one number"
+            f"{name} is {value!r} in the model's metadata; estimating operations needs one positive number"
         )
     return value
 
 
 def _unsupported(what: str) -> str:
-    return f"{what} is no plain dense decoder; those worked out: {', '.join(ARCHITECTURES)}"
+    return f"{what} is not a supported dense decoder; supported: {', '.join(ARCHITECTURES)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python of another environment, for an engine whose requirements are not those of pytest's own."""
+"""Run a backend's ranks in the Python of another environment, for libraries with conflicting requirements."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from pytest_llenergy.backends.timeouts import PROBE_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 
-#: What every rank imports, beside this package.
+#: Modules that every rank imports besides this package.
 RANK_MODULES = ("msgspec", "cloudpickle")
 
-#: The oldest that this package runs on (pyproject.toml).
+#: Oldest supported Python (see pyproject.toml).
 MIN_PYTHON = (3, 10)
 
-#: These would give it the modules of the environment that pytest runs in.
+#: Variables that would make another Python import the modules of pytest's environment.
 INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
-#: It only looks for modules, but may have to be read from a slow disk (seconds).
-TIMEOUT_S = 60.0
-
-#: Standard library only, and for any Python: an old one is told of, too.
+#: Uses the standard library only and runs on any Python, so that an old version can be reported.
 PROBE_PROGRAM = """
 import sys
 version = list(sys.version_info[:2])
@@ -43,19 +41,24 @@ REMEDY = "energy_python needs lines such as vllm=.venvs/vllm/bin/python"
 
 
 def activated_environment(environment: Mapping[str, str], python: str | None) -> dict[str, str]:
-    """The environment as it is when that of ``python`` has been activated; as it is, without one."""
+    """Return the environment variables as if the environment of ``python`` were activated."""
     if python is None:
         return dict(environment)
     kept = {name: value for name, value in environment.items() if name not in INTERPRETER_VARIABLES}
-    # Engines compile at run time, with programs that are installed beside them.
+    # Libraries compile at run time, with programs installed next to the interpreter.
     programs = [str(Path(python).parent), *filter(None, [environment.get("PATH")])]
     return {**kept, "PATH": os.pathsep.join(programs)}
 
 
 def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str, ...]:
-    """Which modules that Python does not have: of these, and of those that a rank needs. Asked once.
+    """Return which of these modules, and of those that ranks need, are missing there. Results are cached.
 
-    ``name`` is whose it is, for messages. Raises ``BackendError`` for what is no Python of 3.10 or later.
+    Args:
+        python: Path of the interpreter.
+        modules: Names of modules.
+        name: The backend, for messages.
+
+    Raises ``BackendError`` if this is not a Python 3.10 or later.
     """
     try:
         return _probe_modules(python, (*modules, *RANK_MODULES))
@@ -79,20 +82,22 @@ def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=TIMEOUT_S,
+            timeout=PROBE_TIMEOUT_S,
             env=activated_environment(os.environ, python),
             check=False,
         )
         version, missing = json.loads(done.stdout.strip().splitlines()[-1])
-        found = ".".join(map(str, version))
+        found_version = ".".join(map(str, version))
     except subprocess.TimeoutExpired:
-        raise BackendError(f"did not say its version within {TIMEOUT_S:g} s") from None
+        raise BackendError(f"did not report its version within {PROBE_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise BackendError(f"cannot be started ({error.strerror})") from None
     except (ValueError, TypeError, IndexError):
-        said = done.stderr.strip().splitlines()
-        last = f": {said[-1]}" if said else ""
-        raise BackendError(f"is no Python that works (exit code {done.returncode}{last})") from None
+        lines = done.stderr.strip().splitlines()
+        last = f": {lines[-1]}" if lines else ""
+        raise BackendError(f"is not a working Python (exit code {done.returncode}{last})") from None
     if tuple(version) < MIN_PYTHON:
-        raise BackendError(f"is Python {found}, and ranks need {'.'.join(map(str, MIN_PYTHON))} or later")
+        raise BackendError(
+            f"is Python {found_version}, and ranks need {'.'.join(map(str, MIN_PYTHON))} or later"
+        )
     return tuple(missing)

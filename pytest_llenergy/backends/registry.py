@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registry of backends, and matching of a test's needs with their capabilities."""
+"""Registry of backends, and the check of a test's requirements against their capabilities."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from pytest_llenergy.model.entry_points import BrokenEntryPoint, load_entry_poin
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.text import did_you_mean
 
-# Every backend that can be named: built in, from entry points, from hooks.
-
 BUILTIN = (
     *(transformers.SPEC, openvino.SPEC, onnxruntime.SPEC, llama_cpp.SPEC),
     *(vllm.SPEC, sglang.SPEC, tensorrt_llm.SPEC, server.SPEC),
@@ -34,16 +32,16 @@ ENTRY_POINTS = "pytest_llenergy.backends"
 
 
 def discover_backends() -> tuple[dict[str, BackendSpec], tuple[BrokenEntryPoint, ...]]:
-    """The built-in backends and those of entry points by name, in a fixed order; then what is broken."""
+    """Return built-in and entry-point backends by name, in a fixed order, and the broken entry points."""
     others = load_entry_points(ENTRY_POINTS, BackendSpec)
-    specs = (*BUILTIN, *others.whole.values())
+    specs = (*BUILTIN, *others.plugins.values())
     return {spec.name: spec for spec in specs}, others.broken
 
 
 def load_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
-    """By name, in a fixed order: built-in ones, entry points, then ``extra``.
+    """Return all backends by name in a fixed order: built-in, entry points, then ``extra``.
 
-    Raises ``BackendError`` when an entry point does not give a ``BackendSpec``.
+    Raises ``BackendError`` if an entry point does not provide a ``BackendSpec``.
     """
     specs, broken = discover_backends()
     if broken:
@@ -53,7 +51,10 @@ def load_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
 
 
 def select_backends(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> list[BackendSpec]:
-    """The named backends, or all that can run here; where none can, all that need not be told anything.
+    """Return the named backends; without names, all that are usable here.
+
+    If none is usable, return those that need no configuration by the run, so that tests can be skipped with a
+    reason.
 
     Raises ``BackendError`` for an unknown name.
     """
@@ -62,19 +63,17 @@ def select_backends(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> l
             raise BackendError(f"unknown backend {name!r}; known: {', '.join(specs)}")
     if names:
         return [specs[name] for name in names]
-    found = [spec for spec in specs.values() if spec.missing() is None]
-    return found or [spec for spec in specs.values() if spec.needs is None]
-
-
-# What a test asks of an engine, held against capability rows before anything is started.
+    usable = [spec for spec in specs.values() if spec.missing() is None]
+    return usable or [spec for spec in specs.values() if spec.needs is None]
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """Degrees, load options, and what the row must have with them; ``None`` is no matter.
+    """What a test requires of a backend, checked before anything is started. None means no requirement.
 
-    ``implied`` says why a degree is asked for that the test does not name. Stamps of each token are stamps of
-    each step too.
+    Attributes:
+        timestamps: ``step`` or ``token``. Timestamps of each token satisfy ``step`` too.
+        implied: Why a degree is required that the test does not name.
     """
 
     parallel: Parallel = field(default_factory=Parallel)
@@ -86,7 +85,7 @@ class Requirements:
     implied: str = ""
 
     def unmet(self, row: Capabilities) -> Iterator[str]:
-        """What a row does not have, each in words with the row's reason."""
+        """Yield each unmet requirement in words, with the reason that the capabilities give."""
         row = row.loaded_with(self.options)
         kinds = row.lacks(self.parallel)
         if kinds:
@@ -98,7 +97,7 @@ class Requirements:
             why = (row.reasons.get("options", ""), did_you_mean(unknown, row.options))
             yield f"the load option {' and '.join(unknown)}{_parenthesize(takes, *why)}"
         stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
-        for asked, met, what, has, name in (
+        for required, met, what, has, name in (
             (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks, "tasks"),
             (self.cache, self.cache in row.caches, f"a {self.cache} cache", row.caches, "caches"),
             (
@@ -116,13 +115,15 @@ class Requirements:
                 "timestamps",
             ),
         ):
-            if asked is not None and not met:
+            if required is not None and not met:
                 offered = f"it has: {', '.join(has) or 'none'}"
                 yield f"{what}{_parenthesize(offered, row.reasons.get(name, ''))}"
 
 
-def parse_needs(**asked: str | None) -> Requirements:
-    """The demand for a task, a cache, batching or timestamps. Raises ``PlanError`` for unknown words."""
+def parse_needs(**needs: str | None) -> Requirements:
+    """Parse what a test needs: a task, a cache, batching or timestamps. Raises ``PlanError`` for unknown
+    values.
+    """
     row = get_type_hints(Capabilities)
     known: dict[str, tuple[str, ...]] = {
         "task": tuple(TASKS),
@@ -130,37 +131,37 @@ def parse_needs(**asked: str | None) -> Requirements:
         "batching": get_args(get_args(row["batching"])[0]),
         "timestamps": tuple(word for word in get_args(row["timestamps"]) if word != "none"),
     }
-    for name, value in asked.items():
+    for name, value in needs.items():
         if value is not None and value not in known[name]:
-            raise PlanError(f"{name} is {value!r}, knows: {', '.join(known[name])}")
-    if all(value is None for value in asked.values()):
-        raise PlanError('asks for nothing; name what the test needs, such as timestamps="token"')
-    return Requirements(**asked)  # type: ignore[arg-type]  # the keys of known are fields
+            raise PlanError(f"{name} is {value!r}, needs one of {', '.join(known[name])}")
+    if all(value is None for value in needs.values()):
+        raise PlanError('needs at least one argument, such as timestamps="token"')
+    return Requirements(**needs)  # type: ignore[arg-type]  # the keys of known are fields
 
 
-def explain_unmet(spec: BackendSpec, demand: Requirements, known: Mapping[str, BackendSpec]) -> str | None:
-    """Why a backend cannot run what is asked for, and which of those that are known could; else ``None``."""
-    unmet = list(demand.unmet(spec.capabilities))
+def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str, BackendSpec]) -> str | None:
+    """Return why a backend cannot run a test and which of ``known`` can; None if it can."""
+    unmet = list(required.unmet(spec.capabilities))
     if not unmet:
         return None
-    able = ", ".join(_capable(demand, known)) or "none here"
+    able = ", ".join(_capable(required, known)) or "none here"
     return f"{spec.name} does not offer {' and '.join(unmet)}; backends that do: {able}"
 
 
 def explain_unmet_by_all(
-    specs: Sequence[BackendSpec], demand: Requirements, known: Mapping[str, BackendSpec]
+    specs: Sequence[BackendSpec], required: Requirements, known: Mapping[str, BackendSpec]
 ) -> str | None:
-    """Why no backend that is known can run it, by the rows of these; ``None`` where one can."""
-    if _capable(demand, known):
+    """Return why no backend in ``known`` can run a test, by the rows of ``specs``; None if one can."""
+    if _capable(required, known):
         return None
-    whys = (f"{spec.name} does not offer {' and '.join(demand.unmet(spec.capabilities))}" for spec in specs)
+    whys = (f"{spec.name} does not offer {' and '.join(required.unmet(spec.capabilities))}" for spec in specs)
     return f"{'; '.join(whys)}; backends that do: none here"
 
 
-def _capable(demand: Requirements, known: Mapping[str, BackendSpec]) -> list[str]:
-    return [name for name, each in known.items() if not any(demand.unmet(each.capabilities))]
+def _capable(required: Requirements, known: Mapping[str, BackendSpec]) -> list[str]:
+    return [name for name, each in known.items() if not any(required.unmet(each.capabilities))]
 
 
 def _parenthesize(*texts: str) -> str:
-    said = "; ".join(text for text in texts if text)
-    return f" ({said})" if said else ""
+    joined = "; ".join(text for text in texts if text)
+    return f" ({joined})" if joined else ""

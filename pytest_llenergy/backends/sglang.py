@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang, through its offline engine. Not yet run on hardware."""
+"""SGLang through its offline API (``sglang.Engine``): continuous batching in its own processes.
+
+Written from the documentation; not yet run on hardware.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,6 @@ from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
-
-# SGLang: continuous batching in processes of its own. Written from its documentation; see ``spec``.
-
-
-# What SGLang offers, as its documentation and source say.
 
 OFFLINE_API_DOCS = "https://docs.sglang.io/basic_usage/offline_engine_api.html"
 ARGUMENTS_DOCS = "https://docs.sglang.io/advanced_features/server_arguments.html"
@@ -56,7 +54,7 @@ SPEC = BackendSpec(
         reasons={
             "cpu": "the wheel on PyPI is for CUDA",
             "placement": "SGLang shards a model; it does not put its layers on devices that take turns",
-            "timestamps": "generate() tells how long a request took and not when its tokens came",
+            "timestamps": "generate() reports how long a request took, not when its tokens were produced",
         },
         sources={
             **dict.fromkeys(("cpu", "placement", "tasks", "caches"), "this adapter"),
@@ -78,16 +76,14 @@ SPEC = BackendSpec(
 )
 
 
-# ``sglang.Engine``, by its documentation. Not run on hardware yet.
-
-#: What a scheduler calls itself, with its place where there are several
+#: Process title of a scheduler, with its position if there are several
 #: (python/sglang/srt/managers/scheduler.py, run_scheduler_process).
 SCHEDULER_TITLE = re.compile(r"sglang::scheduler(?:_DP\d+)?(?:_PP(?P<pipeline>\d+))?(?:_TP(?P<tensor>\d+))?")
 
 
 @dataclass
 class SglangJob:
-    """Token ids of each prompt, and how to sample; ``generate`` blocks until all are done."""
+    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done."""
 
     engine: Any
     tokenizer: Any
@@ -104,15 +100,15 @@ class SglangJob:
         token_ids = [[int(token) for token in output["output_ids"]] for output in outcome]
         requests = []
         for prompt, ids, output in zip(self.prompts, token_ids, outcome, strict=True):
-            told = output["meta_info"]
-            if told.get("cached_tokens"):
+            meta = output["meta_info"]
+            if meta.get("cached_tokens"):
                 raise BackendError(
-                    f"sglang: took {told['cached_tokens']} prompt tokens from its radix cache, which was to "
+                    f"sglang: took {meta['cached_tokens']} prompt tokens from its radix cache, which should "
                     "be off; the round has not done the work"
                 )
-            if told["completion_tokens"] != len(ids) or told["prompt_tokens"] != len(prompt):
+            if meta["completion_tokens"] != len(ids) or meta["prompt_tokens"] != len(prompt):
                 raise BackendError(
-                    f"sglang: counts {told['prompt_tokens']} prompt and {told['completion_tokens']} output "
+                    f"sglang: reports {meta['prompt_tokens']} prompt and {meta['completion_tokens']} output "
                     f"tokens, where {len(prompt)} went in and {len(ids)} came out"
                 )
             requests.append(RequestTimeline(input_tokens=len(prompt), output_tokens=len(ids)))
@@ -121,14 +117,14 @@ class SglangJob:
 
 
 class SglangBackend:
-    """``sglang.Engine`` with its radix cache off, given token ids, so that it detokenises nothing.
+    """``sglang.Engine`` with its radix cache off. It is given token ids, so it detokenises nothing.
 
-    Load options are those of ``sglang.Engine``; see ``spec``.
+    Load options are those of ``sglang.Engine`` in ``SPEC``.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         if context.devices == ("cpu",):
-            raise BackendError("sglang: runs on GPUs here; give the test @pytest.mark.gpus(1)")
+            raise BackendError("sglang: needs a GPU; mark the test with @pytest.mark.gpus(1)")
         parallel = context.parallel
         import sglang
         from transformers import AutoTokenizer
@@ -154,13 +150,13 @@ class SglangBackend:
         except (OSError, RuntimeError, KeyError) as error:
             raise ModelError(explain_load_error(model, error)) from error
         self._seeded = bool(options.get("enable_deterministic_inference"))
-        told = self._engine.get_server_info()
-        if not told.get("disable_radix_cache"):
+        server_info = self._engine.get_server_info()
+        if not server_info.get("disable_radix_cache"):
             raise BackendError(
-                "sglang: does not say that its radix cache is off, which would make rounds free"
+                "sglang: does not confirm that its radix cache is off, which would make rounds almost free"
             )
         self._world = parallel.tensor, parallel.pipeline
-        settled = (
+        resolved = (
             "dtype",
             "attention_backend",
             "sampling_backend",
@@ -171,10 +167,10 @@ class SglangBackend:
             name="sglang",
             version=sglang.__version__,
             model=model.label,
-            dtype=str(told.get("dtype")),
+            dtype=str(server_info.get("dtype")),
             options={
                 **{name: str(value) for name, value in options.items()},
-                **{name: _primitive(told.get(name)) for name in settled},
+                **{name: _primitive(server_info.get(name)) for name in resolved},
                 "radix_cache": False,
                 "threads": context.threads,
                 "device": ",".join(context.devices),
@@ -183,7 +179,7 @@ class SglangBackend:
         )
 
     def workers(self) -> Sequence[BackendWorker]:
-        """The schedulers, by the titles that they have given themselves; each holds one shard."""
+        """Return the schedulers, each with one shard, identified by their process titles."""
         import psutil
 
         tensor, pipeline = self._world
@@ -200,7 +196,7 @@ class SglangBackend:
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> SglangJob:
         if params.do_sample and not self._seeded:
             raise BackendError(
-                "sglang: draws by the seed of a request only with "
+                "sglang: uses the seed of a request only with "
                 "with_options(enable_deterministic_inference=True)"
             )
         ids = encode_prompts("sglang", self._tokenizer, prompts)

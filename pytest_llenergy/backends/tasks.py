@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks of backends: generate, embed, serve; their parameters and results."""
+"""What a backend can be asked to do: generate, embed and serve, each with its parameters and its result.
+
+Parameters are checked before anything is started, and recorded whole. A result holds one ``RequestTimeline``
+per input, in the order of the inputs.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +28,36 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# Checked keyword arguments of what a backend is asked to do.
-
-
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to do a task; recorded whole."""
+    """Keyword arguments of a task."""
 
     task: ClassVar[str]
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Check keyword arguments. Raises ``BackendError`` naming the unknown and the impossible ones."""
+        """Validate keyword arguments.
+
+        Raises:
+            BackendError: An argument is unknown, has the wrong type or is out of bounds.
+        """
         unknown = sorted(set(values) - set(cls.__struct_fields__))
         if unknown:
-            told = f"known: {', '.join(cls.__struct_fields__)}"
-            told = "; ".join(filter(None, (told, did_you_mean(unknown, cls.__struct_fields__))))
-            raise BackendError(f"{cls.task}: unknown argument {', '.join(unknown)}; {told}")
+            known = f"known: {', '.join(cls.__struct_fields__)}"
+            hint = "; ".join(filter(None, (known, did_you_mean(unknown, cls.__struct_fields__))))
+            raise BackendError(f"{cls.task}: unknown argument {', '.join(unknown)}; {hint}")
         try:
             params = msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:
-            raise BackendError(f"{cls.task}: {cls._refusal(values, str(error))}") from None
+            raise BackendError(f"{cls.task}: {cls._explain(values, str(error))}") from None
         for name, ok, needs in params.bounds():
             if not ok:
                 raise BackendError(f"{cls.task}: {name} is {_shorten(getattr(params, name))}, needs {needs}")
         return params
 
     @classmethod
-    def _refusal(cls, values: Mapping[str, Any], told: str) -> str:
-        """What msgspec says of a value, such as ``Expected `int`, got `str` - at `$.seed```, in our words."""
-        what, _, place = told.partition(" - at `$.")
+    def _explain(cls, values: Mapping[str, Any], message: str) -> str:
+        """Rewrite msgspec's ``Expected `int`, got `str` - at `$.seed``` as ``seed is 'x', needs int``."""
+        what, _, place = message.partition(" - at `$.")
         name = re.split(r"\W", place)[0]
         needs = re.sub(r"Expected `(.*)`, got .*", r"\1", what)
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
@@ -61,11 +66,11 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"{name} is {values[name]!r}, needs {needs}"
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
-        """Of each field that has bounds its name, whether it is within them, and what it needs."""
+        """Yield, for each bounded field, its name, whether it is within bounds, and what it needs."""
         yield from ()
 
     def primitives(self) -> dict[str, Primitive]:
-        """As recorded: JSON primitives, the entries of a tuple joined by commas."""
+        """Return the parameters as recorded: JSON primitives, with tuples joined by commas."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {
             name: ",".join(map(str, value)) if isinstance(value, tuple) else value
@@ -74,19 +79,19 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _shorten(value: object) -> str:
-    """In a line: of a long tuple, such as a trace of thousands of requests, how it begins."""
+    """Shorten a long tuple, such as a trace of thousands of requests."""
     return reprlib.repr(value) if isinstance(value, tuple) else str(value)
 
 
-# Generating text: how, and what came of it.
-
-
 class GenerationParams(Params, frozen=True):
-    """How to generate; recorded whole.
+    """Parameters of ``generate``.
 
-    ``ignore_eos`` makes every sequence ``max_new_tokens`` long, which keeps the work of a benchmark
-    constant. ``stop_token_ids`` end a sequence like its end-of-sequence token. ``seed`` is set anew
-    before every round. ``cache`` is the kind of key-value cache. Sampling needs ``do_sample=True``.
+    Attributes:
+        do_sample: Sample; greedy otherwise.
+        seed: Set anew before every round.
+        ignore_eos: Make every sequence ``max_new_tokens`` long, which keeps the work of a benchmark constant.
+        stop_token_ids: End a sequence like its end-of-sequence token.
+        cache: Kind of key-value cache.
     """
 
     task: ClassVar[str] = "generate"
@@ -111,10 +116,13 @@ class GenerationParams(Params, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``generate`` returns: one entry a prompt, in the order of the prompts.
+    """Result of ``generate``: one entry per prompt, in order.
 
-    ``token_ids`` are the output tokens as produced, without prompt and padding, with the token that
-    ended the sequence. ``requests`` holds counts and times.
+    Attributes:
+        texts: Detokenised outputs.
+        token_ids: Output tokens as produced, without prompt and padding, including the token that ended the
+            sequence.
+        requests: Token counts and timestamps.
     """
 
     texts: list[str]
@@ -123,12 +131,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens of all sequences."""
+        """Number of output tokens of all sequences."""
         return sum(request.output_tokens for request in self.requests)
 
     @staticmethod
     def merge(parts: Sequence[Generation]) -> Generation:
-        """Join what the ranks made of consecutive parts of a batch."""
+        """Join the ranks' results for consecutive parts of a batch."""
         if len(parts) == 1:
             return parts[0]
         return Generation(
@@ -138,14 +146,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# Turning texts into vectors: how, and what came of it.
-
-
 class EmbeddingParams(Params, frozen=True):
-    """How to embed; recorded whole.
+    """Parameters of ``embed``.
 
-    ``pooling`` makes one vector of those of a text's tokens: their ``mean``, that of the first (``cls``) or
-    of the ``last`` token. Padding is no token. ``normalize`` scales each vector to length 1.
+    Attributes:
+        pooling: How the vectors of a text's tokens become one: their mean, the first (``cls``) or the last.
+            Padding is left out.
+        normalize: Scale each vector to length 1.
     """
 
     task: ClassVar[str] = "embed"
@@ -155,9 +162,8 @@ class EmbeddingParams(Params, frozen=True):
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``embed`` returns: one vector a text, in the order of the texts.
-
-    ``requests`` holds the input tokens; there are no output tokens.
+    """Result of ``embed``: one vector per text, in order. ``requests`` holds input tokens; there are no
+    output tokens.
     """
 
     vectors: list[list[float]]
@@ -165,38 +171,37 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dimension(self) -> int:
-        """How long the vectors are."""
+        """Length of the vectors."""
         return len(self.vectors[0])
 
     @staticmethod
     def merge(parts: Sequence[Embedding]) -> Embedding:
-        """Join what the ranks made of consecutive parts of a batch."""
+        """Join the ranks' results for consecutive parts of a batch."""
         return Embedding(
             vectors=[vector for part in parts for vector in part.vectors],
             requests=[request for part in parts for request in part.requests],
         )
 
 
-# Serving a load of requests: how they arrive, and what came of it.
-
-#: Requests of a load that says no number.
+#: Number of requests when a test gives none.
 DEFAULT_REQUESTS = 32
 
-#: The longest that arrivals may take (seconds): what takes longer is a slip, and would look like a hang.
+#: Longest accepted arrival schedule (seconds). A longer one is a mistake and would look like a hang.
 MAX_ARRIVALS_S = 24 * 3600.0
 
 
 class ServeParams(GenerationParams, frozen=True):
-    """How to serve; recorded whole.
+    """Parameters of ``serve``. Exactly one of ``request_rate``, ``concurrency`` and a trace is given.
 
-    One of three says when requests come. ``request_rate`` (per second) is an open loop: requests are sent
-    when their time has come, whatever the server does. ``arrivals="trace"`` is one too, at the times of
-    ``trace``, seconds from the start. ``concurrency`` is a closed loop: so many are always on their way.
-    Arrivals that take more than a day are refused.
+    Prompts are used in turn. Arrivals are the same in each round; a schedule of more than a day is refused.
 
-    Prompts are used in turn, ``num_requests`` times in all (32, or one for each time of the trace). ``seed``
-    is that of the arrivals too, which are the same in each round. ``prefix_cache=True`` lets the server keep
-    prefixes, and takes hits for a part of what is measured.
+    Attributes:
+        request_rate: Open loop: requests per second, sent on schedule whatever the server does.
+        concurrency: Closed loop: number of requests always in flight.
+        num_requests: Total number of requests; default 32, or the length of the trace.
+        arrivals: ``poisson``, seeded by ``seed``, or ``trace``.
+        trace: Open loop: send times in seconds from the start.
+        prefix_cache: Let the server keep prefixes, and count cache hits as part of the measured work.
     """
 
     task: ClassVar[str] = "serve"
@@ -211,7 +216,7 @@ class ServeParams(GenerationParams, frozen=True):
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         yield from super().bounds()
         is_trace = self.arrivals == "trace"
-        # Before what is missing else: who gives a trace wants it used.
+        # First: a test that gives a trace wants it used.
         yield "trace", is_trace or not self.trace, "arrivals='trace'"
         one = "one of request_rate, concurrency and arrivals='trace', and no other"
         yield (
@@ -233,21 +238,21 @@ class ServeParams(GenerationParams, frozen=True):
 
     @property
     def requests(self) -> int:
-        """How many there are."""
+        """Total number of requests."""
         return len(self.trace) if self.trace else self.num_requests or DEFAULT_REQUESTS
 
     def _last_s(self) -> float:
-        """When the last one is to be sent; at once in a closed loop."""
+        """Send time of the last request; 0 in a closed loop."""
         if self.trace:
             return self.trace[-1]
         return (self.requests - 1) / self.request_rate if self.request_rate else 0.0
 
     def offsets_s(self) -> tuple[float, ...]:
-        """When each is to be sent, seconds from the start; nothing in a closed loop.
+        """Return the send time of each request in seconds from the start; empty in a closed loop.
 
-        Of a Poisson process the gaps are exponential. They are scaled so that the last of n requests comes
-        after (n - 1) / rate seconds: the rate is the one that was asked for, not one that 32 draws happen to
-        have. vLLM's and ML.ENERGY's benchmarks do that too.
+        Gaps of a Poisson process are exponential. They are scaled so that the last of n requests is sent
+        after (n - 1) / rate seconds: the rate is then the requested one, not the one of 32 random draws. The
+        benchmarks of vLLM and ML.ENERGY do the same.
         """
         if self.trace or self.request_rate is None:
             return self.trace
@@ -258,10 +263,12 @@ class ServeParams(GenerationParams, frozen=True):
 
 
 class ServedGeneration(Generation, frozen=True, kw_only=True):
-    """A batch that a server generated. ``flags`` are what a reader must know of it.
+    """A batch that a server generated.
 
-    ``token_ids`` are empty where the server does not give them. ``cached_tokens`` of the prompts were in its
-    prefix cache and not computed; ``None`` where it does not tell.
+    Attributes:
+        token_ids: Empty if the server does not return them.
+        cached_tokens: Prompt tokens found in the server's prefix cache and not computed; None if unknown.
+        flags: What a reader must know about the result.
     """
 
     cached_tokens: int | None = None
@@ -270,10 +277,11 @@ class ServedGeneration(Generation, frozen=True, kw_only=True):
 
 
 class ServedLoad(ServedGeneration, frozen=True, kw_only=True):
-    """What ``serve`` returns: one entry a request, in the order in which they were to be sent.
+    """Result of ``serve``: one entry per request, in the order of their send times.
 
-    ``exact`` says whether each token came in a chunk of its own. ``spans`` are ramp-up, steady state and
-    ramp-down; none where the load had no steady state.
+    Attributes:
+        exact: Whether each token arrived in its own chunk.
+        spans: Ramp-up, steady state and ramp-down; empty if the load had no steady state.
     """
 
     exact: bool
@@ -281,26 +289,26 @@ class ServedLoad(ServedGeneration, frozen=True, kw_only=True):
 
     @staticmethod
     def merge(parts: Sequence[Generation]) -> ServedLoad:
-        """Of one rank: a server has all requests."""
+        """Return the only part: one rank serves the whole load."""
         if len(parts) != 1 or not isinstance(parts[0], ServedLoad):
             raise BackendError(f"serve: a load is served by one rank, not by {len(parts)}")
         return parts[0]
 
 
 def steady_span(requests: Sequence[RequestTimeline], concurrency: int | None) -> tuple[int, int] | None:
-    """When the load was at its level (monotonic nanoseconds); ``None`` if it never was.
+    """Return start and end of the steady state (monotonic nanoseconds); None if there was none.
 
-    It ends when the last request is sent. In a closed loop it begins when ``concurrency`` requests have had
-    their first token, as in ML.ENERGY's benchmark (github.com/ml-energy/benchmark, mlenergy/llm/benchmark.py:
-    from the first token of request B to that of request N - B, for N requests that wait in a server of batch
-    size B). In an open loop, which has no such number, it begins when the first request is done: with
-    Poisson arrivals and equal service times the number in service is stationary from then on (M/D/infinity;
-    Eick, Massey and Whitt, The physics of the Mt/G/infinity queue, 1993).
+    It ends when the last request is sent. In a closed loop it begins when ``concurrency`` requests have
+    produced their first token, as in ML.ENERGY's benchmark (github.com/ml-energy/benchmark,
+    mlenergy/llm/benchmark.py: from the first token of request B to that of request N - B, for N requests
+    queued at a server of batch size B). An open loop has no such number; there it begins when the first
+    request is done: with Poisson arrivals and equal service times the number in service is stationary from
+    then on (M/D/infinity; Eick, Massey and Whitt, The physics of the Mt/G/infinity queue, 1993).
     """
-    known = [(each.start_ns, each.first_token_ns, each.last_token_ns) for each in requests]
-    sent = [start_ns for start_ns, _, _ in known if start_ns is not None]
-    first = sorted(first_ns for _, first_ns, _ in known if first_ns is not None)
-    done = [last_ns for _, _, last_ns in known if last_ns is not None]
+    stamps = [(each.start_ns, each.first_token_ns, each.last_token_ns) for each in requests]
+    sent = [start_ns for start_ns, _, _ in stamps if start_ns is not None]
+    first = sorted(first_ns for _, first_ns, _ in stamps if first_ns is not None)
+    done = [last_ns for _, _, last_ns in stamps if last_ns is not None]
     if not requests or not len(sent) == len(first) == len(done) == len(requests):
         return None
     if concurrency is not None and concurrency > len(first):
@@ -312,49 +320,46 @@ def steady_span(requests: Sequence[RequestTimeline], concurrency: int | None) ->
 def phase_spans(
     requests: Sequence[RequestTimeline], concurrency: int | None, start_ns: int, end_ns: int
 ) -> list[Span]:
-    """Ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.
+    """Return ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.
 
-    A token counts where it came; none does where it is not known when each came.
+    A token counts in the span in which it arrived. Without a timestamp for every token no counts are given.
     """
     steady = steady_span(requests, concurrency)
     if steady is None:
         return []
     stamps = [stamp for request in requests for stamp in request.token_ns]
-    known = all(len(request.token_ns) == request.output_tokens for request in requests)
+    all_stamped = all(len(request.token_ns) == request.output_tokens for request in requests)
     edges = ("ramp-up", start_ns, steady[0]), ("steady", *steady), ("ramp-down", steady[1], end_ns)
     return [
         Span(
             name=name,
             start_ns=start,
             end_ns=end,
-            # Of two neighbours the later one has what comes at their edge.
-            output_tokens=sum(start <= stamp < end for stamp in stamps) if known else None,
+            # A token on a boundary counts in the later span.
+            output_tokens=sum(start <= stamp < end for stamp in stamps) if all_stamped else None,
         )
         for name, start, end in edges
     ]
 
 
-# What a backend can be asked to do, each with its parameters and its result.
-
-
 class Result(Protocol):
-    """What one run of a task made.
+    """Result of one run of a task.
 
-    It may have ``flags``, what a reader must know of it, and ``spans``, its phases where it knows them.
+    It can also have ``flags``, which a reader must know, and ``spans``, its phases.
     """
 
     @property
     def requests(self) -> Sequence[RequestTimeline]:
-        """Counts and times, one entry an input."""
+        """Token counts and timestamps, one entry per input."""
 
     @staticmethod
     def merge(parts: Sequence[Any]) -> Any:
-        """Join what the ranks made of consecutive parts of the inputs."""
+        """Join the ranks' results for consecutive parts of the inputs."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """``method`` of a backend prepares it; ``params`` are what it can be told, ``result`` what it gives."""
+    """A task: the backend method that prepares it, its parameters and its result."""
 
     name: str
     params: type[Params]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-LLM, through its LLM API. Not yet run on hardware."""
+"""TensorRT-LLM through its LLM API: continuous batching, one MPI process per shard.
+
+Written from the documentation; not yet run on hardware.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,6 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
-# TensorRT-LLM: continuous batching, MPI processes. Written from its documentation; see ``spec``.
-
-
-# What TensorRT-LLM offers, as its documentation and source say.
-
 REFERENCE_DOCS = "https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 
 SPEC = BackendSpec(
@@ -53,7 +51,7 @@ SPEC = BackendSpec(
         prefix_cache="switched off",
         timestamps="token",
         exact=True,
-        clock="the engine's steady clock, of the first and the last token of a request",
+        clock="TensorRT-LLM's steady clock, for the first and the last token of a request",
         reasons={
             "cpu": "TensorRT-LLM runs on NVIDIA GPUs only",
             "placement": "TensorRT-LLM shards a model; it does not put its layers on devices that take turns",
@@ -63,7 +61,7 @@ SPEC = BackendSpec(
             "managed_by": REFERENCE_DOCS,
             "gpu": REFERENCE_DOCS,
             "launch": "tensorrt_llm/llmapi/llm.py (MpiPoolSession)",
-            "replicas": "the plugin starts one LLM for each",
+            "replicas": "the plugin starts one LLM per replica",
             "tensor": f"{REFERENCE_DOCS} (LLM, tensor_parallel_size)",
             "pipeline": f"{REFERENCE_DOCS} (LLM, pipeline_parallel_size)",
             "options": f"{REFERENCE_DOCS} (TorchLlmArgs, KvCacheConfig)",
@@ -78,18 +76,16 @@ SPEC = BackendSpec(
 )
 
 
-# ``tensorrt_llm.LLM``, by its documentation. Not run on hardware yet.
-
-#: With one worker the engine can run in the process that asks for it, and else would start another by MPI.
+#: Run a single worker in the calling process instead of starting one through MPI.
 IN_PROCESS = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
 
-#: What Open MPI tells each process that it starts: its place, and how many there are.
+#: Open MPI's variables of each process: its rank and the world size.
 MPI_RANK, MPI_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 
 
 @dataclass
 class TensorRtLlmOutcome:
-    """What one call of the engine gave, and when it was made."""
+    """Output of one call, and when it started and ended."""
 
     outputs: list[Any]
     start_ns: int
@@ -98,7 +94,7 @@ class TensorRtLlmOutcome:
 
 @dataclass
 class TensorRtLlmJob:
-    """Token ids of each prompt, and how to sample; ``generate`` blocks until all are done."""
+    """A batch of token ids and sampling parameters; ``generate`` blocks until all are done."""
 
     llm: Any
     tokenizer: Any
@@ -111,26 +107,26 @@ class TensorRtLlmJob:
         return TensorRtLlmOutcome(outputs, start_ns, time.monotonic_ns())
 
     def result(self, outcome: TensorRtLlmOutcome) -> Generation:
-        made = [output.outputs[0] for output in outcome.outputs]
-        token_ids = [[int(token) for token in each.token_ids] for each in made]
-        reused = sum(each.request_perf_metrics.kv_cache_metrics.num_reused_blocks for each in made)
+        completions = [output.outputs[0] for output in outcome.outputs]
+        token_ids = [[int(token) for token in each.token_ids] for each in completions]
+        reused = sum(each.request_perf_metrics.kv_cache_metrics.num_reused_blocks for each in completions)
         if reused:
             raise BackendError(
-                f"tensorrt-llm: took {reused} blocks of prompts from its cache, whose reuse was to be off; "
+                f"tensorrt-llm: took {reused} blocks of prompts from its cache, whose reuse should be off; "
                 "the round has not done the work"
             )
         requests = []
-        for prompt, ids, each in zip(self.prompts, token_ids, made, strict=True):
+        for prompt, ids, each in zip(self.prompts, token_ids, completions, strict=True):
             times = each.request_perf_metrics.timing_metrics
             first_ns, last_ns = _to_ns(times.first_token_time), _to_ns(times.last_token_time)
-            # The engine's clock is the system's monotonic one on Linux; what is not within the call is not.
-            ours = outcome.start_ns <= first_ns <= last_ns <= outcome.end_ns
+            # The steady clock is the system's monotonic clock on Linux; discard times outside the call.
+            on_our_clock = outcome.start_ns <= first_ns <= last_ns <= outcome.end_ns
             requests.append(
                 RequestTimeline(
                     input_tokens=len(prompt),
                     output_tokens=len(ids),
-                    first_token_ns=first_ns if ours else None,
-                    last_token_ns=last_ns if ours else None,
+                    first_token_ns=first_ns if on_our_clock else None,
+                    last_token_ns=last_ns if on_our_clock else None,
                 )
             )
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
@@ -138,14 +134,14 @@ class TensorRtLlmJob:
 
 
 class TensorRtLlmBackend:
-    """``tensorrt_llm.LLM`` (its PyTorch workflow) without reuse of cache blocks, given token ids.
+    """``tensorrt_llm.LLM`` (PyTorch workflow) without reuse of cache blocks, given token ids.
 
-    Load options are those of ``tensorrt_llm.LLM``, and ``free_gpu_memory_fraction`` of ``KvCacheConfig``.
+    Load options are those of ``tensorrt_llm.LLM``, plus ``free_gpu_memory_fraction`` of ``KvCacheConfig``.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         if context.devices == ("cpu",):
-            raise BackendError("tensorrt-llm: runs on NVIDIA GPUs only; give the test @pytest.mark.gpus(1)")
+            raise BackendError("tensorrt-llm: needs an NVIDIA GPU; mark the test with @pytest.mark.gpus(1)")
         parallel = context.parallel
         self._world = parallel.tensor * parallel.pipeline
         if self._world == 1:
@@ -193,7 +189,7 @@ class TensorRtLlmBackend:
         )
 
     def workers(self) -> Sequence[BackendWorker]:
-        """The rank with one worker; else what MPI has told the processes that it has started."""
+        """Return the rank itself with one worker, else the processes that MPI started."""
         if self._world == 1:
             return [BackendWorker(pid=os.getpid(), rank=0, world_size=1)]
         import psutil
@@ -219,7 +215,7 @@ class TensorRtLlmBackend:
         sampling = [
             SamplingParams(
                 max_tokens=params.max_new_tokens,
-                # All ends are given as stop tokens: those are in the output when they are asked for.
+                # All end tokens are given as stop tokens: only those can be included in the output.
                 ignore_eos=True,
                 stop_token_ids=ends or None,
                 include_stop_str_in_output=True,
@@ -241,19 +237,17 @@ class TensorRtLlmBackend:
 
 
 def _end_tokens(path: str, tokenizer: Any) -> set[int]:
-    """What ends a sequence of this model: its generation defaults say, else its tokenizer."""
+    """Return the tokens that end a sequence: from the model's generation config, else from its tokenizer."""
     from transformers import GenerationConfig
 
     end = None
-    try:
+    # Not every model has a generation config.
+    with suppress(OSError):
         end = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:
-        # Not every model has any.
-        end = None
     end = tokenizer.eos_token_id if end is None else end
     return {end} if isinstance(end, int) else set(end or ())
 
 
-def _to_ns(since: timedelta) -> int:
-    """Exact: the float of ``total_seconds`` has no room for a nanosecond in a long uptime."""
-    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
+def _to_ns(uptime: timedelta) -> int:
+    """Convert exactly: the float of ``total_seconds`` cannot hold nanoseconds of a long uptime."""
+    return ((uptime.days * 86_400 + uptime.seconds) * 1_000_000 + uptime.microseconds) * 1_000

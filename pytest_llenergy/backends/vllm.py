@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM, through its offline engine."""
+"""vLLM through its offline API: continuous batching, CUDA and CPU.
+
+With tensor or pipeline parallelism vLLM starts its own worker processes. Its scheduler runs in the rank.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,8 @@ from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
-# vLLM: continuous batching, processes of its own for the shards of a model; CUDA and CPU by one class.
-
-
-# What vLLM offers.
-
-#: vLLM 0.32: where the processes of the pipeline meet on a CPU, the second fails an assertion.
-NO_PIPELINE_ON_CPU = "vLLM's CPU workers cannot pass a pipeline on; use tensor"
+#: vLLM 0.32: when pipeline workers meet on a CPU, the second one fails an assertion.
+NO_PIPELINE_ON_CPU = "vLLM's CPU workers do not support pipeline parallelism; use tensor"
 
 SPEC = BackendSpec(
     name="vllm",
@@ -56,7 +54,7 @@ SPEC = BackendSpec(
         prefix_cache="switched off",
         timestamps="token",
         exact=True,
-        clock="this process, after each step of the engine",
+        clock="this process, after each step of vLLM",
         reasons={
             "placement": "vLLM shards a model; it does not put its layers on devices that take turns",
         },
@@ -79,18 +77,16 @@ SPEC = BackendSpec(
 )
 
 
-# One batch through the engine's own steps, with the time of each token.
-
-#: Of each step the time of its end (``CLOCK_MONOTONIC``), and of each request that it served the new tokens.
+#: For each step: when it ended (``CLOCK_MONOTONIC``), and the new tokens of each request that it served.
 Steps = list[tuple[int, Any]]
 
 
 @dataclass
 class VllmJob:
-    """Token ids of each prompt, given to the engine at once; ``sampling`` has the parameters of each.
+    """A batch of token ids, submitted at once. ``sampling`` holds the parameters of each prompt.
 
-    The loop is that of ``LLM.generate``, which steps the engine until nothing is left to do; here the
-    outputs are those of each step and not only the last.
+    The loop is that of ``LLM.generate``, which steps until nothing is left to do, but keeps the outputs of
+    every step instead of the last.
     """
 
     engine: Any
@@ -119,7 +115,7 @@ class VllmJob:
                 cached += output.num_cached_tokens or 0
         if cached:
             raise BackendError(
-                f"vllm: took {cached} prompt tokens from its prefix cache, which was to be off; "
+                f"vllm: took {cached} prompt tokens from its prefix cache, which should be off; "
                 "the round has not done the work"
             )
         requests = [
@@ -136,31 +132,29 @@ class VllmJob:
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
 
 
-# Loading a model into vLLM's offline engine, and preparing batches for it.
-
-#: Of a CPU's memory vLLM would take 92 %, and refuses to start where less is free
-#: (vllm/v1/worker/cpu_worker.py).
+#: Key-value cache of each worker on a CPU. By default vLLM takes 92 % of memory, and does not start if less
+#: is free (vllm/v1/worker/cpu_worker.py).
 KV_CACHE_BYTES_ON_CPU = 1 << 30
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-#: Read while the engine starts. Its core runs in the rank: what it does is the rank's CPU time, and stamps
-#: need not travel. Statistics would be collected by a thread in the middle of a measurement.
+#: Read while vLLM starts. Its core runs in the rank, so that its work counts as the rank's CPU time and
+#: timestamps need no transfer. A thread that collects usage statistics would run during a measurement.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-#: Of the plugin's own ranks; the engine makes a world of its own.
+#: Variables of the plugin's ranks. vLLM creates its own world.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class VllmBackend:
     """``vllm.LLM`` with prefix caching off, its core in the rank's process.
 
-    Load options are those of ``vllm.LLM``; see ``spec``. On a CPU each worker has 1 GiB of key-value cache
-    unless ``kv_cache_memory_bytes`` or ``gpu_memory_utilization`` say otherwise.
+    Load options are those of ``vllm.LLM`` in ``SPEC``. On a CPU each worker has 1 GiB of key-value cache
+    unless ``kv_cache_memory_bytes`` or ``gpu_memory_utilization`` is given.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
@@ -169,10 +163,10 @@ class VllmBackend:
         if on_cpu and parallel.pipeline > 1:
             raise BackendError(f"vllm: pipeline={parallel.pipeline} on the CPU: {NO_PIPELINE_ON_CPU}")
         if options.get("dtype", "auto") not in DTYPES:
-            raise BackendError(f"vllm: dtype {options['dtype']!r} is none that it takes: {', '.join(DTYPES)}")
+            raise BackendError(f"vllm: dtype is {options['dtype']!r}, needs one of {', '.join(DTYPES)}")
         os.environ.update(ENVIRONMENT)
         if context.scratch is not None:
-            # The sockets by which its processes talk, which it would leave behind when it is killed.
+            # Sockets between vLLM's processes, which it would leave behind when killed.
             os.environ["VLLM_RPC_BASE_PATH"] = context.scratch
         for name in RANK_VARIABLES:
             os.environ.pop(name, None)
@@ -198,7 +192,7 @@ class VllmBackend:
                 **keywords,
             )
         except (TypeError, ValueError) as error:
-            # pydantic's, which is one, has a line for each field.
+            # pydantic's ValidationError is a ValueError with a line per field.
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise BackendError(
                 f"vllm refuses to load {model.label} with {given or 'its defaults'}: "
@@ -207,15 +201,17 @@ class VllmBackend:
         except (OSError, RuntimeError, KeyError) as error:
             raise ModelError(explain_load_error(model, error)) from error
         except Exception as error:
-            # Of a worker that ends while it starts vLLM raises the base of all of them.
+            # vLLM raises a plain Exception when a worker dies while starting.
             raise BackendError(f"vllm cannot start with {model.label}: {first_error_line(error)}") from error
         self._tokenizer: Any = self._llm.get_tokenizer()
-        told = self._llm.collective_rpc(_describe_worker)
-        self._workers = [BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in told]
-        _check_devices([device for *_, device in told], context.devices)
+        workers = self._llm.collective_rpc(_describe_worker)
+        self._workers = [BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers]
+        _check_devices([device for *_, device in workers], context.devices)
         config = self._llm.llm_engine.vllm_config
         if config.cache_config.enable_prefix_caching:
-            raise BackendError("vllm: has switched prefix caching on again, which would make rounds free")
+            raise BackendError(
+                "vllm: prefix caching is on although switched off here, which would make rounds almost free"
+            )
         self._max_model_len = int(config.model_config.max_model_len)
         return BackendInfo(
             name="vllm",
@@ -235,7 +231,7 @@ class VllmBackend:
         )
 
     def workers(self) -> Sequence[BackendWorker]:
-        """As each said of itself once the model was loaded; with one worker that is the rank itself."""
+        """The workers as they reported themselves after loading; with one worker, the rank itself."""
         return self._workers
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> VllmJob:
@@ -245,10 +241,10 @@ class VllmBackend:
         ids = encode_prompts("vllm", self._tokenizer, prompts)
         longest = max(map(len, ids))
         if longest + params.max_new_tokens > self._max_model_len:
-            # It would end sequences there and call them finished.
+            # vLLM would end sequences there and call them finished.
             raise BackendError(
                 f"vllm: a prompt of {longest} tokens and max_new_tokens={params.max_new_tokens} exceed "
-                f"max_model_len={self._max_model_len}; ask for fewer, or load with a larger max_model_len"
+                f"max_model_len={self._max_model_len}; request fewer, or load with a larger max_model_len"
             )
         drawn: dict[str, Any] = {"temperature": 0.0}
         if params.do_sample:
@@ -258,7 +254,7 @@ class VllmBackend:
                 max_tokens=params.max_new_tokens,
                 ignore_eos=params.ignore_eos,
                 stop_token_ids=list(params.stop_token_ids),
-                # Each request has a generator of its own: of one seed equal prompts would get equal answers.
+                # Each request has its own generator: with one seed, equal prompts would get equal answers.
                 seed=params.seed + number if params.do_sample else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
@@ -269,7 +265,7 @@ class VllmBackend:
         return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling)
 
     def synchronize(self) -> None:
-        """A step has its tokens on the host when it returns."""
+        """A step returns when its tokens are on the host."""
 
     def close(self) -> None:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -281,7 +277,7 @@ class VllmBackend:
 
 
 def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
-    """Runs in a worker: its pid, its place and the size of their world, and its GPU's UUID."""
+    """Return pid, rank, world size and GPU UUID of a worker. Runs in that worker."""
     import torch
 
     size = worker.parallel_config.world_size
@@ -292,9 +288,9 @@ def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
 
 
 def _check_config(path: str, model: ModelSource, tensor: int) -> None:
-    """The configuration, read as the engine does, since its own messages are hard to tell apart.
+    """Check the model's configuration before vLLM does, whose own messages are hard to tell apart.
 
-    Raises ``ModelError`` when it cannot be had, ``BackendError`` when the heads cannot be shared out.
+    Raises ``ModelError`` if it cannot be read, ``BackendError`` if the attention heads cannot be split.
     """
     from transformers import AutoConfig
 
@@ -311,23 +307,20 @@ def _check_config(path: str, model: ModelSource, tensor: int) -> None:
         )
 
 
-def _check_devices(found: Sequence[str], planned: Sequence[str]) -> None:
-    """Each worker on a device of its own, and these are the planned ones.
-
-    Raises ``WorkerPlacementError``.
-    """
-    boards = [device for device in planned if device.startswith("GPU-")]
-    if boards and sorted(found) != sorted(boards):
+def _check_devices(devices: Sequence[str], planned: Sequence[str]) -> None:
+    """Raise ``WorkerPlacementError`` unless the workers are on the planned devices, one each."""
+    planned_gpus = [device for device in planned if device.startswith("GPU-")]
+    if planned_gpus and sorted(devices) != sorted(planned_gpus):
         raise WorkerPlacementError(
-            f"the plan gives the engine {', '.join(boards)}, its workers are on {', '.join(found)}"
+            f"the plan assigns {', '.join(planned_gpus)}, but vLLM's workers are on {', '.join(devices)}"
         )
 
 
 def _cpu_binding(context: RankContext) -> str | None:
-    """The logical CPUs of each worker, as vLLM reads them: ``0,1|2,3``.
+    """Return the logical CPUs of each worker in vLLM's format: ``0,1|2,3``.
 
-    ``None`` where nothing is pinned, or with one worker, which is the rank and pinned already. Raises
-    ``BackendError`` for more workers than CPUs: pinned to the same one they would wait for each other.
+    None if nothing is pinned, or with one worker, which is the rank and already pinned. Raises
+    ``BackendError`` for more workers than CPUs: pinned to the same one, they would wait for each other.
     """
     workers = context.parallel.tensor
     if workers == 1 or not context.cpus:
@@ -340,7 +333,7 @@ def _cpu_binding(context: RankContext) -> str | None:
 
 
 def _effective_settings(config: Any) -> dict[str, Primitive]:
-    """What decides how it runs, as the engine has settled it."""
+    """Return the settings that decide how vLLM runs, as it resolved them."""
     cache, scheduler = config.cache_config, config.scheduler_config
     return {
         "prefix_caching": bool(cache.enable_prefix_caching),

@@ -27,7 +27,7 @@ from pytest_llenergy.compare.statistics import (
     correct_multiple_comparisons,
 )
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import FIGURES, Value, applies, values_of
+from pytest_llenergy.measure.metrics import FIGURES, Value, applies_to_rounds, round_values
 from pytest_llenergy.model.base import pause_garbage_collection
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side, Verdict
 from pytest_llenergy.model.environment import Environment
@@ -77,7 +77,7 @@ def pair_records(
 def default_metric(*records: Record | None) -> str:
     """Joules per output token where every side counts tokens, joules otherwise."""
     known = [record for record in records if record is not None and record.rounds]
-    if known and all(applies(PER_TOKEN, record.rounds) for record in known):
+    if known and all(applies_to_rounds(PER_TOKEN, record.rounds) for record in known):
         return PER_TOKEN
     return PER_ITERATION
 
@@ -293,7 +293,7 @@ def _compare_records(
         if not record.rounds:
             told = f"{side} has windows of energy_meter only, and no rounds to compare"
             return case.state("invalid", told), None
-    if not asked.own and not (applies(metric, old.rounds) or applies(metric, new.rounds)):
+    if not asked.own and not (applies_to_rounds(metric, old.rounds) or applies_to_rounds(metric, new.rounds)):
         return _Case(metric, asked, old, new, gated=False).state("invalid", figure.missing), None
     if figure.is_energy and old.kind != new.kind:
         told = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
@@ -306,7 +306,7 @@ def _compare_records(
         return case.state("not comparable", _one_line("another workload", differences), differences), None
     samples = []
     for side, record in (("base", old), ("head", new)):
-        values, reason = values_of(metric, record.rounds)
+        values, reason = round_values(metric, record.rounds)
         if not values:
             return case.state("invalid", f"{side} has no {metric}: {reason}"), None
         samples.append(_make_sample(values))

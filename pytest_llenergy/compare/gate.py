@@ -306,7 +306,7 @@ def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> 
         return REGRESSED
     if "not comparable" in verdicts:
         return NOT_COMPARABLE
-    if "invalid" in verdicts or not any(each.judged for each in found):
+    if "invalid" in verdicts or not any(each.rule_applied for each in found):
         return NOTHING_VALID
     if "inconclusive" in verdicts and inconclusive == "fail":
         return INCONCLUSIVE

@@ -27,7 +27,7 @@ from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_de
 from pytest_llenergy.doctor.steps import Trial
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
-from pytest_llenergy.meters.select import KnownMeters
+from pytest_llenergy.meters.select import MeterRegistry
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
 from pytest_llenergy.model.environment import Host
 
@@ -71,7 +71,7 @@ def list_broken_backends() -> tuple[BrokenEntryPoint, ...]:
 
 def list_broken_meters() -> tuple[BrokenEntryPoint, ...]:
     """Entry points of others that give no meter; no test can be measured until they are mended."""
-    return KnownMeters().broken
+    return MeterRegistry().broken
 
 
 def list_backend_rows() -> Iterator[BackendRow]:
@@ -89,7 +89,7 @@ def list_backends() -> Iterator[BackendFacts]:
 
 def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
     """Every known meter, opened for the CPU and for each GPU that it applies to."""
-    for name, meter in KnownMeters(whole_only=True).items():
+    for name, meter in MeterRegistry(whole_only=True).items():
         if meter.takes_argument:
             yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
             continue

@@ -25,7 +25,7 @@ from pytest_llenergy.history.store import (
     matches_name,
     read_entries,
 )
-from pytest_llenergy.measure.metrics import FIGURES, values_of
+from pytest_llenergy.measure.metrics import FIGURES, round_values
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
@@ -92,7 +92,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
     device = describe_devices(record, report.environment)
     workload = workload_key(record)
     for metric, figure in FIGURES.items():
-        values = [each.value for each in values_of(metric, record.rounds)[0]]
+        values = [each.value for each in round_values(metric, record.rounds)[0]]
         if not values:
             continue
         quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [None, None, None]

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_llenergy.api import TestContext, open_test_meters
 from pytest_llenergy.export import benchmark_extra_info
-from pytest_llenergy.measure.foreign_rounds import OwnRounds, measure_beside
+from pytest_llenergy.measure.foreign_rounds import ForeignRounds, measure_foreign_rounds
 from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.recorder import draft_of
@@ -182,14 +182,14 @@ class RoundClock:
         between()
         self._begin_ns = clock()
 
-    def to_rounds(self) -> OwnRounds:
+    def to_rounds(self) -> ForeignRounds:
         """Return all rounds. Raises ``NoRoundsError`` if there was none."""
         if not self._count:
             raise NoRoundsError
         if self._ends[-1][0] != self._count:
             self._ends.append((self._count, self._last_ns))
         iterations, timer = self._stats.iterations, self._stats.options.get("timer")
-        return OwnRounds(
+        return ForeignRounds(
             durations_s=[each * iterations for each in self._stats.stats.data],
             iterations=iterations,
             ends=self._ends,
@@ -236,7 +236,7 @@ class Measured:
         context.check_running()
         settings, draft = context.settings, context.draft
 
-        def work(between: Callable[[], None]) -> OwnRounds:
+        def work(between: Callable[[], None]) -> ForeignRounds:
             __tracebackhide__ = True
             nonlocal result
             self._llenergy_rounds = rounds = RoundClock(between)
@@ -254,7 +254,7 @@ class Measured:
         draft.forget_ranks()
         selection = open_test_meters(context)
         try:
-            draft.experiment = measure_beside(
+            draft.experiment = measure_foreign_rounds(
                 work, criterion, settings.gap, settings.target, selection, context.lease
             )
         except NoRoundsError:

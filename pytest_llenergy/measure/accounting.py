@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_llenergy.measure.quality import round_flags
-from pytest_llenergy.measure.rounds import MeasuredRound, phase_of
+from pytest_llenergy.measure.rounds import MeasuredRound, tick_phase
 from pytest_llenergy.meters.edges import MIN_GAP_TICKS, Quiet, quiet_power
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.uncertainty import Energy, Power, absolute_u_j, add, stored
-from pytest_llenergy.meters.window_arithmetic import energy_between, resolvable
+from pytest_llenergy.meters.uncertainty import (
+    Energy,
+    Power,
+    absolute_uncertainty_j,
+    domain_energy,
+    sum_energies,
+)
+from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 from pytest_llenergy.model.record import Phase, Round, ServedRequests, Tokens
 from pytest_llenergy.model.timeline import RequestTimeline, RoundTimeline
 
@@ -96,7 +102,7 @@ class DomainRound:
     idle: Power | None
 
 
-def account(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()) -> Round:
+def account_round(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()) -> Round:
     """Join one round with what the meters said. Joules of all domains are summed, or none are.
 
     ``reasons`` say why meters could not be opened, for the case that none was.
@@ -104,18 +110,19 @@ def account(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[
     timeline = measured.timeline
     domains = [_domain_round(measured, series) for series in trace]
     by_domain = {
-        each.series.domain.name: stored(each.whole, each.series, timeline.duration_s) for each in domains
+        each.series.domain.name: domain_energy(each.whole, each.series, timeline.duration_s)
+        for each in domains
     }
-    total = add([each.whole for each in domains], reasons)
+    total = sum_energies([each.whole for each in domains], reasons)
     idle = _idle(domains)
     return Round(
         start_s=timeline.start_ns / 1e9,
         duration_s=timeline.duration_s,
         energy_j=total.energy_j,
         energy_u_j=total.u_j,
-        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
+        energy_u_absolute_j=absolute_uncertainty_j(total, list(by_domain.values())),
         iterations=timeline.iterations,
-        phase=phase_of(trace, timeline.start_ns),
+        phase=tick_phase(trace, timeline.start_ns),
         terms=total.variances.terms() if total.energy_j is not None else None,
         idle_power_w=idle.watts if idle else None,
         idle_power_u_w=idle.u_watts if idle else None,
@@ -138,7 +145,7 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     timeline = measured.timeline
     before = quiet_power(series, measured.gap_start_ns, timeline.start_ns)
     after = quiet_power(series, timeline.end_ns, measured.gap_end_ns)
-    spans = spans_of(timeline)
+    spans = phase_spans(timeline)
     if before is None or after is None:
         gaps = (measured.gap_start_ns, measured.gap_end_ns)
         reason = series.reason_between(*gaps) or (
@@ -155,7 +162,7 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
     return DomainRound(series, whole, phases, idle)
 
 
-def spans_of(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+def phase_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
     """When each phase was, by name, one stretch an iteration (monotonic nanoseconds).
 
     Prefill runs to the first token of the last rank to have one, decode from there. A served load says itself
@@ -219,13 +226,13 @@ def _phase(
         for start_ns, end_ns in parts
     ]
     mean_ns = sum(end_ns - start_ns for start_ns, end_ns in parts) / len(parts)
-    return resolvable(add(energies), series, mean_ns / 1e9)
+    return require_resolvable(sum_energies(energies), series, mean_ns / 1e9)
 
 
 def _phases(timeline: RoundTimeline, domains: Sequence[DomainRound]) -> list[Phase]:
     phases: list[Phase] = []
-    for name, parts in spans_of(timeline).items():
-        energy = add([domain.phases[name] for domain in domains])
+    for name, parts in phase_spans(timeline).items():
+        energy = sum_energies([domain.phases[name] for domain in domains])
         phases.append(
             Phase(
                 name=name,

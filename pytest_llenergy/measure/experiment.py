@@ -19,21 +19,21 @@ from pytest_llenergy.devices.condition import Condition, ConditionReader
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.measure.accounting import account
-from pytest_llenergy.measure.metrics import relative_uncertainty, summarise
-from pytest_llenergy.measure.power_trace import median_round, power_trace
-from pytest_llenergy.measure.quality import compare_rounds, drift_flags
-from pytest_llenergy.measure.remaining_time import Outlook, Tell, nobody
+from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.metrics import compute_metrics, relative_uncertainty
+from pytest_llenergy.measure.power_trace import median_round_index, power_trace
+from pytest_llenergy.measure.quality import add_comparison_flags, drift_flags
+from pytest_llenergy.measure.remaining_time import Forecast, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import (
+    BoardMonitor,
     MeasuredRound,
     PhaseDither,
-    Watch,
     Workload,
-    gap_needed_s,
+    required_gap_s,
+    required_strata,
     run_round,
-    strata_for,
 )
-from pytest_llenergy.measure.warmup import WarmUp, iterations_for, warm_up
+from pytest_llenergy.measure.warmup import WarmUp, calibrate_iterations, warm_up
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
@@ -80,18 +80,22 @@ class Experiment:
 
 
 def measure(
-    workload: MemoryAware, plan: RoundPlan, selection: Selection, lease: Lease, tell: Tell = nobody
+    workload: MemoryAware,
+    plan: RoundPlan,
+    selection: Selection,
+    lease: Lease,
+    tell: StepCallback = ignore_step,
 ) -> Experiment:
     """Measure a workload that is ready to run. Closes the meters. ``tell`` is told each step as it begins."""
     load = load_average()
-    with Sampler(selection.meters) as sampler, watching(lease.uuids) as watch:
+    with Sampler(selection.meters) as sampler, watch_boards(lease.uuids) as watch:
         sampler.await_ticks(0, FIRST_TICK_S)
         warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler, tell)
-        gap_s = gap_needed_s(sampler.series, plan.gap_s)
-        iterations = iterations_for(warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler)
+        gap_s = required_gap_s(sampler.series, plan.gap_s)
+        iterations = calibrate_iterations(warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler)
         start_s = time.monotonic()
         coverage = min((series.domain.coverage for series in sampler.series), default=1.0)
-        dither = PhaseDither(max(plan.rounds, strata_for(coverage)))
+        dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
         outlook = _outlook(plan, warmup, iterations, gap_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
@@ -101,26 +105,30 @@ def measure(
             # the work in a round.
             tell(outlook.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch))
-            rounds.append(account(measured[-1], sampler.series, selection.reasons))
+            rounds.append(account_round(measured[-1], sampler.series, selection.reasons))
         measuring_s = time.monotonic() - start_s
-    rounds = compare_rounds(rounds, measured)
+    rounds = add_comparison_flags(rounds, measured)
     infos = [meter_info(series) for series in sampler.series]
     procedure = _procedure(
         plan, warmup, iterations, gap_s, measuring_s, relative_uncertainty(rounds, coverage)
     )
-    flags = [*drift_flags(rounds), *_inconclusive(procedure, len(rounds)), *unread(selection.reasons)]
-    metrics = summarise(rounds, workload.peak_memory_bytes, coverage)
-    middle = median_round(rounds)
+    flags = [
+        *drift_flags(rounds),
+        *_inconclusive(procedure, len(rounds)),
+        *unread_meter_flags(selection.reasons),
+    ]
+    metrics = compute_metrics(rounds, workload.peak_memory_bytes, coverage)
+    middle = median_round_index(rounds)
     course = power_trace(measured[middle], sampler.series) if middle is not None else None
     return Experiment(rounds, metrics, infos, load, procedure, flags, course)
 
 
-def _outlook(plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, coverage: float) -> Outlook:
+def _outlook(plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, coverage: float) -> Forecast:
     round_s = warmup.iteration_s * iterations + 2 * gap_s if warmup.iteration_s else None
-    return Outlook(plan.rounds, plan.target, plan.budget_s, round_s, coverage)
+    return Forecast(plan.rounds, plan.target, plan.budget_s, round_s, coverage)
 
 
-class Unwatched:
+class NoBoards:
     """Where there are no boards."""
 
     def read(self) -> dict[str, Condition]:
@@ -129,14 +137,14 @@ class Unwatched:
 
 
 @contextmanager
-def watching(uuids: Sequence[str]) -> Iterator[Watch]:
+def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
     """Watch the boards of a lease. Joules that can be measured are not given up for want of it."""
     try:
         watch = ConditionReader(uuids) if uuids else None
     except DeviceError:
         watch = None
     if watch is None:
-        yield Unwatched()
+        yield NoBoards()
         return
     try:
         yield watch
@@ -186,7 +194,7 @@ def _inconclusive(procedure: Procedure, rounds: int) -> list[Flag]:
     return [Flag(name="inconclusive", severity="warning", detail=detail)]
 
 
-def unread(reasons: Sequence[str]) -> list[Flag]:
+def unread_meter_flags(reasons: Sequence[str]) -> list[Flag]:
     """Meters that might have measured and could not be read."""
     return [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons]
 

@@ -15,17 +15,36 @@ import msgspec
 
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.experiment import FIRST_TICK_S, Experiment, meter_info, unread, watching
-from pytest_llenergy.measure.metrics import FIGURES, is_valid, relative_uncertainty, summarise, values_of
+from pytest_llenergy.measure.experiment import (
+    FIRST_TICK_S,
+    Experiment,
+    meter_info,
+    unread_meter_flags,
+    watch_boards,
+)
+from pytest_llenergy.measure.metrics import (
+    FIGURES,
+    compute_metrics,
+    is_valid,
+    relative_uncertainty,
+    round_values,
+)
 from pytest_llenergy.measure.quality import drift_flags, stretch_flags
-from pytest_llenergy.measure.rounds import MeasuredRound, gap_needed_s, looking_out
+from pytest_llenergy.measure.rounds import MeasuredRound, collect_conditions, required_gap_s
 from pytest_llenergy.meters.edges import Quiet, quiet_power
-from pytest_llenergy.meters.estimate import cpu_time
+from pytest_llenergy.meters.estimate import read_cpu_time
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.uncertainty import Energy, Power, Variances, absolute_u_j, add, stored
-from pytest_llenergy.meters.window import synchronize
+from pytest_llenergy.meters.uncertainty import (
+    Energy,
+    Power,
+    Variances,
+    absolute_uncertainty_j,
+    domain_energy,
+    sum_energies,
+)
+from pytest_llenergy.meters.window import synchronize_gpus
 from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
 from pytest_llenergy.model.record import Flag, Metric, Procedure, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
@@ -50,7 +69,7 @@ DENSE = 0.9
 
 
 @dataclass(frozen=True)
-class OwnRounds:
+class ForeignRounds:
     """What the code tells of its rounds.
 
     ``durations_s`` is how long each took by its own timer, ``iterations`` how often it did the work. ``ends``
@@ -82,14 +101,14 @@ class Stretch:
         return min(1.0, self.timed_s * 1e9 / max(1, self.end_ns - self.start_ns))
 
 
-def least_stretch_s(trace: Sequence[Series]) -> float:
+def min_stretch_s(trace: Sequence[Series]) -> float:
     """How long a stretch must be for its joules to be told (seconds)."""
     ticks = [STRETCH_TICKS * (series.period_s or 0.0) + series.domain.smear_s for series in trace]
     ages = [STRETCH_AGES * (series.domain.max_age_s or 0.0) for series in trace]
     return max([STRETCH_S, *ticks, *ages])
 
 
-def stretches(own: OwnRounds, least_s: float) -> list[Stretch]:
+def split_into_stretches(own: ForeignRounds, least_s: float) -> list[Stretch]:
     """The rounds one by one where each is long enough, or where much else lies between them; else joined."""
     every_end_is_known = len(own.ends) == len(own.durations_s)
     if own.timer is None and every_end_is_known:
@@ -100,7 +119,7 @@ def stretches(own: OwnRounds, least_s: float) -> list[Stretch]:
     return _cut(own, _borders(own, least_s))
 
 
-def _borders(own: OwnRounds, least_s: float) -> list[int]:
+def _borders(own: ForeignRounds, least_s: float) -> list[int]:
     """Which of the known ends are those of stretches that are all about as long."""
     start_ns, last = own.begin_ns, len(own.ends) - 1
     if own.timer is None:
@@ -116,7 +135,7 @@ def _borders(own: OwnRounds, least_s: float) -> list[int]:
     return [*borders, last]
 
 
-def _cut(own: OwnRounds, borders: Sequence[int]) -> list[Stretch]:
+def _cut(own: ForeignRounds, borders: Sequence[int]) -> list[Stretch]:
     """Stretches that end at these of the known ends."""
     found: list[Stretch] = []
     known = dict(own.ends)
@@ -146,13 +165,14 @@ def account_stretch(
     window = {series.domain.name: _energy(stretch, series, whole) for series in trace}
     rounds = {name: _times(energy, stretch.share) for name, energy in window.items()}
     by_domain = {
-        series.domain.name: stored(rounds[series.domain.name], series, stretch.timed_s) for series in trace
+        series.domain.name: domain_energy(rounds[series.domain.name], series, stretch.timed_s)
+        for series in trace
     }
-    total = add(list(rounds.values()), reasons)
-    between_u_j = _between_u_j(stretch, add(list(window.values())), idle_w)
+    total = sum_energies(list(rounds.values()), reasons)
+    between_u_j = _between_u_j(stretch, sum_energies(list(window.values())), idle_w)
     total = _told(total, between_u_j)
     known = all(power is not None for power in powers) and bool(powers)
-    own_u_j = absolute_u_j(total, list(by_domain.values()))
+    own_u_j = absolute_uncertainty_j(total, list(by_domain.values()))
     return Round(
         start_s=stretch.start_ns / 1e9,
         duration_s=stretch.timed_s,
@@ -172,13 +192,13 @@ def account_stretch(
     )
 
 
-def far_apart(found: Sequence[Stretch]) -> bool:
+def are_far_apart(found: Sequence[Stretch]) -> bool:
     """Whether much else ran between them."""
     span_s = (found[-1].end_ns - found[0].start_ns) / 1e9
     return sum(each.timed_s for each in found) < DENSE * span_s
 
 
-def told(own: OwnRounds, found: Sequence[Stretch]) -> list[Flag]:
+def foreign_round_flags(own: ForeignRounds, found: Sequence[Stretch]) -> list[Flag]:
     """What a reader must know of how rounds became those of the record."""
     flags: list[Flag] = []
     rounds = len(own.durations_s)
@@ -290,7 +310,9 @@ def _measured(stretch: Stretch, whole: MeasuredRound) -> MeasuredRound:
 # The figures of rounds that the measured code chose itself.
 
 
-def figures(rounds: Sequence[Round], found: Sequence[Stretch], coverage: float = 1.0) -> dict[str, Metric]:
+def foreign_metrics(
+    rounds: Sequence[Round], found: Sequence[Stretch], coverage: float = 1.0
+) -> dict[str, Metric]:
     """Every figure, of all iterations alike: stretches have more or fewer of them.
 
     What the meters cannot know counts in full where rounds are far apart: nobody shuffles when they start, so
@@ -298,9 +320,10 @@ def figures(rounds: Sequence[Round], found: Sequence[Stretch], coverage: float =
     edge that two stretches share is too much in one and too little in the other.
     """
     metrics = {
-        name: _of_all(name, metric, rounds) for name, metric in summarise(rounds, None, coverage).items()
+        name: _of_all(name, metric, rounds)
+        for name, metric in compute_metrics(rounds, None, coverage).items()
     }
-    if not far_apart(found):
+    if not are_far_apart(found):
         return metrics
     return {name: _in_full(name, metric, rounds) for name, metric in metrics.items()}
 
@@ -319,7 +342,7 @@ def _of_all(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
     return msgspec.structs.replace(metric, value=mean)
 
 
-def resolved(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
+def drop_unresolvable(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
     """As they are, or none with joules where all together drown in what is not known.
 
     To leave out single ones would leave out those that happened to come out too low.
@@ -328,7 +351,7 @@ def resolved(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
     if not known:
         return list(rounds)
     u_j = math.sqrt(fmean((each.energy_u_j or 0.0) ** 2 for each in known))
-    if not far_apart(found):
+    if not are_far_apart(found):
         u_j /= math.sqrt(len(known))
     if u_j <= RESOLVABLE * fmean(each.energy_j or 0.0 for each in known):
         return list(rounds)
@@ -353,7 +376,7 @@ def resolved(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
 def _in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
     if metric.uncertainty is None or metric.uncertainty_absolute is None or name not in FIGURES:
         return metric
-    values, _ = values_of(name, rounds)
+    values, _ = round_values(name, rounds)
     in_full = max(metric.uncertainty, math.sqrt(fmean(each.meter**2 for each in values)))
     own = math.sqrt(max(0.0, metric.uncertainty_absolute**2 - metric.uncertainty**2))
     return msgspec.structs.replace(metric, uncertainty=in_full, uncertainty_absolute=math.hypot(in_full, own))
@@ -363,12 +386,12 @@ def _in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
 #
 # Nothing is asked of the work but when its rounds ended, and nothing is done while one of them runs.
 
-Work = Callable[[Callable[[], None]], OwnRounds]
+ForeignWork = Callable[[Callable[[], None]], ForeignRounds]
 """The work, which tells its rounds. What it is given is to be called between two, ever so often."""
 
 
-def measure_beside(
-    work: Work, criterion: str, least_gap_s: float, target: float, selection: Selection, lease: Lease
+def measure_foreign_rounds(
+    work: ForeignWork, criterion: str, least_gap_s: float, target: float, selection: Selection, lease: Lease
 ) -> Experiment:
     """Let the work run and measure its rounds. Closes the meters, also when the work raises.
 
@@ -379,26 +402,26 @@ def measure_beside(
     load = load_average()
     with ExitStack() as stack:
         sampler = stack.enter_context(Sampler(selection.meters))
-        watch = stack.enter_context(watching(lease.uuids))
+        watch = stack.enter_context(watch_boards(lease.uuids))
         sampler.await_ticks(0, FIRST_TICK_S)
-        gap_s = gap_needed_s(sampler.series, least_gap_s)
+        gap_s = required_gap_s(sampler.series, least_gap_s)
         # What was queued before is not to be in the gap, nor what the rounds queue in the gap after them.
-        synchronize()
+        synchronize_gpus()
         before = watch.read()
         gap_start_ns = time.monotonic_ns()
         with sampler.closely():
             time.sleep(gap_s)
-            cpu_before, own_before_s = cpu_time(), _own_cpu_s()
+            cpu_before, own_before_s = read_cpu_time(), _own_cpu_s()
         sampler.read_now()
-        least_s = least_stretch_s(sampler.series)
-        with sampler.at_work(), looking_out(watch) as during:
+        least_s = min_stretch_s(sampler.series)
+        with sampler.at_work(), collect_conditions(watch) as during:
             start_ns = time.monotonic_ns()
             own = work(_Between(sampler, least_s))
-            synchronize()
+            synchronize_gpus()
             end_ns = time.monotonic_ns()
         sampler.read_now()
         with sampler.closely():
-            cpu_after, own_after_s = cpu_time(), _own_cpu_s()
+            cpu_after, own_after_s = read_cpu_time(), _own_cpu_s()
             after = watch.read()
             time.sleep(gap_s)
         gap_end_ns = time.monotonic_ns()
@@ -414,9 +437,9 @@ def measure_beside(
         during=during,
         after=after,
     )
-    found = stretches(own, least_s)
+    found = split_into_stretches(own, least_s)
     rounds = [account_stretch(stretch, whole, trace, selection.reasons) for stretch in found]
-    rounds = resolved(rounds, found)
+    rounds = drop_unresolvable(rounds, found)
     coverage = min((series.domain.coverage for series in trace), default=1.0)
     procedure = Procedure(
         warmup_iterations=0,
@@ -429,9 +452,9 @@ def measure_beside(
         measuring_s=(gap_end_ns - gap_start_ns) / 1e9,
         reached=relative_uncertainty(rounds, coverage),
     )
-    flags = [*told(own, found), *drift_flags(rounds), *unread(selection.reasons)]
+    flags = [*foreign_round_flags(own, found), *drift_flags(rounds), *unread_meter_flags(selection.reasons)]
     infos = [meter_info(series) for series in trace]
-    return Experiment(rounds, figures(rounds, found, coverage), infos, load, procedure, flags)
+    return Experiment(rounds, foreign_metrics(rounds, found, coverage), infos, load, procedure, flags)
 
 
 class _Between:

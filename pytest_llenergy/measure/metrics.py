@@ -11,7 +11,7 @@ from statistics import fmean, linear_regression, quantiles, stdev
 
 import msgspec
 
-from pytest_llenergy.meters.uncertainty import student
+from pytest_llenergy.meters.uncertainty import student_factor
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms
 from pytest_llenergy.model.timeline import Flops
 
@@ -63,13 +63,13 @@ def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
 # What the scatter of the rounds says about their mean.
 
 
-def of_mean(values: Sequence[float]) -> float:
+def uncertainty_of_mean(values: Sequence[float]) -> float:
     """s/√n, widened for few values (GUM 4.2.3, G.3.2). Needs two values."""
     n = len(values)
-    return stdev(values) / math.sqrt(n) * student(n - 1)
+    return stdev(values) / math.sqrt(n) * student_factor(n - 1)
 
 
-def of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
+def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
     """The same for values of which each was taken in a stratum of its own.
 
     Only neighbouring strata differ by chance; what changes slowly over the phase is averaged out. Uses
@@ -79,10 +79,10 @@ def of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
     n = len(values)
     ordered = [value for _, value in sorted(zip(phases, values, strict=True))]
     squares = sum((b - a) ** 2 for a, b in zip(ordered, [*ordered[1:], ordered[0]], strict=True))
-    return math.sqrt(squares / 2) / n * student(max(1, (n - 1) * 2 / 3))
+    return math.sqrt(squares / 2) / n * student_factor(max(1, (n - 1) * 2 / 3))
 
 
-def covers_tick(phases: Sequence[float | None], seen: float) -> bool:
+def phases_cover_tick(phases: Sequence[float | None], seen: float) -> bool:
     """Whether rounds started all over a tick, so that their mean is that of every phase.
 
     A sensor that sees the share ``seen`` of each tick sees something of any load, however short, unless
@@ -95,7 +95,7 @@ def covers_tick(phases: Sequence[float | None], seen: float) -> bool:
     return max(holes) <= seen
 
 
-def drift(values: Sequence[float]) -> tuple[float, float] | None:
+def linear_drift(values: Sequence[float]) -> tuple[float, float] | None:
     """Change from the first to the last value by a straight line, relative to their mean, and its t value.
 
     ``None`` below four values.
@@ -175,7 +175,7 @@ def is_valid(round_: Round) -> bool:
     return not any(flag.severity == "invalid" for flag in round_.flags)
 
 
-def values_of(name: str, rounds: Sequence[Round]) -> tuple[list[Value], str | None]:
+def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[Value], str | None]:
     """What each valid round says of a figure, in the order of the rounds; why none does where that is so."""
     figure = FIGURES[name]
     valid = [round_ for round_ in rounds if not round_.flags or is_valid(round_)]
@@ -192,12 +192,12 @@ def values_of(name: str, rounds: Sequence[Round]) -> tuple[list[Value], str | No
     return [], why or missing
 
 
-def applies(name: str, rounds: Iterable[Round]) -> bool:
+def applies_to_rounds(name: str, rounds: Iterable[Round]) -> bool:
     """Whether a workload has what a figure is made of, such as tokens, whatever the meters could tell."""
     return any(FIGURES[name].applies(round_) for round_ in rounds)
 
 
-def summarise(
+def compute_metrics(
     rounds: Sequence[Round], peak_memory_bytes: int | None, coverage: float = 1.0
 ) -> dict[str, Metric]:
     """Every metric of a test, by name. A metric that cannot be had is there with its reason.
@@ -208,7 +208,7 @@ def summarise(
     for name, figure in FIGURES.items():
         if figure.served and not any(round_.served for round_ in rounds):
             continue
-        values, reason = values_of(name, rounds)
+        values, reason = round_values(name, rounds)
         if values:
             # Net of idle there may be nothing left; gross there cannot.
             gross = "J" in figure.unit and name != "net_energy_j"
@@ -256,13 +256,13 @@ def _mean(values: Sequence[Value], unit: str, coverage: float, *, gross: bool) -
         return Metric(value=mean, unit=unit, n=1, reason=reason)
     phases = [each.phase for each in values]
     unseen = fmean(each.unseen for each in values)
-    dithered = unseen > 0 and covers_tick(phases, coverage)
+    dithered = unseen > 0 and phases_cover_tick(phases, coverage)
     numbers = [each.value for each in values]
     if dithered:
-        scatter = of_dithered_mean(numbers, [phase or 0.0 for phase in phases])
+        scatter = uncertainty_of_dithered_mean(numbers, [phase or 0.0 for phase in phases])
         unseen = 0.0
     else:
-        scatter = of_mean(numbers)
+        scatter = uncertainty_of_mean(numbers)
     meter = math.sqrt(fmean(each.meter**2 for each in values) / n)
     uncertainty = math.hypot(max(scatter, meter), unseen)
     return Metric(

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from pytest_llenergy.measure.accounting import spans_of
+from pytest_llenergy.measure.accounting import phase_spans
 from pytest_llenergy.measure.metrics import is_valid
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.meters.edges import Quiet, at_end, at_start, quiet_power
+from pytest_llenergy.meters.edges import Quiet, energy_at_end, energy_at_start, quiet_power
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainPower, PhaseSpan, PowerTrace, Round
 
@@ -37,7 +37,7 @@ DIGITS = 7
 Point = tuple[int, float]
 
 
-def median_round(rounds: Sequence[Round]) -> int | None:
+def median_round_index(rounds: Sequence[Round]) -> int | None:
     """Which of the valid rounds has the median energy, the lower of two; ``None`` where none has any."""
     known = [
         (round_.energy_j, index)
@@ -61,7 +61,7 @@ def power_trace(measured: MeasuredRound, trace: Sequence[Series]) -> PowerTrace 
         return None
     spans = [
         PhaseSpan(name=name, start_s=round((a - start_ns) / 1e9, 6), end_s=round((b - start_ns) / 1e9, 6))
-        for name, parts in spans_of(timeline).items()
+        for name, parts in phase_spans(timeline).items()
         for a, b in parts
     ]
     return PowerTrace(
@@ -79,8 +79,8 @@ def _course(measured: MeasuredRound, series: Series) -> tuple[list[float], list[
     after = quiet_power(series, end_ns, measured.gap_end_ns)
     if before is None or after is None or end_ns - start_ns < LEAST_STEP_NS:
         return [], []
-    first = (start_ns, at_start(series, start_ns, before).energy_j)
-    last = (end_ns, at_end(series, end_ns, after).energy_j)
+    first = (start_ns, energy_at_start(series, start_ns, before).energy_j)
+    last = (end_ns, energy_at_end(series, end_ns, after).energy_j)
     parts = (
         [*_quiet(series, measured.gap_start_ns, start_ns, before), first],
         [first, *_inside(series, first, last), last],

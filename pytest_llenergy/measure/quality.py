@@ -14,7 +14,7 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
-from pytest_llenergy.measure.metrics import drift
+from pytest_llenergy.measure.metrics import linear_drift
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.uncertainty import Energy
@@ -69,7 +69,7 @@ def stretch_flags(
     return flags + _board_flags(whole, whole.timeline.duration_s)
 
 
-def compare_rounds(rounds: Sequence[Round], measured: Sequence[MeasuredRound]) -> list[Round]:
+def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRound]) -> list[Round]:
     """Add the flags that only show beside the other rounds: temperature and clock."""
     clocks = [_clocks_mhz(each) for each in measured]
     return [
@@ -83,7 +83,7 @@ def compare_rounds(rounds: Sequence[Round], measured: Sequence[MeasuredRound]) -
 def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
     """Whether the energy of an iteration rises or falls from round to round."""
     energies = [round_.energy_j / round_.iterations for round_ in rounds if round_.energy_j is not None]
-    found = drift(energies)
+    found = linear_drift(energies)
     if found is None or abs(found[0]) < DRIFT or abs(found[1]) < DRIFT_T:
         return []
     change, t = found

@@ -33,15 +33,15 @@ class Step:
 
 
 #: Called with each step before it begins, never while something is measured.
-Tell: TypeAlias = Callable[[Step], None]
+StepCallback: TypeAlias = Callable[[Step], None]
 
 
-def nobody(step: Step) -> None:
+def ignore_step(step: Step) -> None:
     """Nobody wants to know."""
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """What is known before the first round, to tell how long all of them will take.
 
     ``round_s`` is about how long one takes with its quiet gaps (seconds), ``None`` without a warm-up.

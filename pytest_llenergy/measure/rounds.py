@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Protocol
 
 from pytest_llenergy.devices.condition import Condition
-from pytest_llenergy.meters.estimate import CpuTime, cpu_time
+from pytest_llenergy.meters.estimate import CpuTime, read_cpu_time
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series, Tick
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
@@ -25,7 +25,7 @@ from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimelin
 EVERY_S = 0.5
 
 
-class Watch(Protocol):
+class BoardMonitor(Protocol):
     """Tells the condition of the boards that are measured."""
 
     def read(self) -> Mapping[str, Condition]:
@@ -33,7 +33,7 @@ class Watch(Protocol):
 
 
 @contextmanager
-def looking_out(watch: Watch) -> Iterator[list[Mapping[str, Condition]]]:
+def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condition]]]:
     """Collect the conditions of the boards every half second until the block ends."""
     seen: list[Mapping[str, Condition]] = []
     ended = threading.Event()
@@ -111,7 +111,7 @@ class PhaseDither:
 
     def wait(self, trace: Sequence[Series]) -> None:
         """Sleep until the phase of the next stratum in the ticks of the slowest counter."""
-        leader = slowest(trace)
+        leader = slowest_series(trace)
         if leader is None or not leader.ticks or not leader.period_s:
             return
         if not self._strata:
@@ -123,12 +123,12 @@ class PhaseDither:
         time.sleep((-ahead_ns % period_ns) / 1e9)
 
 
-def strata_for(coverage: float) -> int:
+def required_strata(coverage: float) -> int:
     """Strata in which random starts leave no stretch of a tick out that is as long as the sensor looks."""
     return math.ceil(2 / coverage) if coverage < 1 else 1
 
 
-def slowest(trace: Sequence[Series]) -> Series | None:
+def slowest_series(trace: Sequence[Series]) -> Series | None:
     """The series whose ticks are furthest apart, among those that can be waited for."""
     ticking = [
         series
@@ -138,9 +138,9 @@ def slowest(trace: Sequence[Series]) -> Series | None:
     return max(ticking, key=lambda series: series.period_s or 0.0, default=None)
 
 
-def phase_of(trace: Sequence[Series], time_ns: int) -> float | None:
+def tick_phase(trace: Sequence[Series], time_ns: int) -> float | None:
     """Where in a tick of the slowest counter a moment lies, from 0 to 1; ``None`` without ticks."""
-    leader = slowest(trace)
+    leader = slowest_series(trace)
     ticks = leader.around(time_ns, LOOK_BACK)[0] if leader is not None else []
     if leader is None or not ticks or not leader.period_s:
         return None
@@ -202,7 +202,7 @@ class MeasuredRound:
         return max((value for value in known if value is not None), default=None)
 
 
-def gap_needed_s(trace: Sequence[Series], least_s: float) -> float:
+def required_gap_s(trace: Sequence[Series], least_s: float) -> float:
     """How long a quiet gap must be to show the idle power of every counter (seconds)."""
     late = [series.domain.smear_s + series.domain.late_s[1] for series in trace]
     needed = [late_s + GAP_TICKS * (each.period_s or 0.0) for late_s, each in zip(late, trace, strict=True)]
@@ -210,7 +210,12 @@ def gap_needed_s(trace: Sequence[Series], least_s: float) -> float:
 
 
 def run_round(
-    workload: Workload, iterations: int, gap_s: float, dither: PhaseDither, sampler: Sampler, watch: Watch
+    workload: Workload,
+    iterations: int,
+    gap_s: float,
+    dither: PhaseDither,
+    sampler: Sampler,
+    watch: BoardMonitor,
 ) -> MeasuredRound:
     """Run one round while the sampler reads; the calling thread sleeps or blocks throughout."""
     workload.ready()
@@ -218,15 +223,15 @@ def run_round(
     gap_start_ns = time.monotonic_ns()
     with sampler.closely():
         time.sleep(gap_s)
-        cpu_before = cpu_time()
+        cpu_before = read_cpu_time()
         dither.wait(sampler.series)
     # Edges of work in this process are read as they happen; for ranks it costs nothing.
     sampler.read_now()
-    with sampler.at_work(), looking_out(watch) as during:
+    with sampler.at_work(), collect_conditions(watch) as during:
         workload.work(iterations)
     sampler.read_now()
     with sampler.closely():
-        cpu_after = cpu_time()
+        cpu_after = read_cpu_time()
         after = watch.read()
         time.sleep(gap_s)
     gap_end_ns = time.monotonic_ns()

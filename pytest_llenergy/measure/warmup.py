@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.remaining_time import Step, Tell, nobody
+from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.edges import power_between, quiet_power
 from pytest_llenergy.meters.sampler import Sampler
@@ -75,7 +75,7 @@ class _Block:
 
 
 def warm_up(
-    workload: Workload, given: int | None, budget_s: float, sampler: Sampler, tell: Tell = nobody
+    workload: Workload, given: int | None, budget_s: float, sampler: Sampler, tell: StepCallback = ignore_step
 ) -> WarmUp:
     """Run ``given`` iterations, or without a number until the work has settled."""
     if given is not None:
@@ -129,7 +129,7 @@ ROUND_TICKS = 3
 METER_SHARE = 0.5
 
 
-def iterations_for(
+def calibrate_iterations(
     warmup: WarmUp, rounds: int, gap_s: float, target: float, budget_s: float, sampler: Sampler
 ) -> int:
     """Iterations of each round, as many as the target needs and the budget allows, at least one.
@@ -143,14 +143,15 @@ def iterations_for(
         time.sleep(gap_s)
     end_ns = time.monotonic_ns()
     needed = [
-        round_needed_s(series, start_ns, end_ns, warmup.power_w, rounds, target) for series in sampler.series
+        required_round_s(series, start_ns, end_ns, warmup.power_w, rounds, target)
+        for series in sampler.series
     ]
     needed_s = max(needed, default=0.0)
     allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)
     return max(1, math.ceil(min(needed_s, allowed_s) / warmup.iteration_s - 1e-6))
 
 
-def round_needed_s(
+def required_round_s(
     series: Series, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
 ) -> float:
     """Seconds for which the bound of the mean over ``rounds`` rounds meets the target.

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_llenergy.devices.amd import import_amdsmi, one_line
 from pytest_llenergy.errors import DeviceError, MeterError
-from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown
+from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
 from pytest_llenergy.model.record import Flag
 
 MICRO = 1e-6
@@ -78,7 +78,7 @@ class AmdMeter:
         """Raises ``MeterError`` when the board has no counter."""
         self._library = library
         self._handle = handle
-        accuracy = unknown("AMD SMI")
+        accuracy = unknown_accuracy("AMD SMI")
         self.domains: tuple[Domain] = (
             Domain(
                 name=f"gpu:{uuid}",

@@ -150,7 +150,7 @@ class Accuracy:
     flags: tuple[Flag, ...] = ()
 
 
-def unknown(source: str) -> Accuracy:
+def unknown_accuracy(source: str) -> Accuracy:
     """Nobody said how accurate a source is: the limits hold none of its error, and a flag says so."""
     detail = f"{source} does not say how accurate it is: limits and uncertainties leave its error out"
     return Accuracy(
@@ -158,11 +158,11 @@ def unknown(source: str) -> Accuracy:
     )
 
 
-def split_accuracy(argument: str, source: str) -> tuple[str, Accuracy]:
+def parse_accuracy(argument: str, source: str) -> tuple[str, Accuracy]:
     """``NAME@2%`` is ``NAME``, right to 2 % of its reading. Without it the accuracy is not known."""
     match = STATED.match(argument)
     if match is None:
-        return argument, unknown(source)
+        return argument, unknown_accuracy(source)
     percent = float(match["percent"])
     words = f"within {percent:g}% of the reading, as stated by the user"
     return match["rest"], Accuracy(words, within(percent / 100))

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown
+from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
 
 SAMPLE_S = 1.0
 JOULES_PER_KWH = 3.6e6
@@ -48,7 +48,7 @@ class CodeCarbonMeter:
         self._cpu.start()
         self._sampled_s = time.monotonic()
         self._energy_j = 0.0
-        accuracy = unknown("CodeCarbon")
+        accuracy = unknown_accuracy("CodeCarbon")
         self.domains: tuple[Domain] = (
             Domain(
                 name="cpu:codecarbon",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, split_accuracy
+from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
 
 FIRST_LINE_S = 5.0
 #: A program is silent when nothing came for this many of its usual intervals, and at least this long.
@@ -241,7 +241,7 @@ def open_command(_targets: Targets, argument: str) -> list[CommandMeter]:
     Raises ``MeterError`` when the program cannot be started, ends, prints what is no number, or prints
     nothing for five seconds.
     """
-    command, accuracy = split_accuracy(argument, "the program")
+    command, accuracy = parse_accuracy(argument, "the program")
     return [CommandMeter(command, accuracy)]
 
 

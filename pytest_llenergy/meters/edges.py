@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pytest_llenergy.meters.trace import NEIGHBOURS, Mark, Series, Tick
-from pytest_llenergy.meters.uncertainty import Energy, Power, Reading, Variances, student
+from pytest_llenergy.meters.uncertainty import Energy, Power, Reading, Variances, student_factor
 
 # The cumulative energy at a moment, from a counter that only moves in ticks.
 #
@@ -88,7 +88,7 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
         sharp = _sharp(ticks)
         # Blunt ones are better than none.
         ticks = sharp if len(sharp) >= MIN_GAP_TICKS else ticks
-    return quiet_from(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
+    return quiet_power_from_ticks(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
 
 
 def _sharp(ticks: Sequence[Tick]) -> list[Tick]:
@@ -97,7 +97,7 @@ def _sharp(ticks: Sequence[Tick]) -> list[Tick]:
     return [tick for tick in ticks if tick.gap_s <= limit_s]
 
 
-def quiet_from(series: Series, ticks: Sequence[Tick]) -> Quiet:
+def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
     """Mean power from the first to the last of some ticks in a row."""
     first, last = ticks[0], ticks[-1]
     watts = power_between(first, last)
@@ -109,22 +109,26 @@ def quiet_from(series: Series, ticks: Sequence[Tick]) -> Quiet:
     return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, blur_w)
 
 
-def at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
+def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
     """The energy at the start of a window that follows a quiet gap."""
     tick = quiet.last
     head_s = (time_ns - tick.time_ns) / 1e9
-    return Reading(tick.energy_j + quiet.watts * head_s, quiet_edge(series, quiet, tick, quiet.first, head_s))
+    return Reading(
+        tick.energy_j + quiet.watts * head_s, quiet_edge_variances(series, quiet, tick, quiet.first, head_s)
+    )
 
 
-def at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
+def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
     """The energy at the end of a window that a quiet gap follows."""
     tick = quiet.first
     tail_s = (tick.time_ns - time_ns) / 1e9
     watts = quiet.beside(quiet.steps, tail_s)
-    return Reading(tick.energy_j - watts * tail_s, quiet_edge(series, quiet, tick, quiet.last, tail_s))
+    return Reading(
+        tick.energy_j - watts * tail_s, quiet_edge_variances(series, quiet, tick, quiet.last, tail_s)
+    )
 
 
-def under_load(series: Series, time_ns: int) -> Reading | None:
+def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     """The energy at a moment with unknown power on both sides; ``None`` without a tick on either.
 
     A running average over s lags by s/2, and rounds off a step of ΔP at the moment by up to ΔP s/8.
@@ -137,7 +141,7 @@ def under_load(series: Series, time_ns: int) -> Reading | None:
     before, after = lefts[-1], rights[0]
     # A step at the edge, the usual case, is the worst; and both edges of a window err the same way.
     smear = 2 * ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2
-    met = meeting(series, time_ns)
+    met = find_tick_at(series, time_ns)
     if met is not None:
         return Reading(met.energy_j, Variances(edges=(highest_w * met.gap_s) ** 2 / 12 + smear))
     head_s, tail_s = (time_ns - before.time_ns) / 1e9, (after.time_ns - time_ns) / 1e9
@@ -159,7 +163,7 @@ def under_load(series: Series, time_ns: int) -> Reading | None:
     return Reading(energy_j, Variances(edges=shape + apart + ticks + smear))
 
 
-def unbracketed(series: Series, time_ns: int) -> Reading | None:
+def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
     """The energy at a moment after the last tick, or before the first: the nearest power is carried on.
 
     The limits are those of a counter that stood still, and of twice that power.
@@ -176,12 +180,12 @@ def unbracketed(series: Series, time_ns: int) -> Reading | None:
     return Reading(near.energy_j + watts * away_s, Variances(edges=(watts * away_s) ** 2 / 3))
 
 
-def powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
+def mean_powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
     """Mean power (W) between neighbouring ticks of an interval, in time order."""
     return [power_between(a, b) for a, b in pairwise(series.between(start_ns, end_ns))]
 
 
-def quiet_edge(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
+def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
     """What is not known of an edge so far (seconds) from the nearest tick of a quiet gap."""
     # The idle power was taken from the near tick too: were that later than thought, the power would be
     # wrong as well, in the direction that makes the joules more wrong.
@@ -193,7 +197,7 @@ def quiet_edge(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: 
     )
 
 
-def meeting(series: Series, time_ns: int) -> Tick | None:
+def find_tick_at(series: Series, time_ns: int) -> Tick | None:
     """A tick that came within a small interval around the moment: the counter was read just then."""
     before, after = series.before(time_ns), series.after(time_ns)
     if before is None or after is None:
@@ -224,7 +228,7 @@ def _joined(
 
 def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
     """Lowest and highest power that may have been around a moment, from what ticks there showed."""
-    seen = powers(series, start_ns, end_ns)
+    seen = mean_powers(series, start_ns, end_ns)
     lowest_w, highest_w = min(seen, default=0.0), max(seen, default=0.0)
     margin_w = (highest_w - lowest_w) / 2
     return max(0.0, lowest_w - margin_w), highest_w + margin_w
@@ -239,7 +243,7 @@ def _fluctuation(steps: Sequence[float], blur_w: float) -> float:
 
     # Of one more step, beside those that the mean was taken of.
     unexplained = variance(steps) * (1 + 1 / n) - blur_w**2
-    return student(n - 1) * math.sqrt(max(0.0, unexplained))
+    return student_factor(n - 1) * math.sqrt(max(0.0, unexplained))
 
 
 def power_between(first: Tick, last: Tick) -> float:
@@ -269,14 +273,14 @@ SAME_NS = 1_000_000
 STEADY = 0.05
 
 
-def is_short(series: Series, start_ns: int, end_ns: int) -> bool:
+def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
     """Whether fewer than ``INSIDE`` ticks lie in a window and the counter was not read at its edges."""
     if len(series.between(start_ns, end_ns)) >= INSIDE:
         return False
-    return meeting(series, start_ns) is None or meeting(series, end_ns) is None
+    return find_tick_at(series, start_ns) is None or find_tick_at(series, end_ns) is None
 
 
-def short_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark] = ()) -> Energy:
+def short_window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark] = ()) -> Energy:
     """The energy of a short window. ``marks`` are other moments at which power may have changed."""
     lefts, rights = series.around(start_ns, NEIGHBOURS)[0], series.around(end_ns, NEIGHBOURS)[1]
     if not lefts or not rights:
@@ -325,7 +329,11 @@ def _steady(series: Series, ticks: Sequence[Tick]) -> Quiet | None:
     steps = [power_between(a, b) for a, b in pairwise(ticks)]
     blur = max(tick.gap_s for tick in ticks) / ((ticks[1].time_ns - ticks[0].time_ns) / 1e9)
     highest_w = max(steps)
-    return quiet_from(series, ticks) if highest_w - min(steps) <= (STEADY + blur) * highest_w else None
+    return (
+        quiet_power_from_ticks(series, ticks)
+        if highest_w - min(steps) <= (STEADY + blur) * highest_w
+        else None
+    )
 
 
 def _alike(left: Quiet, right: Quiet) -> bool:
@@ -340,8 +348,8 @@ def _between_quiet(
     (first, left), (last, right) = before, after
     head_s, tail_s = (start_ns - first.time_ns) / 1e9, (last.time_ns - end_ns) / 1e9
     energy_j = last.energy_j - first.energy_j - left.watts * head_s - right.watts * tail_s
-    variances = quiet_edge(series, left, first, left.first, head_s)
-    variances += quiet_edge(series, right, last, right.last, tail_s)
+    variances = quiet_edge_variances(series, left, first, left.first, head_s)
+    variances += quiet_edge_variances(series, right, last, right.last, tail_s)
     # What goes up and down faster than the counter ticks looks steady.
     inside_s = (end_ns - start_ns) / 1e9
     lever_s = inside_s * (head_s + tail_s) / (inside_s + head_s + tail_s)

@@ -28,18 +28,18 @@ class CpuTime:
     stolen_s: float
 
 
-def cpu_time(groups: Sequence[Path] = GROUPS) -> CpuTime:
+def read_cpu_time(groups: Sequence[Path] = GROUPS) -> CpuTime:
     """Summed over all logical CPUs."""
     import psutil
 
     times = psutil.cpu_times()
-    busy_s = root_group_busy_s(groups)
+    busy_s = read_root_cgroup_busy_s(groups)
     if busy_s is None:
         busy_s = sum(getattr(times, state, 0.0) for state in BUSY_STATES)
     return CpuTime(busy_s, getattr(times, "steal", 0.0))
 
 
-def root_group_busy_s(groups: Sequence[Path]) -> float | None:
+def read_root_cgroup_busy_s(groups: Sequence[Path]) -> float | None:
     """The same sum of states as in /proc/stat, in microseconds and not in ticks of 10 ms.
 
     The root group's cpu.stat is made of the kernel's CPU states, not of its processes (kernel:
@@ -74,7 +74,7 @@ HIGHEST_W = (3.04, 8.58)
 TICK_S = 0.01
 
 
-def model_energy_j(watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float) -> float:
+def modelled_energy_j(watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float) -> float:
     """Joules of ``cpus`` logical CPUs over ``elapsed_s`` of which they were busy ``busy_s`` in sum."""
     idle_w, full_w = watts
     return cpus * idle_w * elapsed_s + (full_w - idle_w) * busy_s
@@ -109,14 +109,14 @@ class EstimateMeter:
         )
 
     def _limits(self, energy_j: float, duration_s: float) -> tuple[float, float]:
-        idle_j = model_energy_j(AVERAGE_W, self._cpus, duration_s, 0)
+        idle_j = modelled_energy_j(AVERAGE_W, self._cpus, duration_s, 0)
         busy_s = max(0.0, energy_j - idle_j) / (AVERAGE_W[1] - AVERAGE_W[0])
-        low = model_energy_j(LOWEST_W, self._cpus, duration_s, busy_s)
-        high = model_energy_j(HIGHEST_W, self._cpus, duration_s, busy_s)
+        low = modelled_energy_j(LOWEST_W, self._cpus, duration_s, busy_s)
+        high = modelled_energy_j(HIGHEST_W, self._cpus, duration_s, busy_s)
         return low, high
 
     def read(self) -> list[float | str]:
-        return [model_energy_j(AVERAGE_W, self._cpus, time.monotonic(), cpu_time().busy_s)]
+        return [modelled_energy_j(AVERAGE_W, self._cpus, time.monotonic(), read_cpu_time().busy_s)]
 
     def close(self) -> None:
         """Nothing is held open."""

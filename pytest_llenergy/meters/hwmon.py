@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, split_accuracy
-from pytest_llenergy.meters.power_readings import Refresh, refresh_seen, refreshed_every
+from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
+from pytest_llenergy.meters.power_readings import Refresh, refresh_from_check, refresh_with_period
 from pytest_llenergy.model.record import Flag
 
 ROOT = Path("/sys/class/hwmon")
@@ -91,12 +91,12 @@ class HwmonMeter:
         if not self._sensor.is_power:
             return Refresh(self._sensor.update_period_s or 0.0)
         if self._sensor.update_period_s is not None:
-            return refreshed_every(self._sensor.update_period_s)
-        from pytest_llenergy.meters.selfcheck import check
+            return refresh_with_period(self._sensor.update_period_s)
+        from pytest_llenergy.meters.selfcheck import check_counters
 
         name = self._sensor.label
-        seen = check({name: lambda: (None, self._asked())}, {name: SLOWEST_REFRESH_S})[name]
-        return refresh_seen(seen, SLOWEST_REFRESH_S)
+        seen = check_counters({name: lambda: (None, self._asked())}, {name: SLOWEST_REFRESH_S})[name]
+        return refresh_from_check(seen, SLOWEST_REFRESH_S)
 
     def _asked(self) -> float:
         """Raises ``MeterError`` with the reason when there is no value."""
@@ -237,7 +237,7 @@ def _text(path: Path) -> str | None:
 
 def open_hwmon(_targets: Targets, argument: str, root: Path = ROOT) -> list[HwmonMeter]:
     """Raises ``MeterError`` where the sensor is unknown, not the only one of its name, or unreadable."""
-    chosen, accuracy = split_accuracy(argument, "hwmon")
+    chosen, accuracy = parse_accuracy(argument, "hwmon")
     return [HwmonMeter(find_sensor(chosen, root), accuracy)]
 
 

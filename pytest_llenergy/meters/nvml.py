@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
-from pytest_llenergy.meters.power_readings import IntegratedPower, Refresh, refresh_seen
-from pytest_llenergy.meters.selfcheck import CheckCache, CheckedBoard, CheckResult, boot_id
+from pytest_llenergy.meters.power_readings import IntegratedPower, Refresh, refresh_from_check
+from pytest_llenergy.meters.selfcheck import CheckCache, CheckedBoard, CheckResult, read_boot_id
 from pytest_llenergy.model.record import Flag
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _PART_TIME = (
 )
 
 
-def coverage(product_name: str, update_period_s: float | None = None) -> tuple[float, str]:
+def sensor_coverage(product_name: str, update_period_s: float | None = None) -> tuple[float, str]:
     """The share of each tick that the sensor of a product sees (0 to 1), and where that is known from.
 
     It is window / max(refresh, ``update_period_s``): ticks in quicker succession than the sensor refreshes
@@ -73,13 +73,13 @@ def coverage(product_name: str, update_period_s: float | None = None) -> tuple[f
     return 1.0, "no blind time of the power sensor is known"
 
 
-def known_share(product_name: str) -> float | None:
+def known_coverage(product_name: str) -> float | None:
     """The share of each refresh of which a power reading is the mean; ``None`` where nobody measured it."""
-    share, _ = coverage(product_name)
+    share, _ = sensor_coverage(product_name)
     return share if share < 1 else None
 
 
-def averaging_s(product_name: str, architecture: int | None) -> float:
+def averaging_time_s(product_name: str, architecture: int | None) -> float:
     """Seconds over which ``nvmlDeviceGetPowerUsage`` averages; the longest where nothing is known.
 
     ``architecture`` is NVML's number, ``None`` where the driver does not tell.
@@ -166,7 +166,7 @@ def find_sources(session: Session, board: BoardHandle) -> Sources:
         counter=counter,
         cross_check=next((power for power in powers if counter and power.scope == counter.scope), None),
         power=powers[0] if powers else None,
-        averaging_s=averaging_s(board.name, architecture),
+        averaging_s=averaging_time_s(board.name, architecture),
         limit_w=None if limit is None else limit / 1000,
     )
 
@@ -229,7 +229,7 @@ class NvmlMeter:
         else:
             quantity = _power_to_integrate(sources, result)
             watched = result if quantity == sources.watched else None
-            refresh = refresh_seen(watched, SLOWEST_REFRESH_S, known_share(sources.board.name))
+            refresh = refresh_from_check(watched, SLOWEST_REFRESH_S, known_coverage(sources.board.name))
             domain = _power_domain(sources, quantity, result, refresh)
             self._integral = refresh.integral()
         self.domains: Sequence[Domain] = (domain,)
@@ -266,7 +266,7 @@ def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
 
 
 def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) -> Domain:
-    share, known_from = coverage(sources.board.name, result.period_s)
+    share, known_from = sensor_coverage(sources.board.name, result.period_s)
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
@@ -284,7 +284,7 @@ def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) ->
 
 
 def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh) -> Domain:
-    share, known_from = coverage(sources.board.name, refresh.period_s)
+    share, known_from = sensor_coverage(sources.board.name, refresh.period_s)
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
@@ -400,7 +400,7 @@ def _meter(sources: Sources, result: CheckResult) -> NvmlMeter:
 
 
 def _checked(session: Session, found: Sequence[Sources], cache: CheckCache) -> dict[str, CheckResult]:
-    driver, boot = str(session.module.nvmlSystemGetDriverVersion()), boot_id()
+    driver, boot = str(session.module.nvmlSystemGetDriverVersion()), read_boot_id()
     keys = {
         sources.board.uuid: CheckedBoard(
             uuid=sources.board.uuid, driver=driver, boot=boot, sources=[one.label for one in sources.polled]
@@ -410,9 +410,9 @@ def _checked(session: Session, found: Sequence[Sources], cache: CheckCache) -> d
     results = {uuid: result for uuid, key in keys.items() if (result := cache.load(key)) is not None}
     unchecked = {sources.board.uuid: sources for sources in found if sources.board.uuid not in results}
     if unchecked:
-        from pytest_llenergy.meters.selfcheck import check
+        from pytest_llenergy.meters.selfcheck import check_counters
 
-        fresh = check(
+        fresh = check_counters(
             {uuid: _poll(session, sources) for uuid, sources in unchecked.items()},
             {uuid: sources.power_age_s for uuid, sources in unchecked.items()},
         )

@@ -88,7 +88,7 @@ class Refresh(NamedTuple):
         return IntegratedPower(self.period_s if self.max_age_s is None else 0.0)
 
 
-def refreshed_every(period_s: float, share: float | None = None) -> Refresh:
+def refresh_with_period(period_s: float, share: float | None = None) -> Refresh:
     """A reading that tells the mean power of a ``share`` (0 to 1) of the period before it.
 
     It stands for the period that begins with it, and so is late by (1 + share)/2 periods. Where the share is
@@ -100,7 +100,7 @@ def refreshed_every(period_s: float, share: float | None = None) -> Refresh:
     return Refresh(period_s, late_s=(least * period_s, most * period_s))
 
 
-def refresh_seen(result: CheckResult | None, slowest_s: float, share: float | None = None) -> Refresh:
+def refresh_from_check(result: CheckResult | None, slowest_s: float, share: float | None = None) -> Refresh:
     """What a check tells of a power reading, ``None`` if there was none; ``share`` as in ``refreshed_every``.
 
     Power that hardly changes does not show when it is refreshed; that takes no longer than ``slowest_s``.
@@ -111,7 +111,7 @@ def refresh_seen(result: CheckResult | None, slowest_s: float, share: float | No
     period_s = result.power_period_s
     if result.power_continuous:
         return Refresh(period_s, max_age_s=period_s)
-    return refreshed_every(period_s, share)
+    return refresh_with_period(period_s, share)
 
 
 def _shows_refresh(result: CheckResult, slowest_s: float) -> bool:

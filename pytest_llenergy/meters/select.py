@@ -19,7 +19,7 @@ BUILTIN = ("nvml", "rapl", "estimate", "amd", "zeus", "codecarbon", "hwmon", "co
 ENTRY_POINTS = "pytest_llenergy.meters"
 
 
-class KnownMeters(Mapping[str, MeterSpec]):
+class MeterRegistry(Mapping[str, MeterSpec]):
     """By name: built-in meters, those of entry points (group ``pytest_llenergy.meters``), then ``extra``.
 
     Each is imported when it is asked for, and not before. Of two of a name the later in that order counts,
@@ -58,7 +58,7 @@ class KnownMeters(Mapping[str, MeterSpec]):
         found = self._found()
         if found.broken and not self._whole_only:
             raise MeterError("; ".join(each.reason for each in found.broken))
-        return found.whole
+        return found.plugins
 
     def _found(self) -> LoadedEntryPoints[MeterSpec]:
         if self._installed is None:

@@ -112,7 +112,7 @@ class _Tick(NamedTuple):
         return (self.earliest_s + self.latest_s) / 2
 
 
-def judge(readings: Sequence[Reading], power_age_s: float = 0.1) -> CheckResult:
+def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> CheckResult:
     """What the readings of one board say. ``power_age_s`` is how old the power that they tell may be.
 
     The counter is rejected when it differs from integrated power by more than ``DISAGREEMENT`` and what
@@ -276,7 +276,7 @@ Poll = Callable[[], tuple[float | None, float | None]]
 """Reads one board: joules and watts, ``None`` for what it does not have."""
 
 
-def check(
+def check_counters(
     polls: Mapping[str, Poll], power_age_s: Mapping[str, float], longest_s: float = LONGEST_S
 ) -> dict[str, CheckResult]:
     """Check boards, all of them at once, by what their polls return. Takes one to ``longest_s`` seconds."""
@@ -292,8 +292,8 @@ def check(
             continue
         judged_s = now_s
         for name in polls.keys() - results.keys():
-            result = judge(readings[name], power_age_s[name])
-            if now_s - begin_s > longest_s or settled(result):
+            result = evaluate_readings(readings[name], power_age_s[name])
+            if now_s - begin_s > longest_s or is_settled(result):
                 results[name] = result
     return results
 
@@ -304,7 +304,7 @@ def _poll(poll: Poll) -> Reading:
     return Reading(begin_ns, time.monotonic_ns(), energy_j, watts)
 
 
-def settled(result: CheckResult) -> bool:
+def is_settled(result: CheckResult) -> bool:
     """Whether more readings would not change the verdict."""
     if result.duration_s < ENOUGH_S:
         return False
@@ -378,7 +378,7 @@ class CheckCache:
         return self._directory / f"nvml-{re.sub('[^A-Za-z0-9-]', '_', board.uuid)}.json"
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Linux's name for the time since it was started. Where there is none, a name for this process alone."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -81,7 +81,7 @@ class Energy:
 # From the domains of a window to its sum.
 
 
-def add(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
+def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
     """The sum over domains, or none with the reason of the first that is missing."""
     if not energies:
         return Energy(None, reason="; ".join(reasons) or "no meter was open")
@@ -93,7 +93,7 @@ def add(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
     return total
 
 
-def stored(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
+def domain_energy(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
     """The energy of a domain as it goes into a record, with the limits of its source."""
     domain = series.domain
     low_j = high_j = None
@@ -110,7 +110,7 @@ def stored(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
     )
 
 
-def absolute_u_j(total: Energy, domains: Sequence[DomainEnergy]) -> float | None:
+def absolute_uncertainty_j(total: Energy, domains: Sequence[DomainEnergy]) -> float | None:
     """The standard uncertainty with the limits of the sources, rectangular, taken in.
 
     What is wrong with one sensor is wrong with the next of its kind, in the same direction: the limits of
@@ -129,6 +129,6 @@ def absolute_u_j(total: Energy, domains: Sequence[DomainEnergy]) -> float | None
 STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.07, 9: 1.06, 10: 1.05}
 
 
-def student(degrees: float) -> float:
+def student_factor(degrees: float) -> float:
     """By how much a standard uncertainty from few values is too small. Above the table 1 + 1/(2ν)."""
     return STUDENT.get(int(degrees), 1 + 0.5 / degrees) if degrees >= 1 else STUDENT[1]

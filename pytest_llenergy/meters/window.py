@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_llenergy.errors import DeviceError, MeterError
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.sampler import Sampler
-from pytest_llenergy.meters.select import KnownMeters, Selection, open_meters
+from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
 from pytest_llenergy.meters.trace import NEIGHBOURS, Mark, Series
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Window:
         if self._start_ns is not None:
             told = "has ended" if self.ended else f"is open already, until end({self.name!r})"
             raise MeterError(f"window {self.name!r} {told}; make a new one with window({self.name!r})")
-        synchronize()
+        synchronize_gpus()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()
         self._sampler.marks.append(Mark(self._start_ns, begins=True))
@@ -70,7 +70,7 @@ class Window:
         if self._start_ns is None or self._end_ns is not None:
             raise MeterError(f"window {self.name!r} is not open; enter it first, and leave it once")
         try:
-            synchronize()
+            synchronize_gpus()
         except Exception:
             # What the GPU reports late; the error of the work itself says more.
             if error is None:
@@ -97,7 +97,7 @@ class Window:
     async def settled(self) -> Window:
         """Wait for the counters without blocking the event loop."""
 
-        await in_thread(lambda: self.record)
+        await run_in_thread(lambda: self.record)
         return self
 
     @property
@@ -111,13 +111,13 @@ class Window:
         if self._start_ns is None or self._end_ns is None:
             raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
         if self._record is None:
-            from pytest_llenergy.meters.window_arithmetic import close
+            from pytest_llenergy.meters.window_arithmetic import window_record
 
             fork = self._sampler.is_fork()
             self._sampler.await_ticks(self._end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
             series, reasons = ([], [FORKED]) if fork else (self._sampler.series, self._reasons)
             marks = self._sampler.marks
-            self._record = close(self.name, series, self._start_ns, self._end_ns, reasons, marks)
+            self._record = window_record(self.name, series, self._start_ns, self._end_ns, reasons, marks)
         return self._record
 
     @property
@@ -161,7 +161,7 @@ class Window:
         return self.record.flags
 
 
-def synchronize() -> None:
+def synchronize_gpus() -> None:
     """Wait for what this process has queued on its GPUs: it belongs to the window that queued it."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -253,7 +253,7 @@ class Measuring:
 
     async def __aenter__(self) -> Measuring:
 
-        await in_thread(self.start)
+        await run_in_thread(self.start)
         self.total.__enter__()
         return self
 
@@ -265,7 +265,7 @@ class Measuring:
     ) -> None:
 
         self.total.__exit__(kind, error, traceback)
-        await in_thread(self.stop)
+        await run_in_thread(self.stop)
 
 
 def measure(
@@ -280,7 +280,7 @@ def measure(
     ``require_measured``, or when the environment hides every GPU of the host.
     """
     targets = Targets(tuple(_visible() if gpus is None else gpus))
-    return Measuring(open_meters(meters, KnownMeters(), targets, require_measured=require_measured))
+    return Measuring(open_meters(meters, MeterRegistry(), targets, require_measured=require_measured))
 
 
 def _visible() -> Sequence[str]:
@@ -306,7 +306,7 @@ def _visible() -> Sequence[str]:
 # What blocks is run in a thread beside the event loop, of asyncio or of trio.
 
 
-async def in_thread(function: Callable[[], object]) -> None:
+async def run_in_thread(function: Callable[[], object]) -> None:
     """Call it where it may block."""
     trio: Any = sys.modules.get("trio")
     if trio is not None and _runs(trio):

@@ -10,18 +10,25 @@ from itertools import pairwise
 
 from pytest_llenergy.meters.edges import (
     Quiet,
-    at_end,
-    at_start,
-    is_short,
+    energy_at_end,
+    energy_at_start,
+    energy_under_load,
+    extrapolated_energy,
+    is_short_window,
+    mean_powers,
     power_between,
-    powers,
     resolution_variance,
-    short_window,
-    unbracketed,
-    under_load,
+    short_window_energy,
 )
 from pytest_llenergy.meters.trace import Mark, Series
-from pytest_llenergy.meters.uncertainty import Energy, Reading, Variances, absolute_u_j, add, stored
+from pytest_llenergy.meters.uncertainty import (
+    Energy,
+    Reading,
+    Variances,
+    absolute_uncertainty_j,
+    domain_energy,
+    sum_energies,
+)
 from pytest_llenergy.model.record import Flag, Window
 
 # The joules of a window. The form is chosen for each edge by what is there: quiet, load, nothing.
@@ -54,17 +61,17 @@ def energy_between(
     if reason is not None:
         return Energy(None, reason=reason)
     duration_s, smear_s = (end_ns - start_ns) / 1e9, series.domain.smear_s
-    short = before is None and after is None and is_short(series, start_ns, end_ns)
+    short = before is None and after is None and is_short_window(series, start_ns, end_ns)
     if smear_s and not (before and after) and (short or duration_s < SMEARED * smear_s):
         reason = (
             f"not resolvable: {duration_s * 1e3:.3g} ms window, power averaged over {smear_s * 1e3:.0f} ms"
         )
         return Energy(None, reason=reason)
     if short:
-        energy = short_window(series, start_ns, end_ns, marks)
+        energy = short_window_energy(series, start_ns, end_ns, marks)
     else:
-        start = at_start(series, start_ns, before) if before else edge(series, start_ns)
-        end = at_end(series, end_ns, after) if after else edge(series, end_ns)
+        start = energy_at_start(series, start_ns, before) if before else edge(series, start_ns)
+        end = energy_at_end(series, end_ns, after) if after else edge(series, end_ns)
         if start is None or end is None:
             side = "before" if start is None else "after"
             return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
@@ -78,7 +85,7 @@ def energy_between(
     energy = replace(energy, variances=energy.variances + sampling)
     if series.domain.coverage >= 1:
         return energy
-    unseen = unseen_variance(series, start_ns, end_ns, before, after)
+    unseen = coverage_variance(series, start_ns, end_ns, before, after)
     if unseen is None:
         reason = (
             f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window, and a sensor that sees "
@@ -110,10 +117,10 @@ def _unsampled(series: Series, start_ns: int, end_ns: int) -> float:
 
 def edge(series: Series, time_ns: int) -> Reading | None:
     """The energy at a moment without a quiet gap beside it."""
-    return under_load(series, time_ns) or unbracketed(series, time_ns)
+    return energy_under_load(series, time_ns) or extrapolated_energy(series, time_ns)
 
 
-def resolvable(energy: Energy, series: Series, duration_s: float) -> Energy:
+def require_resolvable(energy: Energy, series: Series, duration_s: float) -> Energy:
     """A window is no result when it drowns in its own uncertainty; then there is a reason."""
     if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
         return energy
@@ -124,7 +131,7 @@ def resolvable(energy: Energy, series: Series, duration_s: float) -> Energy:
     return Energy(None, reason=reason)
 
 
-def unseen_variance(
+def coverage_variance(
     series: Series, start_ns: int, end_ns: int, before: Quiet | None, after: Quiet | None
 ) -> float | None:
     """What a part-time sensor may have missed (J²), or ``None`` where nothing bounds it.
@@ -142,11 +149,13 @@ def unseen_variance(
     if period_s is None:
         return None
     missed_s = (1 - f) * period_s
-    inside = powers(series, start_ns, end_ns)
+    inside = mean_powers(series, start_ns, end_ns)
     outside = [each.watts for each in (before, after) if each is not None]
     if not outside:
         wide_ns = round(3 * period_s * 1e9)
-        outside = powers(series, start_ns - wide_ns, start_ns) + powers(series, end_ns, end_ns + wide_ns)
+        outside = mean_powers(series, start_ns - wide_ns, start_ns) + mean_powers(
+            series, end_ns, end_ns + wide_ns
+        )
     if len(inside) < 2:
         if series.domain.highest_w is None:
             return None
@@ -195,7 +204,7 @@ def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Fla
 # A window that has ended, as it is stored.
 
 
-def close(
+def window_record(
     name: str,
     trace: Sequence[Series],
     start_ns: int,
@@ -209,10 +218,10 @@ def close(
     """
     energies = {series.domain.name: _domain(series, start_ns, end_ns, marks) for series in trace}
     by_domain = {
-        series.domain.name: stored(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
+        series.domain.name: domain_energy(energies[series.domain.name], series, (end_ns - start_ns) / 1e9)
         for series in trace
     }
-    total = add(list(energies.values()), reasons)
+    total = sum_energies(list(energies.values()), reasons)
     flags = [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns)]
     if total.energy_j is None:
         flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
@@ -222,7 +231,7 @@ def close(
         duration_s=(end_ns - start_ns) / 1e9,
         energy_j=total.energy_j,
         energy_u_j=total.u_j,
-        energy_u_absolute_j=absolute_u_j(total, list(by_domain.values())),
+        energy_u_absolute_j=absolute_uncertainty_j(total, list(by_domain.values())),
         by_domain=by_domain,
         flags=flags,
         reason=total.reason,
@@ -248,4 +257,4 @@ def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
 
 def _domain(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> Energy:
     energy = energy_between(series, start_ns, end_ns, marks=marks)
-    return resolvable(energy, series, (end_ns - start_ns) / 1e9)
+    return require_resolvable(energy, series, (end_ns - start_ns) / 1e9)

@@ -16,7 +16,7 @@ from queue import Empty
 from typing import Any
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown
+from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
 from pytest_llenergy.model.base import EnergyKind
 
 MILLI = 1e-3
@@ -47,7 +47,7 @@ JETSON_RAILS = (
 )
 
 
-def parts_of(measurement: Any) -> tuple[Part, ...]:
+def select_parts(measurement: Any) -> tuple[Part, ...]:
     """The parts to add up: those the chip has, and none inside another. Raises ``MeterError``."""
     for parts in (APPLE, JETSON_TOTAL, JETSON_RAILS):
         there = tuple(part for part in parts if getattr(measurement, part.field, None) is not None)
@@ -66,9 +66,9 @@ class ZeusSocMeter:
         """Raises ``MeterError`` when the chip tells no energy."""
         self._soc = soc
         measurement = soc.get_total_energy_consumption()
-        self._parts = parts_of(measurement)
+        self._parts = select_parts(measurement)
         jetson = self._parts[0] not in APPLE
-        accuracy = unknown("the chip")
+        accuracy = unknown_accuracy("the chip")
         kind: EnergyKind = "measured" if jetson else "estimated"
         self.domains: tuple[Domain, ...] = tuple(
             Domain(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base types of stored data, and the user's cache directory."""
+"""Base types of stored data, and the cache directory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from typing import Literal
 
 import msgspec
 
-# What everything stored has in common.
-
 EnergyKind = Literal["measured", "estimated"]
 Primitive = str | int | float | bool | None
 
 
 class StoredStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """Base of everything stored: immutable, named fields, unknown fields refused on reading.
+    """Base of everything stored: immutable, keyword-only, and strict about unknown fields.
 
-    It holds primitives and never itself, so that the garbage collector need not look at it.
+    Instances hold primitives and other stored data without cycles, so the garbage collector ignores them.
     """
 
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Do not look for garbage while millions of objects are made that are none: that takes half the time."""
+    """Pause collection while a large report is decoded: it finds nothing and takes half of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -37,11 +35,8 @@ def pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-# Where this tool keeps things between runs.
-
-
 def cache_directory() -> Path:
-    """``LLENERGY_CACHE_DIR``, or the directory that the platform gives to caches."""
+    """Return ``LLENERGY_CACHE_DIR``, or the cache directory of the platform."""
     named = os.environ.get("LLENERGY_CACHE_DIR")
     if named:
         return Path(named)

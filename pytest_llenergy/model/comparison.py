@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a test against its baseline: verdicts, and what they are made of. JSON primitives only."""
+"""Verdicts: a test against its baseline. JSON primitives only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Literal
 
 from pytest_llenergy.model.base import EnergyKind, StoredStruct
 
-#: The first four are verdicts of the rule. The others say why there is none: ``new`` and ``removed`` tests
-#: are on one side only, ``invalid`` ones have no valid measurement on one, ``not comparable`` ones ran on
-#: other devices or ran something else.
+#: The first four come from the statistical rule. The others say why it was not applied: ``new`` and
+#: ``removed`` tests exist on one side only, ``invalid`` ones lack a valid measurement on one side, and ``not
+#: comparable`` ones ran on other devices or ran another workload.
 Verdict = Literal[
     "regressed", "improved", "unchanged", "inconclusive", "new", "removed", "invalid", "not comparable"
 ]
 
-#: Verdicts of the rule.
+#: Verdicts of the statistical rule.
 RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "improved", "unchanged", "inconclusive"})
 
-#: In the order in which people look at them.
+#: Most urgent first: the order in which verdicts are shown.
 VERDICTS: tuple[Verdict, ...] = (
     "regressed",
     "not comparable",
@@ -31,10 +31,10 @@ VERDICTS: tuple[Verdict, ...] = (
 
 
 class AppliedRule(StoredStruct, frozen=True):
-    """The rule that a verdict was found by.
+    """The rule behind a verdict.
 
-    Relative changes, but ``threshold_absolute`` in the unit of the metric; ``alpha`` is one-sided, of each
-    limit.
+    ``threshold``, ``floor`` and ``tolerance`` are relative changes, ``threshold_absolute`` is in the unit of
+    the metric. ``alpha`` is the one-sided error probability of each limit.
     """
 
     threshold: float
@@ -47,12 +47,18 @@ class AppliedRule(StoredStruct, frozen=True):
 class Comparison(StoredStruct, frozen=True):
     """One metric of one test against the same test of a baseline.
 
-    ``ratio`` is head over base, ``low`` and ``high`` its one-sided limits, of which the rule says how sure
-    they are. ``base`` and ``head`` are medians over ``n_base`` and ``n_head`` valid rounds, in ``unit``; a
-    regression is the way that is not ``better``. ``noise`` is the relative scatter of the rounds of a side,
-    ``detectable`` the least relative change that could have been found. ``gated`` says whether a gate was
-    asked for. ``differences`` are the facts that make it not comparable, ``notes`` those that a reader should
-    know although it is. Tokens per second of both sides stand beside, since joules may be bought with them.
+    Attributes:
+        ratio: Head over base, with one-sided limits ``low`` and ``high`` at the ``alpha`` of ``rule``.
+        base: Median over ``n_base`` valid rounds, in ``unit``; ``head`` likewise.
+        better: Direction of an improvement.
+        noise: Relative scatter of the rounds of one side.
+        detectable: Smallest relative change that this comparison could have found.
+        p: P-value of no regression.
+        gated: Whether a gate was requested for this metric.
+        base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
+            likewise.
+        differences: Facts that make the sides not comparable.
+        notes: Facts that a reader should know although the sides are comparable.
     """
 
     id: str
@@ -80,15 +86,15 @@ class Comparison(StoredStruct, frozen=True):
     notes: list[str] = []
 
     @property
-    def judged(self) -> bool:
-        """Whether the rule has found a verdict."""
+    def rule_applied(self) -> bool:
+        """Whether the statistical rule was applied."""
         return self.verdict in RULE_VERDICTS
 
 
 class Side(StoredStruct, frozen=True):
-    """A report that was compared: where it was read from, and which run it is of.
+    """One report of a comparison: where it was read from, and its run.
 
-    ``complete`` is false for a run that did not come to its end.
+    ``complete`` is false for a run that was interrupted.
     """
 
     origin: str
@@ -101,14 +107,14 @@ class Side(StoredStruct, frozen=True):
 
 
 class Baseline(StoredStruct, frozen=True):
-    """What a run was compared with, and the tests of it that this run has not seen."""
+    """The report that a run was compared with, and its tests that are absent from the run."""
 
     side: Side
     absent: list[str] = []
 
 
 class ComparedReports(StoredStruct, frozen=True):
-    """Two reports, test by test: what ``llenergy compare`` says."""
+    """Two reports, test by test: the result of ``llenergy compare``."""
 
     base: Side
     head: Side

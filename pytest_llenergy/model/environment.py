@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run happened and what it ran: facts, and the key made of those that stay the same."""
+"""The machine and software of a run, and a key made of the facts that stay the same between runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_llenergy.model.base import StoredStruct
 
 
 class Host(StoredStruct, frozen=True):
-    """The machine. Memory is bytes; ``logical_cpus`` are those this process may use."""
+    """The machine. ``logical_cpus`` counts the CPUs that the process may use."""
 
     name: str
     system: str
@@ -23,7 +23,7 @@ class Host(StoredStruct, frozen=True):
 
 
 class Board(StoredStruct, frozen=True):
-    """One GPU. Memory is bytes, the power limit is watts."""
+    """One GPU."""
 
     uuid: str
     name: str
@@ -33,11 +33,13 @@ class Board(StoredStruct, frozen=True):
 
 
 class Environment(StoredStruct, frozen=True):
-    """``key`` is equal on two runs when they were made on the same hardware, all boards of the host included.
+    """The machine and software of a run.
 
-    Tests are compared by the devices that they used, see ``compare.identity``.
-
-    ``gpus`` are the boards that answered; ``gpus_missing`` says of each that did not, or of the driver, why.
+    Attributes:
+        key: Equal for two runs on the same hardware, all boards of the host included. Comparisons use only
+            the devices of each test, see ``compare.comparability``.
+        gpus: Boards that answered.
+        gpus_missing: For each other board, or for the driver, the reason why it did not.
     """
 
     key: str
@@ -50,9 +52,9 @@ class Environment(StoredStruct, frozen=True):
 
 
 def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
-    """Hash the stable facts only: never a UUID, a host name, a load or a package version.
+    """Hash the stable facts: never a UUID, a host name, a load or a package version.
 
-    ``missing`` is how many times there is a reason for GPUs that did not answer: nobody knows what these are.
+    ``missing`` counts GPUs that did not answer, of which nothing else is known.
     """
     facts = {
         "cpu_model": host.cpu_model,

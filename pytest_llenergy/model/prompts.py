@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of prompts: a text file with one prompt a line, or the small set that ships with the plugin."""
+"""Prompts: a text file with one per line, or the small set that ships with the plugin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_PROMPTS = (
 
 
 class Prompts(tuple[str, ...]):
-    """Prompts in order. A slice that asks for more than there are is an error, not a smaller batch."""
+    """Prompts in order. A slice beyond the last prompt is an error, not a smaller batch."""
 
     __slots__ = ()
 
@@ -51,32 +51,28 @@ class Prompts(tuple[str, ...]):
 
 
 def load_prompts(path: Path) -> Prompts:
-    """One prompt a line, UTF-8. Blank lines and lines that start with ``#`` are left out.
+    """Read one prompt per line, in UTF-8, skipping blank lines and lines that start with ``#``.
 
-    Raises ``LLEnergyError`` when the file cannot be read or holds no prompt.
+    Raises ``LLEnergyError`` if the file cannot be read or holds no prompt.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LLEnergyError(f"energy_prompts: cannot read {path} ({error})") from None
-    prompts = Prompts(_useful(lines))
+    prompts = Prompts(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not prompts:
-        raise LLEnergyError(f"energy_prompts: {path} holds no prompt; write one a line")
+        raise LLEnergyError(f"energy_prompts: {path} holds no prompt; write one per line")
     return prompts
 
 
 def digest_prompts(prompts: Iterable[str]) -> str:
-    """The first 16 hexadecimal digits of SHA-256 over the prompts as a JSON list: the same for the same ones.
+    """Return the first 16 hexadecimal digits of SHA-256 over the prompts as a JSON list.
 
-    Prompts themselves stay out of reports: they may be anybody's.
+    Prompts themselves stay out of reports, since they may be private.
     """
     return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
 
 
-def _useful(lines: Iterable[str]) -> Iterable[str]:
-    return (line.strip() for line in lines if line.strip() and not line.startswith("#"))
-
-
 def default_prompts() -> Prompts:
-    """The set that ships with the plugin."""
+    """Return the set that ships with the plugin."""
     return Prompts(DEFAULT_PROMPTS)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured test: JSON primitives only, units in the names; missing is ``None`` plus a reason."""
+"""One measured test: JSON primitives only, with units in the names.
+
+A missing value is ``None``, with the reason in a field of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Severity = Literal["note", "warning", "invalid"]
 
 
 class Flag(StoredStruct, frozen=True):
-    """Something a reader must know about a number. ``invalid`` means: this is no result."""
+    """Something a reader must know about a number. With the severity ``invalid`` the number is no result."""
 
     name: str
     severity: Severity
@@ -22,11 +25,14 @@ class Flag(StoredStruct, frozen=True):
 
 
 class Metric(StoredStruct, frozen=True):
-    """One figure of a test over ``n`` rounds.
+    """One value of a test over ``n`` rounds.
 
-    ``uncertainty`` is the standard uncertainty (k = 1) for comparing runs on the same devices, of which
-    ``spread`` is what the scatter of the rounds shows; ``uncertainty_absolute`` adds what is common to all
-    runs (gain of the meter, model of an estimate). ``source`` is where a figure is from that is of no round.
+    Attributes:
+        uncertainty: Standard uncertainty (k = 1) for comparing runs on the same devices.
+        spread: Part of ``uncertainty`` that comes from the scatter of the rounds.
+        uncertainty_absolute: ``uncertainty`` plus what all runs have in common, such as the gain of the meter
+            or the model of an estimate.
+        source: Where a value that does not come from rounds was obtained.
     """
 
     value: float | None
@@ -40,11 +46,13 @@ class Metric(StoredStruct, frozen=True):
 
 
 class Terms(StoredStruct, frozen=True):
-    """What is not known of an energy, by cause, as standard uncertainties in joules.
+    """The uncertainty of an energy by cause, as standard uncertainties in joules.
 
-    ``edges_j``: when the counter ticked, and how power went between ticks at the edges of the window.
-    ``outside_j``: the power outside the window, between its edges and the nearest ticks.
-    ``resolution_j``: the steps of the counter. ``coverage_j``: what a part-time sensor did not see.
+    Attributes:
+        edges_j: When the counter ticked, and the course of power between ticks at the edges of the window.
+        outside_j: Power outside the window, between its edges and the nearest ticks.
+        resolution_j: Steps of the counter.
+        coverage_j: Energy that a part-time sensor did not see.
     """
 
     edges_j: float
@@ -54,10 +62,9 @@ class Terms(StoredStruct, frozen=True):
 
 
 class DomainEnergy(StoredStruct, frozen=True):
-    """Joules of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
+    """Energy of one domain (``gpu:GPU-…``, ``cpu:package-0``, ``cpu:host``) in one window.
 
-    ``terms`` split its uncertainty by cause. ``low_j`` and ``high_j`` are the limits that the source's own
-    accuracy sets on the true value.
+    ``low_j`` and ``high_j`` are the limits that the accuracy of the source sets on the true value.
     """
 
     energy_j: float | None
@@ -72,7 +79,7 @@ class DomainEnergy(StoredStruct, frozen=True):
 class Phase(StoredStruct, frozen=True):
     """A part of a round, summed over its iterations. Phases follow one another and fill the round.
 
-    ``output_tokens`` are those that came in it, told for the phases of a served load.
+    ``output_tokens`` were produced in the phase; they are known for the phases of a served load.
     """
 
     name: str
@@ -85,11 +92,13 @@ class Phase(StoredStruct, frozen=True):
 
 
 class ServedRequests(StoredStruct, frozen=True):
-    """The requests of a served load in the order in which they were sent, a column for each fact.
+    """The requests of a served load in the order of sending, one list per field.
 
-    ``sent_s`` counts from the start of the round. Latencies (seconds) begin when a request is sent: to its
-    first token, and to its last; ``inter_token_latency_s`` is the mean over the gaps between its tokens,
-    ``None`` where there is no gap.
+    Attributes:
+        sent_s: Seconds from the start of the round.
+        time_to_first_token_s: Latency from sending a request to its first token.
+        inter_token_latency_s: Mean gap between tokens; None for a request with one token.
+        end_to_end_latency_s: Latency from sending a request to its last token.
     """
 
     sent_s: list[float]
@@ -107,14 +116,15 @@ class Tokens(StoredStruct, frozen=True):
 
 
 class Round(StoredStruct, frozen=True):
-    """One repetition: ``iterations`` of the work, one straight after the other.
+    """One repetition: ``iterations`` of the work back to back. Energy, time, tokens and requests are totals.
 
-    Joules, seconds, tokens and requests are those of the whole round. ``phase`` is where in a tick of the
-    slowest counter it started, from 0 to 1. ``energy_u_j`` is the standard uncertainty for comparing on
-    the same devices, split by cause in ``terms``; ``energy_u_absolute_j`` adds the accuracy of the
-    sources. ``idle_power_w`` is the power in the quiet gaps around the round, context alive.
-    ``other_cpu_s`` is CPU time that processes outside the measured ones used meanwhile, ``stolen_cpu_s``
-    what a hypervisor gave to other guests although this one wanted it.
+    Attributes:
+        energy_u_j: Standard uncertainty for comparing on the same devices, split by cause in ``terms``.
+        energy_u_absolute_j: ``energy_u_j`` plus the accuracy of the sources.
+        phase: Where in a tick of the slowest counter the round started, from 0 to 1.
+        idle_power_w: Power in the quiet gaps around the round, with the context alive.
+        other_cpu_s: CPU time of processes outside the measurement.
+        stolen_cpu_s: CPU time that the hypervisor gave to other guests although this one wanted it.
     """
 
     start_s: float
@@ -156,11 +166,11 @@ class Window(StoredStruct, frozen=True):
 
 
 class DomainPower(StoredStruct, frozen=True):
-    """The course of power of one domain: ``power_w[i]`` is the mean (W) from ``edges_s[i]`` to ``[i + 1]``.
+    """Power of one domain over time: ``power_w[i]`` is the mean from ``edges_s[i]`` to ``edges_s[i + 1]``.
 
-    Edges are seconds from the start of the round, negative before it; its start, 0, and its end are among
-    them, and the joules between these two are those of the round. Between them lie the ticks of the counter,
-    or fewer where there are many. ``kind`` says whether it was measured.
+    Edges are seconds from the start of the round, negative before it. They include the start, 0, and the end
+    of the round, between which the integral is the energy of the round. The others are ticks of the counter,
+    thinned out if there are many.
     """
 
     kind: EnergyKind
@@ -177,11 +187,11 @@ class PhaseSpan(StoredStruct, frozen=True):
 
 
 class PowerTrace(StoredStruct, frozen=True):
-    """How power went in one round and in the quiet right before and after it.
+    """Power over time in one round, and right before and after it.
 
-    The round is the one of median energy among the valid ones; ``start_s`` (monotonic) and ``duration_s`` are
-    its own. ``spans`` are its phases in order, empty where the engine does not say or there are too many of
-    them to be seen.
+    The round is the valid one of median energy; ``start_s`` (monotonic) and ``duration_s`` are its own.
+    ``spans`` are its phases in order, and empty if the backend does not report them or if there are too many
+    to draw.
     """
 
     start_s: float
@@ -193,8 +203,10 @@ class PowerTrace(StoredStruct, frozen=True):
 class MeterInfo(StoredStruct, frozen=True):
     """One domain that was read, and how.
 
-    ``resolution_j`` is the smallest step of its counter, ``coverage`` the share of the time in which its
-    sensor looks. ``exclusive`` says whether the test had leased for itself all that the meter reads.
+    Attributes:
+        resolution_j: Smallest step of the counter.
+        coverage: Share of the time in which the sensor samples.
+        exclusive: Whether the test had leased everything that the meter reads.
     """
 
     name: str
@@ -212,10 +224,12 @@ class MeterInfo(StoredStruct, frozen=True):
 class Procedure(StoredStruct, frozen=True):
     """How a test was measured.
 
-    ``settled`` says whether the warm-up met ``criterion`` before its cap, ``None`` where its length was
-    given. ``iterations`` were chosen for each round so that its uncertainty meets ``target`` (a relative
-    standard uncertainty of ``energy_j``), rounds were added until it was met or ``budget_s`` was spent;
-    ``reached`` is what it came to.
+    Attributes:
+        settled: Whether the warm-up met ``criterion`` before its cap; None if its length was given.
+        iterations: Iterations per round, chosen so that the uncertainty of a round meets ``target``.
+        target: Relative standard uncertainty of ``energy_j`` to reach.
+        budget_s: Rounds were added until ``target`` was met or this time was spent.
+        reached: Relative standard uncertainty that was reached.
     """
 
     warmup_iterations: int
@@ -230,9 +244,10 @@ class Procedure(StoredStruct, frozen=True):
 
 
 class RankInfo(StoredStruct, frozen=True):
-    """One worker process as it was seen running, not as it was asked for; ``localhost`` is pytest's own.
+    """One worker process as it was observed, not as it was planned.
 
-    ``workers`` are the pids of the processes that an engine in it has started itself.
+    ``host`` is ``localhost`` for the host of pytest. ``workers`` are the pids of processes that the backend
+    in this rank started itself.
     """
 
     rank: int
@@ -248,8 +263,8 @@ class RankInfo(StoredStruct, frozen=True):
 class Parallel(StoredStruct, frozen=True):
     """Parallel degrees. Their product is the number of devices.
 
-    ``placement`` is the number of devices that the layers of one model are spread over in one process. They
-    work in turn.
+    ``placement`` is the number of devices over which one process spreads the layers of a model. They work in
+    turn.
     """
 
     data: int = 1
@@ -259,10 +274,10 @@ class Parallel(StoredStruct, frozen=True):
 
 
 class BackendInfo(StoredStruct, frozen=True):
-    """The engine that ran and everything that it was told.
+    """The backend that ran, and its settings.
 
-    ``task`` is what it was asked to do, and ``generation`` how; ``prompts_digest`` is that of
-    ``model.prompts``. They are ``None`` or empty where it was asked for nothing.
+    ``task`` is what it was asked to do and ``generation`` how; ``prompts_digest`` comes from
+    ``model.prompts.digest_prompts``. They are None or empty for other work.
     """
 
     name: str
@@ -278,12 +293,16 @@ class BackendInfo(StoredStruct, frozen=True):
 
 
 class Record(StoredStruct, frozen=True):
-    """One measured test: ``id`` is its node id, ``attempt`` counts reruns from 1.
+    """One measured test.
 
-    ``lease_wait_s`` is how long it waited for its devices, before anything was measured. ``boards`` tells of
-    each leased GPU or MIG instance what it is, in the order of ``devices``. ``rank_peak_memory_bytes`` is the
-    highest use of each rank in any round, in the order of ``ranks``. ``comparisons`` are with a baseline;
-    ``failed_gate`` says that the test itself had passed and failed by its budget or by one of them.
+    Attributes:
+        id: Node id of the test.
+        attempt: Counts reruns, from 1.
+        lease_wait_s: Time that the test waited for its devices, before measuring.
+        boards: Each leased GPU or MIG instance, in the order of ``devices``.
+        rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
+        comparisons: Verdicts against a baseline.
+        failed_gate: The test passed, and then failed by its budget or by a comparison.
     """
 
     id: str
@@ -315,12 +334,12 @@ class Record(StoredStruct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether its figures are those of a test that did what it should."""
+        """Whether the test passed, apart from gates, so that its values can be used."""
         return self.status == "measured" or self.failed_gate
 
     @property
     def kind(self) -> EnergyKind | None:
-        """``measured`` or ``estimated``; ``None`` where nothing was read."""
+        """``measured``, ``estimated`` if any meter estimates, or None without meters."""
         kinds = {meter.kind for meter in self.meters}
         if not kinds:
             return None

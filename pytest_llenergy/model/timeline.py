@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank reports of a round: timestamps, counts and floating-point operations."""
+"""What a rank reports about a round: timestamps, counts and floating-point operations, but no energy.
+
+Times are nanoseconds of ``CLOCK_MONOTONIC``, which is one clock for all processes of a host. The process that
+reads the meters can therefore join them with its trace.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,15 @@ import msgspec
 
 from pytest_llenergy.model.record import Flag
 
-# What a rank says about one round: monotonic timestamps and counts, no energy.
-#
-# All times are nanoseconds of ``CLOCK_MONOTONIC``, which is one clock for every process of a host, so
-# the process that reads the meters can join them with its trace.
-
 
 class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence of a batch.
 
-    ``output_tokens`` counts what was produced, up to and including the end-of-sequence token; padding
-    is not output. ``start_ns`` is when it was given to the engine, ``None`` where that is the start of the
-    iteration. The times of the first and the last token are ``None`` when the engine does not say when tokens
-    appeared. ``token_ns`` has that of each, or nothing where they are not known one by one.
+    Attributes:
+        output_tokens: Tokens produced, including the end-of-sequence token and without padding.
+        start_ns: When the backend received it; None for the start of the iteration.
+        first_token_ns: None if the backend does not report token times; ``last_token_ns`` likewise.
+        token_ns: Time of each token, or empty if they are not known one by one.
     """
 
     input_tokens: int
@@ -33,7 +33,7 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase that a task knows itself; ``output_tokens`` are those that came in it, where that is known."""
+    """A phase that the task reports itself. ``output_tokens`` were produced in it, if known."""
 
     name: str
     start_ns: int
@@ -42,10 +42,10 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One repetition of the work on one rank, or ``repeats`` without a look at the clock in between.
+    """One repetition of the work on one rank, or ``repeats`` without reading the clock in between.
 
-    ``spans`` are its phases in their order where the task knows them itself, as a served load does, and
-    ``None`` where they are those of a batch, prefill and decode.
+    ``spans`` are phases in order if the task reports them, as a served load does. They are None for a batch,
+    whose phases are prefill and decode.
     """
 
     start_ns: int
@@ -56,21 +56,21 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first_token_ns(self) -> int | None:
-        """When its last request had its first token; ``None`` where the engine does not say."""
+        """When every request had its first token; None if the backend does not report it."""
         first = [request.first_token_ns for request in self.requests]
         known = [time_ns for time_ns in first if time_ns is not None]
         return max(known) if known and len(known) == len(first) else None
 
 
 class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One round on one rank. ``cpu_time_s`` is the CPU time of the rank's process within it, and of those of
-    an engine.
+    """One round on one rank.
 
-    ``processes`` are pids that belong to what is measured although the rank has not started them; what these
-    have started does as well. ``flags`` are what the engine says of the round.
-
-    ``repeats_others`` is true where several ranks work on the same requests, such as shards of one model, for
-    all of them but one: its requests are those of that one.
+    Attributes:
+        cpu_time_s: CPU time of the rank and of the backend's processes within the round.
+        repeats_others: Whether another rank reports the same requests, as shards of one model do.
+        processes: Pids that belong to the measurement although the rank has not started them. Their
+            descendants belong to it as well.
+        flags: What the backend reports about the round.
     """
 
     rank: int
@@ -82,25 +82,25 @@ class RankTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> tuple[RequestTimeline, ...]:
-        """Every request of every iteration, once."""
+        """Every request of every iteration; empty if another rank reports them."""
         if self.repeats_others:
             return ()
         return tuple(request for iteration in self.iterations for request in iteration.requests)
 
 
 class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One round on all its ranks: the window runs from the first start to the last end."""
+    """One round on all ranks: its window runs from the first start to the last end."""
 
     ranks: tuple[RankTimeline, ...]
 
     @property
     def start_ns(self) -> int:
-        """First start of any rank."""
+        """When the first rank started."""
         return min(rank.iterations[0].start_ns for rank in self.ranks)
 
     @property
     def end_ns(self) -> int:
-        """Last end of any rank."""
+        """When the last rank ended."""
         return max(rank.iterations[-1].end_ns for rank in self.ranks)
 
     @property
@@ -115,24 +115,24 @@ class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def served(self) -> bool:
-        """Whether it was a load of requests, which has phases of its own, or none."""
+        """Whether it was a served load, which reports its phases itself."""
         return any(each.spans is not None for rank in self.ranks for each in rank.iterations)
 
     @property
     def processes(self) -> frozenset[int]:
-        """Processes that are measured although no rank has started them."""
+        """Pids that are measured although no rank has started them."""
         return frozenset(pid for rank in self.ranks for pid in rank.processes)
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """What the engine says of the round, each once."""
+        """What the backend reports about the round, without duplicates."""
         return tuple(dict.fromkeys(flag for rank in self.ranks for flag in rank.flags))
 
     @property
     def borders_ns(self) -> tuple[tuple[int, int], ...]:
-        """For each iteration its start and the moment when prefill was over on every rank.
+        """The start of each iteration, and when prefill was over on every rank.
 
-        Empty where the engine does not say, or where the iterations of the ranks overlap.
+        Empty if the backend does not report it, or if iterations of the ranks overlap.
         """
         borders: list[tuple[int, int]] = []
         last_ns = self.start_ns
@@ -157,19 +157,19 @@ class RoundTimeline(msgspec.Struct, frozen=True, kw_only=True):
         return sum(rank.cpu_time_s for rank in self.ranks)
 
 
-# Floating-point operations of one iteration, as a rank tells them.
-
+#: Reason for unknown FLOPs of a plain function.
 FUNCTION_FLOPS_REASON = (
     "only those of a backend are counted; a function can use torch.utils.flop_counter itself"
 )
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations that one iteration executes: a multiplication and an addition are two.
+    """Floating-point operations of one iteration; a multiplication and an addition count as two.
 
-    ``count`` is ``None`` where they cannot be told, for the ``reason``; ``source`` says how they were
-    counted. ``shared`` is true where ``count`` is that of all ranks that work on the same inputs, and false
-    where it is the rank's own.
+    Attributes:
+        count: None if unknown, with a ``reason``.
+        source: How they were counted.
+        shared: Whether ``count`` covers all ranks that work on the same inputs, rather than this rank alone.
     """
 
     count: int | None
@@ -179,15 +179,15 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def unknown(reason: str) -> Flops:
-        """Where they cannot be told."""
+        """Return an unknown count."""
         return Flops(count=None, reason=reason)
 
 
-def sum_flops(told: Sequence[Flops], together: int = 1) -> Flops:
-    """Those of all ranks, of which each ``together`` consecutive ones work on the same inputs."""
-    lacking = next((each for each in told if each.count is None), None)
-    if lacking is not None:
-        return lacking
-    counts = [each.count or 0 for rank, each in enumerate(told) if not each.shared or rank % together == 0]
-    sources = dict.fromkeys(each.source for each in told if each.source is not None)
+def sum_flops(flops: Sequence[Flops], together: int = 1) -> Flops:
+    """Add up the counts of all ranks, of which each ``together`` consecutive ones share their inputs."""
+    unknown = next((each for each in flops if each.count is None), None)
+    if unknown is not None:
+        return unknown
+    counts = [each.count or 0 for rank, each in enumerate(flops) if not each.shared or rank % together == 0]
+    sources = dict.fromkeys(each.source for each in flops if each.source is not None)
     return Flops(count=sum(counts), source="; ".join(sources))

@@ -233,7 +233,7 @@ def render_gitlab_metrics(compared: ComparedReports) -> str:
         [
             Sample({"test": _label(each.id), "metric": _label(each.metric)}, _change(each))
             for each in compared.comparisons
-            if each.judged
+            if each.rule_applied
         ],
         unit="ratio",
     )

@@ -130,7 +130,7 @@ def _side(side: Side) -> str:
 
 def _row(comparison: Comparison, shown: str) -> str:
     sign = f"{SIGNS[comparison.verdict]} {comparison.verdict}"
-    told = comparison.reason if not comparison.judged or comparison.verdict == "inconclusive" else ""
+    told = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
     name = f"<code>{escape_markdown(shown)}</code>"
     for note in filter(None, [told, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
@@ -147,7 +147,7 @@ def _row(comparison: Comparison, shown: str) -> str:
         moved,
         format_interval(comparison),
         _throughput(comparison),
-        f"{comparison.n_base} + {comparison.n_head}" if comparison.judged else "-",
+        f"{comparison.n_base} + {comparison.n_head}" if comparison.rule_applied else "-",
     )
     return f"| {' | '.join(cells)} |"
 

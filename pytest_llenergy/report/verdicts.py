@@ -44,7 +44,7 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
     """Tests that were judged as a table, worst first; a line for each of the others; then how many."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
-    judged = [each for each in sort_by_verdict(comparisons) if each.judged]
+    judged = [each for each in sort_by_verdict(comparisons) if each.rule_applied]
     shown = judged
     if len(judged) > MAX_UNFILTERED_ROWS:
         shown = [each for each in judged if each.verdict != "unchanged"]

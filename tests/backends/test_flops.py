@@ -159,7 +159,7 @@ class Unseen:
 def test_attention_that_torch_does_not_see_is_worked_out_and_says_so() -> None:
     told = job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
     assert (told.count, told.shared) == (OF_ELEVEN, True)
-    assert str(told.source).endswith("(attention of flash_attention_2 is not seen by a counter)")
+    assert str(told.source).endswith("(the counter does not see attention of flash_attention_2)")
 
 
 def test_shards_are_worked_out_once_for_all_ranks() -> None:
@@ -171,7 +171,7 @@ def test_what_can_neither_be_seen_nor_worked_out_is_no_number() -> None:
     told = job_flops(Unseen("sdpa", model_type="falcon"), None, made((11, 3)), tensor=2)
     assert told == Flops.unknown(
         "torch.utils.flop_counter does not see which part of a sharded product is a rank's own, and "
-        "model_type falcon is no plain dense decoder; those worked out: llama, mistral, qwen2, qwen3"
+        "model_type falcon is not a supported dense decoder; supported: llama, mistral, qwen2, qwen3"
     )
 
 
@@ -186,13 +186,13 @@ class TestShapes:
             ModelSource("gguf", str(tmp_path / "m.gguf")), made((1, 1)), padded=False
         )
         assert told.count is None
-        assert str(told.reason).startswith("m.gguf: no GGUF metadata to work from (")
+        assert str(told.reason).startswith("m.gguf: its GGUF metadata cannot be read (")
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"model_type": "gpt2"}, "model_type gpt2 is no plain dense decoder; those worked out: llama, "),
-            ({"num_local_experts": 8}, "model_type llama with num_local_experts is no plain dense decoder; "),
+            ({"model_type": "gpt2"}, "model_type gpt2 is not a supported dense decoder; supported: llama, "),
+            ({"num_local_experts": 8}, "model_type llama with num_local_experts is not a supported dense "),
         ],
     )
     def test_what_is_no_plain_dense_decoder_is_refused(self, change: dict[str, Any], message: str) -> None:
@@ -204,7 +204,7 @@ class TestShapes:
         sliding = shape_from_config({**tiny_config(), "sliding_window": 14})
         assert estimate_generation_flops(sliding, made((11, 3)), padded=True).count == OF_ELEVEN
         told = estimate_generation_flops(sliding, made((12, 3)), padded=True)
-        assert told == Flops.unknown("attention looks back 14 tokens of 15; this is not worked out")
+        assert told == Flops.unknown("attention covers the last 14 of 15 tokens, which is not estimated")
 
     def test_a_config_that_lacks_a_size_or_cannot_be_read_says_so(self, tmp_path: Path) -> None:
         source = ModelSource("directory", str(tmp_path))
@@ -212,12 +212,13 @@ class TestShapes:
         with pytest.raises(ModelError) as error:
             shape_from_source(source)
         assert str(error.value) == (
-            "num_attention_heads is None in what the model tells of itself, and is needed as one number"
+            "num_attention_heads is None in the model's metadata; estimating operations needs one positive "
+            "number"
         )
         (tmp_path / "config.json").write_text("{")
         with pytest.raises(ModelError, match=r"its config\.json cannot be read \("):
             shape_from_source(source)
-        with pytest.raises(ModelError, match=r"nothing has no config\.json here to work from"):
+        with pytest.raises(ModelError, match=r"nothing has no config\.json here to estimate operations from"):
             shape_from_source(ModelSource("directory", str(tmp_path / "nothing")))
 
 

@@ -142,8 +142,8 @@ class TestTimes:
 
     def test_durations_that_do_not_fit_are_not_believed(self) -> None:
         told = [{"timings": {"prompt_ms": 2.0, "predicted_ms": 1.0}}]
-        assert Answer(told, asked_ns=1_000_000, answered_ns=5_000_000).starts_ns() == 2_000_000
-        assert Answer(told, asked_ns=1_000_000, answered_ns=3_500_000).starts_ns() is None
+        assert Answer(told, sent_ns=1_000_000, received_ns=5_000_000).start_ns() == 2_000_000
+        assert Answer(told, sent_ns=1_000_000, received_ns=3_500_000).start_ns() is None
 
     def test_no_prefix_is_kept_from_round_to_round(self, smollm: Engine) -> None:
         """With the engine's default a repeated prompt would be nearly free."""
@@ -171,12 +171,12 @@ class TestProcess:
         (path,) = {each.laddr for each in rank.net_connections("unix") if str(each.laddr).endswith("s.sock")}
         assert Path(str(path)).parent.stat().st_mode & 0o777 == 0o700
 
-    def test_a_batch_of_another_size_gets_the_room_it_needs(self, loaded: LlamaCppBackend) -> None:
+    def test_a_batch_of_another_size_gets_the_capacity_it_needs(self, loaded: LlamaCppBackend) -> None:
         first = loaded.prepare(SMOLLM_PROMPTS[:1], GenerationParams(max_new_tokens=2))
         again = loaded.prepare(SMOLLM_PROMPTS[1:], GenerationParams(max_new_tokens=3))
-        assert again.server is first.server, "the same room"
+        assert again.server is first.server, "the same capacity"
         larger = loaded.prepare(SMOLLM_PROMPTS, GenerationParams(max_new_tokens=300, ignore_eos=True))
-        assert (larger.server.room.prompts, larger.server.room.tokens) == (2, 512)
+        assert (larger.server.capacity.prompts, larger.server.capacity.tokens) == (2, 512)
 
     def test_closing_frees_the_model_and_ends_its_threads(self) -> None:
         said = subprocess.check_output(
@@ -211,7 +211,7 @@ class TestRefusals:
         ("prompts", "params", "message"),
         [
             (["abc", ""], {}, "a prompt has no tokens"),
-            (["abc"], {"stop_token_ids": [5]}, "stop_token_ids are not offered, since its server stops at"),
+            (["abc"], {"stop_token_ids": [5]}, "stop_token_ids are not supported: the server stops at"),
             (["abc"], {"max_new_tokens": 9000}, "are 9001 tokens; the model has room for 8192"),
             (["abc"], {"seed": 2**32 - 1}, r"seed is 4294967295, needs less than 2\*\*32 - 1"),
         ],

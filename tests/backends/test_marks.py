@@ -218,10 +218,13 @@ def test_a_mark_that_a_fixture_adds_comes_too_late(two: pytest.Pytester) -> None
             "backend_options('x')",
             'too many positional arguments (it takes: keyword arguments, such as dtype="float32")',
         ),
-        ("backend_needs()", 'asks for nothing; name what the test needs, such as timestamps="token"'),
-        ("backend_needs(task='embedd')", "@pytest.mark.backend_needs: task is 'embedd', knows: generate"),
-        ("backend_needs(cache='big')", "cache is 'big', knows: dynamic, static"),
-        ("backend_needs(timestamps='none')", "timestamps is 'none', knows: step, token"),
+        ("backend_needs()", 'needs at least one argument, such as timestamps="token"'),
+        (
+            "backend_needs(task='embedd')",
+            "@pytest.mark.backend_needs: task is 'embedd', needs one of generate",
+        ),
+        ("backend_needs(cache='big')", "cache is 'big', needs one of dynamic, static"),
+        ("backend_needs(timestamps='none')", "timestamps is 'none', needs one of step, token"),
         (
             "backend_needs(dtype='x')",
             "unexpected keyword argument 'dtype' (it takes: task, cache, batching, ",

@@ -241,7 +241,7 @@ class TestRefusals:
             in_process(TINY, precision="fp17")
 
     def test_a_precision_for_what_is_converted_already(self, converted: Path) -> None:
-        with pytest.raises(BackendError, match="converted is ONNX already; leave out the load option"):
+        with pytest.raises(BackendError, match="converted is already ONNX; leave out the load option"):
             in_process(str(converted), precision="int4")
 
     def test_a_directory_that_holds_no_model_is_one_line(self, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ class TestRefusals:
         ("prompts", "params", "message"),
         [
             (["abc", ""], {}, "a prompt has no tokens"),
-            (["abc<pad>"], {}, "token 0 fills the rows of a batch here"),
+            (["abc<pad>"], {}, "token 0 pads the rows of a batch"),
             (["abc"], {"stop_token_ids": [0]}, "can be neither in a prompt nor a stop token"),
             (["abc"], {"max_new_tokens": 4096}, "are 4099 tokens; the model has room for 4096"),
             (["abc"], {"seed": 2**31}, "seed is 2147483648, needs less than 2\\*\\*31"),

@@ -95,7 +95,7 @@ def test_layers_are_shared_out_by_transformers_and_the_map_is_recorded() -> None
 
 def test_a_device_that_was_left_out_is_told() -> None:
     """accelerate leaves out what it has no layer for."""
-    with pytest.raises(BackendError, match=r"placement=4 was asked for.* are on 2 of the devices: .*: 0; "):
+    with pytest.raises(BackendError, match=r"placement=4 was requested.* are on 2 of the devices: .*: 0; "):
         verify_placement(Placed(["cuda:0", "cuda:1"], MAP), 4)
 
 

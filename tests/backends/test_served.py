@@ -256,7 +256,7 @@ class TestStreams:
                 stream((120, event("a")), (130, event(finish="stop")), (130, DONE)),
                 BackendError,
                 "server: request 1 of 1: no usage in the stream, so tokens cannot be counted; the server "
-                "must heed stream_options.include_usage",
+                "must support stream_options.include_usage",
             ),
             (
                 stream((120, event("a"))),
@@ -291,7 +291,7 @@ class TestStreams:
             (
                 stream((120, b"data: {broken\n\n")),
                 BackendError,
-                "server: request 1 of 1: a chunk cannot be read",
+                "server: request 1 of 1: a chunk cannot be parsed",
             ),
         ],
         ids=["no-usage", "ends-early", "breaks", "refused", "unknown-model", "gateway", "error", "no-json"],

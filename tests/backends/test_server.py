@@ -208,12 +208,14 @@ class TestFaults:
             with pytest.raises(BackendError) as caught:
                 generated(backend, ["a"], max_new_tokens=4, ignore_eos=True)
         assert str(caught.value) == (
-            "server: request 1 of 1: 3 tokens where 4 were asked for; it does not heed ignore_eos"
+            "server: request 1 of 1: 3 tokens instead of 4; the server ignores ignore_eos"
         )
 
     def test_a_stream_of_another_form_is_told_in_one_line(self) -> None:
         said = refusal(command=scripted(fault="odd"))
-        assert said.startswith("server: model 'tiny': its stream is none of the OpenAI API (AttributeError: ")
+        assert said.startswith(
+            "server: model 'tiny': its stream does not follow the OpenAI API (AttributeError: "
+        )
 
     def test_counts_that_contradict_each_other_give_no_time_to_a_token(self) -> None:
         """Each chunk says that there is one token by now; in the end there are four."""
@@ -226,7 +228,9 @@ class TestFaults:
     def test_sampling_that_a_server_cannot_be_told_is_refused(self) -> None:
         with (
             loaded(command=scripted()) as (backend, _),
-            pytest.raises(BackendError, match="unknown servers take no top_k, which is 3; use do_sample"),
+            pytest.raises(
+                BackendError, match="unknown servers do not support top_k, which is 3; use do_sample"
+            ),
         ):
             generated(backend, ["a"], do_sample=True, top_k=3)
 
@@ -240,7 +244,9 @@ class TestFaults:
     def test_stop_tokens_that_a_server_does_not_know_are_refused(self) -> None:
         with (
             loaded(command=scripted()) as (backend, _),
-            pytest.raises(BackendError, match="unknown servers take no stop_token_ids; leave them out"),
+            pytest.raises(
+                BackendError, match="unknown servers do not support stop_token_ids; leave them out"
+            ),
         ):
             generated(backend, ["a"], stop_token_ids=[3])
 
@@ -259,7 +265,7 @@ class TestFaults:
         with running(scripted()) as (url, process):
             port = url.rpartition(":")[2]
             said = refusal(command="sleep 60", url=url)
-            assert said == f"server: port {port} is taken by process {process.pid}; choose another"
+            assert said == f"server: port {port} is used by process {process.pid}; choose another"
 
     def test_nothing_is_left_of_a_server_that_leaves_children(self) -> None:
         script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
@@ -299,7 +305,7 @@ class TestAttached:
             assert [worker.pid for worker in backend.workers()] == [0]
             (flag,) = generated(backend, ["abc"], max_new_tokens=2).flags
         assert flag.name == "server-unknown"
-        assert "is not told, as of another user's process" in flag.detail
+        assert "is not visible, such as another user's process" in flag.detail
 
     def test_nobody_there(self) -> None:
         url = f"http://127.0.0.1:{find_free_port()}"
@@ -319,15 +325,15 @@ class TestAttached:
             outcome = job.run()
             with pytest.raises(BackendError, match="request 1 of 2: the stream broke off after 1 ") as caught:
                 job.result(outcome)
-        assert str(caught.value).endswith(f"; nobody listens at {url} any more)") == killed
+        assert str(caught.value).endswith(f"; nobody listens at {url} anymore)") == killed
         assert "\n" not in str(caught.value)
 
     def test_what_uses_a_gpu_needs_a_lease_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attached, "GPU_FILES", ("/dev/null",))
         with running(scripted()) as (url, process):
             assert refusal(url=url) == (
-                f"server: process {process.pid} at {url} uses a GPU, and this test has leased none; mark it "
-                "@pytest.mark.gpus(1)"
+                f"server: process {process.pid} at {url} uses a GPU, but this test has leased none; "
+                "mark it with @pytest.mark.gpus(1)"
             )
 
 
@@ -338,7 +344,7 @@ class TestSettings:
             ({}, "server: neither a command nor a url; give with_options(command=...) or url"),
             (
                 {"command": "serve --port 80"},
-                "server: the command 'serve --port 80' does not say where the port goes; write {port} there, "
+                "server: the command 'serve --port 80' has no placeholder for the port; add {port}, "
                 "or give the url as well",
             ),
             (

@@ -89,7 +89,7 @@ def test_without_command_and_url_nobody_is_bothered_and_who_asks_is_told(quick: 
     result.assert_outcomes(skipped=1)
     told = " ".join(result.stdout.str().split())
     assert "server is not available: give --energy-server-command='llama-server -m {model}" in told
-    assert "or --energy-server-url=http://127.0.0.1:8000 for one that runs on this host" in told
+    assert "or --energy-server-url=http://127.0.0.1:8000 to use one that runs on this host" in told
 
 
 def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:

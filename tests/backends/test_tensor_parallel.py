@@ -269,18 +269,19 @@ class TestShards:
 
     def test_a_rank_that_holds_everything_is_refused(self, single: Engine) -> None:
         assert single.call(sharded.refusal_of_no_shards) == [
-            "transformers: tensor=2 was asked for, and this rank holds all 12 parameters of Linear and no "
-            "shard of any"
+            "transformers: tensor=2 was requested, but this rank holds all 12 parameters of Linear unsharded"
         ]
 
     def test_shards_that_are_shared_with_other_ranks_are_refused(self, pair: Engine) -> None:
         first, second = pair.call(sharded.refusal_by_other_degrees, TINY)
-        told = "transformers: model.embed_tokens.weight is shared by ranks [0, 1], planned were the ranks "
+        told = "transformers: model.embed_tokens.weight is shared by ranks [0, 1], not by the planned ranks "
         assert (first, second) == (f"{told}[0]", f"{told}[1]")
 
 
 def test_shards_and_whole_layers_exclude_each_other() -> None:
     from pytest_llenergy.backends.transformers.parallel import check_degrees
 
-    with pytest.raises(BackendError, match=r"parallel\(tensor=2, placement=2\) cannot be: a layer is either"):
+    with pytest.raises(
+        BackendError, match=r"parallel\(tensor=2, placement=2\) is impossible: a layer is either"
+    ):
         check_degrees("nowhere", Parallel(tensor=2, placement=2), "m")

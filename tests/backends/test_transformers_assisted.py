@@ -131,5 +131,5 @@ def test_a_batch_is_refused(quick: pytest.Pytester) -> None:
     result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["BackendError: transformers: assisted generation takes one prompt at a time and there are 2; *"]
+        ["BackendError: transformers: assisted generation takes one prompt at a time, not 2; *"]
     )

@@ -150,7 +150,7 @@ def test_no_thread_is_left_after_a_round(continuous: Engine) -> None:
 
 
 def test_a_request_that_fits_no_cache_is_refused() -> None:
-    message = "transformers: num_blocks is 1 and the longest request needs 2, of 256 tokens each"
+    message = "transformers: num_blocks is 1, but the longest request needs 2 blocks of 256 tokens"
     with (
         Engine(batching="continuous", num_blocks=1, dtype="float32") as engine,
         pytest.raises(BackendError, match=message),

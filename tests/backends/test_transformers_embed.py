@@ -127,7 +127,7 @@ def test_a_text_that_does_not_fit_is_refused() -> None:
 
 def test_a_model_that_only_encodes_generates_nothing() -> None:
     """With AutoModelForCausalLM it would, by a head of random numbers."""
-    message = "transformers: model random:bert-tiny only encodes and generates nothing; use backend.embed"
+    message = "transformers: model random:bert-tiny cannot generate; use backend.embed"
     with Engine(model=BERT, dtype="float32") as engine, pytest.raises(BackendError, match=message):
         engine.generate(["abc"])
 
@@ -144,7 +144,7 @@ def test_options_of_generating_are_refused(given: dict[str, Any], names: str) ->
     with pytest.raises(BackendError) as caught:
         LoadOptions.parse(given, on_cpu=True).check_embedding()
     assert str(caught.value) == (
-        f"transformers: embed runs one padded batch; {names} is for generate, leave it out"
+        f"transformers: embed runs one padded batch; {names} applies to generate only; leave it out"
     )
 
 

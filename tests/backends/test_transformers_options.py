@@ -85,7 +85,7 @@ print(json.dumps(told))
         ),
         (
             {"compile": True, "batching": "continuous"},
-            "compile and batching='continuous' are not offered together; leave one out",
+            "compile and batching='continuous' cannot be combined; leave one out",
         ),
         (
             {"assistant": "m", "batching": "continuous"},
@@ -93,7 +93,7 @@ print(json.dumps(told))
         ),
         (
             {"assistant": "m", "compile": True},
-            "assisted generation needs a cache that grows, compile one that does not; leave one out",
+            "assisted generation needs a growing cache, compile a static one; leave one out",
         ),
         (
             {"assistant": "m", "prompt_lookup_num_tokens": 3},
@@ -124,9 +124,7 @@ def test_options_of_one_device_are_refused_on_several(given: dict[str, Any], nam
     options = LoadOptions(**given)
     with pytest.raises(BackendError) as caught:
         options.check_degrees(Parallel(**{kind: 2}))
-    assert str(caught.value) == (
-        f"transformers: {named} and {kind}=2 are not offered together; leave one out"
-    )
+    assert str(caught.value) == (f"transformers: {named} and {kind}=2 cannot be combined; leave one out")
     options.check_degrees(Parallel(data=2))
 
 
@@ -144,31 +142,31 @@ def test_flash_attention_that_is_not_installed_comes_with_the_command() -> None:
 @pytest.mark.parametrize(
     ("given", "params", "batch", "message"),
     [
-        ({"compile": True}, {}, 1, "compile needs cache='static', whose shapes stay as they are"),
+        ({"compile": True}, {}, 1, "compile needs cache='static', whose shapes do not change"),
         (
             {"batching": "continuous"},
             {"cache": "static"},
             1,
-            "batching='continuous' has a paged cache of its own; leave out cache='static'",
+            "batching='continuous' has its own paged cache; leave out cache='static'",
         ),
         (
             {"batching": "continuous"},
             {"do_sample": True},
             1,
-            "batching='continuous' draws in the order in which requests are scheduled",
+            "batching='continuous' samples in the order in which requests are scheduled",
         ),
         (
             {"prompt_lookup_num_tokens": 3},
             {},
             2,
-            "assisted generation takes one prompt at a time and there are 2; give one, or leave out "
-            "assistant and prompt_lookup_num_tokens",
+            "assisted generation takes one prompt at a time, not 2; give one, or leave out assistant "
+            "and prompt_lookup_num_tokens",
         ),
         (
             {"assistant": "m"},
             {"cache": "static"},
             1,
-            "assisted generation needs a cache that grows; leave out cache='static'",
+            "assisted generation needs a growing cache; leave out cache='static'",
         ),
     ],
 )

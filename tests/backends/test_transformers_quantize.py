@@ -53,7 +53,7 @@ def test_a_model_of_which_nothing_was_quantised_is_refused() -> None:
         weight = 1.0
 
     plain: Any = SimpleNamespace(modules=lambda: [Linear()])
-    with pytest.raises(BackendError, match="optimum-quanto has quantised no layer of this model"):
+    with pytest.raises(BackendError, match="optimum-quanto quantised no layer of this model"):
         describe_quantization("int8", plain)
 
 

@@ -205,12 +205,12 @@ class TestRefusals:
 
     def test_a_pipeline_on_the_cpu(self) -> None:
         assert refusal(BackendError, degrees=Parallel(pipeline=2)) == (
-            "vllm: pipeline=2 on the CPU: vLLM's CPU workers cannot pass a pipeline on; use tensor"
+            "vllm: pipeline=2 on the CPU: vLLM's CPU workers do not support pipeline parallelism; use tensor"
         )
 
     def test_a_dtype_that_does_not_exist(self) -> None:
         assert refusal(BackendError, dtype="float3") == (
-            "vllm: dtype 'float3' is none that it takes: auto, float32, bfloat16, float16"
+            "vllm: dtype is 'float3', needs one of auto, float32, bfloat16, float16"
         )
 
     def test_a_quantisation_that_does_not_exist(self) -> None:
@@ -226,5 +226,5 @@ class TestRefusals:
 def test_prompt_tokens_from_a_cache_are_found_out() -> None:
     output = SimpleNamespace(request_id="0", num_cached_tokens=128, outputs=[SimpleNamespace(token_ids=[7])])
     job = VllmJob(None, None, [[1] * 130], [None])
-    with pytest.raises(BackendError, match="took 128 prompt tokens from its prefix cache, which was to be"):
+    with pytest.raises(BackendError, match="took 128 prompt tokens from its prefix cache, which should be"):
         job.result([(1, [output])])

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.model.record import Flag, Record, Round, Tokens
 from pytest_llenergy.model.report import Report
 
@@ -48,7 +48,9 @@ def record_of(name: str = TEST, joules: Sequence[float | None] = LEVEL, **change
     rounds: list[Round] = changes.pop("rounds", [round_of(each) for each in joules])
     metrics = changes.pop("metrics", None)
     made = msgspec.structs.replace(RECORD, id=name, rounds=rounds, windows=[], flags=[])
-    made = msgspec.structs.replace(made, metrics=summarise(rounds, None) if metrics is None else metrics)
+    made = msgspec.structs.replace(
+        made, metrics=compute_metrics(rounds, None) if metrics is None else metrics
+    )
     return msgspec.structs.replace(made, **changes)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan
-from pytest_llenergy.measure.metrics import summarise
-from pytest_llenergy.measure.remaining_time import Tell
+from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.measure.remaining_time import StepCallback
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.model.record import Round
@@ -74,7 +74,9 @@ COMPARE = "--energy-compare=base.json"
 FAIL = "--energy-fail-on=mean_power_w:3%"
 
 
-def told(workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease, tell: Tell) -> Experiment:
+def told(
+    workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease, tell: StepCallback
+) -> Experiment:
     """What a measurement would have told of a device that draws the watts of the environment."""
     selection.close()
     joules = [float(os.environ["WATTS"]) * 2.0 * each for each in (1, 1.002, 0.997, 1.001, 0.998, 1.002)]
@@ -85,7 +87,7 @@ def told(workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease
     kind = os.environ["KIND"]
     meters = [msgspec.structs.replace(RECORD.meters[0], domain="cpu:ten", kind=kind)]
     assert RECORD.procedure is not None
-    return Experiment(rounds, summarise(rounds, None), meters, 0.1, RECORD.procedure, [])
+    return Experiment(rounds, compute_metrics(rounds, None), meters, 0.1, RECORD.procedure, [])
 
 
 def edit(name: str, change: Callable[[dict[str, Any]], object]) -> None:

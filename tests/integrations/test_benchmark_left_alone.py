@@ -121,7 +121,7 @@ class TestNotMeasured:
         }
         assert records["test_breaks"]["reason"] == "ValueError: the twentieth"
         assert "FixtureAlreadyUsed" in records["test_twice"]["reason"]
-        assert "measure_beside" not in result.stdout.str(), "the traceback is that of the test"
+        assert "measure_foreign_rounds" not in result.stdout.str(), "the traceback is that of the test"
 
     def test_one_that_raises_as_its_test_expects_is_told(
         self, bench: Callable[..., pytest.RunResult], read_report: Read

@@ -21,7 +21,7 @@ from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters import Measuring, Window
 from pytest_llenergy.meters.base import Targets
 from pytest_llenergy.meters.rapl import open_rapl
-from pytest_llenergy.meters.select import KnownMeters, Selection, open_meters
+from pytest_llenergy.meters.select import MeterRegistry, Selection, open_meters
 from pytest_llenergy.model.record import Round
 
 from ..meters.waves import MS
@@ -42,7 +42,7 @@ def run(
     function: Callable[[], object], rounds: int = 1, gap_s: float = 0.1, targets: Targets | None = None
 ) -> Experiment:
     lease = select_devices(GpuRequest(1), environment={})
-    selection = open_meters((), KnownMeters(), targets or Targets(lease.uuids))
+    selection = open_meters((), MeterRegistry(), targets or Targets(lease.uuids))
     plan = RoundPlan(rounds=rounds, warmup=0, gap_s=gap_s, budget_s=0.1)
     return measure(CallWorkload(function), plan, selection, lease)
 
@@ -174,7 +174,7 @@ def test_no_driver_and_a_driver_without_permission(world: World, nvml_attach: At
     ):
         world.set_init_result(code)
         with pytest.raises(MeterError) as caught:
-            open_meters(("nvml",), KnownMeters(), Targets((uuid,)))
+            open_meters(("nvml",), MeterRegistry(), Targets((uuid,)))
         assert str(caught.value) == f"no meter for GPUs {uuid}: {said}"
 
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from pytest_llenergy.measure.accounting import account
+from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
 
@@ -30,7 +30,7 @@ def constant(name: str, watts: float, period_ns: int = MS) -> Series:
 
 
 def test_phases_fill_the_round() -> None:
-    result = account(measured(ROUND), [seen(Sensor(WAVE, LATCH), READS)])
+    result = account_round(measured(ROUND), [seen(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert (prefill.name, decode.name) == ("prefill", "decode")
     assert (prefill.duration_s, decode.duration_s, result.duration_s) == (0.4, 0.6, 1.0)
@@ -68,7 +68,7 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
     steps = [step for start in starts for step in ((start, 500.0), (start + 100 * MS, 200.0))]
     wave = Wave(((9 * S, 50.0), *steps, (END, 50.0)))
     parts = [iteration(start, start + 250 * MS, start + 100 * MS) for start in starts]
-    result = account(measured(*parts), [seen(Sensor(wave, LATCH), READS)])
+    result = account_round(measured(*parts), [seen(Sensor(wave, LATCH), READS)])
     prefill, decode = result.phases
     assert result.iterations == 4
     assert (prefill.duration_s, decode.duration_s) == pytest.approx((0.4, 0.6))
@@ -82,7 +82,7 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
 
 def test_a_phase_that_drowns_in_its_uncertainty_has_no_energy() -> None:
     border = START + 2 * MS
-    result = account(measured(iteration(START, END, border)), [seen(Sensor(WAVE, LATCH), READS)])
+    result = account_round(measured(iteration(START, END, border)), [seen(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert prefill.energy_j is None
     assert prefill.energy_u_j is None
@@ -94,7 +94,7 @@ def test_a_phase_that_drowns_in_its_uncertainty_has_no_energy() -> None:
 
 @pytest.mark.parametrize("gaps", [(START - 15 * MS, END + 250 * MS), (START - 250 * MS, END + 15 * MS)])
 def test_a_gap_with_too_few_ticks_gives_no_number(gaps: tuple[int, int]) -> None:
-    result = account(measured(ROUND, gaps=gaps), [seen(Sensor(WAVE, LATCH), READS)])
+    result = account_round(measured(ROUND, gaps=gaps), [seen(Sensor(WAVE, LATCH), READS)])
     reason = (
         "nvml: gpu:GPU-a ticked fewer than 2 times in a quiet gap; it stands still, or --energy-gap is too "
         "short"
@@ -111,7 +111,7 @@ def test_a_counter_that_never_moves_is_not_zero() -> None:
     series = Series("nvml", domain())
     for moment in READS:
         series.add(moment, moment, 1234.5)
-    result = account(measured(iteration(START, END)), [series])
+    result = account_round(measured(iteration(START, END)), [series])
     assert result.energy_j is None
     assert result.by_domain["gpu:GPU-a"].energy_j is None
     assert result.reason is not None
@@ -124,14 +124,14 @@ def test_a_counter_that_runs_backwards_gives_no_number() -> None:
     series.add(START + 310 * MS, START + 310 * MS, 7.0)
     for moment in range(START + 320 * MS, 12 * S, MS):
         series.add(moment, moment, Sensor(WAVE, LATCH).counter_j(moment) - 100)
-    result = account(measured(iteration(START, END)), [series])
+    result = account_round(measured(iteration(START, END)), [series])
     assert result.energy_j is None
     assert (result.reason or "").startswith("nvml: the counter of gpu:GPU-a went backwards, from ")
 
 
 def test_domains_are_summed_with_their_uncertainties() -> None:
     trace = [constant("cpu:package-0", 30.0), constant("dram:package-0", 12.0)]
-    result = account(measured(iteration(START, END)), trace)
+    result = account_round(measured(iteration(START, END)), trace)
     assert result.energy_j == pytest.approx(42)
     assert result.idle_power_w == pytest.approx(42)
     parts = [result.by_domain[name] for name in ("cpu:package-0", "dram:package-0")]
@@ -151,7 +151,7 @@ def test_one_domain_without_a_number_leaves_no_sum() -> None:
             bad.fail(moment, "rapl: dram:package-0 cannot be read")
         else:
             bad.add(moment, moment, 12 * moment / 1e9)
-    result = account(measured(ROUND), [good, bad])
+    result = account_round(measured(ROUND), [good, bad])
     assert result.by_domain["cpu:package-0"].energy_j == pytest.approx(30)
     assert result.energy_j is None
     assert result.reason == "rapl: dram:package-0 cannot be read"
@@ -162,7 +162,7 @@ def test_one_domain_without_a_number_leaves_no_sum() -> None:
 
 
 def test_without_a_meter_the_reasons_are_told() -> None:
-    result = account(measured(ROUND), [], ["nvml: no driver", "rapl: no counter"])
+    result = account_round(measured(ROUND), [], ["nvml: no driver", "rapl: no counter"])
     assert result.energy_j is None
     assert result.reason == "nvml: no driver; rapl: no counter"
     assert result.duration_s == 1.0
@@ -171,7 +171,7 @@ def test_without_a_meter_the_reasons_are_told() -> None:
 
 def test_idle_power_that_moved_is_uncertain() -> None:
     warm = Wave(((9 * S, 50.0), (START, 500.0), (END, 80.0)))
-    result = account(measured(iteration(START, END)), [seen(Sensor(warm, LATCH), READS)])
+    result = account_round(measured(iteration(START, END)), [seen(Sensor(warm, LATCH), READS)])
     assert result.idle_power_w == pytest.approx(65, abs=1)
     assert result.idle_power_u_w == pytest.approx(30 / math.sqrt(12), rel=0.1)
 
@@ -179,6 +179,6 @@ def test_idle_power_that_moved_is_uncertain() -> None:
 def test_tokens_are_counted_as_produced() -> None:
     requests = tuple(RequestTimeline(input_tokens=i, output_tokens=o) for i, o in ((3, 16), (9, 2), (5, 1)))
     part = Iteration(start_ns=START, end_ns=END, requests=requests)
-    result = account(measured(part), [constant("cpu:package-0", 30.0)])
+    result = account_round(measured(part), [constant("cpu:package-0", 30.0)])
     assert result.tokens is not None
     assert (result.tokens.input, result.tokens.output, result.requests) == (17, 19, 3)

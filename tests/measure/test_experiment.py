@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.metrics import covers_tick
+from pytest_llenergy.measure.metrics import phases_cover_tick
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.select import Selection
@@ -102,8 +102,8 @@ def test_rounds_do_not_start_in_step_with_the_counter() -> None:
     assert len(workload.starts) == len(result.rounds) == 9
     # How evenly is tested where no machine can be late (test_phase). Eight starts at random would lie within
     # a fifth of a tick once in ten thousand times. The first round imports what it needs, and comes late.
-    assert covers_tick(workload.starts[1:], 0.8)
-    assert covers_tick([round_.phase for round_ in result.rounds[1:]], 0.8)
+    assert phases_cover_tick(workload.starts[1:], 0.8)
+    assert phases_cover_tick([round_.phase for round_ in result.rounds[1:]], 0.8)
 
 
 def test_a_target_that_is_met_ends_the_rounds() -> None:

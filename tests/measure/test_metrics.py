@@ -8,7 +8,7 @@ import math
 import msgspec
 import pytest
 
-from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.model.record import Flag, Metric, Phase, Round, Terms, Tokens
 
 
@@ -46,7 +46,7 @@ def figure(metric: Metric) -> tuple[float | None, float | None, float | None]:
 
 
 def test_the_mean_of_rounds_with_both_uncertainties() -> None:
-    metric = summarise(ROUNDS, None)["energy_j"]
+    metric = compute_metrics(ROUNDS, None)["energy_j"]
     # What the meter does not know, 0.4 J over √3, is part of the scatter already.
     assert figure(metric) == pytest.approx((12, SCATTER, math.hypot(SCATTER, 1.2)))
     assert (metric.n, metric.unit, metric.reason) == (3, "J", None)
@@ -54,14 +54,14 @@ def test_the_mean_of_rounds_with_both_uncertainties() -> None:
 
 
 def test_rounds_that_agree_better_than_the_meter_can_know_are_no_surer_than_the_meter() -> None:
-    metric = summarise([round_of(10.0, 0.3)] * 4, None)["energy_j"]
+    metric = compute_metrics([round_of(10.0, 0.3)] * 4, None)["energy_j"]
     assert metric.spread == 0
     assert metric.uncertainty == pytest.approx(0.3 / math.sqrt(4))
 
 
 def test_figures_are_those_of_one_iteration() -> None:
     many = [msgspec.structs.replace(each, iterations=5) for each in ROUNDS]
-    one, five = summarise(ROUNDS, None), summarise(many, None)
+    one, five = compute_metrics(ROUNDS, None), compute_metrics(many, None)
     for name in ("energy_j", "net_energy_j", "duration_s", "prefill_energy_j"):
         assert five[name].value == pytest.approx((one[name].value or 0) / 5), name
         assert five[name].uncertainty == pytest.approx((one[name].uncertainty or 0) / 5), name
@@ -76,7 +76,7 @@ def dithered(energies: list[float], phases: list[float], unseen_j: float) -> Met
         msgspec.structs.replace(round_of(energy, unseen_j), terms=terms, phase=phase)
         for energy, phase in zip(energies, phases, strict=True)
     ]
-    return summarise(rounds, None, coverage=0.25)["energy_j"]
+    return compute_metrics(rounds, None, coverage=0.25)["energy_j"]
 
 
 #: A part-time sensor: what it says depends on the phase alone, and slowly.
@@ -98,7 +98,7 @@ def test_rounds_that_start_in_one_part_of_a_tick_leave_the_doubt_in_full() -> No
 
 
 def test_a_mean_below_zero_is_no_result() -> None:
-    metric = summarise([round_of(-0.2, 0.3), round_of(0.1, 0.3)], None)["energy_j"]
+    metric = compute_metrics([round_of(-0.2, 0.3), round_of(0.1, 0.3)], None)["energy_j"]
     assert (metric.value, metric.reason) == (None, "not resolvable: 2 rounds give -0.05 J on average")
 
 
@@ -111,20 +111,20 @@ def test_a_mean_below_zero_is_no_result() -> None:
     ],
 )
 def test_scaled_figures(name: str, factor: float, unit: str) -> None:
-    metrics = summarise(ROUNDS, None)
+    metrics = compute_metrics(ROUNDS, None)
     scaled = [None if part is None else part * factor for part in figure(metrics["energy_j"])]
     assert figure(metrics[name]) == pytest.approx(tuple(scaled))
     assert metrics[name].unit == unit
 
 
 def test_net_energy_takes_off_the_idle_power_with_its_own_uncertainty() -> None:
-    metric = summarise([ROUNDS[0], ROUNDS[0]], None)["net_energy_j"]
+    metric = compute_metrics([ROUNDS[0], ROUNDS[0]], None)["net_energy_j"]
     meter = math.hypot(0.3, 0.2) / math.sqrt(2)
     assert figure(metric) == pytest.approx((4, meter, math.hypot(meter, 1.0 * 4 / 10)))
 
 
 def test_figures_of_time_scatter_only() -> None:
-    metrics = summarise([round_of(10, 1, 1, duration_s=2.0), round_of(10, 1, 1, duration_s=4.0)], 4096)
+    metrics = compute_metrics([round_of(10, 1, 1, duration_s=2.0), round_of(10, 1, 1, duration_s=4.0)], 4096)
     # Two values have one degree of freedom.
     assert figure(metrics["duration_s"]) == pytest.approx((3, 1.84, 1.84))
     assert figure(metrics["output_tokens_per_s"]) == pytest.approx((1.5, 0.92, 0.92))
@@ -134,7 +134,7 @@ def test_figures_of_time_scatter_only() -> None:
 
 
 def test_a_phase_shares_the_accuracy_of_its_round() -> None:
-    metrics = summarise([ROUNDS[0], ROUNDS[0]], None)
+    metrics = compute_metrics([ROUNDS[0], ROUNDS[0]], None)
     meter = 0.2 / math.sqrt(2)
     assert figure(metrics["prefill_energy_j"]) == pytest.approx((2, meter, math.hypot(meter, 1.0 * 2 / 10)))
     assert (metrics["decode_energy_j"].value, metrics["decode_energy_j"].reason) == (
@@ -144,7 +144,7 @@ def test_a_phase_shares_the_accuracy_of_its_round() -> None:
 
 
 def test_one_round_shows_no_scatter_and_claims_no_uncertainty() -> None:
-    metrics = summarise([ROUNDS[1]], None)
+    metrics = compute_metrics([ROUNDS[1]], None)
     assert figure(metrics["energy_j"]) == (12, None, None)
     assert metrics["duration_s"].reason == "one round shows no scatter: uncertainty unknown"
 
@@ -160,7 +160,7 @@ def test_a_phase_that_was_resolved_in_some_rounds_only_has_no_mean() -> None:
             ROUNDS[0].phases[1],
         ],
     )
-    metric = summarise([unresolved, *ROUNDS], None)["prefill_energy_j"]
+    metric = compute_metrics([unresolved, *ROUNDS], None)["prefill_energy_j"]
     assert (metric.value, metric.reason) == (None, "1 of 4 rounds: not resolvable: y")
 
 
@@ -171,15 +171,15 @@ def test_invalid_rounds_are_left_out() -> None:
     warned = msgspec.structs.replace(
         ROUNDS[2], flags=[Flag(name="contended", severity="warning", detail="x")]
     )
-    assert summarise([ROUNDS[0], impossible, ROUNDS[1], warned], None) == summarise(ROUNDS, None)
-    assert summarise([impossible], None)["duration_s"].value is None
+    assert compute_metrics([ROUNDS[0], impossible, ROUNDS[1], warned], None) == compute_metrics(ROUNDS, None)
+    assert compute_metrics([impossible], None)["duration_s"].value is None
 
 
 TIMES = {"duration_s", "output_tokens_per_s", "time_to_first_token_s", "inter_token_latency_s"}
 
 
 def test_a_round_without_joules_counts_for_its_times_only() -> None:
-    metrics = summarise([*ROUNDS, round_of(None)], None)
+    metrics = compute_metrics([*ROUNDS, round_of(None)], None)
     for name, metric in metrics.items():
         if metric.value is not None and metric.unit != "B":
             assert metric.n == (4 if name in TIMES else 3), name
@@ -188,7 +188,7 @@ def test_a_round_without_joules_counts_for_its_times_only() -> None:
 def test_every_figure_without_a_value_has_a_reason() -> None:
     # Phases have joules only where their round has.
     silent = msgspec.structs.replace(round_of(None), phases=[])
-    metrics = summarise([silent, silent], None)
+    metrics = compute_metrics([silent, silent], None)
     assert {name for name, metric in metrics.items() if metric.value is not None} == TIMES
     without = {name: metric for name, metric in metrics.items() if name not in TIMES}
     assert {metric.n for metric in without.values()} == {0}
@@ -205,7 +205,7 @@ def test_a_workload_without_tokens_says_so() -> None:
         time_to_first_token_s=None,
         inter_token_latency_s=None,
     )
-    metrics = summarise([bare], None)
+    metrics = compute_metrics([bare], None)
     assert {name: metric.reason for name, metric in metrics.items() if metric.value is None} == {
         "energy_per_output_token_j": "the workload makes no output tokens",
         "energy_per_request_j": "the workload has no requests",

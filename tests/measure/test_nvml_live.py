@@ -16,7 +16,7 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.select import KnownMeters, open_meters
+from pytest_llenergy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.model.timeline import RoundTimeline
 
 from ..meters.waves import MS
@@ -55,7 +55,7 @@ class Surges:
 
 def measure_on(workload: Surges | CallWorkload, plan: RoundPlan) -> Experiment:
     lease = select_devices(GpuRequest(1), environment={})
-    return measure(workload, plan, open_meters((), KnownMeters(), Targets(lease.uuids)), lease)
+    return measure(workload, plan, open_meters((), MeterRegistry(), Targets(lease.uuids)), lease)
 
 
 def world_of(tmp_path: Path, board: Board) -> World:

@@ -12,15 +12,15 @@ import pytest
 
 from pytest_llenergy.measure.foreign_rounds import (
     STRETCH_S,
-    OwnRounds,
+    ForeignRounds,
     account_stretch,
-    figures,
-    least_stretch_s,
-    resolved,
-    stretches,
-    told,
+    drop_unresolvable,
+    foreign_metrics,
+    foreign_round_flags,
+    min_stretch_s,
+    split_into_stretches,
 )
-from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import Round
@@ -34,7 +34,7 @@ GAP = 400 * MS
 
 def rounds_of(
     lengths_ns: Sequence[int], between_ns: int = 0, every_ns: int = 50 * MS, iterations: int = 1
-) -> OwnRounds:
+) -> ForeignRounds:
     """One straight after the other, or with so much in between; the ends as the fixture would note them."""
     ends: list[tuple[int, int]] = []
     now_ns, due_ns = START, 0
@@ -44,16 +44,16 @@ def rounds_of(
             ends.append((over, now_ns))
             due_ns = now_ns + every_ns
         now_ns += between_ns
-    return OwnRounds([length_ns / 1e9 for length_ns in lengths_ns], iterations, ends, START)
+    return ForeignRounds([length_ns / 1e9 for length_ns in lengths_ns], iterations, ends, START)
 
 
-def whole_of(own: OwnRounds) -> MeasuredRound:
+def whole_of(own: ForeignRounds) -> MeasuredRound:
     """With what others did before and after: a gap, some work, the rounds, some work, a gap."""
     start_ns, end_ns = START - 30 * MS, own.ends[-1][1] + 30 * MS
     return measured(iteration(start_ns, end_ns), gaps=(start_ns - GAP, end_ns + GAP))
 
 
-def wave_of(own: OwnRounds, busy_w: float, between_w: float, between_ns: int) -> Wave:
+def wave_of(own: ForeignRounds, busy_w: float, between_w: float, between_ns: int) -> Wave:
     """50 W in the gaps, one power in rounds and another between them."""
     whole = whole_of(own)
     steps = [(START - 2 * S, 50.0), (whole.timeline.start_ns, busy_w)]
@@ -65,31 +65,31 @@ def wave_of(own: OwnRounds, busy_w: float, between_w: float, between_ns: int) ->
     return Wave(tuple(steps))
 
 
-def accounted(own: OwnRounds, wave: Wave, latch_ns: int = 20 * MS, phase_ns: int = 0) -> list[Round]:
+def accounted(own: ForeignRounds, wave: Wave, latch_ns: int = 20 * MS, phase_ns: int = 0) -> list[Round]:
     reads = range(START - 900 * MS, own.ends[-1][1] + 2 * GAP, MS)
     trace = [seen(Sensor(wave, latch_ns, phase_ns), reads)]
-    found = stretches(own, least_stretch_s(trace))
+    found = split_into_stretches(own, min_stretch_s(trace))
     return [account_stretch(each, whole_of(own), trace) for each in found]
 
 
 class TestStretches:
     def test_long_rounds_are_taken_one_by_one(self) -> None:
         own = rounds_of([200 * MS] * 12, between_ns=5 * MS)
-        found = stretches(own, 0.15)
+        found = split_into_stretches(own, 0.15)
         assert [(each.rounds, each.iterations) for each in found] == [(1, 1)] * 12
         assert all(each.end_ns - each.start_ns == 200 * MS for each in found)
-        assert told(own, found) == []
+        assert foreign_round_flags(own, found) == []
 
     def test_short_ones_are_joined_into_few_that_are_long_enough(self) -> None:
         own = rounds_of([10_000] * 100_000, between_ns=1_000, iterations=7)
-        found = stretches(own, 0.15)
+        found = split_into_stretches(own, 0.15)
         assert sum(each.rounds for each in found) == 100_000
         assert sum(each.iterations for each in found) == 700_000
         assert 6 <= len(found) <= 7
         assert all(each.end_ns - each.start_ns >= 0.75 * 0.15 * S for each in found)
         assert all(after.start_ns == before.end_ns for before, after in pairwise(found))
         assert [each.share for each in found] == pytest.approx([10 / 11] * len(found), rel=0.01)
-        (flag,) = told(own, found)
+        (flag,) = foreign_round_flags(own, found)
         assert flag.name == "joined-rounds"
         assert "100000 rounds of 0.01 ms are joined into" in flag.detail
         assert "91%" in flag.detail
@@ -97,37 +97,37 @@ class TestStretches:
     def test_a_second_is_enough_for_a_verdict_with_a_slow_counter(self) -> None:
         """Four windows, also where what was to last for a second has lasted for less."""
         for length_ns in (5_000, 700_000, 9 * MS, 33 * MS, 70 * MS, 149 * MS):
-            found = stretches(rounds_of([length_ns] * (850 * MS // length_ns)), 0.2)
+            found = split_into_stretches(rounds_of([length_ns] * (850 * MS // length_ns)), 0.2)
             assert len(found) >= 4 or length_ns > 100 * MS, length_ns
 
     def test_a_run_too_short_for_two_is_one(self) -> None:
-        found = stretches(rounds_of([2 * MS] * 20), 0.15)
+        found = split_into_stretches(rounds_of([2 * MS] * 20), 0.15)
         assert [each.rounds for each in found] == [20]
         assert found[0].timed_s == pytest.approx(0.04)
 
     def test_rounds_with_much_between_them_are_not_joined_where_they_can_be_told_apart(self) -> None:
         own = rounds_of([60 * MS] * 5, between_ns=500 * MS)
-        found = stretches(own, 0.15)
+        found = split_into_stretches(own, 0.15)
         assert [each.rounds for each in found] == [1] * 5
         assert all(each.end_ns - each.start_ns == 60 * MS for each in found)
 
     def test_another_timer_decides_nothing(self) -> None:
         """One that tells CPU time would say that a sleeping function takes none."""
         ends = [(n, START + n * 200 * MS) for n in range(1, 6)]
-        own = OwnRounds([1e-6] * 5, 1, ends, START, timer="process_time")
-        found = stretches(own, 0.15)
+        own = ForeignRounds([1e-6] * 5, 1, ends, START, timer="process_time")
+        found = split_into_stretches(own, 0.15)
         assert [(each.rounds, each.share) for each in found] == [(1, 1.0)] * 5
         assert [each.timed_s for each in found] == [0.2] * 5
-        (flag,) = told(own, found)
+        (flag,) = foreign_round_flags(own, found)
         assert (flag.name, flag.severity) == ("own-timer", "warning")
         assert flag.detail.startswith("process_time is not known to tell wall-clock time")
 
     def test_what_is_long_enough_is_decided_by_the_slowest_counter(self) -> None:
-        assert least_stretch_s([]) == STRETCH_S
+        assert min_stretch_s([]) == STRETCH_S
         slow = Series("nvml", domain(period_s=0.1))
-        assert least_stretch_s([Series("rapl", domain("b", period_s=0.001)), slow]) == pytest.approx(0.2)
+        assert min_stretch_s([Series("rapl", domain("b", period_s=0.001)), slow]) == pytest.approx(0.2)
         model = Series("estimate", domain(period_s=0.01, max_age_s=0.01))
-        assert least_stretch_s([model]) == pytest.approx(0.1)
+        assert min_stretch_s([model]) == pytest.approx(0.1)
 
 
 class TestJoules:
@@ -178,31 +178,34 @@ class TestJoules:
     def test_rounds_that_a_slow_counter_cannot_tell_have_a_reason_and_no_joules(self) -> None:
         """All or none: those that come out too low must not be the ones that are left out."""
         own = rounds_of([60 * MS] * 4, between_ns=313 * MS)
-        found = stretches(own, 0.2)
+        found = split_into_stretches(own, 0.2)
         assert [each.rounds for each in found] == [1] * 4
         told = accounted(own, wave_of(own, 100.0, 300.0, 313 * MS), latch_ns=100 * MS)
         sharp = [msgspec.structs.replace(round_, energy_u_j=1.0) for round_ in told]
-        assert resolved(sharp, found) == sharp
+        assert drop_unresolvable(sharp, found) == sharp
         vague = [msgspec.structs.replace(round_, energy_u_j=2.1 + n % 2) for n, round_ in enumerate(told)]
-        rounds = resolved(vague, found)
+        rounds = drop_unresolvable(vague, found)
         assert {round_.energy_j for round_ in rounds} == {None}
         assert {round_.reason for round_ in rounds} == {"not resolvable: 4 windows of 60 ms"}
         assert all("unmeasured" in [flag.name for flag in round_.flags] for round_ in rounds)
-        near = stretches(rounds_of([60 * MS] * 4), 0.06)
-        assert resolved(vague, near) == vague, "four that share their edges are surer than one"
+        near = split_into_stretches(rounds_of([60 * MS] * 4), 0.06)
+        assert drop_unresolvable(vague, near) == vague, "four that share their edges are surer than one"
 
     def test_rounds_in_step_with_the_counter_are_no_surer_for_being_many(self) -> None:
         """All of them are wrong by the same."""
         own = rounds_of([300 * MS] * 9, between_ns=200 * MS)
         rounds = accounted(own, wave_of(own, 400.0, 120.0, 200 * MS), 100 * MS, 30 * MS)
-        shrunk = summarise(rounds, None)["energy_j"]
-        full = figures(rounds, stretches(own, 0.2))["energy_j"]
+        shrunk = compute_metrics(rounds, None)["energy_j"]
+        full = foreign_metrics(rounds, split_into_stretches(own, 0.2))["energy_j"]
         assert shrunk.uncertainty is not None
         assert full.uncertainty is not None
         assert full.uncertainty == pytest.approx(max(round_.energy_u_j or 0.0 for round_ in rounds), rel=0.3)
         assert abs((full.value or 0.0) - 120) <= 2 * full.uncertainty
         near = rounds_of([300 * MS] * 9)
-        assert figures(rounds, stretches(near, 0.2))["energy_j"].uncertainty == shrunk.uncertainty
+        assert (
+            foreign_metrics(rounds, split_into_stretches(near, 0.2))["energy_j"].uncertainty
+            == shrunk.uncertainty
+        )
 
     def test_each_iteration_counts_alike(self) -> None:
         """Not each stretch: where the work becomes slower, a stretch has fewer of them."""
@@ -210,14 +213,14 @@ class TestJoules:
         own = rounds_of(lengths)
         rounds = accounted(own, wave_of(own, 400.0, 400.0, 0))
         assert len({round_.iterations for round_ in rounds}) > 1
-        metrics = figures(rounds, stretches(own, 0.05))
+        metrics = foreign_metrics(rounds, split_into_stretches(own, 0.05))
         assert metrics["duration_s"].value == pytest.approx(0.8 / 500, rel=1e-6)
         assert metrics["energy_j"].value == pytest.approx(400 * 0.8 / 500, rel=0.01)
         assert metrics["mean_power_w"].value == pytest.approx(400, rel=0.01)
 
     def test_without_meters_there_is_the_reason(self) -> None:
         own = rounds_of([200 * MS] * 4)
-        found = stretches(own, least_stretch_s([]))
+        found = split_into_stretches(own, min_stretch_s([]))
         round_ = account_stretch(found[0], whole_of(own), [], ["no counter here"])
         assert (round_.energy_j, round_.reason) == (None, "no counter here")
         assert round_.duration_s == pytest.approx(0.2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_llenergy.measure.rounds import PhaseDither, phase_of, slowest, strata_for
+from pytest_llenergy.measure.rounds import PhaseDither, required_strata, slowest_series, tick_phase
 from pytest_llenergy.meters.trace import Series, Tick
 
 from ..meters.waves import EPOCH, MS, domain
@@ -85,29 +85,29 @@ def test_a_tick_that_is_hardly_known_is_not_counted_from_while_an_older_one_is_k
     series = ticked(0, 0, 0, 70)
     phases = starts(clock, series, 6)
     assert sorted(int(phase * 6) for phase in phases) == list(range(6))
-    assert phase_of([series], EPOCH + 110 * MS) == pytest.approx(30 / 80)
+    assert tick_phase([series], EPOCH + 110 * MS) == pytest.approx(30 / 80)
 
 
 def test_of_ticks_that_are_known_alike_the_last_one_counts() -> None:
     series = ticked(2, 2, 2, 2, known=False)
     series.ticks.append(Tick(EPOCH + 90 * MS, EPOCH + 92 * MS, 9.0))
-    assert phase_of([series], EPOCH + 131 * MS) == pytest.approx(40 / 80)
+    assert tick_phase([series], EPOCH + 131 * MS) == pytest.approx(40 / 80)
 
 
 def test_the_slowest_counter_that_ticks_leads() -> None:
     fast, slow = Series("a", domain(period_s=0.02)), Series("b", domain(period_s=0.1))
     smooth = Series("c", domain(period_s=0.5, max_age_s=0.5))
     far = Series("d", domain(period_s=10.0))
-    assert slowest([fast, slow, smooth, far]) is slow
-    assert slowest([smooth]) is None
+    assert slowest_series([fast, slow, smooth, far]) is slow
+    assert slowest_series([smooth]) is None
 
 
 @pytest.mark.parametrize("trace", [[], [Series("rapl", domain(max_age_s=0.001))]])
 def test_without_ticks_nothing_is_waited_for(trace: list[Series], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "sleep")
     PhaseDither(6).wait(trace)
-    assert phase_of(trace, time.monotonic_ns()) is None
+    assert tick_phase(trace, time.monotonic_ns()) is None
 
 
 def test_a_part_time_sensor_needs_more_strata() -> None:
-    assert [strata_for(share) for share in (1.0, 0.5, 0.25, 0.2)] == [1, 4, 8, 10]
+    assert [required_strata(share) for share in (1.0, 0.5, 0.25, 0.2)] == [1, 4, 8, 10]

@@ -9,8 +9,8 @@ from random import Random
 import msgspec
 import pytest
 
-from pytest_llenergy.measure.accounting import account
-from pytest_llenergy.measure.power_trace import MOST_SPANS, MOST_STEPS, median_round, power_trace
+from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.power_trace import MOST_SPANS, MOST_STEPS, median_round_index, power_trace
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainPower, PowerTrace
@@ -48,7 +48,7 @@ def test_it_adds_up_to_the_joules_of_the_round_and_to_the_true_ones(shape: objec
     of = domain(max_age_s=1e-9) if latch_ms == 0 else domain()
     series = seen(sensor, range(8 * S + 5 * MS, 13 * S, 7 * MS if latch_ms == 0 else MS), of)
     round_ = measured(iteration(START, END), gaps=(9 * S, 12 * S))
-    result = account(round_, [series])
+    result = account_round(round_, [series])
     course = course_of(round_, series).by_domain["gpu:GPU-a"]
     assert result.energy_j is not None
     assert result.energy_u_j is not None
@@ -77,7 +77,7 @@ def test_a_running_average_is_dated_back() -> None:
         series.add(moment, moment, sum(WAVE.energy_j(part) for part in parts) / 100)
     round_ = measured(iteration(START, END), gaps=(9 * S + 500 * MS, 11 * S + 500 * MS))
     course = course_of(round_, series).by_domain["gpu:GPU-a"]
-    result = account(round_, [series])
+    result = account_round(round_, [series])
     assert joules(course, 0.0, 1.0) == pytest.approx(result.energy_j, rel=1e-5)
     middle = next(
         w for (a, b), w in zip(pairwise(course.edges_s), course.power_w, strict=True) if a <= 0.3 < b
@@ -119,9 +119,9 @@ def test_without_quiet_there_is_none() -> None:
 
 def test_the_round_is_the_valid_one_of_median_energy() -> None:
     rounds = [round_of(each) for each in (5.0, 9.0, 7.0, None)]
-    assert median_round(rounds) == 2
-    assert median_round(rounds[:2]) == 0
+    assert median_round_index(rounds) == 2
+    assert median_round_index(rounds[:2]) == 0
     spoiled = [msgspec.structs.replace(round_, flags=[SPOILED]) for round_ in rounds]
-    assert median_round(spoiled) is None
-    assert median_round([spoiled[0], rounds[1]]) == 1
-    assert median_round([]) is None
+    assert median_round_index(spoiled) is None
+    assert median_round_index([spoiled[0], rounds[1]]) == 1
+    assert median_round_index([]) is None

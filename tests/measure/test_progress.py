@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.measure.experiment import Experiment, RoundPlan, measure
-from pytest_llenergy.measure.remaining_time import Outlook, Step
+from pytest_llenergy.measure.remaining_time import Forecast, Step
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.select import Selection
 from pytest_llenergy.progress import describe_step, format_duration
@@ -106,13 +106,13 @@ SCATTERED = [round_of(joules) for joules in (10.0, 12.0, 8.0, 10.0)]
 def test_further_rounds_are_foreseen_from_the_scatter(
     rounds: list[object], spent_s: float, left_s: float
 ) -> None:
-    outlook = Outlook(least=6, target=0.02, budget_s=20.0, round_s=2.5)
+    outlook = Forecast(least=6, target=0.02, budget_s=20.0, round_s=2.5)
     step = outlook.next_round(rounds, spent_s)  # type: ignore[arg-type]
     assert step.left_s == pytest.approx(left_s)
 
 
 def test_without_a_warm_up_nobody_knows_how_long_the_first_round_takes() -> None:
-    assert Outlook(6, 0.02, 20.0, None).next_round([], 0.0).left_s is None
+    assert Forecast(6, 0.02, 20.0, None).next_round([], 0.0).left_s is None
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from pytest_llenergy.devices.condition import BoardProcess, Condition
 from pytest_llenergy.measure import quality
-from pytest_llenergy.measure.accounting import account
-from pytest_llenergy.measure.quality import compare_rounds, drift_flags, round_flags
+from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.quality import add_comparison_flags, drift_flags, round_flags
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.base import Domain
 from pytest_llenergy.meters.trace import Series
@@ -160,7 +160,7 @@ class TestTheBoard:
         plain = measured(WORK, before=seen, after=seen)
         rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
         round_ = replace(plain, timeline=RoundTimeline(ranks=(rank,)))
-        assert [flag.name for flag in account(round_, [ticking()]).flags] == names
+        assert [flag.name for flag in account_round(round_, [ticking()]).flags] == names
 
     def test_processes_that_cannot_be_told_are_said_to_be_unknown(self) -> None:
         assert self.on(Condition(), Condition()) == [
@@ -178,13 +178,13 @@ def every_pid_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rounds(*conditions: Mapping[str, Condition]) -> tuple[list[Round], list[MeasuredRound]]:
     marked = [measured(WORK, before=each, after=each) for each in conditions]
-    return [account(each, [ticking()]) for each in marked], marked
+    return [account_round(each, [ticking()]) for each in marked], marked
 
 
 class TestBesideOtherRounds:
     @staticmethod
     def named(conditions: list[Condition], name: str) -> list[list[str]]:
-        found = compare_rounds(*rounds(*({BOARD: each} for each in conditions)))
+        found = add_comparison_flags(*rounds(*({BOARD: each} for each in conditions)))
         return [[flag.detail for flag in round_.flags if flag.name == name] for round_ in found]
 
     def test_temperature_drift(self) -> None:

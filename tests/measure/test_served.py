@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.backends.tasks import phase_spans
-from pytest_llenergy.measure.accounting import account
-from pytest_llenergy.measure.metrics import FIGURES, summarise
+from pytest_llenergy.measure.accounting import account_round
+from pytest_llenergy.measure.metrics import FIGURES, compute_metrics
 from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
 
@@ -52,7 +52,7 @@ def served(requests: tuple[RequestTimeline, ...] = REQUESTS, shift_ns: int = 0) 
 
 
 def round_of(part: Iteration) -> Round:
-    return account(measured(part), [seen(Sensor(WAVE, LATCH), READS)])
+    return account_round(measured(part), [seen(Sensor(WAVE, LATCH), READS)])
 
 
 def test_phases_are_the_loads_own_and_fill_the_round() -> None:
@@ -66,7 +66,7 @@ def test_phases_are_the_loads_own_and_fill_the_round() -> None:
 
 
 def test_joules_of_a_token_in_the_steady_state_are_counted_by_hand() -> None:
-    metrics = summarise([round_of(served())], None)
+    metrics = compute_metrics([round_of(served())], None)
     steady, whole = metrics["steady_energy_per_output_token_j"], metrics["energy_per_output_token_j"]
     assert steady.value == pytest.approx(300 / 4, abs=2)
     assert whole.value == pytest.approx(450 / 8, abs=1)
@@ -96,11 +96,11 @@ def test_two_iterations_have_the_steady_states_of_both() -> None:
     steps = [(time_ns, watts) for time_ns, watts in WAVE.steps if time_ns < END]
     steps += [(time_ns + 2 * S, watts) for time_ns, watts in WAVE.steps[1:]]
     series = seen(Sensor(Wave(tuple(steps)), LATCH), range(8 * S + 5 * MS, 16 * S, MS))
-    round_ = account(measured(served(), again), [series])
+    round_ = account_round(measured(served(), again), [series])
     assert round_.phases[1].output_tokens == 8
     assert round_.phases[1].duration_s == pytest.approx(2.0)
     assert sum(phase.duration_s for phase in round_.phases) == pytest.approx(round_.duration_s)
-    per_token = summarise([round_], None)["steady_energy_per_output_token_j"]
+    per_token = compute_metrics([round_], None)["steady_energy_per_output_token_j"]
     assert per_token.value == pytest.approx(600 / 8, abs=2)
 
 
@@ -111,7 +111,7 @@ def test_latencies_are_those_counted_by_hand() -> None:
     assert round_.served.time_to_first_token_s == [0.2, 0.3, 0.2, 0.2]
     assert round_.served.inter_token_latency_s == [0.3, 0.2, 0.6, 0.2]
     assert round_.served.end_to_end_latency_s == [0.5, 0.5, 0.8, 0.4]
-    metrics = summarise([round_], None)
+    metrics = compute_metrics([round_], None)
     assert metrics["time_to_first_token_s"].value == pytest.approx(0.225)
     assert metrics["end_to_end_latency_s"].value == pytest.approx(0.55)
     assert metrics["end_to_end_latency_p50_s"].value == pytest.approx(0.5)
@@ -122,21 +122,21 @@ def test_percentiles_are_those_of_the_requests_of_all_valid_rounds() -> None:
     """The median of all nine latencies is 1.0 s; the mean of the medians of the two rounds is not."""
     slow = (request(0, 500, 1000), *(request(500, 700, 1500) for _ in range(4)))
     rounds = [round_of(served()), round_of(served(slow))]
-    p50 = summarise(rounds, None)["end_to_end_latency_p50_s"]
+    p50 = compute_metrics(rounds, None)["end_to_end_latency_p50_s"]
     assert p50.value == pytest.approx(1.0)
     assert p50.n == 2
     assert p50.uncertainty is not None
     assert p50.uncertainty > 0
     flag = Flag(name="foreign-process", severity="invalid", detail="x")
     bad = msgspec.structs.replace(rounds[1], flags=[flag])
-    alone = summarise([rounds[0], bad], None)["end_to_end_latency_p50_s"]
+    alone = compute_metrics([rounds[0], bad], None)["end_to_end_latency_p50_s"]
     assert alone.value == pytest.approx(0.5)
 
 
 def test_a_load_without_a_steady_state_says_so_and_has_no_phases() -> None:
     round_ = round_of(served(REQUESTS[:1]))
     assert round_.phases == []
-    metric = summarise([round_], None)["steady_energy_per_output_token_j"]
+    metric = compute_metrics([round_], None)["steady_energy_per_output_token_j"]
     assert metric.value is None
     assert metric.reason is not None
     assert "no steady state" in metric.reason
@@ -146,12 +146,12 @@ def test_tokens_that_nobody_told_apart_make_no_figure() -> None:
     untold = tuple(msgspec.structs.replace(each, token_ns=()) for each in REQUESTS)
     round_ = round_of(served(untold))
     assert [phase.output_tokens for phase in round_.phases] == [None, None, None]
-    assert summarise([round_], None)["steady_energy_per_output_token_j"].value is None
-    assert summarise([round_], None)["energy_per_output_token_j"].value is not None
+    assert compute_metrics([round_], None)["steady_energy_per_output_token_j"].value is None
+    assert compute_metrics([round_], None)["energy_per_output_token_j"].value is not None
 
 
 def test_other_work_has_no_figures_of_a_load() -> None:
-    metrics = summarise([round_of(iteration(START, END, STEADY[0]))], None)
+    metrics = compute_metrics([round_of(iteration(START, END, STEADY[0]))], None)
     assert [name for name, figure in FIGURES.items() if figure.served and name in metrics] == []
 
 
@@ -159,7 +159,7 @@ def test_what_the_engine_says_is_a_flag_of_the_round() -> None:
     flag = Flag(name="late-request", severity="warning", detail="a request was sent 90 ms after its time")
     plain = measured(served())
     rank = msgspec.structs.replace(plain.timeline.ranks[0], flags=(flag, flag))
-    round_ = account(
+    round_ = account_round(
         replace(plain, timeline=RoundTimeline(ranks=(rank,))), [seen(Sensor(WAVE, LATCH), READS)]
     )
     assert round_.flags == [flag]

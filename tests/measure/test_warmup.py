@@ -13,8 +13,8 @@ from pytest_llenergy.measure.warmup import (
     GIVEN,
     MOST_BLOCKS,
     WarmUp,
-    iterations_for,
-    round_needed_s,
+    calibrate_iterations,
+    required_round_s,
     warm_up,
 )
 from pytest_llenergy.meters.sampler import Sampler
@@ -89,7 +89,7 @@ def test_a_given_number_is_kept_to() -> None:
 def test_without_any_the_rounds_have_one_iteration() -> None:
     _, found = warmed([], given=0)
     assert found.iteration_s is None
-    assert iterations_for(found, 6, 0.1, 0.02, 20.0, Sampler([])) == 1
+    assert calibrate_iterations(found, 6, 0.1, 0.02, 20.0, Sampler([])) == 1
 
 
 class TestCalibration:
@@ -102,7 +102,7 @@ class TestCalibration:
         return seen(Sensor(self.IDLE, 100 * MS), range(EPOCH, EPOCH + 2 * S, read_ns), of)
 
     def needed_s(self, series: Series, target: float, rounds: int = 6) -> float:
-        return round_needed_s(series, EPOCH, EPOCH + 2 * S, 500.0, rounds, target)
+        return required_round_s(series, EPOCH, EPOCH + 2 * S, 500.0, rounds, target)
 
     def test_a_sensor_that_sees_everything_needs_three_ticks(self) -> None:
         assert self.needed_s(self.series(), 0.02) == pytest.approx(0.3)

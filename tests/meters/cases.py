@@ -8,9 +8,9 @@ from random import Random
 from statistics import fmean, median
 
 from pytest_llenergy.meters.edges import quiet_power
-from pytest_llenergy.meters.power_readings import refreshed_every
+from pytest_llenergy.meters.power_readings import refresh_with_period
 from pytest_llenergy.meters.uncertainty import Energy
-from pytest_llenergy.meters.window_arithmetic import energy_between, resolvable
+from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 
 from .watching import Spell, watched
 from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain
@@ -98,7 +98,7 @@ def draw(rng: Random, kind: Kind) -> Case:
     coverage = window_ns / latch_ns if kind.part_time else 1.0
     of = domain(period_s=known, coverage=coverage, highest_w=HIGHEST_W)
     if kind.integrated:
-        of = of._replace(integrated=True, late_s=refreshed_every(latch_ns / S, share=1.0).late_s)
+        of = of._replace(integrated=True, late_s=refresh_with_period(latch_ns / S, share=1.0).late_s)
     # Reading takes place a little outside the window: the one who reads is not the one who works.
     begins_ns, ends_ns = start_ns - rng.randrange(20_000, MS), end_ns + rng.randrange(20_000, MS)
     gap_ns = max(250 * MS, round(3.5 * latch_ns))
@@ -115,7 +115,7 @@ def draw(rng: Random, kind: Kind) -> Case:
         before = quiet_power(series, begins_ns - gap_ns, start_ns)
         after = quiet_power(series, end_ns, ends_ns + gap_ns)
     duration_s = (end_ns - start_ns) / S
-    energy = resolvable(energy_between(series, start_ns, end_ns, before, after), series, duration_s)
+    energy = require_resolvable(energy_between(series, start_ns, end_ns, before, after), series, duration_s)
     naive_j = sensors[0].counter_j(end_ns) - sensors[0].counter_j(start_ns)
     true_j = wave.joules(start_ns, end_ns)
     return Case(kind, shape.__name__, duration_s, latch_ns / S, energy, true_j, naive_j)

@@ -10,7 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.meters.selfcheck import PROVISIONAL_S, CheckCache, CheckedBoard, CheckResult, boot_id
+from pytest_llenergy.meters.selfcheck import (
+    PROVISIONAL_S,
+    CheckCache,
+    CheckedBoard,
+    CheckResult,
+    read_boot_id,
+)
 
 BOARD = CheckedBoard(uuid="GPU-a", driver="580.1", boot="b", sources=["NVML_FI_DEV_ENERGY"])
 FIT = CheckResult(duration_s=1.0, ticks=10, period_s=0.1)
@@ -76,4 +82,4 @@ def test_the_directory_is_named_by_the_environment(tmp_path: Path, monkeypatch: 
 
 
 def test_the_boot_has_one_name() -> None:
-    assert boot_id() == boot_id() != ""
+    assert read_boot_id() == read_boot_id() != ""

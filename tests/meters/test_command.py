@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.base import Targets, unknown
+from pytest_llenergy.meters.base import Targets, unknown_accuracy
 from pytest_llenergy.meters.command import CommandMeter, open_command
 
 STEADY = """
@@ -168,7 +168,7 @@ def test_a_program_that_does_not_begin_to_measure_is_no_meter(text: str, end: st
 
 def test_a_program_that_prints_nothing_is_no_meter() -> None:
     with pytest.raises(MeterError) as caught:
-        CommandMeter("sleep 60", unknown("the program"), first_line_s=0.2)
+        CommandMeter("sleep 60", unknown_accuracy("the program"), first_line_s=0.2)
     assert str(caught.value) == (
         "command: sleep printed no line within 0.2 s; it must flush each one (try: stdbuf -oL sleep)"
     )

@@ -8,7 +8,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from pytest_llenergy.meters.edges import Quiet, at_end, at_start, quiet_power, unbracketed, under_load
+from pytest_llenergy.meters.edges import (
+    Quiet,
+    energy_at_end,
+    energy_at_start,
+    energy_under_load,
+    extrapolated_energy,
+    quiet_power,
+)
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window_arithmetic import energy_between
 
@@ -34,7 +41,7 @@ class TestQuietEdges:
         series = seen(Sensor(WAVE, TICK), fine())
         before, after = quiet(series, EPOCH, START), quiet(series, END, EPOCH + 3 * S // 2)
         assert (before.watts, after.watts) == pytest.approx((50, 60), rel=0.01)
-        start, end = at_start(series, START, before), at_end(series, END, after)
+        start, end = energy_at_start(series, START, before), energy_at_end(series, END, after)
         assert start is not None
         assert end is not None
         # 340 ms at 400 W. The readings are 0.1 ms apart, and idle power is 60 W at most.
@@ -60,7 +67,7 @@ class TestQuietEdges:
         gap_ns = 8 * MS
         series = seen(Sensor(WAVE, TICK), range(EPOCH - S // 2, EPOCH + 2 * S, gap_ns))
         before = quiet(series, EPOCH, START)
-        start = at_start(series, START, before)
+        start = energy_at_start(series, START, before)
         assert start is not None
         tick = series.before(START)
         assert tick is not None
@@ -90,7 +97,7 @@ class TestQuietEdges:
             series.add(moment, moment, averaged)
         before, after = quiet(series, EPOCH - S, START), quiet(series, END, EPOCH + 5 * S)
         assert after.watts == pytest.approx(60, rel=0.01)
-        end, start = at_end(series, END, after), at_start(series, START, before)
+        end, start = energy_at_end(series, END, after), energy_at_start(series, START, before)
         assert end is not None
         assert start is not None
         # The averaged counter lags by 0.45 s, at 50 W before and 60 W after.
@@ -108,7 +115,7 @@ class TestUnderLoad:
     def test_a_step_at_the_edge_is_found(self, at_ms: int) -> None:
         at_ns = EPOCH + at_ms * MS
         wave = Wave(((EPOCH - S, 200.0), (at_ns, 600.0), (EPOCH + 9 * S, 600.0)))
-        reading = under_load(seen(Sensor(wave, TICK), fine()), at_ns)
+        reading = energy_under_load(seen(Sensor(wave, TICK), fine()), at_ns)
         assert reading is not None
         assert reading.energy_j == pytest.approx(wave.energy_j(at_ns), abs=0.1)
 
@@ -116,7 +123,7 @@ class TestUnderLoad:
     def test_a_step_beside_the_edge_is_found(self, step_ms: int) -> None:
         edge_ns = EPOCH + 350 * MS
         wave = Wave(((EPOCH - S, 200.0), (EPOCH + step_ms * MS, 600.0), (EPOCH + 9 * S, 600.0)))
-        reading = under_load(seen(Sensor(wave, TICK), fine()), edge_ns)
+        reading = energy_under_load(seen(Sensor(wave, TICK), fine()), edge_ns)
         assert reading is not None
         assert reading.energy_j == pytest.approx(wave.energy_j(edge_ns), abs=0.1)
 
@@ -124,7 +131,7 @@ class TestUnderLoad:
         edge_ns = EPOCH + 350 * MS
         burst = (EPOCH + 315 * MS, 700.0), (EPOCH + 345 * MS, 200.0)
         wave = Wave(((EPOCH - S, 200.0), *burst, (EPOCH + 9 * S, 200.0)))
-        reading = under_load(seen(Sensor(wave, TICK), fine()), edge_ns)
+        reading = energy_under_load(seen(Sensor(wave, TICK), fine()), edge_ns)
         assert reading is not None
         error_j = abs(reading.energy_j - wave.energy_j(edge_ns))
         assert error_j > 1
@@ -133,15 +140,15 @@ class TestUnderLoad:
     def test_a_counter_read_at_the_edge_needs_no_guess(self) -> None:
         at_ns = EPOCH + 400 * MS
         series = seen(Sensor(WAVE, TICK), [*fine(), at_ns - 30_000, at_ns + 30_000])
-        reading = under_load(series, at_ns)
+        reading = energy_under_load(series, at_ns)
         assert reading is not None
         assert math.sqrt(reading.variances.total) < 0.02
 
     def test_a_moment_beyond_the_ticks_is_not_under_load_but_unbracketed(self) -> None:
         series = seen(Sensor(WAVE, TICK), fine(end_ns=EPOCH + 700 * MS))
-        assert under_load(series, EPOCH + 750 * MS) is None
-        reading = unbracketed(series, EPOCH + 750 * MS)
+        assert energy_under_load(series, EPOCH + 750 * MS) is None
+        reading = extrapolated_energy(series, EPOCH + 750 * MS)
         assert reading is not None
         error_j = abs(reading.energy_j - WAVE.energy_j(EPOCH + 750 * MS))
         assert error_j <= 2 * math.sqrt(reading.variances.total)
-        assert unbracketed(series, EPOCH + 2 * S) is None
+        assert extrapolated_energy(series, EPOCH + 2 * S) is None

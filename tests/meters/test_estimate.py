@@ -17,10 +17,10 @@ from pytest_llenergy.meters.estimate import (
     HIGHEST_W,
     LOWEST_W,
     EstimateMeter,
-    cpu_time,
-    model_energy_j,
+    modelled_energy_j,
     open_estimate,
-    root_group_busy_s,
+    read_cpu_time,
+    read_root_cgroup_busy_s,
 )
 
 
@@ -37,7 +37,7 @@ from pytest_llenergy.meters.estimate import (
 def test_the_model(
     watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float, joules: float
 ) -> None:
-    assert model_energy_j(watts, cpus, elapsed_s, busy_s) == pytest.approx(joules)
+    assert modelled_energy_j(watts, cpus, elapsed_s, busy_s) == pytest.approx(joules)
 
 
 def test_it_says_that_it_is_an_estimate_of_processors() -> None:
@@ -60,11 +60,11 @@ def test_limits_are_the_extreme_families_and_hold_the_point(busy_share: float) -
     cpus = psutil.cpu_count() or 1
     elapsed_s = 20.0
     busy_s = busy_share * cpus * elapsed_s
-    point = model_energy_j(AVERAGE_W, cpus, elapsed_s, busy_s)
+    point = modelled_energy_j(AVERAGE_W, cpus, elapsed_s, busy_s)
     low, high = EstimateMeter().domains[0].limits(point, elapsed_s)
     assert low < point < high
-    assert low == pytest.approx(model_energy_j(LOWEST_W, cpus, elapsed_s, busy_s))
-    assert high == pytest.approx(model_energy_j(HIGHEST_W, cpus, elapsed_s, busy_s))
+    assert low == pytest.approx(modelled_energy_j(LOWEST_W, cpus, elapsed_s, busy_s))
+    assert high == pytest.approx(modelled_energy_j(HIGHEST_W, cpus, elapsed_s, busy_s))
 
 
 def host_busy_s() -> float:
@@ -133,16 +133,16 @@ def group(root: Path, name: str, *, events: bool = False) -> Path:
 
 
 def test_the_root_group_tells_busy_time_in_microseconds(tmp_path: Path) -> None:
-    assert cpu_time([group(tmp_path, "root")]).busy_s == pytest.approx(1.750001)
+    assert read_cpu_time([group(tmp_path, "root")]).busy_s == pytest.approx(1.750001)
 
 
 def test_the_group_of_a_container_is_not_the_host(tmp_path: Path) -> None:
-    assert root_group_busy_s([tmp_path / "none", group(tmp_path, "container", events=True)]) is None
-    assert cpu_time([]).busy_s == pytest.approx(host_busy_s(), abs=1)
+    assert read_root_cgroup_busy_s([tmp_path / "none", group(tmp_path, "container", events=True)]) is None
+    assert read_cpu_time([]).busy_s == pytest.approx(host_busy_s(), abs=1)
 
 
 def test_the_root_group_counts_the_same_time_as_the_host() -> None:
-    before_s, busy_s, after_s = host_busy_s(), root_group_busy_s(GROUPS), host_busy_s()
+    before_s, busy_s, after_s = host_busy_s(), read_root_cgroup_busy_s(GROUPS), host_busy_s()
     if busy_s is None:
         pytest.skip("the root group is not in sight")
     # Each of five states is cut to ticks of 10 ms.

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Domain, Meter, MeterSpec, Targets
-from pytest_llenergy.meters.select import KnownMeters, check_names, open_meters
+from pytest_llenergy.meters.select import MeterRegistry, check_names, open_meters
 from pytest_llenergy.model.base import EnergyKind
 
 CPU = Targets()
@@ -144,7 +144,7 @@ def test_required_measurement_lists_every_reason() -> None:
 
 def test_required_measurement_refuses_a_named_estimate() -> None:
     with pytest.raises(MeterError, match="--energy-require=measured"):
-        open_meters(["estimate"], KnownMeters(), CPU, require_measured=True)
+        open_meters(["estimate"], MeterRegistry(), CPU, require_measured=True)
 
 
 def test_a_named_meter_must_open_and_others_are_closed() -> None:
@@ -171,14 +171,14 @@ def test_named_meters_are_the_only_ones() -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(MeterError, match=r"^unknown meter 'nvlm'; known: auto, nvml, rapl, estimate$"):
-        check_names(["nvlm"], {spec: KnownMeters()[spec] for spec in ("nvml", "rapl", "estimate")})
+        check_names(["nvlm"], {spec: MeterRegistry()[spec] for spec in ("nvml", "rapl", "estimate")})
     with pytest.raises(MeterError, match=r"^unknown meter 'x'"):
-        open_meters(["x"], KnownMeters(), CPU)
+        open_meters(["x"], MeterRegistry(), CPU)
 
 
 def test_gpus_are_named_and_never_estimated() -> None:
     with pytest.raises(MeterError) as caught:
-        open_meters((), KnownMeters(), Targets(("GPU-none",)))
+        open_meters((), MeterRegistry(), Targets(("GPU-none",)))
     message = str(caught.value)
     assert message.startswith("no meter for GPUs GPU-none: nvml: ")
     assert "rapl: the test uses GPUs" in message
@@ -187,13 +187,13 @@ def test_gpus_are_named_and_never_estimated() -> None:
 
 def test_built_in_meters_come_first_and_others_are_added() -> None:
     bench = Bench()
-    assert list(KnownMeters([bench.spec("mine")]))[:3] == ["nvml", "rapl", "estimate"]
-    assert KnownMeters([bench.spec("mine")])["mine"].kind == "measured"
+    assert list(MeterRegistry([bench.spec("mine")]))[:3] == ["nvml", "rapl", "estimate"]
+    assert MeterRegistry([bench.spec("mine")])["mine"].kind == "measured"
 
 
 def test_the_same_joules_are_not_added_twice() -> None:
     with pytest.raises(MeterError, match=r"^a meter is named twice: estimate, estimate$"):
-        open_meters(["estimate", "estimate"], KnownMeters(), CPU)
-    specs = {**KnownMeters(), **Bench().specs(Bench().spec("mine"))}
+        open_meters(["estimate", "estimate"], MeterRegistry(), CPU)
+    specs = {**MeterRegistry(), **Bench().specs(Bench().spec("mine"))}
     with pytest.raises(MeterError, match=r"^meter estimate covers what mine counts too; choose one of them$"):
         open_meters(["mine", "estimate"], specs, CPU)

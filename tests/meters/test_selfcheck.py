@@ -11,7 +11,13 @@ from itertools import pairwise
 import pytest
 
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.meters.selfcheck import CheckResult, Reading, check, judge, settled
+from pytest_llenergy.meters.selfcheck import (
+    CheckResult,
+    Reading,
+    check_counters,
+    evaluate_readings,
+    is_settled,
+)
 
 MS = 1_000_000
 Power = Callable[[float], float]
@@ -61,7 +67,7 @@ def without_power(readings: list[Reading]) -> list[Reading]:
 
 @pytest.mark.parametrize("period_ms", [2.0, 20.0, 100.0, 250.0])
 def test_the_period_of_the_ticks_is_found(period_ms: float) -> None:
-    result = judge(watch(steady(60.0), ticks_ms=period_ms))
+    result = evaluate_readings(watch(steady(60.0), ticks_ms=period_ms))
     assert result.reason is None
     assert result.period_s == pytest.approx(period_ms / 1000, rel=0.01)
     assert result.jitter_s is not None
@@ -72,7 +78,7 @@ def test_the_period_of_the_ticks_is_found(period_ms: float) -> None:
 
 def test_a_tick_that_was_missed_does_not_spoil_the_period() -> None:
     readings = [reading for reading in watch(steady(60.0)) if not 0.45e9 < reading.begin_ns < 0.65e9]
-    result = judge(readings)
+    result = evaluate_readings(readings)
     assert result.period_s == pytest.approx(0.1, rel=0.01)
     assert result.longest_s == pytest.approx(0.2, abs=0.06)
     assert result.reason is None
@@ -81,7 +87,7 @@ def test_a_tick_that_was_missed_does_not_spoil_the_period() -> None:
 def test_jitter_is_told_apart_from_the_period() -> None:
     draw = random.Random(5)
     ticks_ms = [100.0 * count + draw.uniform(0, 20) for count in range(25)]
-    result = judge(watch(steady(60.0), ticks_ms=ticks_ms, seconds=2.5))
+    result = evaluate_readings(watch(steady(60.0), ticks_ms=ticks_ms, seconds=2.5))
     gaps = sorted(after - before for before, after in pairwise(ticks_ms))
     assert result.period_s == pytest.approx(0.1, rel=0.02)
     assert result.jitter_s is not None
@@ -91,22 +97,22 @@ def test_jitter_is_told_apart_from_the_period() -> None:
 
 
 def test_a_counter_that_always_moves_is_continuous() -> None:
-    result = judge(watch(steady(60.0), ticks_ms=0.5))
+    result = evaluate_readings(watch(steady(60.0), ticks_ms=0.5))
     assert result.continuous
     assert result.period_s == pytest.approx(POLL_MS / 1000, rel=0.01)
 
 
 def test_a_frozen_counter_is_told_with_the_power_that_was_drawn() -> None:
     readings = watch(steady(60.0), ticks_ms=[1.0, 101.0])
-    assert judge(readings).reason == "stood still for 1.2 s while the board drew 60 W"
-    assert judge(without_power(readings)).reason == "stood still for 1.2 s"
+    assert evaluate_readings(readings).reason == "stood still for 1.2 s while the board drew 60 W"
+    assert evaluate_readings(without_power(readings)).reason == "stood still for 1.2 s"
 
 
 def test_time_without_readings_is_no_standstill() -> None:
     readings = [
         reading for reading in watch(steady(60.0), seconds=2.5) if not 0.3e9 < reading.begin_ns < 1.9e9
     ]
-    result = judge(readings)
+    result = evaluate_readings(readings)
     assert result.reason is None
     assert result.still_s is not None
     assert result.still_s < 0.11
@@ -115,31 +121,33 @@ def test_time_without_readings_is_no_standstill() -> None:
 def test_a_counter_that_goes_backwards_is_told() -> None:
     readings = watch(steady(60.0))
     later = [reading._replace(energy_j=(reading.energy_j or 0.0) - 12) for reading in readings[500:]]
-    assert judge(readings[:500] + later).reason == "went backwards by 12 J"
+    assert evaluate_readings(readings[:500] + later).reason == "went backwards by 12 J"
 
 
 def test_a_counter_that_disagrees_with_power_is_told_with_both_numbers() -> None:
     readings = watch(steady(327.0), gain=0.571, seconds=1.15)
-    assert judge(readings).reason == "counter says 205 J where integrated power says 360 J (-43 %)"
+    assert (
+        evaluate_readings(readings).reason == "counter says 205 J where integrated power says 360 J (-43 %)"
+    )
 
 
 @pytest.mark.parametrize(("gain", "accepted"), [(0.93, False), (0.96, True), (1.04, True), (1.07, False)])
 def test_five_percent_may_be_the_sensors(gain: float, accepted: bool) -> None:
-    result = judge(watch(steady(60.0), gain=gain))
+    result = evaluate_readings(watch(steady(60.0), gain=gain))
     assert (result.reason is None) == accepted
     assert result.ratio == pytest.approx(gain, abs=0.005)
 
 
 def test_polls_that_are_far_apart_leave_the_first_and_last_tick_open() -> None:
     readings = watch(steady(60.0), ticks_ms=700.0, gain=1.045)
-    sparse = judge(readings[::20])
+    sparse = evaluate_readings(readings[::20])
     assert sparse.ratio == pytest.approx(1.06, abs=0.002)
     assert sparse.doubt == pytest.approx(0.03 / 0.69, rel=0.01)
     assert sparse.reason is None
 
 
 def test_without_power_there_is_nothing_to_compare() -> None:
-    result = judge(without_power(watch(steady(60.0), gain=0.5)))
+    result = evaluate_readings(without_power(watch(steady(60.0), gain=0.5)))
     assert (result.reason, result.ratio, result.doubt, result.mean_w) == (None, None, None, None)
     assert result.period_s == pytest.approx(0.1, rel=0.01)
 
@@ -163,44 +171,44 @@ def glimpsed(power: Power, phase_s: float) -> Power:
 def test_a_busy_board_under_a_part_time_sensor_is_given_the_benefit(seed: int) -> None:
     power = busy(seed)
     told_w = glimpsed(power, 0.01 * seed)
-    honest = judge(watch(power, seconds=2.4, told_w=told_w))
+    honest = evaluate_readings(watch(power, seconds=2.4, told_w=told_w))
     assert honest.reason is None, honest
     assert honest.doubt is not None
     assert honest.doubt > 0.05
-    assert not settled(honest)
+    assert not is_settled(honest)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_counter_that_counts_thrice_is_found_out_on_a_busy_board_too(seed: int) -> None:
     power = busy(seed)
-    assert "counter says" in (judge(watch(power, seconds=2.4, gain=3.0)).reason or "")
+    assert "counter says" in (evaluate_readings(watch(power, seconds=2.4, gain=3.0)).reason or "")
 
 
 def test_power_that_is_told_late_is_not_held_against_the_counter() -> None:
     """500 W until just before the check, and a reading that is the mean of the last second."""
     ramp = lambda at_s: 60.0 + 440.0 * max(0.0, 1.0 - at_s)  # noqa: E731
     readings = watch(steady(60.0), told_w=ramp, seconds=1.1)
-    assert "counter says" in (judge(readings, power_age_s=0.0).reason or "")
-    assert judge(readings, power_age_s=1.0).reason is None
+    assert "counter says" in (evaluate_readings(readings, power_age_s=0.0).reason or "")
+    assert evaluate_readings(readings, power_age_s=1.0).reason is None
 
 
 def test_power_by_itself_tells_when_it_is_refreshed() -> None:
     told_w = lambda at_s: 60.0 + int(at_s * 10 + 0.001) % 3  # noqa: E731
     readings = [reading._replace(energy_j=None) for reading in watch(told_w)]
-    result = judge(readings)
+    result = evaluate_readings(readings)
     assert result.power_period_s == pytest.approx(0.1, rel=0.02)
     assert (result.ticks, result.period_s, result.reason) == (0, None, None)
-    assert settled(result)
-    assert judge([reading._replace(watts=60.0) for reading in readings]).power_period_s is None
+    assert is_settled(result)
+    assert evaluate_readings([reading._replace(watts=60.0) for reading in readings]).power_period_s is None
 
 
 def test_the_check_ends_when_enough_was_seen_and_it_was_steady() -> None:
     readings = watch(steady(60.0), seconds=1.3)
     early = [reading for reading in readings if reading.end_ns < 0.95e9]
-    assert not settled(judge(early))
-    assert settled(judge(readings))
-    assert not settled(judge(watch(steady(60.0), ticks_ms=250.0)))
-    assert settled(judge(watch(steady(60.0), ticks_ms=[1.0])))
+    assert not is_settled(evaluate_readings(early))
+    assert is_settled(evaluate_readings(readings))
+    assert not is_settled(evaluate_readings(watch(steady(60.0), ticks_ms=250.0)))
+    assert is_settled(evaluate_readings(watch(steady(60.0), ticks_ms=[1.0])))
 
 
 def test_boards_are_checked_side_by_side_and_not_mixed_up() -> None:
@@ -208,7 +216,7 @@ def test_boards_are_checked_side_by_side_and_not_mixed_up() -> None:
         return lambda: (time.monotonic() // period_s * period_s * watts, watts)
 
     polls = {"fast": board(0.05, 300.0), "slow": board(0.1, 60.0)}
-    results = check(polls, dict.fromkeys(polls, 0.1))
+    results = check_counters(polls, dict.fromkeys(polls, 0.1))
     assert results["fast"].period_s == pytest.approx(0.05, rel=0.2)
     assert results["slow"].period_s == pytest.approx(0.1, rel=0.2)
     assert [round(results[name].mean_w or 0) for name in polls] == [300, 60]
@@ -220,9 +228,9 @@ def test_a_board_that_fails_meanwhile_ends_the_check() -> None:
         raise MeterError("nvml: GPU is lost (GPU-a)")
 
     with pytest.raises(MeterError, match=r"^nvml: GPU is lost \(GPU-a\)$"):
-        check({"a": poll}, {"a": 0.1})
+        check_counters({"a": poll}, {"a": 0.1})
 
 
 def test_one_reading_says_nothing() -> None:
-    assert judge([Reading(0, 1, 5.0, 60.0)]) == CheckResult(duration_s=0.0)
-    assert not settled(judge([Reading(0, 1, 5.0, 60.0)]))
+    assert evaluate_readings([Reading(0, 1, 5.0, 60.0)]) == CheckResult(duration_s=0.0)
+    assert not is_settled(evaluate_readings([Reading(0, 1, 5.0, 60.0)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.meters.nvml import averaging_s, coverage
+from pytest_llenergy.meters.nvml import averaging_time_s, sensor_coverage
 
 
 @pytest.mark.parametrize(
@@ -31,20 +31,20 @@ from pytest_llenergy.meters.nvml import averaging_s, coverage
     ],
 )
 def test_the_product_tells_the_coverage(product: str, share: float) -> None:
-    assert coverage(product)[0] == pytest.approx(share)
+    assert sensor_coverage(product)[0] == pytest.approx(share)
 
 
 def test_slow_ticks_are_seen_less_and_fast_ones_not_more() -> None:
-    assert coverage("NVIDIA H100 PCIe", 0.125)[0] == pytest.approx(0.2)
-    assert coverage("NVIDIA H100 PCIe", 0.01)[0] == pytest.approx(0.25)
-    assert coverage("NVIDIA L4", 10.0)[0] == 1.0
+    assert sensor_coverage("NVIDIA H100 PCIe", 0.125)[0] == pytest.approx(0.2)
+    assert sensor_coverage("NVIDIA H100 PCIe", 0.01)[0] == pytest.approx(0.25)
+    assert sensor_coverage("NVIDIA L4", 10.0)[0] == 1.0
 
 
 def test_the_source_says_what_was_measured_and_what_assumed() -> None:
     measured = "the power sensor looks for 25 ms of each 100 ms (Yang, Adamek, Armour, SC 2024)"
-    assert coverage("NVIDIA H100 PCIe")[1] == measured
-    assert "as on the H100, of the same die" in coverage("NVIDIA H200")[1]
-    assert coverage("NVIDIA L4")[1] == "no blind time of the power sensor is known"
+    assert sensor_coverage("NVIDIA H100 PCIe")[1] == measured
+    assert "as on the H100, of the same die" in sensor_coverage("NVIDIA H200")[1]
+    assert sensor_coverage("NVIDIA L4")[1] == "no blind time of the power sensor is known"
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_the_source_says_what_was_measured_and_what_assumed() -> None:
 def test_boards_since_ampere_average_but_for_ga100(
     product: str, architecture: int | None, seconds: float
 ) -> None:
-    assert averaging_s(product, architecture) == seconds
+    assert averaging_time_s(product, architecture) == seconds

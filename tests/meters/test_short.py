@@ -8,8 +8,8 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.meters.edges import is_short
-from pytest_llenergy.meters.window_arithmetic import energy_between, resolvable
+from pytest_llenergy.meters.edges import is_short_window
+from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 
 from .watching import Spell, watched
 from .waves import EPOCH, MS, S, Sensor, Wave, domain
@@ -29,7 +29,7 @@ def scores(outside_w: float, inside_w: float, length_ms: int, load_ms: int | Non
         series = watched(
             [Sensor(wave, TICK)], rng, start_ns - 2 * S, end_ns + S, domain(period_s=0.1), spells
         )
-        energy = resolvable(energy_between(series, start_ns, end_ns), series, length_ms / 1e3)
+        energy = require_resolvable(energy_between(series, start_ns, end_ns), series, length_ms / 1e3)
         if energy.energy_j is not None and energy.u_j is not None:
             found.append(abs(energy.energy_j - wave.joules(start_ns, end_ns)) / energy.u_j)
     return found
@@ -60,5 +60,5 @@ def test_two_ticks_inside_make_a_window_long() -> None:
     wave = Wave(((EPOCH - 4 * S, 100.0), (EPOCH + 9 * S, 100.0)))
     series = watched([Sensor(wave, TICK)], Random(0), EPOCH, EPOCH + 2 * S, domain(period_s=0.1))
     start_ns = EPOCH + 930 * MS
-    assert is_short(series, start_ns, start_ns + 150 * MS)
-    assert not is_short(series, start_ns, start_ns + 350 * MS)
+    assert is_short_window(series, start_ns, start_ns + 150 * MS)
+    assert not is_short_window(series, start_ns, start_ns + 350 * MS)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from pytest_llenergy.meters.trace import Series
-from pytest_llenergy.meters.window_arithmetic import unseen_variance
+from pytest_llenergy.meters.window_arithmetic import coverage_variance
 
 from .waves import EPOCH, MS, S, domain
 
@@ -33,7 +33,7 @@ def seen_every(n: int) -> Series:
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_power_that_scatters_is_as_uncertain_as_if_every_tick_had_been_seen(n: int) -> None:
     every, some = (
-        unseen_variance(seen_every(each), EPOCH + 2 * S, EPOCH + 38 * S, None, None) for each in (1, n)
+        coverage_variance(seen_every(each), EPOCH + 2 * S, EPOCH + 38 * S, None, None) for each in (1, n)
     )
     assert every is not None
     assert some is not None

@@ -71,7 +71,7 @@ def test_what_is_none_is_refused(change: dict[str, object], told: str) -> None:
     [
         (
             encode_report(REPORT),
-            "one report has nothing to be compared with; name two, or one of llenergy ab",
+            "one report alone; name two to compare, or a file of llenergy ab",
         ),
         (b"", "empty, expected a JSON report of pytest --energy-report"),
         (

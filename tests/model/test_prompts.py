@@ -66,7 +66,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_file_without_a_prompt(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text(text)
-    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: {path} holds no prompt; write one a line$"):
+    with pytest.raises(LLEnergyError, match=rf"^energy_prompts: {path} holds no prompt; write one per line$"):
         load_prompts(path)
 
 

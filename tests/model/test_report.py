@@ -75,7 +75,7 @@ def test_an_empty_file(data: bytes) -> None:
 
 
 def test_a_version_that_never_was() -> None:
-    assert refusal({"schema_version": 0}) == "base.json: schema version 0 never was; versions start at 1"
+    assert refusal({"schema_version": 0}) == "base.json: schema version 0 does not exist; versions start at 1"
 
 
 def test_a_newer_version() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
-from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.measure.power_trace import MOST_STEPS
 from pytest_llenergy.model.comparison import ComparedReports, Comparison
 from pytest_llenergy.model.record import (
@@ -115,7 +115,7 @@ def record_like(
     return record_of(
         name,
         rounds=rounds,
-        metrics=summarise(rounds, 3 * 2**30),
+        metrics=compute_metrics(rounds, 3 * 2**30),
         power_trace=trace_of(rng, rounds[3], steps),
         flags=[WARM],
     )

@@ -38,7 +38,7 @@ def test_every_number_of_a_comparison_is_in_a_table(pair: Pair, compared_page: s
     cells = Reader(compared_page).cells()
     for each in pair.compared.comparisons:
         expected = [format_value(each.base, each.unit), format_value(each.head, each.unit)]
-        if each.judged:
+        if each.rule_applied:
             assert each.ratio is not None
             assert each.low is not None
             assert each.high is not None

@@ -140,8 +140,8 @@ class TestWhatIsMissing:
         ("text", "message"),
         [
             (None, "does not exist"),
-            ("", "is no Python that works (exit code 0)"),
-            ("echo no >&2; exit 3", "is no Python that works (exit code 3: no)"),
+            ("", "is not a working Python (exit code 0)"),
+            ("echo no >&2; exit 3", "is not a working Python (exit code 3: no)"),
             ("echo '[[3, 8], []]'", "is Python 3.8, and ranks need 3.10 or later"),
         ],
         ids=["absent", "silent", "failing", "old"],

@@ -21,7 +21,7 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import RoundPlan, measure
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Targets
-from pytest_llenergy.meters.select import KnownMeters, open_meters
+from pytest_llenergy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.model.timeline import RoundTimeline
 from tests.nvml_sim import World
 
@@ -67,7 +67,7 @@ def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
     workload = Bursts(world, seconds)
     # Without a budget there are no more rounds than asked, of one iteration each.
     plan = RoundPlan(rounds=repeats, warmup=math.ceil(WARMUP_S / seconds), budget_s=0.0)
-    selection = open_meters(("nvml",), KnownMeters(), Targets(lease.uuids))
+    selection = open_meters(("nvml",), MeterRegistry(), Targets(lease.uuids))
     result = measure(workload, plan, selection, lease)
     truths_j = workload.truths_j[-repeats:]
     readings = [

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import msgspec
 
-from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.model.record import DomainEnergy, Record, Round, Tokens
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.store import write_report
@@ -90,7 +90,13 @@ def _record(index: int, rounds: int, factor: float, random: Random) -> Record:
     ]
     name = f"benchmarks/test_decode.py::test_decode[{index}]"
     return msgspec.structs.replace(
-        RECORD, id=name, params={"i": index}, rounds=made, windows=[], flags=[], metrics=summarise(made, None)
+        RECORD,
+        id=name,
+        params={"i": index},
+        rounds=made,
+        windows=[],
+        flags=[],
+        metrics=compute_metrics(made, None),
     )
 
 

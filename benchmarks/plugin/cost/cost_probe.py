@@ -51,14 +51,14 @@ def construct(tool: str, uuids: list[str]) -> Figures:
     if tool == "pytest-llenergy":
         from pytest_llenergy.meters import measure
         from pytest_llenergy.meters.base import Targets
-        from pytest_llenergy.meters.select import KnownMeters, open_meters
+        from pytest_llenergy.meters.select import MeterRegistry, open_meters
 
         watch = Stopwatch()
-        first = open_meters(("nvml",), KnownMeters(), Targets(tuple(uuids)))
+        first = open_meters(("nvml",), MeterRegistry(), Targets(tuple(uuids)))
         first_ms = watch.ms()
         first.close()
         watch.ms()
-        second = open_meters(("nvml",), KnownMeters(), Targets(tuple(uuids)))
+        second = open_meters(("nvml",), MeterRegistry(), Targets(tuple(uuids)))
         again_ms = watch.ms()
         second.close()
         watch.ms()

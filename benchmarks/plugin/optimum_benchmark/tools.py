@@ -18,7 +18,7 @@ from typing import Any
 
 from setting import BATCH_SIZE, NEW_TOKENS, PROMPT_TOKENS
 
-from pytest_llenergy.meters.estimate import cpu_time
+from pytest_llenergy.meters.estimate import read_cpu_time
 from pytest_llenergy.model.report import decode_report
 
 HERE = Path(__file__).resolve().parent
@@ -125,7 +125,7 @@ def environment(threads: int) -> dict[str, str]:
 def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Path) -> Spent:
     load = os.getloadavg()[0]
     log = out / "output.log"
-    before, host_before = resource.getrusage(resource.RUSAGE_CHILDREN), cpu_time()
+    before, host_before = resource.getrusage(resource.RUSAGE_CHILDREN), read_cpu_time()
     # The report's time of writing is in wall-clock time; the duration is not taken from it.
     wall_start_ns, start = time.time_ns(), time.monotonic()
     with log.open("wb") as sink:
@@ -149,7 +149,7 @@ def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Pat
                 ) from None
             raise
     exit_s = time.monotonic() - start
-    after, host_after = resource.getrusage(resource.RUSAGE_CHILDREN), cpu_time()
+    after, host_after = resource.getrusage(resource.RUSAGE_CHILDREN), read_cpu_time()
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if code != 0 or not report.exists():
         raise RunError(f"{plan.tool}: ended with exit code {code}\n{_tail(log)}")

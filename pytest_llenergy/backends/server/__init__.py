@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers with an OpenAI-compatible API, started or attached to."""
+"""Servers with an OpenAI-compatible API on this host: started by a command, or already running."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-
-# Any server of the OpenAI API on this host: one that is started here, or one that runs already.
-
-
-# What a server offers, and what it has to be told first.
+from pytest_llenergy.backends.timeouts import SERVER_START_SHARE
 
 NEEDS = (
-    "give --energy-server-command='llama-server -m {model} --port {port}' for one to start, or "
-    "--energy-server-url=http://127.0.0.1:8000 for one that runs on this host"
+    "give --energy-server-command='llama-server -m {model} --port {port}' to start a server, or "
+    "--energy-server-url=http://127.0.0.1:8000 to use one that runs on this host"
 )
-
-#: Share of ``--energy-timeout`` that a server may take to start: its own error comes before that of the rank.
-START_SHARE = 0.9
 
 SPEC = BackendSpec(
     name="server",
@@ -32,13 +25,13 @@ SPEC = BackendSpec(
         tasks=("generate", "serve"),
         options=("command", "url", "health", "model", "timeout_s"),
         batching=("continuous",),
-        prefix_cache="asked off in each request; the server's own switch counts",
+        prefix_cache="switched off in each request if possible; else the server's own setting counts",
         timestamps="token",
         clock="when a chunk reached the client over loopback, CLOCK_MONOTONIC",
         reasons={
-            "data": "copies of a server are the server's own affair, and cannot be counted from outside",
-            "tensor": "a server does not say which of its processes hold a shard",
-            "pipeline": "a server does not say which of its processes hold a stage",
+            "data": "replicas inside a server cannot be counted from outside",
+            "tensor": "a server does not report which of its processes hold a shard",
+            "pipeline": "a server does not report which of its processes hold a stage",
         },
         sources={
             **dict.fromkeys(("launch", "managed_by", "cpu", "hardware"), "tested"),
@@ -55,12 +48,12 @@ SPEC = BackendSpec(
 def with_run_options(
     spec: BackendSpec, command: str, url: str, health: str, model: str, timeout_s: float
 ) -> BackendSpec:
-    """The same with what the options of a run say."""
+    """Return the spec with the run's options as preset load options."""
     preset = {
         "command": command,
         "url": url,
         "health": health,
         "model": model,
-        "timeout_s": START_SHARE * timeout_s,
+        "timeout_s": SERVER_START_SHARE * timeout_s,
     }
     return replace(spec, preset=preset, needs=None if command or url else spec.needs)

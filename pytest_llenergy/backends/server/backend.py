@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend in the rank: a server that is started or found, asked over HTTP."""
+"""The server backend in a rank: start or find a server, and send it completions over HTTP."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.server.client import COMPLETIONS_PATH, Client, NoAnswerError, select_dialect
-from pytest_llenergy.backends.server.load import EXIT_WAIT_S, BatchJob, Endpoint, LoadJob
+from pytest_llenergy.backends.server.load import BatchJob, Endpoint, LoadJob
 from pytest_llenergy.backends.server.process import ProcessFamily, ServerProcess, find_family, find_listeners
 from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, find_free_port
 from pytest_llenergy.backends.server.stream import error_text, read_answer
 from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
+from pytest_llenergy.backends.timeouts import EXIT_WAIT_S, HEALTH_POLL_S, HEALTH_TIMEOUT_S
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.record import BackendInfo, Flag
-
-#: How often a server that starts is asked whether it is ready (seconds), and how long it may think.
-HEALTH_POLL_S, HEALTH_TIMEOUT_S = 0.1, 5.0
 
 MODELS_PATH = "/v1/models"
 
 
 class ServerBackend:
-    """Text completions of any server of the OpenAI API on this host, each prompt a streamed request.
+    """Text completions of any server with the OpenAI API on this host; each prompt is a streamed request.
 
-    Load options: ``command`` to start one, with the placeholders ``{model}``, ``{port}``, ``{host}`` and
-    ``{threads}``; ``url`` of one that runs; ``health``, the path that answers 200 when it is ready;
-    ``model``, its name in the API; ``timeout_s``, how long it may take to start.
+    Load options: ``command`` to start a server, with the placeholders ``{model}``, ``{port}``, ``{host}`` and
+    ``{threads}``; ``url`` of a running one; ``health``, the path that answers 200 when it is ready;
+    ``model``, its name in the API; ``timeout_s``, the time it may take to start.
     """
 
     def __init__(self) -> None:
@@ -45,9 +43,9 @@ class ServerBackend:
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         settings = ServerSettings.parse(options)
         try:
-            return self._loaded(model, settings, context)
+            return self._connect(model, settings, context)
         except BaseException:
-            # Nobody else knows of the server yet, whatever it was that went wrong.
+            # Whatever went wrong, nobody else knows of the server yet.
             self.close()
             raise
 
@@ -56,7 +54,7 @@ class ServerBackend:
         return BatchJob(self._endpoint, bodies, params)
 
     def prepare_serve(self, prompts: Sequence[str], params: ServeParams) -> LoadJob:
-        """The requests of a load; the prompts in turn."""
+        """Prepare the requests of a load; prompts are used in turn."""
         bodies = [self._body(prompt, params, keeps_prefixes=params.prefix_cache) for prompt in prompts]
         return LoadJob(self._endpoint, [bodies[i % len(bodies)] for i in range(params.requests)], params)
 
@@ -64,7 +62,7 @@ class ServerBackend:
         """A request is done when its stream has ended."""
 
     def workers(self) -> Sequence[BackendWorker]:
-        """The command's process, or that of the server which ran already; pid 0 if that is not told."""
+        """Return the command's process, or that of the running server; pid 0 if unknown."""
         if self._process is not None:
             return [BackendWorker(pid=self._process.pid, rank=0, world_size=1)]
         root = self._family.root if self._family is not None else None
@@ -75,28 +73,28 @@ class ServerBackend:
             self._client.close()
             self._client = None
         if self._process is not None:
-            self._process.end()
+            self._process.stop()
             self._process = None
 
-    def _loaded(self, model: ModelSource, settings: ServerSettings, context: RankContext) -> BackendInfo:
+    def _connect(self, model: ModelSource, settings: ServerSettings, context: RankContext) -> BackendInfo:
         address = settings.address or Address(HOST, find_free_port())
         if settings.words:
-            self._process = self._started(model, settings, address, context)
+            self._process = self._start(model, settings, address, context)
         client = self._client = Client(address.url)
         self._await_health(client, settings)
-        flags = self._whose(address, context)
-        models = self._models(client)
+        flags = self._verify_owner(address, context)
+        models = self._list_models(client)
         self._dialect = select_dialect(models)
         served = [str(each.get("id")) for each in models.get("data") or ()]
         if not settings.model and not served:
             raise BackendError(f"server: GET {MODELS_PATH} names no model; give --energy-server-model=NAME")
         self._model = settings.model or served[0]
-        self._endpoint = Endpoint(client, self._dialect, settings.health, self._check, address, flags)
+        self._endpoint = Endpoint(client, self._dialect, settings.health, self._check_alive, address, flags)
         self._probe(client, served)
         return BackendInfo(
             name="server",
-            version=self._version(client),
-            # What the server was given; else all that is known is what it calls it.
+            version=self._read_version(client),
+            # The model given to the server; otherwise only its name in the API is known.
             model=model.label if settings.names_model else _model_label(self._model),
             options=self._options(settings, context),
         )
@@ -117,15 +115,15 @@ class ServerBackend:
             "threads": context.threads if any("{threads}" in word for word in settings.words) else None,
         }
 
-    def _started(
+    def _start(
         self, model: ModelSource, settings: ServerSettings, address: Address, context: RankContext
     ) -> ServerProcess:
-        busy = sorted(find_listeners(address))
-        if busy:
-            raise BackendError(f"server: port {address.port} is taken by process {busy[0]}; choose another")
+        pids = sorted(find_listeners(address))
+        if pids:
+            raise BackendError(f"server: port {address.port} is used by process {pids[0]}; choose another")
         location = ""
         if settings.names_model:
-            # A hub id is for the server to find; what has to be converted is a directory then.
+            # The server resolves a hub id itself; a random preset is converted to a directory.
             location = model.location if model.kind != "random" else str(pretrained_path(model))
         return ServerProcess(
             settings.command(
@@ -134,7 +132,10 @@ class ServerBackend:
         )
 
     def _await_health(self, client: Client, settings: ServerSettings) -> None:
-        """Raises ``BackendError`` when it dies or is late; one that runs already must be ready."""
+        """Wait until the server is healthy; one that was already running must be so at once.
+
+        Raises ``BackendError`` if it dies or is late.
+        """
         last = "no answer"
         deadline = time.monotonic() + (settings.timeout_s if settings.words else 0.0)
         while True:
@@ -145,70 +146,70 @@ class ServerBackend:
                 last = f"{status}: {error_text(body.decode(errors='replace'))}"
             except NoAnswerError as error:
                 last = f"no answer ({error})"
-            self._check(f" before GET {settings.health} gave 200")
+            self._check_alive(f" before GET {settings.health} gave 200")
             if time.monotonic() > deadline:
                 break
-            # Servers do not tell when they are ready.
+            # Servers do not notify when they are ready.
             time.sleep(HEALTH_POLL_S)
         if self._process is None:
             raise BackendError(
                 f"server: GET {settings.health} at {client.url}: {last}; is it running, and ready?"
             )
-        self._process.show()
+        self._process.show_tail()
         raise ServerError(
             f"server: not ready after {settings.timeout_s:g} s, GET {settings.health}: {last}; see "
             "--energy-server-health and --energy-timeout"
         )
 
-    def _whose(self, address: Address, context: RankContext) -> list[Flag]:
-        """Hold who listens against who should. Returns what cannot be told, as a flag."""
+    def _verify_owner(self, address: Address, context: RankContext) -> list[Flag]:
+        """Check that the expected process listens. Returns a flag if that cannot be determined."""
         if self._process is not None:
-            found = find_listeners(address)
-            if not found & self._process.pids():
-                who = f"process {sorted(found)[0]}" if found else "nobody who can be seen from here"
+            pids = find_listeners(address)
+            if not pids & self._process.pids():
+                who = f"process {sorted(pids)[0]}" if pids else "a process that is not visible here"
                 raise BackendError(
-                    f"server: port {address.port} is answered by {who}, which the command has not started (a "
+                    f"server: port {address.port} is answered by {who}, which the command did not start (a "
                     "container, a daemon?); start it yourself and give --energy-server-url"
                 )
             return []
         family = self._family = find_family(address)
         if context.devices == ("cpu",) and family.uses_gpu():
             raise BackendError(
-                f"server: process {family.root} at {address.url} uses a GPU, and this test has leased none; "
-                "mark it @pytest.mark.gpus(1)"
+                f"server: process {family.root} at {address.url} uses a GPU, but this test has leased none; "
+                "mark it with @pytest.mark.gpus(1)"
             )
         if family.root is not None:
             return []
-        detail = f"the processes of the server at {address.url} are not known: {family.reason}"
+        detail = f"the processes of the server at {address.url} are unknown: {family.reason}"
         return [Flag(name="server-unknown", severity="warning", detail=detail)]
 
-    def _models(self, client: Client) -> dict[str, Any]:
-        """What ``/v1/models`` says; nothing where there is no such thing."""
+    def _list_models(self, client: Client) -> dict[str, Any]:
+        """Return the answer of ``/v1/models``; empty if the server lacks it."""
         try:
             status, body = client.get(MODELS_PATH)
             found = msgspec.json.decode(body) if status == 200 else {}
         except (NoAnswerError, msgspec.DecodeError) as error:
-            self._check()
+            self._check_alive()
             raise BackendError(f"server: GET {MODELS_PATH}: {error}") from None
         return found if isinstance(found, dict) else {}
 
     def _probe(self, client: Client, served: Sequence[str]) -> None:
-        """One token, so that a wrong name or a stream without counts is told before anything is measured.
+        """Request one token, so that a wrong model name or a stream without counts fails before any
+        measurement.
 
-        Then one more, to learn whether connections are kept.
+        A second request finds out whether connections are kept.
         """
         body = self._body("a", GenerationParams(max_new_tokens=1), keeps_prefixes=False)
-
-        stream = client.learn(body)
+        stream = client.detect_keepalive(body)
         if stream.broke:
-            self._check()
+            self._check_alive()
         try:
             read_answer(stream, self._dialect, f"model {_model_label(self._model)!r}")
         except ModelError as error:
             names = ", ".join(map(_model_label, served)) or "nothing"
             raise ModelError(f"{error}; it serves: {names}") from None
 
-    def _version(self, client: Client) -> str:
+    def _read_version(self, client: Client) -> str:
         if self._dialect.version is None:
             return "unknown"
         path, name = self._dialect.version
@@ -222,40 +223,45 @@ class ServerBackend:
     def _body(self, prompt: str, params: GenerationParams, *, keeps_prefixes: bool) -> bytes:
         dialect = self._dialect
         if params.stop_token_ids and not dialect.stops:
-            raise BackendError(f"server: {dialect.name} servers take no stop_token_ids; leave them out")
+            raise BackendError(
+                f"server: {dialect.name} servers do not support stop_token_ids; leave them out"
+            )
         if params.do_sample and not dialect.takes_top_k:
             raise BackendError(
-                f"server: {dialect.name} servers take no top_k, which is {params.top_k}; use do_sample=False"
+                f"server: {dialect.name} servers do not support top_k, which is {params.top_k}; "
+                "use do_sample=False"
             )
-        told: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt,
             "max_tokens": params.max_new_tokens,
             "stream": True,
             "stream_options": {"include_usage": True, **dialect.stream_options},
-            # Greedy is no temperature at all, as everywhere in this API.
+            # Temperature 0 means greedy throughout this API.
             "temperature": params.temperature if params.do_sample else 0.0,
             "seed": params.seed,
             **dialect.always,
             **dialect.cache(keeps_prefixes),
         }
         if params.do_sample:
-            told["top_p"], told["top_k"] = params.top_p, params.top_k
+            body["top_p"], body["top_k"] = params.top_p, params.top_k
         if params.ignore_eos:
-            told["ignore_eos"] = True
+            body["ignore_eos"] = True
         if params.stop_token_ids:
-            told["stop_token_ids"] = list(params.stop_token_ids)
-        return msgspec.json.encode(told)
+            body["stop_token_ids"] = list(params.stop_token_ids)
+        return msgspec.json.encode(body)
 
-    def _check(self, when: str = "") -> None:
-        """Raises ``BackendError`` with the last words of a server that has died."""
-        died = self._process.died(EXIT_WAIT_S if not when else 0.0) if self._process is not None else None
+    def _check_alive(self, when: str = "") -> None:
+        """Raise ``ServerError`` with the last output line if the server has died."""
+        died = (
+            self._process.exit_reason(EXIT_WAIT_S if not when else 0.0) if self._process is not None else None
+        )
         if died is not None and self._process is not None:
-            self._process.show()
+            self._process.show_tail()
             how, _, last = died.partition(": ")
             raise ServerError(f"server: {how}{when}: {last}")
 
 
 def _model_label(name: str) -> str:
-    """A model as the API calls it: of a path only its last part."""
+    """Return a model's name in the API; of a path only the last part."""
     return Path(name).name if Path(name).is_absolute() else name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP client of OpenAI-compatible servers and their dialects."""
+"""HTTP client for OpenAI-compatible servers, and what their APIs support beyond the standard."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_llenergy.backends.timeouts import CLOSE_GRACE_S, KEEPALIVE_S, REQUEST_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 
 if TYPE_CHECKING:
     import aiohttp
 
-
-# The HTTP client: one event loop and one pool of connections, kept as long as the server is used.
 
 T = TypeVar("T")
 
@@ -23,27 +22,17 @@ COMPLETIONS_PATH = "/v1/completions"
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 
-#: Longest answer of an error that is shown (characters).
+#: Longest error text that is shown.
 MAX_ERROR_CHARACTERS = 300
-
-#: How long a connection is kept that nobody uses (seconds). Servers close theirs after five (llama.cpp's, and
-#: uvicorn by default, which vLLM and SGLang use), and a request that is sent meanwhile is lost.
-KEEPALIVE_S = 3.0
-
-#: How long after a stream a server may take to close its connection (seconds).
-CLOSE_GRACE_S = 0.3
-
-#: How long an answer that is no stream may take (seconds).
-REQUEST_TIMEOUT_S = 30.0
 
 
 class NoAnswerError(Exception):
-    """A request that came to nothing; its text says why, in a line."""
+    """A request without an answer; the text is the reason in one line."""
 
 
 @dataclass
 class Stream:
-    """What came of one request: bytes as they came, each with its time; they are read later."""
+    """The stream of one request: bytes with their arrival times, parsed later."""
 
     sent_ns: int = 0
     status: int = 0
@@ -51,14 +40,15 @@ class Stream:
     broke: str | None = None
 
     def body(self) -> str:
-        """All of it."""
+        """Return the whole body as text."""
         return b"".join(data for _, data in self.reads).decode(errors="replace")
 
 
 class Client:
-    """Asks one server. Its methods block, but for ``stream``, which is for coroutines that ``run`` runs.
+    """Client of one server: one event loop and one connection pool, kept as long as the server is used.
 
-    ``keeps`` is whether the server keeps a connection on which it has streamed; see ``learn``.
+    Methods block, except ``stream``, a coroutine for ``run``. ``keeps`` is whether the server keeps a
+    connection after streaming on it; see ``detect_keepalive``.
     """
 
     def __init__(self, url: str) -> None:
@@ -70,52 +60,50 @@ class Client:
         self._connected = 0
         self._loop = asyncio.new_event_loop()
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-        self._session: aiohttp.ClientSession = self.run(self._opened())
+        self._session: aiohttp.ClientSession = self.run(self._open_session())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run one coroutine to its end."""
+        """Run a coroutine to its end."""
         return self._loop.run_until_complete(work)
 
     def get(self, path: str, timeout_s: float = REQUEST_TIMEOUT_S) -> tuple[int, bytes]:
-        """Status and body. Raises ``NoAnswerError``."""
+        """Return status and body. Raises ``NoAnswerError``."""
         try:
             return self.run(self._get(path, timeout_s))
         except self._errors as error:
             raise NoAnswerError(_error_line(error)) from None
 
-    def open(self, connections: int, path: str) -> None:
-        """Have so many connections open, where they are kept.
-
-        Raises ``BackendError`` when the server does not answer.
-        """
-        # Asked for at once, each needs a connection of its own.
-        asked = [self._get(path, REQUEST_TIMEOUT_S) for _ in range(connections if self.keeps else 1)]
+    def open_connections(self, connections: int, path: str) -> None:
+        """Open this many connections if they are kept. Raises ``BackendError`` without an answer."""
+        # Simultaneous requests need a connection each.
+        requests = [self._get(path, REQUEST_TIMEOUT_S) for _ in range(connections if self.keeps else 1)]
         try:
-            self.run(self._all(asked))
+            self.run(self._gather(requests))
         except self._errors as error:
             raise BackendError(
                 f"server: GET {path} at {self.url}: no answer ({_error_line(error)})"
             ) from None
 
-    def learn(self, body: bytes) -> Stream:
-        """Send one request, and see whether another one would need a new connection.
+    def detect_keepalive(self, body: bytes) -> Stream:
+        """Send one request, then find out whether the next one needs a new connection. Returns the first
+        stream.
 
-        llama.cpp's server says that it keeps connections and closes them after each stream. A request that is
-        sent before that is seen would be lost.
+        llama.cpp's server claims to keep connections but closes them after each stream. A request sent before
+        the close is noticed would be lost.
         """
         first = self.run(self.stream(body))
         if first.broke is None and first.status == 200:
             self.run(asyncio.sleep(CLOSE_GRACE_S))
             before = self._connected
-            again = self.run(self.stream(body))
-            self.keeps = again.broke is None and self._connected == before
-            # Those that the server closes meanwhile are not seen to be closed while nothing runs.
+            second = self.run(self.stream(body))
+            self.keeps = second.broke is None and self._connected == before
+            # Connections that the server closes while nothing runs would go unnoticed.
             self.run(self._session.close())
-            self._session = self.run(self._opened())
+            self._session = self.run(self._open_session())
         return first
 
     async def stream(self, body: bytes) -> Stream:
-        """Send one request and note when its parts come. What breaks is noted, too."""
+        """Send one request and record when its parts arrive. Failures are recorded, too."""
         stream = Stream(sent_ns=time.monotonic_ns())
         try:
             async with self._session.post(self._completions, data=body, headers=JSON_HEADERS) as response:
@@ -131,20 +119,19 @@ class Client:
         self.run(self._session.close())
         self._loop.close()
 
-    async def _note_connection(self, *_: object) -> None:
+    async def _count_connection(self, *_: object) -> None:
         self._connected += 1
 
-    async def _opened(self) -> aiohttp.ClientSession:
+    async def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
 
-        connections = aiohttp.TraceConfig()
-        connections.on_connection_create_end.append(self._note_connection)
-
-        # A load may have any number of requests on their way, and take any time.
-        kept: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_S} if self.keeps else {"force_close": True}
-        connector = aiohttp.TCPConnector(limit=0, **kept)
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(self._count_connection)
+        # No limits: a load can have any number of requests in flight, and take any time.
+        policy: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_S} if self.keeps else {"force_close": True}
+        connector = aiohttp.TCPConnector(limit=0, **policy)
         return aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=[connections]
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=[trace]
         )
 
     async def _get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
@@ -154,16 +141,13 @@ class Client:
         async with self._session.get(self.url + path, timeout=limit) as response:
             return response.status, await response.read()
 
-    async def _all(self, asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        return list(await asyncio.gather(*asked))
+    async def _gather(self, requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        return list(await asyncio.gather(*requests))
 
 
 def _error_line(error: BaseException) -> str:
-    """An error in a line; some have no text."""
+    """Return an error in one line; some have no text."""
     return (str(error) or type(error).__name__).splitlines()[0][:MAX_ERROR_CHARACTERS]
-
-
-# What servers of the OpenAI API understand beyond it. A field that a server does not know may be refused.
 
 
 def _tokens_from_usage(event: Mapping[str, Any]) -> int | None:
@@ -178,12 +162,15 @@ def _tokens_from_timings(event: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How to ask one kind of server.
+    """How to talk to one kind of server. A field that a server does not know may be refused.
 
-    ``always`` goes with every request, ``cache`` says whether prefixes may be kept. ``so_far`` reads from a
-    chunk how many tokens there are by now, where the server tells; ``stops`` is whether it takes
-    ``stop_token_ids``, ``takes_top_k`` whether ``top_k``. ``version`` is the path that tells its version, and
-    the field there.
+    Attributes:
+        always: Fields of every request.
+        cache: Fields that allow or forbid keeping prefixes.
+        so_far: Reads from a chunk the number of tokens so far, if the server reports it.
+        stops: Whether ``stop_token_ids`` is supported.
+        takes_top_k: Whether ``top_k`` is supported.
+        version: Path and field of the server's version.
     """
 
     name: str
@@ -197,16 +184,16 @@ class Dialect:
 
     @property
     def switches_cache(self) -> bool:
-        """Whether a request says that no prefix is to be kept."""
+        """Whether a request can forbid keeping prefixes."""
         return bool(self.cache(False))
 
 
-#: Ways to choose a token that a server would take from defaults of its own or of the model.
+#: Sampling settings that a server would otherwise take from its own or the model's defaults.
 PLAIN_SAMPLING = {"min_p": 0.0, "repetition_penalty": 1.0}
-#: Of llama.cpp those that are wanted, which leaves its min_p and its penalties out.
+#: Samplers of llama.cpp without min_p and penalties.
 LLAMA_CPP_SAMPLERS = ["temperature", "top_k", "top_p"]
 
-#: By what ``/v1/models`` calls its owner.
+#: Dialects by ``owned_by`` of ``/v1/models``.
 DIALECTS = {
     # tools/server/README.md of llama.cpp: POST /completion, whose options its OpenAI endpoints take as well.
     "llamacpp": Dialect(
@@ -236,6 +223,6 @@ UNKNOWN_DIALECT = Dialect("unknown")
 
 
 def select_dialect(models: Mapping[str, Any]) -> Dialect:
-    """By the answer of ``GET /v1/models``."""
+    """Select the dialect from the answer of ``GET /v1/models``."""
     owners = [str(each.get("owned_by", "")) for each in models.get("data") or ()]
     return DIALECTS.get(owners[0].lower(), UNKNOWN_DIALECT) if owners else UNKNOWN_DIALECT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send batches and loads of requests to a server."""
+"""Jobs of the server backend: send batches and loads of requests."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from pytest_llenergy.backends.tasks import (
     ServeParams,
     phase_spans,
 )
+from pytest_llenergy.backends.timeouts import EXIT_WAIT_S
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Flag
 
-#: Share of the mean gap between two requests by which one may be late, and at least (seconds).
+#: A request is late beyond this share of the mean gap between requests, and at least this time (seconds).
 LATE_SHARE, LATE_S = 0.1, 0.01
 
-#: A server that dies closes its connections first; how long it may take to be gone (seconds).
-EXIT_WAIT_S = 1.0
-
-CACHE_UNKNOWN = (
-    "the server does not say whether prompts came from its prefix cache; switch that off where it is started"
-)
+CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
 
 
 @dataclass
 class Endpoint:
-    """A server that answers, at ``address``. ``check`` raises with its last words if it has died.
+    """A server that answers.
 
-    ``flags`` are what a reader must know of all that is measured with it.
+    Attributes:
+        check: Raises with the server's last output line if it has died.
+        flags: What a reader must know of every measurement with this server.
     """
 
     client: Client
@@ -49,19 +47,19 @@ class Endpoint:
     flags: list[Flag] = field(default_factory=list)
 
     def run(self, work: Coroutine[Any, Any, list[Stream]]) -> list[Stream]:
-        """Do it; whoever has died meanwhile is named."""
+        """Run the requests. If some broke off, report a server that died meanwhile."""
         streams = self.client.run(work)
         broken = [stream for stream in streams if stream.broke]
         if broken:
             self.check()
-            # One that was not started here has no last words; that it is gone can be seen.
+            # A server that was not started here has no output, but a closed port shows that it is gone.
             if is_port_closed(self.address, EXIT_WAIT_S):
                 for stream in broken:
-                    stream.broke = f"{stream.broke}; nobody listens at {self.address.url} any more"
+                    stream.broke = f"{stream.broke}; nobody listens at {self.address.url} anymore"
         return streams
 
-    def answers(self, streams: Sequence[Stream], params: GenerationParams) -> list[Answer]:
-        """Read what came. Raises ``BackendError`` for one that is not what was asked for."""
+    def parse_answers(self, streams: Sequence[Stream], params: GenerationParams) -> list[Answer]:
+        """Parse the streams. Raises ``BackendError`` for an answer of the wrong length."""
         answers = []
         for number, stream in enumerate(streams, 1):
             name = f"request {number} of {len(streams)}"
@@ -70,19 +68,19 @@ class Endpoint:
             short = params.ignore_eos and produced < params.max_new_tokens
             if short or produced > params.max_new_tokens:
                 raise BackendError(
-                    f"server: {name}: {produced} tokens where {params.max_new_tokens} were asked for; "
-                    + ("it does not heed ignore_eos" if short else "it does not heed max_tokens")
+                    f"server: {name}: {produced} tokens instead of {params.max_new_tokens}; "
+                    + ("the server ignores ignore_eos" if short else "the server ignores max_tokens")
                 )
             answers.append(answer)
         return answers
 
     def cache_flags(self, answers: Sequence[Answer]) -> list[Flag]:
-        """What is known of its prefix cache, which nobody wanted."""
+        """Return flags about prefix cache hits, which distort the measured work."""
         hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
         if hits:
             detail = (
                 f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
-                "switch the cache off where the server is started"
+                "switch the cache off when starting the server"
             )
             return [Flag(name="prefix-cache", severity="invalid", detail=detail)]
         if any(answer.cached_tokens is None for answer in answers):
@@ -92,21 +90,21 @@ class Endpoint:
 
 @dataclass
 class BatchJob:
-    """All prompts at once, each a request. ``bodies`` are ready to be sent."""
+    """All prompts at once, one request each. ``bodies`` are encoded requests."""
 
     endpoint: Endpoint
     bodies: list[bytes]
     params: GenerationParams
 
     def ready(self) -> None:
-        """Have a connection for each."""
-        self.endpoint.client.open(len(self.bodies), self.endpoint.health)
+        """Open a connection per request."""
+        self.endpoint.client.open_connections(len(self.bodies), self.endpoint.health)
 
     def run(self) -> list[Stream]:
         return self.endpoint.run(_send_all(self.endpoint.client, self.bodies))
 
     def result(self, outcome: list[Stream]) -> ServedGeneration:
-        answers = self.endpoint.answers(outcome, self.params)
+        answers = self.endpoint.parse_answers(outcome, self.params)
         return ServedGeneration(
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
@@ -118,7 +116,7 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """What came of a load. ``late_s`` is the most by which a request was sent after its time."""
+    """Streams of a load. ``late_s`` is the largest delay of a request behind its send time."""
 
     streams: list[Stream]
     start_ns: int
@@ -128,16 +126,16 @@ class LoadOutcome:
 
 @dataclass
 class LoadJob:
-    """Requests in the order in which they are to be sent."""
+    """Requests in the order of their send times."""
 
     endpoint: Endpoint
     bodies: list[bytes]
     params: ServeParams
 
     def ready(self) -> None:
-        """Have the connections that are needed at once for certain; an open loop opens others as it goes."""
-        wanted = min(self.params.concurrency or 1, len(self.bodies))
-        self.endpoint.client.open(wanted, self.endpoint.health)
+        """Open the connections that are needed at once; an open loop opens more as it goes."""
+        connections = min(self.params.concurrency or 1, len(self.bodies))
+        self.endpoint.client.open_connections(connections, self.endpoint.health)
 
     def run(self) -> LoadOutcome:
         client, start_ns = self.endpoint.client, time.monotonic_ns()
@@ -153,7 +151,7 @@ class LoadJob:
         return LoadOutcome(streams, start_ns, time.monotonic_ns(), max(late, default=0.0))
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
-        answers = self.endpoint.answers(outcome.streams, self.params)
+        answers = self.endpoint.parse_answers(outcome.streams, self.params)
         requests = [answer.request for answer in answers]
         flags = [] if self.params.prefix_cache else self.endpoint.cache_flags(answers)
         spans = phase_spans(requests, self.params.concurrency, outcome.start_ns, outcome.end_ns)
@@ -172,9 +170,7 @@ class LoadJob:
         gap_s = offsets_s[-1] / (len(offsets_s) - 1) if len(offsets_s) > 1 else 0.0
         if not offsets_s or late_s <= max(LATE_S, LATE_SHARE * gap_s):
             return []
-        detail = (
-            f"a request was sent {late_s * 1e3:.0f} ms after its time; the host is too busy for this load"
-        )
+        detail = f"a request was sent {late_s * 1e3:.0f} ms late; the host is too busy for this load"
         return [Flag(name="late-request", severity="warning", detail=detail)]
 
 
@@ -190,26 +186,26 @@ async def _send_all(client: Client, bodies: Sequence[bytes]) -> list[Stream]:
 async def _send_open_loop(
     client: Client, bodies: Sequence[bytes], offsets_s: Sequence[float], start_ns: int
 ) -> list[Stream]:
-    """Send each when its time has come."""
+    """Send each request at its time."""
     sent: list[asyncio.Task[Stream]] = []
     for body, offset_s in zip(bodies, offsets_s, strict=True):
         left_s = offset_s - (time.monotonic_ns() - start_ns) / 1e9
-        # Also where it is due: those on their way are looked at in between.
+        # Sleep even if it is due, so that requests in flight progress.
         await asyncio.sleep(max(0.0, left_s))
         sent.append(asyncio.create_task(client.stream(body)))
     return list(await asyncio.gather(*sent))
 
 
 async def _send_closed_loop(client: Client, bodies: Sequence[bytes], concurrency: int) -> list[Stream]:
-    """Send the next when one is done. What has broken off is not followed by others."""
+    """Keep ``concurrency`` requests in flight; stop after one that broke off."""
     streams: dict[int, Stream] = {}
     waiting = iter(enumerate(bodies))
 
-    async def one_after_the_other() -> None:
+    async def send_in_turn() -> None:
         for number, body in waiting:
             streams[number] = await client.stream(body)
             if streams[number].broke:
                 return
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
+    await asyncio.gather(*(send_in_turn() for _ in range(concurrency)))
     return [streams[number] for number in sorted(streams)]

@@ -17,26 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.backends.server.settings import Address
+from pytest_llenergy.backends.timeouts import KILL_TIMEOUT_S, PORT_POLL_S, TERMINATE_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 
 if TYPE_CHECKING:
     import psutil
 
 
-# A server as a child of this process, with what it writes.
-
-#: How long a server may take to end when it is told to, and then what it has left behind (seconds).
-TERMINATE_TIMEOUT_S, KILL_TIMEOUT_S = 3.0, 0.5
-
-#: How much of its output is shown, in bytes and lines.
+#: How much of a server's output is shown (bytes, lines).
 TAIL_BYTES, TAIL_LINES = 8192, 20
 
 
 class ServerProcess:
-    """Started with the environment of this process, and so with its devices. Its output goes to a file."""
+    """A server started with this process's environment, and so on its devices. Its output goes to a file."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Raises ``BackendError`` when there is no such program."""
+        """Start the command. Raises ``BackendError`` if the program does not exist."""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server runs
         self._name = words[0]
         try:
@@ -49,15 +45,15 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the command itself; the server may be a child of it."""
+        """Pid of the command; the server may be a child of it."""
         return self._child.pid
 
     def pids(self) -> set[int]:
-        """The command and all that it has started."""
+        """Return the pids of the command and its descendants."""
         return {each.pid for each in self._family()}
 
-    def died(self, within_s: float = 0.0) -> str | None:
-        """How it ended and its last line; ``None`` while it runs, and has not ended ``within_s`` seconds."""
+    def exit_reason(self, within_s: float = 0.0) -> str | None:
+        """Return how it exited and its last output line; None if it still runs after ``within_s`` seconds."""
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(within_s)
         status = self._child.returncode
@@ -67,21 +63,21 @@ class ServerProcess:
         return f"{self._name} ended with {how}: {self._last_line()}"
 
     def tail(self) -> list[str]:
-        """The last lines of its output."""
+        """Return the last lines of its output."""
         size = os.fstat(self._output.fileno()).st_size
-        # Not read: the child writes where a read would leave the file's position.
+        # pread, since reading would move the file position at which the child writes.
         written = os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
         lines = written.decode(errors="replace").splitlines()
         return [line for line in lines if line.strip()][-TAIL_LINES:]
 
-    def show(self) -> None:
-        """Put the tail into the output of this rank, which failures are told with."""
+    def show_tail(self) -> None:
+        """Copy the tail to the output of this rank, which failure messages include."""
         for line in self.tail():
             sys.stdout.write(f"{self._name}: {line}\n")
         sys.stdout.flush()
 
-    def end(self) -> None:
-        """Tell it to end, then make sure of it and of all that it has started."""
+    def stop(self) -> None:
+        """Terminate the server, then kill whatever remains of it and its descendants."""
         import psutil
 
         family = self._family()
@@ -110,33 +106,30 @@ class ServerProcess:
         return []
 
     def _last_line(self) -> str:
-        return (self.tail() or ["it has written nothing"])[-1].strip()
+        return (self.tail() or ["no output"])[-1].strip()
 
 
-# The processes of a server that was not started here, found from the port that it listens on.
-
-#: What starts a server and is none of it.
+#: Programs that start a server and are not part of it.
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "fish", "tmux: server", "screen", "sshd", "systemd"})
 
-#: What listens for a server that is in a container.
+#: Programs that listen on behalf of a server in a container.
 PROXIES = frozenset({"docker-proxy", "rootlesskit", "rootlessport", "slirp4netns", "pasta", "conmon"})
 
-#: How often it is looked whether a server has gone (seconds).
-PORT_POLL_S = 0.05
-
-#: What a process that uses a GPU holds open: CUDA's own file, and that of ROCm.
+#: Device files that a process using a GPU holds open: of CUDA and of ROCm.
 GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
 @dataclass(frozen=True)
 class ProcessFamily:
-    """A server's processes: ``root`` and what comes of it; ``None`` with the ``reason`` if it is not told."""
+    """A server's processes: ``root`` and its descendants. If they are unknown, ``root`` is None and
+    ``reason`` says why.
+    """
 
     root: int | None
     reason: str | None = None
 
     def pids(self) -> set[int]:
-        """Those that live now."""
+        """Return the pids that are alive now."""
         import psutil
 
         if self.root is None:
@@ -147,12 +140,12 @@ class ProcessFamily:
         return set()
 
     def uses_gpu(self) -> bool:
-        """Whether one of them has opened a GPU, as far as that can be seen."""
+        """Whether one of them has a GPU open, as far as this user can see."""
         return any(_uses_gpu(pid) for pid in self.pids())
 
 
 def find_listeners(address: Address) -> set[int]:
-    """The pids of those that listen there and can be seen."""
+    """Return the visible pids that listen at an address."""
     import psutil
 
     found: set[int] = set()
@@ -164,9 +157,9 @@ def find_listeners(address: Address) -> set[int]:
 
 
 def is_port_closed(address: Address, within_s: float) -> bool:
-    """Whether nobody listens there, now or after at most ``within_s``: who is killed takes a while to go.
+    """Whether a port is closed, now or after at most ``within_s``: a killed process takes a while to exit.
 
-    It is tried, as who listens is not told of another user's process or of a container.
+    Tries to connect, since listeners of other users and containers are not visible.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -182,25 +175,25 @@ def is_port_closed(address: Address, within_s: float) -> bool:
 
 
 def find_family(address: Address) -> ProcessFamily:
-    """The processes of the server that listens there."""
+    """Find the processes of the server that listens at an address."""
     import psutil
 
-    found = sorted(find_listeners(address))
-    if not found:
+    pids = sorted(find_listeners(address))
+    if not pids:
         return ProcessFamily(
-            None, f"who listens on port {address.port} is not told, as of another user's process"
+            None, f"the listener on port {address.port} is not visible, such as another user's process"
         )
     try:
-        process = psutil.Process(found[0])
+        process = psutil.Process(pids[0])
         if process.name() in PROXIES:
-            return ProcessFamily(None, f"port {address.port} is that of a container ({process.name()})")
+            return ProcessFamily(None, f"port {address.port} belongs to a container ({process.name()})")
         return ProcessFamily(_find_root(process).pid)
     except psutil.Error as error:
-        return ProcessFamily(None, f"process {found[0]} on port {address.port} cannot be looked at ({error})")
+        return ProcessFamily(None, f"process {pids[0]} on port {address.port} cannot be inspected ({error})")
 
 
 def _find_root(process: psutil.Process) -> psutil.Process:
-    """Whoever started the listener as a part of the server: its ancestors in the same process group."""
+    """Return the topmost ancestor of the listener in its process group that is part of the server."""
     import psutil
 
     ours = {os.getpid(), *(each.pid for each in psutil.Process().parents())}

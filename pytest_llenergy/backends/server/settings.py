@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a server is and how it is started, checked before anything is started."""
+"""Where a server listens and how to start it, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from pytest_llenergy.backends.timeouts import SERVER_START_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 
-#: Servers that are started here listen where no other host can reach them.
+#: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"
 
 PLACEHOLDERS = ("model", "port", "host", "threads")
 
-#: Options of servers whose value is nobody's business.
+#: Server options whose value must not be recorded.
 SECRET_OPTION = re.compile(r"--?[\w-]*(key|token|password|secret)[\w-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens. ``host`` is an address of this host, as a number."""
+    """Where a server listens. ``host`` is an IP address of this host."""
 
     host: str
     port: int
 
     @property
     def url(self) -> str:
-        """Without a path."""
+        """The URL without a path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The load options of the backend. ``words`` is the command with its placeholders."""
+    """The load options of the backend. ``words`` is the command, with its placeholders."""
 
     words: tuple[str, ...]
     address: Address | None
@@ -49,7 +50,7 @@ class ServerSettings:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> ServerSettings:
-        """Raises ``BackendError`` for a command or a URL that cannot be."""
+        """Validate the load options. Raises ``BackendError`` for an unusable command or URL."""
         command, url = str(options.get("command") or ""), str(options.get("url") or "")
         health = str(options.get("health") or "/health")
         if not health.startswith("/"):
@@ -57,24 +58,24 @@ class ServerSettings:
         words = _split_command(command)
         if words and not url and not any("{port}" in word for word in words):
             raise BackendError(
-                f"server: the command {command!r} does not say where the port goes; write {{port}} there, or "
+                f"server: the command {command!r} has no placeholder for the port; add {{port}}, or "
                 "give the url as well"
             )
         if not words and not url:
             raise BackendError("server: neither a command nor a url; give with_options(command=...) or url")
-        timeout_s = float(options.get("timeout_s") or 540.0)
+        timeout_s = float(options.get("timeout_s") or SERVER_START_TIMEOUT_S)
         return cls(
             words, parse_local_url(url) if url else None, health, str(options.get("model") or ""), timeout_s
         )
 
     @property
     def names_model(self) -> bool:
-        """Whether the command is told the model."""
+        """Whether the command has a placeholder for the model."""
         return any("{model}" in word for word in self.words)
 
     @property
     def recorded_command(self) -> str:
-        """As it was written, without secrets."""
+        """The command as written, without secrets."""
         shown: list[str] = []
         hide = False
         for word in self.words:
@@ -89,14 +90,14 @@ class ServerSettings:
         return shlex.join(shown)
 
     def command(self, **values: str) -> list[str]:
-        """With what the placeholders stand for."""
+        """Return the command with placeholders replaced."""
         return [
             re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), word) for word in self.words
         ]
 
 
 def parse_local_url(url: str) -> Address:
-    """Where a URL points, as a number. Raises ``BackendError`` if that is not this host."""
+    """Parse a URL. Raises ``BackendError`` unless it points to this host."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -105,21 +106,25 @@ def parse_local_url(url: str) -> Address:
     if parts.scheme != "http" or not host or parts.path.rstrip("/") not in ("", "/v1"):
         raise BackendError(f"server: url {url!r}, needs a form such as http://127.0.0.1:8000")
     try:
-        found = [str(each[4][0]) for each in socket.getaddrinfo(host, port or 80, type=socket.SOCK_STREAM)]
+        addresses = [
+            str(each[4][0]) for each in socket.getaddrinfo(host, port or 80, type=socket.SOCK_STREAM)
+        ]
     except OSError as error:
         raise BackendError(f"server: url {url!r}: {host} has no address ({error})") from None
     own = _own_addresses()
-    here = [each for each in found if ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own]
-    if not here:
+    local = [
+        each for each in addresses if ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own
+    ]
+    if not local:
         raise BackendError(
-            f"server: url {url!r} is another host ({found[0]}), whose energy cannot be measured here; run "
-            "the tests there"
+            f"server: url {url!r} is another host ({addresses[0]}), whose energy cannot be measured here; "
+            "run the tests there"
         )
-    return Address(here[0], port or 80)
+    return Address(local[0], port or 80)
 
 
 def find_free_port() -> int:
-    """One that nobody listens on now."""
+    """Return a port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

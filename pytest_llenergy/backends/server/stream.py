@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse server-sent events: text, token counts and arrival times."""
+"""Parse server-sent events into text, token counts and arrival times."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ END_OF_STREAM = b"[DONE]"
 
 @dataclass(frozen=True)
 class Answer:
-    """One request. ``exact`` is whether each token came in a chunk of its own.
+    """The parsed answer of one request.
 
-    ``cached_tokens`` of the prompt were not computed; ``None`` if the server does not tell. ``token_ids`` are
-    empty where it does not give them.
+    Attributes:
+        token_ids: Empty if the server does not return them.
+        exact: Whether each token arrived in its own chunk.
+        cached_tokens: Prompt tokens that were not computed; None if unknown.
     """
 
     text: str
@@ -44,13 +46,15 @@ class _Event:
 
 
 def read_answer(stream: Stream, dialect: Dialect, name: str) -> Answer:
-    """Raises ``ModelError`` or ``BackendError``, naming the request, for an answer that is none."""
+    """Parse the stream of one request. Raises ``ModelError`` or ``BackendError``, naming the request, if it
+    is invalid.
+    """
     _check_status(stream, name)
     try:
         return _read_events(stream, dialect, name)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise BackendError(
-            f"server: {name}: its stream is none of the OpenAI API ({type(error).__name__}: {error})"
+            f"server: {name}: its stream does not follow the OpenAI API ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -77,18 +81,18 @@ def _read_events(stream: Stream, dialect: Dialect, name: str) -> Answer:
 
 
 def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any] | None, name: str) -> Answer:
-    produced, given = (usage or {}).get("completion_tokens"), (usage or {}).get("prompt_tokens")
-    if not (_is_count(produced) and _is_count(given)):
+    produced, prompt_tokens = (usage or {}).get("completion_tokens"), (usage or {}).get("prompt_tokens")
+    if not (_is_count(produced) and _is_count(prompt_tokens)):
         raise BackendError(
-            f"server: {name}: no usage in the stream, so tokens cannot be counted; the server must heed "
+            f"server: {name}: no usage in the stream, so tokens cannot be counted; the server must support "
             "stream_options.include_usage"
         )
     if produced < 1:
-        raise BackendError(f"server: {name}: no token was produced")
+        raise BackendError(f"server: {name}: no tokens were produced")
     counts = _chunk_token_counts(events, produced)
     stamps = [event.time_ns for event in events if event.text]
     if counts is None and not stamps:
-        raise BackendError(f"server: {name}: {produced} tokens and no text")
+        raise BackendError(f"server: {name}: {produced} tokens but no text")
     token_ns: tuple[int, ...] = ()
     if counts is not None:
         pairs = zip(events, counts, strict=True)
@@ -103,7 +107,7 @@ def _build_answer(stream: Stream, events: list[_Event], usage: Mapping[str, Any]
         text="".join(event.text for event in events),
         token_ids=ids if len(ids) == produced else [],
         request=RequestTimeline(
-            input_tokens=given,
+            input_tokens=prompt_tokens,
             output_tokens=produced,
             start_ns=stream.sent_ns,
             first_token_ns=first_ns,
@@ -120,9 +124,10 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _chunk_token_counts(events: list[_Event], produced: int) -> list[int] | None:
-    """Tokens of each chunk; ``None`` where that is not known, or where what the server says is at odds.
+    """Return the number of tokens in each chunk; None if unknown, or if the server's numbers are
+    inconsistent.
 
-    A token without a text, such as the one that ends the sequence, has come when the sequence has ended.
+    A token without text, such as the one that ends the sequence, counts in the last chunk.
     """
     if events and all(event.so_far is not None for event in events if event.text):
         counts, before = [], 0
@@ -149,25 +154,25 @@ def _check_status(stream: Stream, name: str) -> None:
         if stream.status == 0:
             raise BackendError(f"server: {name}: no answer ({stream.broke})")
         return
-    said = error_text(stream.body())
+    message = error_text(stream.body())
     if stream.status == 404:
-        raise ModelError(f"server: {name}: 404 from {COMPLETIONS_PATH}: {said}; see --energy-server-model")
-    raise BackendError(f"server: {name}: {stream.status} from {COMPLETIONS_PATH}: {said}")
+        raise ModelError(f"server: {name}: 404 from {COMPLETIONS_PATH}: {message}; see --energy-server-model")
+    raise BackendError(f"server: {name}: {stream.status} from {COMPLETIONS_PATH}: {message}")
 
 
 def error_text(body: str) -> str:
-    """The message of an error in the form of the API, in one line, or what there is instead."""
+    """Return an error's message in one line; the body itself if it is not in the API's format."""
     try:
-        found = msgspec.json.decode(body)
+        decoded = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        return " ".join(body.split())[:MAX_ERROR_CHARACTERS] or "nothing said"
-    error = found.get("error", found) if isinstance(found, dict) else found
+        return " ".join(body.split())[:MAX_ERROR_CHARACTERS] or "no message"
+    error = decoded.get("error", decoded) if isinstance(decoded, dict) else decoded
     message = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(message).split())[:MAX_ERROR_CHARACTERS]
 
 
 def _iterate_events(stream: Stream) -> Iterator[tuple[int, bytes]]:
-    """The data of each event, with the time at which its line was complete."""
+    """Yield the data of each event with the time at which its line was complete."""
     rest = b""
     for time_ns, data in stream.reads:
         *lines, rest = (rest + data).split(b"\n")
@@ -180,7 +185,7 @@ def _decode_event(data: bytes, name: str) -> dict[str, Any]:
     try:
         event = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise BackendError(f"server: {name}: a chunk cannot be read ({error})") from None
+        raise BackendError(f"server: {name}: a chunk cannot be parsed ({error})") from None
     if not isinstance(event, dict) or "error" in event:
         raise BackendError(f"server: {name}: {error_text(data.decode(errors='replace'))}")
     return event

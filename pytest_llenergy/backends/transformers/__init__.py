@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face transformers."""
+"""Hugging Face transformers: one process per device, static or continuous batches, embeddings."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.models import ModelSource
-
-# Hugging Face transformers: static batches, one process for each device.
-
-
-# What transformers offers.
 
 SPEC = BackendSpec(
     name="transformers",
@@ -35,8 +29,8 @@ SPEC = BackendSpec(
         batching=("static", "continuous"),
         timestamps="step",
         exact=True,
-        clock="a streamer, per step, once the device has finished it; with continuous batching the engine's "
-        "own, per token",
+        clock="a streamer, per step, once the device has finished it; with continuous batching "
+        "transformers' own, per token",
         changed_by={"batching": {"continuous": {"timestamps": "token"}}},
         reasons={
             "pipeline": "its pp_size is not used here; layers on several GPUs are parallel(placement=n)",
@@ -47,18 +41,14 @@ SPEC = BackendSpec(
             **dict.fromkeys(("gpu", "pipeline"), "this adapter"),
             **dict.fromkeys(("tasks", "caches", "batching", "timestamps", "exact", "clock"), "tested"),
             **dict.fromkeys(("data", "tensor", "options", "prefix_cache"), "tested"),
-            # Refusals and the record of it are tested; generating on several GPUs is not.
+            # Refusals and the record are tested; generating on several GPUs is not.
             "placement": "https://huggingface.co/docs/accelerate/usage_guides/big_modeling",
         },
         hardware="CPU",
     ),
     refuses=lambda model: (
         "transformers reads directories with config.json, not OpenVINO IR or ONNX"
-        if model.kind == "directory" and not _has_file(model, "config.json")
+        if model.kind == "directory" and not (Path(model.location) / "config.json").exists()
         else None
     ),
 )
-
-
-def _has_file(model: ModelSource, file: str) -> bool:
-    return (Path(model.location) / file).exists()

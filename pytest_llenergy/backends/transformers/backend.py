@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a model, and preparing batches for it."""
+"""The transformers backend in a rank: load a model, prepare batches and embeddings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, explain_load_error
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
-from pytest_llenergy.backends.transformers import options as quantize
 from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
 from pytest_llenergy.backends.transformers.flops import job_flops
 from pytest_llenergy.backends.transformers.jobs import (
@@ -20,7 +19,13 @@ from pytest_llenergy.backends.transformers.jobs import (
     is_encoder,
     prepare_embedding,
 )
-from pytest_llenergy.backends.transformers.options import LoadOptions, compile_config, compile_job
+from pytest_llenergy.backends.transformers.options import (
+    LoadOptions,
+    compile_config,
+    compile_job,
+    describe_quantization,
+    quantization_keywords,
+)
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
@@ -29,8 +34,10 @@ from pytest_llenergy.model.timeline import Flops
 
 
 class TransformersBackend:
-    """``AutoModelForCausalLM.generate`` with left padding and an attention mask; the load options are those
-    of ``LoadOptions``. A model that only encodes is loaded by ``AutoModel``, to embed.
+    """``AutoModelForCausalLM.generate`` with left padding and an attention mask.
+
+    Load options are those of ``LoadOptions``. A model without a generating head is loaded by ``AutoModel``,
+    to embed.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
@@ -41,19 +48,19 @@ class TransformersBackend:
         self._torch = torch
         self._tensor = context.parallel.tensor
         self._device = "cpu" if context.devices == ("cpu",) else "cuda:0"
-        self._engine: ContinuousBatcher | None = None
+        self._batcher: ContinuousBatcher | None = None
         self._assistant: Any = None
         self._label = model.label
-        chosen = self._options = LoadOptions.parse(options, on_cpu=self._device == "cpu")
-        chosen.check_degrees(context.parallel)
-        seen = self._read(model, chosen, context)
+        load_options = self._options = LoadOptions.parse(options, on_cpu=self._device == "cpu")
+        load_options.check_degrees(context.parallel)
+        placement = self._read(model, load_options, context)
         loaded, attention = self._model, str(self._model.config._attn_implementation)
-        if chosen.attn_implementation not in (None, attention):
+        if load_options.attn_implementation not in (None, attention):
             raise BackendError(
-                f"transformers: {chosen.attn_implementation} was asked for and model {model.label} runs with "
-                f"{attention}; ask for that"
+                f"transformers: model {model.label} runs with {attention}, not with the requested "
+                f"{load_options.attn_implementation}; request {attention}"
             )
-        self._eos = self._without_defaults() if self._generates else set[int]()
+        self._eos = self._drop_generation_config() if self._generates else set[int]()
         return BackendInfo(
             name="transformers",
             version=transformers.__version__,
@@ -65,42 +72,47 @@ class TransformersBackend:
                 "attn_implementation": attention,
                 "torch": str(torch.__version__),
                 "device": self._device,
-                **seen,
-                **self._prepared(chosen),
+                **placement,
+                **self._apply_options(load_options),
             },
         )
 
-    def _read(self, model: ModelSource, chosen: LoadOptions, context: RankContext) -> dict[str, Primitive]:
-        """Model and tokenizer. Returns what is seen of the devices they are on. Raises ``ModelError``."""
+    def _read(
+        self, model: ModelSource, load_options: LoadOptions, context: RankContext
+    ) -> dict[str, Primitive]:
+        """Read model and tokenizer. Returns which devices they are on, for the record.
+
+        Raises ``ModelError`` if that fails.
+        """
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-        keywords: dict[str, Any] = {"dtype": chosen.dtype}
-        if chosen.attn_implementation is not None:
-            keywords["attn_implementation"] = chosen.attn_implementation
+        keywords: dict[str, Any] = {"dtype": load_options.dtype}
+        if load_options.attn_implementation is not None:
+            keywords["attn_implementation"] = load_options.attn_implementation
         path = pretrained_path(model)
         try:
             check_degrees(path, context.parallel, model.label)
             config = AutoConfig.from_pretrained(path)
-            if chosen.quantization is not None:
-                keywords |= quantize.quantization_keywords(
-                    chosen.quantization, config, chosen.dtype, self._device
+            if load_options.quantization is not None:
+                keywords |= quantization_keywords(
+                    load_options.quantization, config, load_options.dtype, self._device
                 )
             self._generates = not is_encoder(config)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
             kind = AutoModelForCausalLM if self._generates else AutoModel
-            loaded, seen = load_onto_devices(kind, path, keywords, context, self._device)
+            loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ModelError(explain_load_error(model, error)) from error
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model: Any = loaded.eval()
-        return seen
+        return placement
 
-    def _without_defaults(self) -> set[int]:
-        """Take the model's generation config away; returns the ends of sequence that it named.
+    def _drop_generation_config(self) -> set[int]:
+        """Remove the model's generation config; returns the end-of-sequence tokens that it named.
 
-        ``generate()`` fills what a call leaves open from the model's own defaults, the end of sequence and
-        penalties among them. None of that would be in the record.
+        ``generate()`` fills missing arguments from the model's own defaults, such as the end of sequence and
+        penalties. None of that would be recorded.
         """
         from transformers import GenerationConfig
 
@@ -110,46 +122,44 @@ class TransformersBackend:
         return {eos} if isinstance(eos, int) else set(eos or ())
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
-        """A padded batch; with continuous batching one request a prompt. Compiles what is to be compiled."""
-        self._end()
+        """Prepare a padded batch, or with continuous batching one request per prompt; compile if needed."""
+        self._close_batcher()
         if not self._generates:
-            raise BackendError(
-                f"transformers: model {self._label} only encodes and generates nothing; use backend.embed"
-            )
+            raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
         self._options.check(params, len(prompts))
         inputs = self._tokenizer(list(prompts), return_tensors="pt", padding=True).to(self._device)
         mask = inputs["attention_mask"]
         if int(mask.sum(dim=1).min()) == 0:
             raise BackendError("transformers: a prompt has no tokens; leave empty prompts out")
-        self._check_room(int(mask.sum(dim=1).max()) + params.max_new_tokens)
+        self._check_length(int(mask.sum(dim=1).max()) + params.max_new_tokens)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
         pad = self._tokenizer.pad_token_id
         if self._options.continuous:
             ids = [
                 row[row_mask.bool()].tolist() for row, row_mask in zip(inputs["input_ids"], mask, strict=True)
             ]
-            self._engine = ContinuousBatcher(
+            self._batcher = ContinuousBatcher(
                 self._model, generation_config(params, ends, pad), ids, self._options
             )
-            return ContinuousJob(self._engine, self._tokenizer)
+            return ContinuousJob(self._batcher, self._tokenizer)
         mode = self._options.compile
         config = generation_config(
             params,
             ends,
             pad,
-            # On a GPU transformers would compile a static cache's steps unasked.
+            # On a GPU transformers would compile the steps of a static cache by default.
             **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
             **jobs.prompt_lookup_options(self._options.prompt_lookup_num_tokens),
         )
-        more = {} if self._assistant is None else {"assistant_model": self._assistant}
-        job = TransformersJob(self._model, self._tokenizer, dict(inputs), config, params.seed, ends, more)
+        keywords = {} if self._assistant is None else {"assistant_model": self._assistant}
+        job = TransformersJob(self._model, self._tokenizer, dict(inputs), config, params.seed, ends, keywords)
         if mode:
             compile_job(job)
         return job
 
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
-        """A padded batch of texts, for all of the model but the head that generates."""
-        self._end()
+        """Prepare a padded batch of texts for the model without its generating head."""
+        self._close_batcher()
         self._options.check_embedding()
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
@@ -162,32 +172,32 @@ class TransformersBackend:
 
     def synchronize(self) -> None:
         if self._device != "cpu":
-            # Those of this rank, of which placement has several.
+            # All devices of this rank; with placement there are several.
             for index in range(self._torch.cuda.device_count()):
                 self._torch.cuda.synchronize(index)
 
     def close(self) -> None:
-        self._end()
+        self._close_batcher()
         del self._model, self._assistant
         if self._device != "cpu":
             self._torch.cuda.empty_cache()
 
-    def _prepared(self, chosen: LoadOptions) -> dict[str, Primitive]:
-        """Load what an option needs besides the model; what of it goes into records."""
-        told: dict[str, Primitive] = {"batching": chosen.batching}
-        if chosen.compile:
-            told |= {"compile": chosen.compile, "compiled": "decoding steps"}
-        if chosen.quantization:
-            told |= quantize.describe_quantization(chosen.quantization, self._model)
-        if chosen.continuous:
-            told |= continuous.describe_settings(chosen.num_blocks, chosen.max_batch_tokens)
-        if chosen.assistant is not None:
-            self._assistant, described = jobs.load_assistant(chosen.assistant, self._model)
-            told |= described
-        return told | jobs.prompt_lookup_options(chosen.prompt_lookup_num_tokens)
+    def _apply_options(self, load_options: LoadOptions) -> dict[str, Primitive]:
+        """Load what options need besides the model. Returns what goes into the record."""
+        recorded: dict[str, Primitive] = {"batching": load_options.batching}
+        if load_options.compile:
+            recorded |= {"compile": load_options.compile, "compiled": "decoding steps"}
+        if load_options.quantization:
+            recorded |= describe_quantization(load_options.quantization, self._model)
+        if load_options.continuous:
+            recorded |= continuous.describe_settings(load_options.num_blocks, load_options.max_batch_tokens)
+        if load_options.assistant is not None:
+            self._assistant, described = jobs.load_assistant(load_options.assistant, self._model)
+            recorded |= described
+        return recorded | jobs.prompt_lookup_options(load_options.prompt_lookup_num_tokens)
 
-    def _check_room(self, tokens: int) -> None:
-        """Beyond its positions a model goes on without an error, and gives nonsense."""
+    def _check_length(self, tokens: int) -> None:
+        """Beyond its positions a model silently generates nonsense."""
         room = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         if room is not None and tokens > room:
             raise BackendError(
@@ -195,8 +205,8 @@ class TransformersBackend:
                 f"for {room}"
             )
 
-    def _end(self) -> None:
-        """Free the cache of the last batch."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+    def _close_batcher(self) -> None:
+        """Free the cache of the last continuous batch."""
+        if self._batcher is not None:
+            self._batcher.close()
+            self._batcher = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching: requests are scheduled token by token, over a paged cache."""
+"""Continuous batching: transformers schedules requests token by token over a paged cache."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.backends.timeouts import BATCHER_POLL_S
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.timeline import RequestTimeline
 
-#: Tokens of one page of the cache: transformers' own default.
+#: Tokens per page of the cache: transformers' default.
 PAGE_TOKENS = 256
 
-#: Prompt tokens of one step where more are waiting; transformers takes 8192 and memory to match.
+#: Prompt tokens per step while more are waiting; transformers takes 8192, with memory to match.
 MAX_STEP_TOKENS = 2048
 
-#: What is set otherwise than transformers would, for the record. Shared blocks are a prefix cache, and
-#: batches that are prepared while another runs have their stamps a step late.
+#: Settings that differ from transformers' defaults, for the record. Shared blocks are a prefix cache, and
+#: batches prepared while another runs have their timestamps a step late.
 SETTINGS: dict[str, str | int | bool] = {
     "page_size": PAGE_TOKENS,
     "allow_block_sharing": False,
@@ -31,7 +32,7 @@ SETTINGS: dict[str, str | int | bool] = {
     "safety_margin": "0.0",
 }
 
-#: Where a size is worked out for each batch, how.
+#: How sizes are computed for each batch, for the record.
 SIZE_RULES = {
     "num_blocks": f"for prompt + max_new_tokens of every request, {PAGE_TOKENS} tokens each",
     "max_batch_tokens": f"prompt tokens of the batch, at most {MAX_STEP_TOKENS}",
@@ -39,7 +40,7 @@ SIZE_RULES = {
 
 
 def describe_settings(num_blocks: int | None, max_batch_tokens: int | None) -> dict[str, str | int | bool]:
-    """The engine's options as they go into records."""
+    """Return the settings as they go into records."""
     return {
         **SETTINGS,
         "num_blocks": num_blocks or SIZE_RULES["num_blocks"],
@@ -49,25 +50,27 @@ def describe_settings(num_blocks: int | None, max_batch_tokens: int | None) -> d
 
 
 def count_pages(lengths: Iterable[int], max_new_tokens: int) -> int:
-    """Pages that hold all requests at once, whatever their order."""
+    """Return the number of pages that hold all requests at once, in any order."""
     return sum(math.ceil((length + max_new_tokens) / PAGE_TOKENS) for length in lengths)
 
 
 def step_token_budget(lengths: list[int]) -> int:
-    """Room in a step for the whole prefill if it is small, and always for one token of each request."""
+    """Return the tokens per step: the whole prefill if it is small, and at least one token per request."""
     return max(len(lengths), min(sum(lengths), MAX_STEP_TOKENS))
 
 
 def perf_counter_is_monotonic() -> bool:
-    """Whether the engine's stamps are of the clock that everything else here is told in."""
+    """Whether ``perf_counter``, which transformers uses, is the monotonic clock that everything else here
+    uses.
+    """
     clocks = (time.get_clock_info("perf_counter"), time.get_clock_info("monotonic"))
     return clocks[0].implementation == clocks[1].implementation
 
 
 class ContinuousBatcher:
-    """A cache of the right size for one batch, and the thread that works on it while a round runs.
+    """A cache sized for one batch, and the thread that works on it while a round runs.
 
-    Raises ``BackendError`` when a request is too long for the cache.
+    Raises ``BackendError`` if a request is too long for the cache.
     """
 
     def __init__(
@@ -84,12 +87,12 @@ class ContinuousBatcher:
         longest = count_pages([max(lengths)], config.max_new_tokens)
         if num_blocks is not None and num_blocks < longest:
             raise BackendError(
-                f"transformers: num_blocks is {num_blocks} and the longest request needs {longest}, of "
-                f"{PAGE_TOKENS} tokens each"
+                f"transformers: num_blocks is {num_blocks}, but the longest request needs {longest} blocks "
+                f"of {PAGE_TOKENS} tokens"
             )
         self._model = model
         self._inputs = inputs
-        # Its own way to say that no token ends a sequence.
+        # transformers' value for: no token ends a sequence.
         config.eos_token_id = -1 if config.eos_token_id is None else config.eos_token_id
         self._config = config
         self._sizes = ContinuousBatchingConfig(
@@ -101,7 +104,7 @@ class ContinuousBatcher:
             use_async_batching=False,
             auto_switch_to_flash=False,
             scheduler_type="fifo",
-            # Else the last requests would wait until a part of the cache is free again.
+            # Otherwise the last requests would wait until part of the cache is free again.
             safety_margin=0.0,
         )
         self._manager: Any = None
@@ -110,13 +113,13 @@ class ContinuousBatcher:
             self._start()
         except (MemoryError, ValueError) as error:
             raise BackendError(
-                f"transformers: continuous batching cannot have its cache ({error}); give fewer prompts, or "
-                "num_blocks and max_batch_tokens"
+                f"transformers: continuous batching cannot allocate its cache ({error}); give fewer prompts, "
+                "or num_blocks and max_batch_tokens"
             ) from error
-        self.end()
+        self.stop()
 
     def generate(self) -> list[Any]:
-        """All requests, in their order. Starts the thread if none runs; ``end`` ends it."""
+        """Run all requests and return their outputs in order. Starts the thread; ``stop`` ends it."""
         if self._manager is None:
             self._start()
         manager = self._manager
@@ -125,30 +128,30 @@ class ContinuousBatcher:
         )
         done: dict[str, Any] = {}
         while len(done) < len(ids):
-            result = manager.get_result(timeout=1)
+            result = manager.get_result(timeout=BATCHER_POLL_S)
             if result is not None and result.error is not None:
-                self.end()
-                raise BackendError(f"transformers: continuous batching has failed: {result.error}")
+                self.stop()
+                raise BackendError(f"transformers: continuous batching failed: {result.error}")
             if result is not None and result.is_finished():
                 done[result.request_id] = result
             if result is None and not manager.is_running():
-                self.end()
-                raise BackendError("transformers: the thread of continuous batching has ended early")
+                self.stop()
+                raise BackendError("transformers: the thread of continuous batching ended early")
         return [done[each] for each in ids]
 
-    def end(self) -> None:
-        """End the thread; the cache is kept for the next round."""
+    def stop(self) -> None:
+        """Stop the thread; keep the cache for the next round."""
         if self._manager is not None:
             self._manager.stop(block=True, keep_for_next_session=True)
             self._manager = None
 
     def close(self) -> None:
-        """End the thread and free the cache."""
-        self.end()
+        """Stop the thread and free the cache."""
+        self.stop()
         self._model.destroy_cached_continuous_batching_manager()
 
     def _start(self) -> None:
-        # The one that was kept, once there is one.
+        # Returns the kept manager from the second round on.
         manager = self._model.init_continuous_batching(
             generation_config=self._config, continuous_batching_config=self._sizes
         )
@@ -160,17 +163,17 @@ class ContinuousBatcher:
 
 @dataclass
 class ContinuousJob:
-    """A batch for the engine, told all at once."""
+    """A batch whose requests are all submitted at once."""
 
-    engine: ContinuousBatcher
+    batcher: ContinuousBatcher
     tokenizer: Any
 
     def run(self) -> list[Any]:
-        return self.engine.generate()
+        return self.batcher.generate()
 
     def result(self, outcome: list[Any]) -> Generation:
-        # Here rather than within the window: the thread takes up to 100 ms to see that it is to end.
-        self.engine.end()
+        # Not in the window: the thread takes up to 100 ms to stop.
+        self.batcher.stop()
         token_ids = [[int(token) for token in each.generated_tokens] for each in outcome]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return Generation(
@@ -179,20 +182,20 @@ class ContinuousJob:
 
 
 def request_timeline(output: Any) -> RequestTimeline:
-    """One request as transformers tells it (``GenerationOutput``), on CLOCK_MONOTONIC.
+    """Convert an output of transformers (``GenerationOutput``) to CLOCK_MONOTONIC.
 
-    Its times are seconds of ``time.perf_counter``. Without stamps where that is another clock, or where a
-    request was begun anew and has lost some.
+    Its times are seconds of ``time.perf_counter``. The result has no timestamps if that is another clock, or
+    if a restarted request has lost some.
     """
     count = len(output.generated_tokens)
     stamps = output.timestamps or ()
-    told = perf_counter_is_monotonic() and len(stamps) >= count > 0
-    token_ns = tuple(round(stamp * 1e9) for stamp in stamps[:count]) if told else ()
+    stamped = perf_counter_is_monotonic() and len(stamps) >= count > 0
+    token_ns = tuple(round(stamp * 1e9) for stamp in stamps[:count]) if stamped else ()
     return RequestTimeline(
         input_tokens=len(output.prompt_ids),
         output_tokens=count,
-        start_ns=round(output.created_time * 1e9) if told else None,
-        first_token_ns=token_ns[0] if told else None,
-        last_token_ns=token_ns[-1] if told else None,
+        start_ns=round(output.created_time * 1e9) if stamped else None,
+        first_token_ns=token_ns[0] if stamped else None,
+        last_token_ns=token_ns[-1] if stamped else None,
         token_ns=token_ns,
     )

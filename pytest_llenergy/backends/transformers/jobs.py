@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of transformers: static batches, assisted generation, embeddings."""
+"""Jobs of transformers: static batches with a timestamp per step, assisted generation, embeddings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
 
-# One static batch through ``generate``, with the time of each step.
-
 
 class StepClock:
-    """A streamer that only notes when each decoding step had its tokens.
+    """A streamer that records when each decoding step produced its tokens.
 
-    ``generate`` calls ``put`` once with the prompt and then after each step, when the tokens have
-    been copied to the host, that is after the device has finished the step. A step gives each sequence one
-    token, ``(batch,)``, or where tokens are drafted the one sequence several, ``(1, tokens)``.
+    ``generate`` calls ``put`` once with the prompt and then after each step, when its tokens have been copied
+    to the host, so the device has finished the step. A step gives each sequence one token, shape
+    ``(batch,)``; with drafted tokens it gives the only sequence several, shape ``(1, tokens)``.
     """
 
     def __init__(self) -> None:
@@ -31,18 +29,18 @@ class StepClock:
         self._prompt_seen = False
 
     def put(self, tokens: Any) -> None:
-        """Note the time of a step, once for each token that it gave a sequence."""
+        """Record the time of a step, once per token that it gave a sequence."""
         if self._prompt_seen:
             count = tokens.shape[1] if tokens.dim() == 2 else 1
             self.steps_ns.extend([time.monotonic_ns()] * count)
         self._prompt_seen = True
 
     def end(self) -> None:
-        """The last step has been seen already."""
+        """Do nothing: the last step was already recorded."""
 
 
-def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **more: Any) -> Any:
-    """A new ``GenerationConfig`` that says it all: nothing is left to the defaults of a model."""
+def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **keywords: Any) -> Any:
+    """Return a complete ``GenerationConfig``, which leaves nothing to the defaults of a model."""
     from transformers import GenerationConfig
 
     sampling: dict[str, Any] = {"do_sample": False}
@@ -59,7 +57,7 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
         pad_token_id=pad,
         cache_implementation="static" if params.cache == "static" else None,
         **sampling,
-        **more,
+        **keywords,
     )
 
 
@@ -67,7 +65,9 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
 class TransformersJob:
     """A padded batch on the device.
 
-    ``ends`` are the tokens that end a sequence, ``more`` is what ``generate`` is given besides.
+    Attributes:
+        ends: Tokens that end a sequence.
+        keywords: Further arguments of ``generate``.
     """
 
     model: Any
@@ -76,7 +76,7 @@ class TransformersJob:
     config: Any
     seed: int
     ends: frozenset[int]
-    more: dict[str, Any] = field(default_factory=dict)
+    keywords: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> tuple[Any, StepClock]:
         import torch
@@ -85,7 +85,7 @@ class TransformersJob:
         clock = StepClock()
         with torch.inference_mode():
             output = self.model.generate(
-                **self.inputs, generation_config=self.config, streamer=clock, **self.more
+                **self.inputs, generation_config=self.config, streamer=clock, **self.keywords
             )
         return output, clock
 
@@ -109,29 +109,29 @@ class TransformersJob:
 
 
 def _produced_tokens(row: list[int], ends: frozenset[int]) -> list[int]:
-    """A row up to and including the first token that ended it; what follows is padding."""
+    """Return a row up to and including the first token that ended it; the rest is padding."""
     for index, token in enumerate(row):
         if token in ends:
             return row[: index + 1]
     return row
 
 
-# Assisted generation: something cheap drafts tokens, the model checks several of them in one step.
-
-#: How an assistant drafts: transformers' own defaults, set so that no model's own replace them. Within a
-#: sequence the threshold adapts itself where scikit-learn is installed.
+#: How an assistant drafts: transformers' defaults, set explicitly so that no model overrides them. Within a
+#: sequence the threshold adapts if scikit-learn is installed.
 DRAFTING: dict[str, Primitive] = {
     "num_assistant_tokens": 20,
     "num_assistant_tokens_schedule": "constant",
     "assistant_confidence_threshold": 0.4,
 }
 
-#: The longest stretch of the last tokens that is looked for in the prompt, likewise.
+#: Longest suffix that is searched for in the prompt: transformers' default, set explicitly.
 MAX_MATCHING_NGRAM_SIZE = 2
 
 
 def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Primitive]:
-    """Drafting from the prompt, for ``GenerationConfig`` and records; nothing where it is not asked for."""
+    """Return the options that draft from the prompt, for ``GenerationConfig`` and records; empty if not
+    requested.
+    """
     if prompt_lookup_num_tokens is None:
         return {}
     return {
@@ -141,9 +141,10 @@ def prompt_lookup_options(prompt_lookup_num_tokens: int | None) -> dict[str, Pri
 
 
 def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
-    """The assistant, in the dtype and on the device of the model, and what goes into records.
+    """Load an assistant in the dtype and on the device of the model. Returns it and what goes into the
+    record.
 
-    Raises ``ModelError`` when it cannot be loaded, ``BackendError`` when it has another vocabulary.
+    Raises ``ModelError`` if it cannot be loaded, ``BackendError`` if its vocabulary differs.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import is_sklearn_available
@@ -163,17 +164,14 @@ def load_assistant(name: str, model: Any) -> tuple[Any, dict[str, Primitive]]:
             f"of {sizes[1]}; name a model with the same tokenizer"
         )
     assistant.generation_config = GenerationConfig(**DRAFTING)
-    told = {"assistant": source.label, **DRAFTING, "threshold_adapts": bool(is_sklearn_available())}
-    return assistant.to(model.device).eval(), told
-
-
-# Vectors of texts: from models that only encode, and from the body of those that generate.
+    recorded = {"assistant": source.label, **DRAFTING, "threshold_adapts": bool(is_sklearn_available())}
+    return assistant.to(model.device).eval(), recorded
 
 
 def is_encoder(config: Any) -> bool:
     """Whether a model was saved without a head that predicts the next token.
 
-    ``AutoModelForCausalLM`` would load such a model as well, with a head of random numbers.
+    ``AutoModelForCausalLM`` would load such a model too, with a randomly initialised head.
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -186,8 +184,8 @@ def is_encoder(config: Any) -> bool:
 def prepare_embedding(
     model: Any, tokenizer: Any, texts: Sequence[str], params: EmbeddingParams, device: str
 ) -> EmbeddingJob:
-    """A padded batch. Raises ``BackendError`` for a text without tokens, or with more than fit."""
-    # What is padded on the right has its tokens at the places that they have alone.
+    """Prepare a padded batch. Raises ``BackendError`` for texts without tokens or with too many."""
+    # With padding on the right, tokens keep the positions that they have alone.
     inputs = tokenizer(list(texts), return_tensors="pt", padding=True, padding_side="right").to(device)
     lengths = [int(length) for length in inputs["attention_mask"].sum(dim=1)]
     if min(lengths) == 0:
@@ -197,15 +195,15 @@ def prepare_embedding(
     if max(lengths) > fits:
         raise BackendError(
             f"transformers: a text has {max(lengths)} tokens and the model takes {fits}; shorten the text, "
-            "nothing is cut off here"
+            "texts are not truncated"
         )
-    # Of a model that generates this is all but the head.
+    # The base model of a generating model lacks only the head.
     return EmbeddingJob(model.base_model, dict(inputs), lengths, params)
 
 
 @dataclass
 class EmbeddingJob:
-    """A padded batch on the device; ``lengths`` are the texts' token counts without padding."""
+    """A padded batch on the device. ``lengths`` are the texts' token counts without padding."""
 
     model: Any
     inputs: dict[str, Any]
@@ -228,7 +226,7 @@ class EmbeddingJob:
 
 
 def _pool(hidden: Any, mask: Any, pooling: str) -> Any:
-    """From (batch, tokens, width) and a right-padded mask (batch, tokens) to (batch, width)."""
+    """Pool (batch, tokens, width) with a right-padded mask (batch, tokens) to (batch, width)."""
     if pooling == "cls":
         return hidden[:, 0]
     if pooling == "last":
@@ -239,7 +237,7 @@ def _pool(hidden: Any, mask: Any, pooling: str) -> Any:
 
 
 def _class_names(mapping: Any) -> set[str]:
-    """The names of classes by kind of model; some kinds have several."""
+    """Return the class names in a mapping of model types; some types have several."""
     return {
         name
         for value in mapping.values()

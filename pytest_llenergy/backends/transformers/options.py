@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options of transformers, checked before a model is loaded."""
+"""Load options of transformers, checked before a model is read; quantisation and compilation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
 
-# ``torch.compile`` of decoding steps, as ``generate`` does it with a static cache.
-
 
 def compile_config(mode: str) -> Any:
-    """For ``GenerationConfig``. By itself transformers compiles on GPUs only."""
+    """Return the compile config of ``GenerationConfig``. By default transformers compiles on GPUs only."""
     import torch._inductor.config as inductor
     from transformers import CompileConfig
 
-    # Else torch starts a process for each core, which would run beside what is measured.
+    # Otherwise torch starts a process per core, which would run during the measurement.
     inductor.compile_threads = 1
     config = CompileConfig(mode=mode)
     config._compile_all_devices = True
@@ -30,17 +28,17 @@ def compile_config(mode: str) -> Any:
 
 
 def count_compiled_graphs() -> int:
-    """How many graphs torch has compiled in this process."""
+    """Return how many graphs torch has compiled in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
 def compile_job(job: Any) -> None:
-    """Run a job once, so that nothing is left to compile. Raises ``BackendError`` when nothing was.
+    """Run a job once so that nothing is left to compile. Raises ``BackendError`` if nothing was compiled.
 
-    What was compiled for the batch before is dropped first: with it, torch would compile this one for any
-    shape, or after a few more not at all, and figures would depend on what has run earlier.
+    Code compiled for earlier batches is dropped first: with it, torch would compile this batch for any shape,
+    or after a few more not at all, and results would depend on earlier runs.
     """
     import torch
 
@@ -49,24 +47,21 @@ def compile_job(job: Any) -> None:
     job.run()
     if count_compiled_graphs() == before:
         raise BackendError(
-            "transformers: compile: generate has compiled nothing of this model, which it does not support "
-            "with every quantiser and architecture; leave compile out"
+            "transformers: compile: generate did not compile this model; not every quantizer and "
+            "architecture is supported; leave compile out"
         )
-
-
-# Quantised weights, by packages that need not be installed.
 
 
 @dataclass(frozen=True)
 class QuantizerPackage:
-    """What quantises: ``module`` is what is imported, ``name`` what is installed."""
+    """A package that quantises: ``name`` is installed, ``module`` is imported."""
 
     name: str
     module: str
 
     @property
     def install(self) -> str:
-        """The command that installs it."""
+        """Command that installs the package."""
         return f"pip install {self.name}"
 
 
@@ -74,7 +69,7 @@ TORCHAO = QuantizerPackage("torchao", "torchao")
 QUANTO = QuantizerPackage("optimum-quanto", "optimum.quanto")
 BITSANDBYTES = QuantizerPackage("bitsandbytes", "bitsandbytes")
 
-#: By the name of the load option. ``int8dyn`` quantises activations too, as they come.
+#: Packages by value of the load option ``quantization``. ``int8dyn`` also quantises activations, dynamically.
 QUANTIZERS = {
     "int8wo": TORCHAO,
     "int8dyn": TORCHAO,
@@ -85,25 +80,30 @@ QUANTIZERS = {
 
 
 def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
-    """What ``from_pretrained`` is given, the device too: some packages' weights cannot be moved later.
+    """Return keywords for ``from_pretrained``, the device included: some quantised weights cannot be moved
+    later.
 
-    ``dtype`` is that of what is not quantised, and of the arithmetic; ``auto`` is that of the model's config.
+    Args:
+        name: Key of ``QUANTIZERS``.
+        config: Config of the model.
+        dtype: Type of everything not quantised, and of the arithmetic; ``auto`` is that of the config.
+        device: Device of the weights.
     """
     import torch
 
-    own = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+    torch_dtype = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
     return {
-        "quantization_config": _quantization_config(name, own or torch.float32),
+        "quantization_config": _quantization_config(name, torch_dtype or torch.float32),
         "device_map": {"": device},
     }
 
 
 def describe_quantization(name: str, model: Any) -> dict[str, str | int]:
-    """For the record: by whom and how many layers. Raises ``BackendError`` when there are none."""
+    """Return the quantizer and the number of quantised layers. Raises ``BackendError`` if there are none."""
     package = QUANTIZERS[name]
     layers = sum(_is_quantized(module, package) for module in model.modules())
     if layers == 0:
-        raise BackendError(f"transformers: {package.name} has quantised no layer of this model")
+        raise BackendError(f"transformers: {package.name} quantised no layer of this model")
     return {"quantizer": f"{package.name} {version(package.name)}", "quantized_layers": layers}
 
 
@@ -129,18 +129,16 @@ def _quantization_config(name: str, dtype: Any) -> Any:
 
 
 def _is_quantized(module: Any, package: QuantizerPackage) -> bool:
-    """Whether a layer, or the tensor that is its weight, is the package's own kind."""
+    """Whether a layer or its weight tensor is a class of the package."""
     kinds = (type(module), type(getattr(module, "weight", None)))
     top = package.module
-    # A parameter of a subclass is an instance of the subclass, except for the plain ones.
+    # A parameter is an instance of the weight's subclass, except for plain tensors.
     return hasattr(module, "weight") and any(f"{kind.__module__}.".startswith(f"{top}.") for kind in kinds)
 
 
-# The load options, checked before a model is read for minutes.
-
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-#: What each needs besides torch: a module and the command that installs it.
+#: Attention implementations, with the module that each needs besides torch and how to install it.
 ATTENTIONS: dict[str, tuple[str, str] | None] = {
     "sdpa": None,
     "eager": None,
@@ -148,7 +146,7 @@ ATTENTIONS: dict[str, tuple[str, str] | None] = {
     "flash_attention_3": ("flash_attn_interface", "build it from its hopper directory"),
     "flex_attention": None,
 }
-#: Those without kernels for CPUs (transformers raises or fails to compile; tried with torch 2.13).
+#: Those without CPU kernels: transformers raises or fails to compile (tried with torch 2.13).
 GPU_ATTENTIONS = ("flash_attention_2", "flash_attention_3", "flex_attention")
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -160,9 +158,12 @@ BATCHING_KINDS = ("static", "continuous")
 class LoadOptions:
     """How to load a model and how to run it.
 
-    ``compile`` is the mode of ``torch.compile``, ``None`` for none. ``num_blocks`` and ``max_batch_tokens``
-    are those of continuous batching, ``None`` where they are to fit each batch. ``assistant`` names a model
-    that drafts, ``prompt_lookup_num_tokens`` is how many tokens are drafted from the prompt.
+    Attributes:
+        compile: Mode of ``torch.compile``; None for none.
+        num_blocks: Pages of the cache of continuous batching; None to fit each batch.
+        max_batch_tokens: Tokens per step of continuous batching; None to fit each batch.
+        assistant: Name of a model that drafts tokens.
+        prompt_lookup_num_tokens: Number of tokens drafted from the prompt.
     """
 
     dtype: str = "auto"
@@ -176,34 +177,34 @@ class LoadOptions:
     prompt_lookup_num_tokens: int | None = None
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any], *, on_cpu: bool) -> LoadOptions:
-        """Check what a test asks for. Raises ``BackendError`` with one line for what cannot be."""
-        values = {name: value for name, value in given.items() if name in cls.__dataclass_fields__}
+    def parse(cls, options: Mapping[str, Any], *, on_cpu: bool) -> LoadOptions:
+        """Validate the load options of a test. Raises ``BackendError`` for the first problem."""
+        values = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
         if isinstance(values.get("compile"), bool):
             values["compile"] = "reduce-overhead" if values["compile"] else None
-        options = cls(**values)
-        # The later ones look up what the first have found to be known.
-        for problem in chain(options._unknown(), options._unavailable(on_cpu), options._at_odds()):
+        parsed = cls(**values)
+        # In this order: the later checks look up values that the first has validated.
+        for problem in chain(parsed._invalid_values(), parsed._unavailable(on_cpu), parsed._conflicts()):
             raise BackendError(f"transformers: {problem}")
-        return options
+        return parsed
 
     @property
     def continuous(self) -> bool:
-        """Whether requests join and leave a batch as they come and end."""
+        """Whether batching is continuous: requests join and leave a batch as they come and end."""
         return self.batching == "continuous"
 
     @property
     def assisted(self) -> bool:
-        """Whether something drafts tokens that the model then checks."""
+        """Whether tokens are drafted and then verified by the model."""
         return self.assistant is not None or self.prompt_lookup_num_tokens is not None
 
     def check(self, params: GenerationParams, batch: int) -> None:
-        """Raises ``BackendError`` where a call asks for what these options rule out."""
-        for problem in self._ruled_out(params, batch):
+        """Raise ``BackendError`` if the parameters of a call conflict with these options."""
+        for problem in self._conflicts_with_call(params, batch):
             raise BackendError(f"transformers: {problem}")
 
     def check_degrees(self, degrees: Parallel) -> None:
-        """Raises ``BackendError`` for options that are not offered where a model is on several devices."""
+        """Raise ``BackendError`` for options that do not work on several devices."""
         given = {
             "quantization": self.quantization,
             "compile": self.compile,
@@ -216,12 +217,11 @@ class LoadOptions:
             names = [name for name, value in given.items() if value]
             if degree > 1 and names:
                 raise BackendError(
-                    f"transformers: {', '.join(names)} and {kind}={degree} are not offered together; "
-                    "leave one out"
+                    f"transformers: {', '.join(names)} and {kind}={degree} cannot be combined; leave one out"
                 )
 
     def check_embedding(self) -> None:
-        """Raises ``BackendError`` for options that say how to generate, which embedding would ignore."""
+        """Raise ``BackendError`` for options of generation, which embedding would ignore."""
         given = {
             "batching": self.continuous,
             "compile": self.compile,
@@ -231,10 +231,11 @@ class LoadOptions:
         names = [name for name, value in given.items() if value]
         if names:
             raise BackendError(
-                f"transformers: embed runs one padded batch; {', '.join(names)} is for generate, leave it out"
+                f"transformers: embed runs one padded batch; {', '.join(names)} applies to generate only; "
+                "leave it out"
             )
 
-    def _unknown(self) -> Iterator[str]:
+    def _invalid_values(self) -> Iterator[str]:
         for name, known in (
             ("dtype", DTYPES),
             ("attn_implementation", (None, *ATTENTIONS)),
@@ -250,7 +251,7 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 yield f"{name} is {value!r}, needs a whole number of 1 or more"
-        assistant = getattr(self, "assistant")  # noqa: B009 - tests may have given anything
+        assistant = getattr(self, "assistant")  # noqa: B009 - tests can pass any object
         if not (assistant is None or isinstance(assistant, str)):
             yield f"assistant is {assistant!r}, needs a model's name, as for --energy-model"
 
@@ -269,17 +270,17 @@ class LoadOptions:
                     f"{package.install}"
                 )
 
-    def _at_odds(self) -> Iterator[str]:
+    def _conflicts(self) -> Iterator[str]:
         if self.continuous and self.compile:
-            yield "compile and batching='continuous' are not offered together; leave one out"
+            yield "compile and batching='continuous' cannot be combined; leave one out"
         if self.continuous and self.assisted:
             yield "assisted generation takes one prompt at a time; leave out batching='continuous'"
         if self.continuous and self.attn_implementation == "flex_attention":
             yield "batching='continuous' runs with sdpa, eager or flash attention, not with flex_attention"
         if self.compile and self.assisted:
-            yield "assisted generation needs a cache that grows, compile one that does not; leave one out"
+            yield "assisted generation needs a growing cache, compile a static one; leave one out"
         if self.quantization == "8bit" and self.dtype != "float16":
-            yield "quantization '8bit' multiplies in float16 whatever the dtype; give dtype='float16'"
+            yield "quantization '8bit' always multiplies in float16; give dtype='float16'"
         if self.assistant is not None and self.prompt_lookup_num_tokens is not None:
             yield "assistant and prompt_lookup_num_tokens both draft tokens; leave one out"
         if not self.continuous:
@@ -287,20 +288,20 @@ class LoadOptions:
                 if getattr(self, name) is not None:
                     yield f"{name} is an option of batching='continuous'; leave it out"
 
-    def _ruled_out(self, params: GenerationParams, batch: int) -> Iterator[str]:
+    def _conflicts_with_call(self, params: GenerationParams, batch: int) -> Iterator[str]:
         if self.compile and params.cache != "static":
-            yield "compile needs cache='static', whose shapes stay as they are; give it to generate"
+            yield "compile needs cache='static', whose shapes do not change; pass it to generate"
         if self.continuous and params.cache != "dynamic":
-            yield f"batching='continuous' has a paged cache of its own; leave out cache={params.cache!r}"
+            yield f"batching='continuous' has its own paged cache; leave out cache={params.cache!r}"
         if self.continuous and params.do_sample:
             yield (
-                "batching='continuous' draws in the order in which requests are scheduled, so that no seed "
-                "repeats it; use do_sample=False"
+                "batching='continuous' samples in the order in which requests are scheduled, so a seed does "
+                "not reproduce it; use do_sample=False"
             )
         if self.assisted and params.cache != "dynamic":
-            yield f"assisted generation needs a cache that grows; leave out cache={params.cache!r}"
+            yield f"assisted generation needs a growing cache; leave out cache={params.cache!r}"
         if self.assisted and batch > 1:
             yield (
-                f"assisted generation takes one prompt at a time and there are {batch}; give one, or leave "
-                "out assistant and prompt_lookup_num_tokens"
+                f"assisted generation takes one prompt at a time, not {batch}; give one, or leave out "
+                "assistant and prompt_lookup_num_tokens"
             )

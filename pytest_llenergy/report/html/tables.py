@@ -97,7 +97,7 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
             format_interval(each),
             format_share(each.noise),
             format_share(each.detectable),
-            f"{each.n_base} + {each.n_head}" if each.judged else "-",
+            f"{each.n_base} + {each.n_head}" if each.rule_applied else "-",
             f"{format_value(each.base_tokens_per_s)} → {format_value(each.head_tokens_per_s)}"
             if each.base_tokens_per_s is not None and each.head_tokens_per_s is not None
             else "-",

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from pytest_llenergy.measure.metrics import summarise
+from pytest_llenergy.measure.metrics import compute_metrics
 from pytest_llenergy.meters.base import Domain, MeterSpec
 from pytest_llenergy.meters.estimate import AVERAGE_W
 from pytest_llenergy.model.record import Record
@@ -103,7 +103,9 @@ def pytest_llenergy_record(item: pytest.Item, record: Record) -> Record | None:
         msgspec.structs.replace(each, name="stand-in", source=f"{TOKEN_J} J an output token")
         for each in record.meters
     ]
-    return msgspec.structs.replace(record, rounds=rounds, meters=meters, metrics=summarise(rounds, None))
+    return msgspec.structs.replace(
+        record, rounds=rounds, meters=meters, metrics=compute_metrics(rounds, None)
+    )
 
 
 @pytest.fixture

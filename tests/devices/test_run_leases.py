@@ -15,9 +15,9 @@ import pytest
 
 from pytest_llenergy.devices import lockdir
 
-from .devices.lockers import MakeLocker, lockers
-from .nvml_sim.fixtures import Give
-from .nvml_sim.world import Board, World
+from ..nvml_sim.fixtures import Give
+from ..nvml_sim.world import Board, World
+from .lockers import MakeLocker, lockers
 
 BOTH = pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
 

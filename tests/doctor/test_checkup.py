@@ -22,10 +22,10 @@ from pytest_llenergy.doctor.checkup import Finding, check_host
 from pytest_llenergy.meters import rapl
 from pytest_llenergy.meters import rapl as powercap
 
-from .meters.unprivileged import open_directory, unprivileged
-from .nvml_sim import Board, MigInstance, Process, World
-from .nvml_sim.boards import GIB, MIB
-from .nvml_sim.world import NO_PERMISSION
+from ..meters.unprivileged import open_directory, unprivileged
+from ..nvml_sim import Board, MigInstance, Process, World
+from ..nvml_sim.boards import GIB, MIB
+from ..nvml_sim.world import NO_PERMISSION
 
 DRIVER_NOT_LOADED = 9
 

@@ -8,7 +8,7 @@ import pytest
 from pytest_llenergy.errors import WorkerError, WorkerPlacementError
 from pytest_llenergy.session import diagnose_failed_start
 
-from .workers.groups import PLAIN, TORCH, plan
+from ..workers.groups import PLAIN, TORCH, plan
 
 
 def test_a_check_that_cannot_be_made_leaves_the_cause_in_its_place(pytester: pytest.Pytester) -> None:

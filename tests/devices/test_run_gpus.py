@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from .nvml_sim.boards import MigInstance
-from .nvml_sim.fixtures import Give
-from .nvml_sim.world import Board, World
+from ..nvml_sim.boards import MigInstance
+from ..nvml_sim.fixtures import Give
+from ..nvml_sim.world import Board, World
 
 Read = Callable[..., dict[str, Any]]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 ENGINE = """
 import os

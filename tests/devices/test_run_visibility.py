@@ -16,10 +16,10 @@ import pytest
 
 from pytest_llenergy.devices.condition import sees_all_pids
 
-from .nvml_sim import Board, MigInstance, World
-from .nvml_sim.fixtures import Give
-from .nvml_sim.world import NO_PERMISSION
-from .test_gpus import CONFTEST, ENGINE
+from ..nvml_sim import Board, MigInstance, World
+from ..nvml_sim.fixtures import Give
+from ..nvml_sim.world import NO_PERMISSION
+from .test_run_gpus import CONFTEST, ENGINE
 
 Read = Callable[..., dict[str, Any]]
 Run = Callable[..., pytest.RunResult]
@@ -330,7 +330,7 @@ class TestS6AnotherProcess:
     ) -> None:
         if not sees_all_pids():
             pytest.skip("in a container the pids of the driver mean nothing")
-        root = str(Path(__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         monkeypatch.syspath_prepend(root)
         monkeypatch.setenv("PYTHONPATH", root, prepend=os.pathsep)
         engine = ENGINE.replace("    def run(self): time.sleep(0.5)\n", VISITED.lstrip("\n"))

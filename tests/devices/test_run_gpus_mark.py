@@ -9,8 +9,8 @@ from textwrap import dedent
 
 import pytest
 
-from .nvml_sim import Board, World
-from .nvml_sim.fixtures import Give
+from ..nvml_sim import Board, World
+from ..nvml_sim.fixtures import Give
 
 Run = Callable[..., pytest.RunResult]
 

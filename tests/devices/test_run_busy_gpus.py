@@ -12,11 +12,11 @@ import pytest
 
 from pytest_llenergy.devices.condition import sees_all_pids
 
-from .nvml_sim import Board, Process, World
-from .nvml_sim.boards import GIB
-from .nvml_sim.fixtures import Give
-from .terminals import pytest_on_terminal
-from .test_gpus import CONFTEST, ENGINE
+from ..nvml_sim import Board, Process, World
+from ..nvml_sim.boards import GIB
+from ..nvml_sim.fixtures import Give
+from ..terminals import pytest_on_terminal
+from .test_run_gpus import CONFTEST, ENGINE
 
 Read = Callable[..., dict[str, Any]]
 

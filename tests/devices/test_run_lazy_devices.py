@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from .nvml_sim import Board, World
-from .nvml_sim.fixtures import Give
+from ..nvml_sim import Board, World
+from ..nvml_sim.fixtures import Give
 
 #: Says at the end of each process who it was and whether the driver's library was loaded there.
 WITNESS = """

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every time-out and polling interval of the backends, in seconds."""
+
+from __future__ import annotations
+
+#: Start another Python and look for modules, possibly on a slow disk.
+PROBE_TIMEOUT_S = 60.0
+#: Convert a model by pytest's own Python. A large file takes minutes, once.
+CONVERT_TIMEOUT_S = 3600.0
+#: Wait for the next finished request of continuous batching before checking that its thread is alive.
+BATCHER_POLL_S = 1
+
+# Starting and stopping a server.
+
+#: Time to start when ``timeout_s`` is not given.
+SERVER_START_TIMEOUT_S = 540.0
+#: Share of ``--energy-timeout`` for the start, so that the server's own error comes before the rank's.
+SERVER_START_SHARE = 0.9
+#: Interval of health checks while a server starts, and the limit of one check.
+HEALTH_POLL_S, HEALTH_TIMEOUT_S = 0.1, 5.0
+#: Time to exit after SIGTERM; then, for processes left behind, after SIGTERM and again after SIGKILL.
+TERMINATE_TIMEOUT_S, KILL_TIMEOUT_S = 3.0, 0.5
+#: Time until a dying server, which closes its connections first, has exited.
+EXIT_WAIT_S = 1.0
+#: Interval of checks whether a port is still open.
+PORT_POLL_S = 0.05
+
+# Requests to a server.
+
+#: A request whose answer is not a stream.
+REQUEST_TIMEOUT_S = 30.0
+#: Keep an idle connection open. Servers close theirs after five seconds (llama.cpp's, and uvicorn's default,
+#: which vLLM and SGLang use), and a request sent at that moment is lost.
+KEEPALIVE_S = 3.0
+#: Time that a server may take to close a connection after a stream.
+CLOSE_GRACE_S = 0.3
