@@ -37,11 +37,11 @@ from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import escape_surrogates
 from pytest_llenergy.options import SAVED, Settings, saved_as, settings_of
 from pytest_llenergy.report.provenance import collect_environment
+from pytest_llenergy.report.remote import is_url
 from pytest_llenergy.report.store import (
     JOURNAL_SUFFIX,
     Location,
     decode_report_or_journal,
-    is_url,
     location_name,
     read_file,
     read_report,

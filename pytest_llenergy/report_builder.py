@@ -19,7 +19,8 @@ from pytest_llenergy.model.report import SCHEMA_VERSION, Report, RunInfo, Source
 from pytest_llenergy.model.text import escape_surrogates
 from pytest_llenergy.report.merge import describe_differences, merge_environments
 from pytest_llenergy.report.provenance import collect_environment, collect_source
-from pytest_llenergy.report.store import Journal, journal_path, redact_urls, write_report
+from pytest_llenergy.report.remote import redact_urls
+from pytest_llenergy.report.store import Journal, journal_path, write_report
 
 
 class ReportBuilder:
@@ -89,7 +90,7 @@ class ReportBuilder:
             if self._journal is None:
                 self._journal = Journal(journal_path(self.path, self.run_id), self._build_start())
             elif is_new:
-                self._journal.begin_anew(self._build_start())
+                self._journal.add_header(self._build_start())
             self._journal.add(record)
         except OSError as error:
             self.problems.append(f"journal of {self.path}: {error.strerror}; {record.id} is not in it")

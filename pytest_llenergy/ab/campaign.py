@@ -37,7 +37,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.comparison import ComparedReports
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
-from pytest_llenergy.report.store import redact_urls
+from pytest_llenergy.report.remote import redact_urls
 
 # What failed in sessions, of either side.
 

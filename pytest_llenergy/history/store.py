@@ -13,7 +13,8 @@ import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.base import EnergyKind, StoredStruct
-from pytest_llenergy.report.store import is_url, open_file_system, redact_url, replace_file, run_with_timeout
+from pytest_llenergy.report.remote import is_url, open_file_system, redact_url, run_with_timeout
+from pytest_llenergy.report.store import replace_file
 
 # What is kept: a line for each metric of each test of a session, one for each step that was accepted.
 

@@ -13,7 +13,7 @@ from pytest_llenergy.model.text import short_test_name
 from pytest_llenergy.report.columns import format_with_uncertainty
 from pytest_llenergy.report.html.cases import Case, Side, order_rounds
 from pytest_llenergy.report.html.comparison_charts import speed_and_energy
-from pytest_llenergy.report.store import redact_urls
+from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
 
 # Tables of text, and how numbers stand in them.

@@ -18,10 +18,11 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.report import encode_report
-from pytest_llenergy.report import store
-from pytest_llenergy.report.store import is_url, parse_location, read_report, redact_url, redact_urls
+from pytest_llenergy.report import remote
+from pytest_llenergy.report.remote import is_url, redact_url, redact_urls
+from pytest_llenergy.report.store import parse_location, read_report
 
-from .runs import record_of, report_of, scaled
+from ..compare.runs import record_of, report_of, scaled
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -177,7 +178,7 @@ def test_a_server_that_is_not_there() -> None:
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "REMOTE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(remote, "REMOTE_TIMEOUT_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -186,9 +187,9 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_that_is_too_large(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MAX_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(remote, "MAX_FILE_BYTES", 1 << 20)
     (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
-    assert refusal(f"{server}/large.json") == f"{server}/large.json: more than 1 MiB, which no report is"
+    assert refusal(f"{server}/large.json") == f"{server}/large.json: larger than 1 MiB, the limit for reports"
     (tmp_path / "fits.json").write_bytes(b" " * (1 << 20))
     assert "empty, expected a JSON report" in refusal(f"{server}/fits.json")
 
@@ -200,7 +201,7 @@ def test_a_scheme_that_there_is_not() -> None:
 def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     assert refusal("https://x/base.json") == (
-        "https://x/base.json: addresses need fsspec; pip install 'pytest-llenergy[remote]'"
+        "https://x/base.json: URLs need fsspec; pip install 'pytest-llenergy[remote]'"
     )
 
 

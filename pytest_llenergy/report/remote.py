@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files at URLs, through fsspec: http, S3, GCS and others.
+
+Every read has a limit for size and one for time, whatever the protocol. Messages and reports show URLs
+without user, password and query, which may be secret.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from pytest_llenergy.errors import ReportError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
+
+#: One scheme, or a chain of them. A path may contain a colon, and ``C:\\`` is not a scheme.
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*://")
+
+#: URLs without a host although their protocol needs one.
+HOSTLESS = re.compile("(?:^|::)(ftps?|sftp|ssh|https?)://(?:/|$)")
+
+#: Ten thousand tests with twelve rounds each take 170 MB.
+MAX_FILE_BYTES = 1 << 30
+
+#: For reading or writing one remote file.
+REMOTE_TIMEOUT_S = 120.0
+
+
+def is_url(text: str) -> bool:
+    """Whether the text is a URL rather than a path."""
+    return URL.match(text) is not None
+
+
+def redact_url(url: str) -> str:
+    """Remove user, password, query and fragment from every URL of a chain."""
+    # The user comes first, since a password may contain any character.
+    url = re.sub("://[^/]*@", "://", url)
+    return re.split("[?#]", url, maxsplit=1)[0]
+
+
+def redact_urls(words: Iterable[str]) -> list[str]:
+    """Redact every URL in the arguments of a command line."""
+    return [_redact_argument(word) for word in words]
+
+
+def _redact_argument(word: str) -> str:
+    if word.count("://") == 1:
+        # A single URL may contain spaces.
+        before, _, rest = word.partition("://")
+        return before + redact_url(f"://{rest}")
+    return re.sub(r"://\S*", lambda found: redact_url(found[0]), word)
+
+
+def fetch_url(url: str) -> bytes:
+    """Read a whole file. Raises ``ReportError``."""
+
+    def read() -> bytes:
+        system, path = open_file_system(url)
+        data = bytearray()
+        with system.open(path, "rb") as file:
+            # A stream returns what has arrived so far.
+            while len(data) <= MAX_FILE_BYTES and (part := file.read(MAX_FILE_BYTES + 1 - len(data))):
+                data += part
+        return bytes(data)
+
+    data = run_with_timeout(url, read)
+    if len(data) > MAX_FILE_BYTES:
+        raise ReportError(f"{redact_url(url)}: larger than {MAX_FILE_BYTES >> 20} MiB, the limit for reports")
+    return data
+
+
+def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
+    """Return the fsspec file system of a URL, and the path in it.
+
+    Some protocols connect here, so call it within ``run_with_timeout``. Raises ``ReportError`` for a URL
+    without a host, and if fsspec or the package that it needs for the scheme is not installed.
+    """
+    hostless = HOSTLESS.search(redact_url(url))
+    if hostless is not None:
+        raise ReportError(f"{redact_url(url)}: names no host; expected {hostless[1]}://host/path")
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise ReportError(
+            f"{redact_url(url)}: URLs need fsspec; pip install 'pytest-llenergy[remote]'"
+        ) from None
+    try:
+        system, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ReportError(f"{redact_url(url)}: {_describe(error, url)}") from None
+    return system, path
+
+
+def run_with_timeout(url: str, work: Callable[[], T]) -> T:
+    """Return the result of ``work``. Raises ``ReportError`` if it fails or exceeds ``REMOTE_TIMEOUT_S``.
+
+    It runs in a thread, since not every protocol has a time-out. A thread that hangs is abandoned.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="llenergy-remote", daemon=True).start()
+    try:
+        return future.result(REMOTE_TIMEOUT_S)
+    except ReportError:
+        raise
+    except Exception as error:
+        reason = _explain(error, url) if future.done() else f"no answer within {REMOTE_TIMEOUT_S:g} s"
+        raise ReportError(f"{redact_url(url)}: {reason}") from None
+
+
+def _explain(error: BaseException, url: str) -> str:
+    # fsspec also raises FileNotFoundError for a server that cannot be reached, with the cause attached.
+    while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return "there is no such file"
+    if isinstance(error, PermissionError):
+        return "access is refused"
+    if isinstance(status, int):
+        return f"the server answers {status} {getattr(error, 'message', '')}".rstrip()
+    return f"cannot be reached ({_describe(error, url)})"
+
+
+def _describe(error: BaseException, url: str) -> str:
+    """Return the error on one line, without the secrets of the URL."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message.replace(url, redact_url(url))
