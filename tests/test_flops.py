@@ -72,7 +72,7 @@ def notes(noting: pytest.Pytester) -> list[tuple[str, int]]:
     return [(what, int(time_ns)) for what, time_ns in (line.split() for line in lines)]
 
 
-def test_counting_comes_after_every_round_and_is_in_none(noting: pytest.Pytester, read_report: Read) -> None:
+def test_operations_are_counted_after_the_rounds(noting: pytest.Pytester, read_report: Read) -> None:
     noting.runpytest_subprocess(*ARGS, "--energy-flops").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     ended_ns = [(each["start_s"] + each["duration_s"]) * 1e9 for each in record["rounds"]]
@@ -85,9 +85,7 @@ def test_counting_comes_after_every_round_and_is_in_none(noting: pytest.Pytester
     assert record["rank_peak_memory_bytes"] == [record["metrics"]["peak_memory_bytes"]["value"]]
 
 
-def test_the_record_has_the_operations_and_where_they_are_from(
-    noting: pytest.Pytester, read_report: Read
-) -> None:
+def test_the_record_has_operations_and_their_source(noting: pytest.Pytester, read_report: Read) -> None:
     noting.runpytest_subprocess(*ARGS, "--energy-flops").assert_outcomes(passed=1)
     report = read_report()
     jsonschema.validate(report, json_schema())
@@ -99,13 +97,15 @@ def test_the_record_has_the_operations_and_where_they_are_from(
     assert each["uncertainty"] == pytest.approx(energy["uncertainty"] / 1000)
 
 
-def test_nothing_is_counted_unless_it_is_asked_for(noting: pytest.Pytester, read_report: Read) -> None:
+def test_operations_are_counted_on_request_only(noting: pytest.Pytester, read_report: Read) -> None:
     noting.runpytest_subprocess(*ARGS).assert_outcomes(passed=1)
     assert "flops" not in {what for what, _ in notes(noting)}
     assert not {"flops", "energy_per_flop_j"} & set(read_report()["records"][0]["metrics"])
 
 
-def test_the_ini_key_asks_for_it_and_off_takes_it_back(noting: pytest.Pytester, read_report: Read) -> None:
+def test_the_ini_key_enables_counting_and_the_option_disables_it(
+    noting: pytest.Pytester, read_report: Read
+) -> None:
     ini = noting.path / "tox.ini"
     ini.write_text(f"{ini.read_text()}\nenergy_flops = on\n")
     noting.runpytest_subprocess(*ARGS).assert_outcomes(passed=1)
@@ -114,9 +114,7 @@ def test_the_ini_key_asks_for_it_and_off_takes_it_back(noting: pytest.Pytester, 
     assert "flops" not in read_report()["records"][0]["metrics"]
 
 
-def test_a_function_in_this_process_has_no_count_and_says_why(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
+def test_a_plain_function_has_no_count_but_a_reason(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.2)\n")
     quick.runpytest("--energy-report", "--energy-flops").assert_outcomes(passed=1)
     flops = read_report()["records"][0]["metrics"]["flops"]
@@ -126,7 +124,7 @@ def test_a_function_in_this_process_has_no_count_and_says_why(
     )
 
 
-def test_a_budget_can_bound_what_an_operation_costs(noting: pytest.Pytester) -> None:
+def test_a_budget_can_limit_energy_per_operation(noting: pytest.Pytester) -> None:
     mark = "import pytest\n@pytest.mark.energy_gate(metric='energy_per_flop_j', budget='10 pJ')\n"
     noting.makepyfile(test_it=mark + TEST)
     result = noting.runpytest_subprocess(*ARGS, "--energy-flops")
@@ -134,9 +132,7 @@ def test_a_budget_can_bound_what_an_operation_costs(noting: pytest.Pytester) -> 
     result.stdout.fnmatch_lines(["*energy_per_flop_j is 0.000* J, over the budget of 10 pJ*"])
 
 
-def test_the_real_engine_counts_and_its_ranks_serve_the_next_test(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
+def test_transformers_counts_and_its_ranks_are_reused(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
         import pytest

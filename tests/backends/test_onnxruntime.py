@@ -25,11 +25,11 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import Parallel
 
-from .engine import PROMPTS, TINY, Engine, counts
+from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 pytest.importorskip("onnxruntime_genai", reason=SPEC.install)
 
-#: One thread and no other: neither a pool nor what reports to the engine's makers.
+#: One thread and no other: neither a pool nor telemetry.
 COUNT_THREADS = """
 import os
 from pytest_llenergy.backends.base import RankContext
@@ -65,14 +65,14 @@ for number in range(16):
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[Engine]:
-    with Engine(SPEC) as engine:
-        yield engine
+def tiny() -> Iterator[LoadedRanks]:
+    with LoadedRanks(SPEC) as ranks:
+        yield ranks
 
 
 @pytest.fixture
-def converted(tiny: Engine, tmp_path: Path) -> Path:
-    """A directory that the engine reads as it is, to be changed."""
+def converted(tiny: LoadedRanks, tmp_path: Path) -> Path:
+    """A converted model directory, to be modified."""
     directory = tmp_path / "converted"
     shutil.copytree(onnx_directory(resolve_model(TINY), "fp32", tiny.info.version), directory)
     return directory
@@ -101,19 +101,19 @@ def printed(script: str) -> list[int]:
 
 class TestTokens:
     def test_a_padded_batch_gives_what_each_prompt_gives_alone_with_a_static_cache(
-        self, tiny: Engine
+        self, tiny: LoadedRanks
     ) -> None:
         batch, _ = tiny.generate(PROMPTS, cache="static")
         alone = [tiny.generate([prompt], cache="static")[0] for prompt in PROMPTS]
         assert batch.token_ids == [each.token_ids[0] for each in alone]
         assert len({tuple(ids) for ids in batch.token_ids}) == 3, "equal outputs would prove nothing"
 
-    def test_greedy_tokens_are_those_of_transformers(self, tiny: Engine) -> None:
-        with Engine(dtype="float32") as reference:
+    def test_greedy_tokens_match_transformers(self, tiny: LoadedRanks) -> None:
+        with LoadedRanks(dtype="float32") as reference:
             expected, _ = reference.generate(PROMPTS, max_new_tokens=16)
         assert tiny.generate(PROMPTS, max_new_tokens=16)[0].token_ids == expected.token_ids
 
-    def test_a_sequence_that_ends_early_counts_what_it_made(self, tiny: Engine) -> None:
+    def test_a_sequence_that_ends_early_counts_its_own_tokens(self, tiny: LoadedRanks) -> None:
         free, _ = tiny.generate(PROMPTS)
         stop = free.token_ids[0][2]
         expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free.token_ids]
@@ -125,7 +125,7 @@ class TestTokens:
         early, late = timeline.requests[0], max(timeline.requests, key=lambda r: r.output_tokens)
         assert early.last_token_ns < late.last_token_ns  # type: ignore[operator]
 
-    def test_a_batch_is_over_when_all_of_it_has_ended(self, tiny: Engine) -> None:
+    def test_a_batch_stops_when_all_sequences_have_ended(self, tiny: LoadedRanks) -> None:
         free, _ = tiny.generate(PROMPTS[:1])
         stop = free.token_ids[0][2]
         made, timeline = tiny.generate(
@@ -135,15 +135,15 @@ class TestTokens:
         assert [out for _, out in counts(made)] == [length] * 2
         assert len(timeline.requests[0].token_ns) == length
 
-    def test_sampling_repeats_with_its_seed(self, tiny: Engine) -> None:
+    def test_sampling_is_reproducible_with_a_seed(self, tiny: LoadedRanks) -> None:
         once, again, other = (
             tiny.generate(PROMPTS, max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
             for seed in (1, 1, 2)
         )
         assert once == again != other
 
-    def test_two_ranks_share_the_batch(self, tiny: Engine) -> None:
-        with Engine(SPEC, degrees=Parallel(data=2)) as pair:
+    def test_two_ranks_split_the_batch(self, tiny: LoadedRanks) -> None:
+        with LoadedRanks(SPEC, degrees=Parallel(data=2)) as pair:
             both, timeline = pair.generate(PROMPTS)
         single, _ = tiny.generate(PROMPTS)
         assert both.token_ids == single.token_ids
@@ -151,7 +151,7 @@ class TestTokens:
 
 
 class TestTimes:
-    def test_every_step_has_its_time(self, tiny: Engine) -> None:
+    def test_every_step_has_a_timestamp(self, tiny: LoadedRanks) -> None:
         _, timeline = tiny.generate(PROMPTS, max_new_tokens=6)
         ((_, border_ns),) = timeline.borders_ns
         assert timeline.start_ns < border_ns < timeline.end_ns
@@ -166,14 +166,14 @@ class TestTimes:
 
 
 class TestModels:
-    def test_what_was_loaded_is_described(self, tiny: Engine) -> None:
+    def test_the_loaded_model_is_described(self, tiny: LoadedRanks) -> None:
         assert (tiny.info.model, tiny.info.dtype) == (TINY, "float32")
         told = {"precision": "fp32", "threads": 1, "device": "CPU", "padding_token": 0}
         assert told.items() <= tiny.info.options.items()
 
     @pytest.mark.parametrize("precision", ["int8", "int4"])
-    def test_small_weights_are_another_model_and_say_so(self, tiny: Engine, precision: str) -> None:
-        with Engine(SPEC, precision=precision) as small:
+    def test_quantised_precisions_are_separate_models(self, tiny: LoadedRanks, precision: str) -> None:
+        with LoadedRanks(SPEC, precision=precision) as small:
             assert (small.info.dtype, small.info.options["precision"]) == (precision, precision)
             made, _ = small.generate(PROMPTS, max_new_tokens=5)
         assert counts(made) == [(3, 5), (11, 5), (1, 5)]
@@ -183,8 +183,8 @@ class TestModels:
         whole, part = ((each / "model.onnx.data").stat().st_size for each in folders)
         assert part < whole / 2
 
-    def test_a_converted_directory_is_read_as_it_is_but_for_its_defaults(
-        self, tiny: Engine, converted: Path
+    def test_a_converted_directory_is_read_without_its_sampling_defaults(
+        self, tiny: LoadedRanks, converted: Path
     ) -> None:
         """The end of sequence is heeded or ignored; sampling and penalties of the directory are not used."""
         free, _ = tiny.generate(PROMPTS)
@@ -194,15 +194,15 @@ class TestModels:
             model={"eos_token_id": [end]},
             search={"repetition_penalty": 9.0, "do_sample": True, "temperature": 5.0, "num_beams": 2},
         )
-        with Engine(SPEC, str(converted)) as engine:
-            assert (engine.info.model, engine.info.dtype) == ("converted", None)
-            ignored, _ = engine.generate(PROMPTS)
-            heeded, _ = engine.generate(PROMPTS, ignore_eos=False)
+        with LoadedRanks(SPEC, str(converted)) as ranks:
+            assert (ranks.info.model, ranks.info.dtype) == ("converted", None)
+            ignored, _ = ranks.generate(PROMPTS)
+            heeded, _ = ranks.generate(PROMPTS, ignore_eos=False)
         assert ignored.token_ids == free.token_ids
         assert heeded.token_ids[0] == free.token_ids[0][: free.token_ids[0].index(end) + 1]
 
-    def test_a_model_that_pads_with_its_end_is_padded_with_another_token(
-        self, tiny: Engine, converted: Path
+    def test_a_model_that_pads_with_its_end_token_gets_another_padding_token(
+        self, tiny: LoadedRanks, converted: Path
     ) -> None:
         free, _ = tiny.generate(PROMPTS)
         end = free.token_ids[0][2]
@@ -213,7 +213,7 @@ class TestModels:
         assert int(job.inputs[2][-1]) == 258
         assert job.result(job.run()).token_ids == free.token_ids
 
-    def test_a_static_cache_has_its_size_from_the_start_and_a_dynamic_one_grows(self, tiny: Engine) -> None:
+    def test_a_static_cache_is_allocated_at_once_and_a_dynamic_one_grows(self, tiny: LoadedRanks) -> None:
         backend = in_process(TINY)
         for cache, sizes in (("dynamic", [5, 6, 7]), ("static", [8, 8, 8])):
             params = GenerationParams.parse({"max_new_tokens": 3, "ignore_eos": True, "cache": cache})
@@ -226,31 +226,31 @@ class TestModels:
                 seen.append(generator.get_output("present.0.key").shape[2])
             assert seen == sizes
 
-    def test_it_has_the_threads_that_it_was_given_and_no_others(self, tiny: Engine) -> None:
+    def test_only_the_given_number_of_threads_run(self, tiny: LoadedRanks) -> None:
         assert printed(COUNT_THREADS) == [1, 2]
 
-    def test_closing_frees_the_model(self, tiny: Engine) -> None:
+    def test_closing_frees_the_model(self, tiny: LoadedRanks) -> None:
         """Its weights are seven megabytes; fifteen models that stayed would be a hundred."""
         first, last = printed(MEASURE_MEMORY)
         assert last - first < 50
 
 
 class TestRefusals:
-    def test_a_precision_that_the_builder_has_not(self) -> None:
+    def test_an_unknown_precision_is_refused(self) -> None:
         with pytest.raises(BackendError, match=r"precision 'fp17' is none .* it takes: fp32, int8, int4"):
             in_process(TINY, precision="fp17")
 
-    def test_a_precision_for_what_is_converted_already(self, converted: Path) -> None:
+    def test_a_precision_for_a_converted_model_is_refused(self, converted: Path) -> None:
         with pytest.raises(BackendError, match="converted is already ONNX; leave out the load option"):
             in_process(str(converted), precision="int4")
 
-    def test_a_directory_that_holds_no_model_is_one_line(self, tmp_path: Path) -> None:
+    def test_a_directory_without_a_model_gives_a_one_line_error(self, tmp_path: Path) -> None:
         (tmp_path / "genai_config.json").write_text("{}")
         with pytest.raises(ModelError, match=f"model {tmp_path.name}: .* cannot load it") as caught:
-            Engine(SPEC, str(tmp_path))
+            LoadedRanks(SPEC, str(tmp_path))
         assert "\n" not in str(caught.value)
 
-    def test_a_model_that_the_builder_cannot_convert_is_one_line(self, tmp_path: Path) -> None:
+    def test_a_model_that_cannot_be_converted_gives_a_one_line_error(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         with pytest.raises(
             ModelError, match=f"model {tmp_path.name}: the builder .* cannot make fp32"
@@ -268,7 +268,7 @@ class TestRefusals:
         )
         assert SPEC.refuses(resolve_model(str(converted))) is None
 
-    def test_openvino_ir_and_other_directories(self, tmp_path: Path) -> None:
+    def test_openvino_ir_and_other_directories_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "openvino_model.xml").touch()
         reason = SPEC.refuses(resolve_model(str(tmp_path)))
         assert reason is not None
@@ -285,12 +285,14 @@ class TestRefusals:
             (["abc"], {"seed": 2**31}, "seed is 2147483648, needs less than 2\\*\\*31"),
         ],
     )
-    def test_what_it_cannot_do_right(self, prompts: list[str], params: dict[str, Any], message: str) -> None:
+    def test_unsupported_batches_are_refused(
+        self, prompts: list[str], params: dict[str, Any], message: str
+    ) -> None:
         backend = in_process(TINY)
         with pytest.raises(BackendError, match=message):
             backend.prepare(prompts, GenerationParams.parse(params))
 
-    def test_unequal_prompts_for_a_model_that_is_told_positions(self, converted: Path) -> None:
+    def test_unequal_prompts_are_refused_for_a_model_with_position_ids(self, converted: Path) -> None:
         told = json.loads((converted / "genai_config.json").read_text())["model"]["decoder"]
         told["inputs"]["position_ids"] = "position_ids"
         change(converted, model={"decoder": told})

@@ -25,8 +25,8 @@ from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.workers.plan import plan_processes
 
-from . import sharded
-from .engine import TINY, Engine
+from . import rank_functions
+from .loaded_ranks import TINY, LoadedRanks
 
 #: As accelerate makes it for a model with four layers on two GPUs.
 MAP = {
@@ -82,7 +82,7 @@ def test_a_cpu_is_refused(quick: pytest.Pytester) -> None:
     )
 
 
-def test_layers_are_shared_out_by_transformers_and_the_map_is_recorded() -> None:
+def test_the_device_map_of_transformers_is_recorded() -> None:
     loader = Loader()
     context = RankContext(devices=("GPU-a", "GPU-b"), parallel=Parallel(placement=2))
     _, seen = load_onto_devices(loader, "somewhere", {"dtype": "auto"}, context, "cuda:0")
@@ -93,19 +93,21 @@ def test_layers_are_shared_out_by_transformers_and_the_map_is_recorded() -> None
     }
 
 
-def test_a_device_that_was_left_out_is_told() -> None:
+def test_a_device_left_out_by_accelerate_is_an_error() -> None:
     """accelerate leaves out what it has no layer for."""
     with pytest.raises(BackendError, match=r"placement=4 was requested.* are on 2 of the devices: .*: 0; "):
         verify_placement(Placed(["cuda:0", "cuda:1"], MAP), 4)
 
 
-def test_layers_off_the_gpus_are_told(tmp_path: Path) -> None:
+def test_layers_off_the_gpus_are_an_error(tmp_path: Path) -> None:
     """A real model that accelerate has put elsewhere."""
     device_map = {**dict.fromkeys(MAP, "cpu"), "model.rotary_emb": "cpu", "model.layers.1": "disk"}
     for layer in ("model.layers.2", "model.layers.3"):
         del device_map[layer]
-    with Engine() as engine:
-        (refusal,) = engine.call(sharded.refusal_of_layers_off_the_gpus, TINY, device_map, str(tmp_path))
+    with LoadedRanks() as ranks:
+        (refusal,) = ranks.call(
+            rank_functions.refusal_of_layers_off_the_gpus, TINY, device_map, str(tmp_path)
+        )
     assert refusal == (
         "transformers: placement=2 left parameters on cpu, meta (meta is on disk or in the host's memory): "
         "model.embed_tokens..model.layers.0: cpu; model.layers.1: disk; model.norm..model.rotary_emb: cpu; "
@@ -113,5 +115,5 @@ def test_layers_off_the_gpus_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_map_of_everything_is_one_word() -> None:
+def test_a_map_of_one_entry_is_formatted_as_all() -> None:
     assert format_device_map({"": "cpu"}) == "all: cpu"

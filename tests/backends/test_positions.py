@@ -11,7 +11,7 @@ import pytest
 from pytest_llenergy.backends.models import ModelSource, read_max_positions, resolve_model
 
 
-def test_those_of_the_default_model() -> None:
+def test_context_length_of_the_default_model() -> None:
     assert read_max_positions(resolve_model(None)) == 8192
 
 
@@ -34,15 +34,15 @@ def written(file: Path, context: int | None) -> ModelSource:
     return ModelSource("gguf", str(file))
 
 
-def test_values_of_every_kind_are_passed_over(tmp_path: Path) -> None:
+def test_values_of_every_kind_are_skipped(tmp_path: Path) -> None:
     assert read_max_positions(written(tmp_path / "a.gguf", 4096)) == 4096
 
 
-def test_a_file_that_does_not_tell_them(tmp_path: Path) -> None:
+def test_a_file_without_a_context_length_gives_none(tmp_path: Path) -> None:
     assert read_max_positions(written(tmp_path / "a.gguf", None)) is None
 
 
-def test_a_file_that_ends_anywhere_is_no_fault_of_this(tmp_path: Path) -> None:
+def test_a_truncated_file_gives_none(tmp_path: Path) -> None:
     whole = Path(written(tmp_path / "a.gguf", 4096).location).read_bytes()
     cut = tmp_path / "cut.gguf"
     for length in [*range(0, 80), *range(len(whole) - 120, len(whole) - 40)]:
@@ -50,7 +50,7 @@ def test_a_file_that_ends_anywhere_is_no_fault_of_this(tmp_path: Path) -> None:
         assert read_max_positions(ModelSource("gguf", str(cut))) is None
 
 
-def test_a_damaged_length_is_not_believed(tmp_path: Path) -> None:
+def test_a_damaged_length_gives_none(tmp_path: Path) -> None:
     whole = bytearray(Path(written(tmp_path / "a.gguf", 4096).location).read_bytes())
     # Of the first name.
     whole[24:32] = b"\xff" * 8
@@ -69,7 +69,7 @@ def test_a_damaged_length_is_not_believed(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_those_of_a_directory(tmp_path: Path, config: str | None, found: int | None) -> None:
+def test_context_length_of_a_directory(tmp_path: Path, config: str | None, found: int | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     assert read_max_positions(ModelSource("directory", str(tmp_path))) == found

@@ -66,7 +66,7 @@ def refusal(kind: type[Exception] = BackendError, **options: Any) -> str:
 
 
 class TestAnswers:
-    def test_tokens_are_those_that_the_server_counts(self) -> None:
+    def test_tokens_are_counted_as_the_server_counts_them(self) -> None:
         with loaded(command=scripted()) as (backend, _):
             made = generated(backend, ["abc", "hello world"], max_new_tokens=4, ignore_eos=True)
         assert made.texts == ["aaaa", "aaaa"]
@@ -74,14 +74,14 @@ class TestAnswers:
         assert made.token_ids == [[], []]
         assert made.flags == []
 
-    def test_what_was_asked_for_is_described(self) -> None:
+    def test_the_command_and_options_are_described(self) -> None:
         with loaded(command=scripted(first=0) + " --api-key=sesame") as (_, info):
             assert (info.name, info.version, info.model) == ("server", "unknown", "tiny")
             assert info.options["attached"] is False
             assert info.options["prefix_cache"] == "the server's own switch counts"
             assert str(info.options["command"]).endswith("'{port}' first=0 '--api-key=***'")
 
-    def test_times_begin_when_the_request_is_sent_and_follow_the_server(self) -> None:
+    def test_timestamps_start_at_the_send_time_and_follow_the_server(self) -> None:
         """The server sleeps at least so long: no time can be shorter."""
         with loaded(command=scripted(first=0.2, step=0.05, chunk=2, owner="vllm")) as (backend, _):
             made = served(backend, ["abc"], concurrency=1, num_requests=2, max_new_tokens=6)
@@ -94,7 +94,7 @@ class TestAnswers:
             assert len(set(request.token_ns)) == 3
             assert all(b - a >= 45e6 for a, b in pairwise(sorted(set(request.token_ns))))
 
-    def test_a_closed_loop_has_so_many_on_their_way_and_no_more(self) -> None:
+    def test_a_closed_loop_keeps_exactly_its_concurrency_in_flight(self) -> None:
         with loaded(command=scripted(step=0.02)) as (backend, _):
             made = served(backend, ["abc"], concurrency=2, num_requests=6, max_new_tokens=3)
         edges = [(each.start_ns or 0, 1) for each in made.requests]
@@ -107,7 +107,7 @@ class TestAnswers:
         assert [span.name for span in made.spans] == ["ramp-up", "steady", "ramp-down"]
         assert sum(span.output_tokens or 0 for span in made.spans) == 18
 
-    def test_an_open_loop_sends_when_it_is_time_whatever_the_server_does(self) -> None:
+    def test_an_open_loop_sends_on_schedule_whatever_the_server_does(self) -> None:
         """Each request takes a second; the last is sent long before the first is done."""
         offsets_s = [0.0, 0.1, 0.3]
         with loaded(command=scripted(first=1.0)) as (backend, _):
@@ -123,7 +123,7 @@ class TestAnswers:
         assert [each.input_tokens for each in made.requests] == [1, 2, 1]
         assert made.spans == []
 
-    def test_a_request_that_was_late_is_told(self) -> None:
+    def test_a_late_request_is_flagged(self) -> None:
         with loaded(command=scripted()) as (backend, _):
             params = ServeParams.parse({"request_rate": 10.0, "num_requests": 3, "max_new_tokens": 1})
             job = backend.prepare_serve(["a"], params)
@@ -139,7 +139,7 @@ class TestAnswers:
             made = served(backend, ["a"], concurrency=1, num_requests=20, max_new_tokens=2)
         assert made.output_tokens == 40
 
-    def test_connections_are_there_before_they_are_needed(self) -> None:
+    def test_connections_are_opened_before_the_round(self) -> None:
         with loaded(command=scripted()) as (backend, _):
             job = backend.prepare(["a", "b", "c"], GenerationParams.parse({"max_new_tokens": 1}))
             job.ready()
@@ -153,12 +153,14 @@ class TestPrefixCache:
         ("cached", "name", "severity"),
         [("5", "prefix-cache", "invalid"), ("untold", "prefix-cache-unknown", "warning")],
     )
-    def test_a_hit_is_no_result_and_silence_is_told(self, cached: str, name: str, severity: str) -> None:
+    def test_a_cache_hit_is_invalid_and_an_unknown_cache_is_flagged(
+        self, cached: str, name: str, severity: str
+    ) -> None:
         with loaded(command=scripted(cached=cached)) as (backend, _):
             made = generated(backend, ["hello"], max_new_tokens=2)
         assert [(flag.name, flag.severity) for flag in made.flags] == [(name, severity)]
 
-    def test_hits_that_are_wanted_are_a_part_of_the_load(self) -> None:
+    def test_requested_cache_hits_are_part_of_the_load(self) -> None:
         with loaded(command=scripted(cached=5)) as (backend, _):
             asked = {"concurrency": 1, "num_requests": 1, "max_new_tokens": 1}
             assert served(backend, ["hello"], **asked, prefix_cache=True).flags == []
@@ -166,22 +168,24 @@ class TestPrefixCache:
 
 
 class TestFaults:
-    def test_a_server_that_dies_is_told_with_its_last_line(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_a_server_that_dies_is_reported_with_its_last_line(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         said = refusal(command=scripted(fault="dies"))
         assert said.endswith("ended with status 1 before GET /health gave 200: no memory for the model"), said
         assert "scripted server" in capfd.readouterr().out
 
-    def test_a_server_that_is_never_ready_is_told_with_what_it_says(self) -> None:
+    def test_a_server_that_is_never_ready_is_reported_with_its_answer(self) -> None:
         assert refusal(command=scripted(fault="sick"), timeout_s=0.5) == (
             "server: not ready after 0.5 s, GET /health: 503: Loading model; see --energy-server-health and "
             "--energy-timeout"
         )
 
-    def test_a_server_that_takes_its_time_is_waited_for(self) -> None:
+    def test_a_slow_start_is_waited_for(self) -> None:
         with loaded(command=scripted(wait=0.5)) as (backend, _):
             assert generated(backend, ["a"], max_new_tokens=1).texts == ["a"]
 
-    def test_a_program_that_is_not_there(self) -> None:
+    def test_a_missing_program_is_an_error(self) -> None:
         assert refusal(command="no-such-server --port {port}") == (
             "server: no-such-server cannot be started: No such file or directory"
         )
@@ -189,7 +193,7 @@ class TestFaults:
     def test_a_stream_without_counts_is_refused_before_anything_is_measured(self) -> None:
         assert "model 'tiny': no usage in the stream" in refusal(command=scripted(fault="no-usage"))
 
-    def test_a_wrong_name_is_told_with_those_that_there_are(self) -> None:
+    def test_a_wrong_model_name_lists_the_served_names(self) -> None:
         assert refusal(ModelError, command=scripted(), model="huge") == (
             "server: model 'huge': 404 from /v1/completions: The model `huge` does not exist.; see "
             "--energy-server-model; it serves: tiny"
@@ -202,7 +206,7 @@ class TestFaults:
             with pytest.raises(BackendError, match="the stream broke off"):
                 served(backend, ["a"], concurrency=1, num_requests=3, max_new_tokens=4)
 
-    def test_a_server_that_does_not_heed_ignore_eos_is_found_by_its_counts(self) -> None:
+    def test_a_server_that_ignores_ignore_eos_is_detected(self) -> None:
         with loaded(command=scripted(short=1)) as (backend, _):
             assert generated(backend, ["a"], max_new_tokens=4).output_tokens == 4
             with pytest.raises(BackendError) as caught:
@@ -211,13 +215,13 @@ class TestFaults:
             "server: request 1 of 1: 3 tokens instead of 4; the server ignores ignore_eos"
         )
 
-    def test_a_stream_of_another_form_is_told_in_one_line(self) -> None:
+    def test_a_stream_in_another_format_gives_a_one_line_error(self) -> None:
         said = refusal(command=scripted(fault="odd"))
         assert said.startswith(
             "server: model 'tiny': its stream does not follow the OpenAI API (AttributeError: "
         )
 
-    def test_counts_that_contradict_each_other_give_no_time_to_a_token(self) -> None:
+    def test_contradictory_counts_give_no_token_timestamps(self) -> None:
         """Each chunk says that there is one token by now; in the end there are four."""
         with loaded(command=scripted(owner="vllm", fault="miscounts")) as (backend, _):
             (request,) = generated(backend, ["a"], max_new_tokens=4).requests
@@ -225,7 +229,7 @@ class TestFaults:
         assert (request.output_tokens, request.token_ns) == (4, ())
         assert request.first_token_ns is not None
 
-    def test_sampling_that_a_server_cannot_be_told_is_refused(self) -> None:
+    def test_sampling_that_a_server_does_not_support_is_refused(self) -> None:
         with (
             loaded(command=scripted()) as (backend, _),
             pytest.raises(
@@ -234,14 +238,14 @@ class TestFaults:
         ):
             generated(backend, ["a"], do_sample=True, top_k=3)
 
-    def test_what_a_server_says_of_a_batch_is_not_lost_with_the_ranks_results(self) -> None:
+    def test_cached_tokens_survive_merging_of_rank_results(self) -> None:
         with loaded(command=scripted(cached=5)) as (backend, _):
             made = generated(backend, ["a"], max_new_tokens=2)
         merged = Generation.merge([made])
         assert isinstance(merged, ServedGeneration)
         assert merged.cached_tokens == 5
 
-    def test_stop_tokens_that_a_server_does_not_know_are_refused(self) -> None:
+    def test_unsupported_stop_tokens_are_refused(self) -> None:
         with (
             loaded(command=scripted()) as (backend, _),
             pytest.raises(
@@ -250,7 +254,7 @@ class TestFaults:
         ):
             generated(backend, ["a"], stop_token_ids=[3])
 
-    def test_a_server_that_dies_at_work_is_told(self) -> None:
+    def test_a_server_that_dies_during_a_request_is_reported(self) -> None:
         with loaded(command=scripted(step=30)) as (backend, _):
             process = backend._process
             assert process is not None
@@ -260,14 +264,14 @@ class TestFaults:
             with pytest.raises(BackendError, match=r"ended with signal SIGKILL: scripted server"):
                 job.run()
 
-    def test_what_listens_must_come_of_the_command(self) -> None:
+    def test_the_listener_must_be_started_by_the_command(self) -> None:
         """Somebody else's server would answer, and be measured."""
         with running(scripted()) as (url, process):
             port = url.rpartition(":")[2]
             said = refusal(command="sleep 60", url=url)
             assert said == f"server: port {port} is used by process {process.pid}; choose another"
 
-    def test_nothing_is_left_of_a_server_that_leaves_children(self) -> None:
+    def test_children_of_a_server_are_killed(self) -> None:
         script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
         words = scripted().split(" ", 1)
         with loaded(command=f"{words[0]} -c '{script}' {scripted()}") as (backend, _):
@@ -280,7 +284,7 @@ class TestFaults:
 
 
 class TestAttached:
-    def test_a_server_that_runs_is_found_by_its_port_and_lives_on(self) -> None:
+    def test_a_running_server_is_found_by_its_port_and_not_stopped(self) -> None:
         with running(scripted()) as (url, process):
             with loaded(url=url) as (backend, info):
                 (worker,) = backend.workers()
@@ -290,7 +294,7 @@ class TestAttached:
                 assert generated(backend, ["abc"], max_new_tokens=2).output_tokens == 2
             assert process.poll() is None
 
-    def test_the_whole_family_is_found_from_the_process_that_listens(self) -> None:
+    def test_all_processes_of_a_server_are_found_from_its_listener(self) -> None:
         """A launcher in the same process group belongs to it; the shell that started both does not."""
         script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
         words = scripted().split(" ", 1)
@@ -299,7 +303,7 @@ class TestAttached:
             assert family.root == process.pid
             assert len(family.pids()) == 2
 
-    def test_one_that_cannot_be_told_is_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_server_process_is_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attached, "find_listeners", lambda _address: set())
         with running(scripted()) as (url, _), loaded(url=url) as (backend, _):
             assert [worker.pid for worker in backend.workers()] == [0]
@@ -307,12 +311,12 @@ class TestAttached:
         assert flag.name == "server-unknown"
         assert "is not visible, such as another user's process" in flag.detail
 
-    def test_nobody_there(self) -> None:
+    def test_an_address_without_a_listener_is_an_error(self) -> None:
         url = f"http://127.0.0.1:{find_free_port()}"
         assert refusal(url=url).startswith(f"server: GET /health at {url}: no answer (")
 
     @pytest.mark.parametrize("killed", [True, False])
-    def test_a_load_that_breaks_off_tells_whether_the_server_has_gone(self, killed: bool) -> None:
+    def test_a_broken_load_reports_whether_the_server_is_gone(self, killed: bool) -> None:
         """One that still listens has dropped the request, and is not said to be gone."""
         with (
             running(scripted(step=30 if killed else 0, fault="" if killed else "drops")) as (url, process),
@@ -328,7 +332,7 @@ class TestAttached:
         assert str(caught.value).endswith(f"; nobody listens at {url} anymore)") == killed
         assert "\n" not in str(caught.value)
 
-    def test_what_uses_a_gpu_needs_a_lease_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_on_a_gpu_needs_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attached, "GPU_FILES", ("/dev/null",))
         with running(scripted()) as (url, process):
             assert refusal(url=url) == (
@@ -368,7 +372,7 @@ class TestSettings:
             ({"url": "http://127.0.0.1:x"}, "server: url 'http://127.0.0.1:x': Port could not be cast"),
         ],
     )
-    def test_what_cannot_be_is_one_clear_line(self, options: dict[str, Any], message: str) -> None:
+    def test_invalid_settings_give_a_one_line_error(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(BackendError) as caught:
             ServerSettings.parse(options)
         assert str(caught.value).startswith(message)
@@ -380,7 +384,7 @@ class TestSettings:
         assert parse_local_url("http://127.0.0.1").port == 80
         assert parse_local_url("http://[::1]:8000").url == "http://[::1]:8000"
 
-    def test_placeholders_are_filled_and_braces_of_others_kept(self) -> None:
+    def test_placeholders_are_replaced_and_other_braces_kept(self) -> None:
         settings = ServerSettings.parse({"command": "serve {model} --port {port} --json '{\"a\": 1}'"})
         assert settings.command(model="/a b/m", port="80") == [
             *("serve", "/a b/m", "--port", "80", "--json", '{"a": 1}')
@@ -394,7 +398,7 @@ class TestSettings:
         assert "def" not in settings.recorded_command
 
 
-def test_the_client_waits_for_what_it_has_begun() -> None:
+def test_the_client_waits_for_requests_in_flight() -> None:
     """A load that fails leaves no task behind that would speak up in the next one."""
     with loaded(command=scripted(fault="drops")) as (backend, _):
         with pytest.raises(BackendError):

@@ -12,7 +12,7 @@ from pytest_llenergy.backends import server
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.model.timeline import RoundTimeline
 
-from .engine import SMOLLM_CHAT, SMOLLM_PROMPTS, Engine, counts
+from .loaded_ranks import SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks, counts
 from .servers.start import llama
 
 pytest.importorskip("aiohttp")
@@ -20,18 +20,18 @@ pytest.importorskip("xllamacpp", reason="no module xllamacpp: pip install xllama
 
 
 @pytest.fixture(scope="module")
-def smollm() -> Iterator[Engine]:
-    with Engine(server.SPEC, model=None, command=llama()) as engine:
-        yield engine
+def smollm() -> Iterator[LoadedRanks]:
+    with LoadedRanks(server.SPEC, model=None, command=llama()) as ranks:
+        yield ranks
 
 
-def serve(engine: Engine, prompts: list[str], **params: Any) -> tuple[ServedLoad, RoundTimeline]:
-    workload = engine.prepare(prompts, ServeParams.parse(params))
+def serve(ranks: LoadedRanks, prompts: list[str], **params: Any) -> tuple[ServedLoad, RoundTimeline]:
+    workload = ranks.prepare(prompts, ServeParams.parse(params))
     timeline = workload.run_round()
     return ServedLoad.merge(workload.results()), timeline
 
 
-def test_lengths_are_those_counted_by_hand(smollm: Engine) -> None:
+def test_token_counts_match_hand_counts(smollm: LoadedRanks) -> None:
     made, timeline = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=5)
     assert counts(made) == [(2, 5), (6, 5)]
     alone = [smollm.generate([prompt], max_new_tokens=5)[0] for prompt in SMOLLM_PROMPTS]
@@ -41,7 +41,7 @@ def test_lengths_are_those_counted_by_hand(smollm: Engine) -> None:
     assert timeline.start_ns == start_ns < border_ns < timeline.end_ns
 
 
-def test_the_end_of_sequence_is_heeded_or_ignored(smollm: Engine) -> None:
+def test_the_end_of_sequence_is_respected_or_ignored(smollm: LoadedRanks) -> None:
     heeded, timeline = smollm.generate([SMOLLM_CHAT], max_new_tokens=30, ignore_eos=False)
     ignored, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=30)
     assert "Paris" in heeded.texts[0]
@@ -52,7 +52,7 @@ def test_the_end_of_sequence_is_heeded_or_ignored(smollm: Engine) -> None:
     assert len(request.token_ns) == heeded.output_tokens
 
 
-def test_a_repeated_prompt_is_computed_again(smollm: Engine) -> None:
+def test_a_repeated_prompt_is_computed_again(smollm: LoadedRanks) -> None:
     """The server says how many tokens it has not computed; with its own default all but one."""
     prompt = ["one two three four five six seven eight nine ten " * 4]
     asked = {"max_new_tokens": 1, "concurrency": 1, "num_requests": 1}
@@ -63,7 +63,7 @@ def test_a_repeated_prompt_is_computed_again(smollm: Engine) -> None:
         assert (made.cached_tokens > 0) is hit
 
 
-def test_sampling_repeats_with_its_seed(smollm: Engine) -> None:
+def test_sampling_is_reproducible_with_a_seed(smollm: LoadedRanks) -> None:
     once, again, other = (
         smollm.generate(["hello"], max_new_tokens=12, ignore_eos=False, do_sample=True, seed=seed)[0].texts
         for seed in (1, 1, 2)
@@ -71,7 +71,7 @@ def test_sampling_repeats_with_its_seed(smollm: Engine) -> None:
     assert once == again != other
 
 
-def test_both_loops_serve_every_request(smollm: Engine) -> None:
+def test_open_and_closed_loops_serve_every_request(smollm: LoadedRanks) -> None:
     for asked in ({"request_rate": 20.0}, {"concurrency": 2}):
         made, timeline = serve(
             smollm, SMOLLM_PROMPTS, max_new_tokens=6, ignore_eos=True, num_requests=6, **asked
@@ -83,14 +83,14 @@ def test_both_loops_serve_every_request(smollm: Engine) -> None:
         assert timeline.served
 
 
-def test_what_was_loaded_is_described(smollm: Engine) -> None:
+def test_the_loaded_model_is_described(smollm: LoadedRanks) -> None:
     assert smollm.info.model == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert smollm.info.options["server"] == "llama.cpp"
     assert smollm.info.options["api_model"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert smollm.info.options["prefix_cache"] == "asked off in each request"
 
 
-def test_the_cpu_time_of_the_server_is_that_of_the_round(smollm: Engine) -> None:
+def test_cpu_time_of_the_server_counts_in_the_round(smollm: LoadedRanks) -> None:
     """Nearly all of the work is the server's; the client alone would have next to none."""
     _, timeline = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=30)
     assert timeline.cpu_time_s > 0.1

@@ -14,8 +14,8 @@ from pytest_llenergy.backends.transformers.parallel import check_heads
 from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.model.record import Parallel
 
-from . import of_two_minds, sharded
-from .engine import PROMPTS, TINY, Engine
+from . import disagreeing, rank_functions
+from .loaded_ranks import PROMPTS, TINY, LoadedRanks
 
 Read = Callable[..., dict[str, Any]]
 
@@ -40,21 +40,21 @@ class Config:
 
 
 @pytest.fixture(scope="module")
-def single() -> Iterator[Engine]:
-    with Engine(dtype="float32") as engine:
-        yield engine
+def single() -> Iterator[LoadedRanks]:
+    with LoadedRanks(dtype="float32") as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Engine]:
-    with Engine(degrees=Parallel(tensor=2), dtype="float32") as engine:
-        yield engine
+def pair() -> Iterator[LoadedRanks]:
+    with LoadedRanks(degrees=Parallel(tensor=2), dtype="float32") as ranks:
+        yield ranks
 
 
-def loaded(engine: Engine, function: Callable[..., Any] = sharded.forward) -> list[Any]:
+def loaded(ranks: LoadedRanks, function: Callable[..., Any] = rank_functions.forward) -> list[Any]:
     """What each rank has of the model that it loads, and its logits."""
-    degrees = {"data": engine.degrees.data, "tensor": engine.degrees.tensor}
-    return engine.call(function, degrees, TINY, IDS)
+    degrees = {"data": ranks.degrees.data, "tensor": ranks.degrees.tensor}
+    return ranks.call(function, degrees, TINY, IDS)
 
 
 def difference(one: list[float], two: list[float]) -> float:
@@ -64,7 +64,7 @@ def difference(one: list[float], two: list[float]) -> float:
 
 
 class TestTwoRanks:
-    def test_each_holds_half_of_every_matrix(self, pair: Engine) -> None:
+    def test_each_rank_holds_half_of_every_matrix(self, pair: LoadedRanks) -> None:
         """Counted by hand: four heads of 64, two of keys and values, 688 inner features, 259 tokens."""
         first, second = loaded(pair)
         for number, found in enumerate((first, second)):
@@ -86,7 +86,7 @@ class TestTwoRanks:
             }
             assert found["shapes"]["lm_head.weight"] == ((130 - number, 256), (259, 256))
 
-    def test_what_a_rank_holds_is_in_the_record(self, single: Engine, pair: Engine) -> None:
+    def test_the_parameters_of_a_rank_are_recorded(self, single: LoadedRanks, pair: LoadedRanks) -> None:
         """Of each layer 2 * 256 norms are whole; so are the 256 of the last."""
         norms, whole = 2 * 2 * 256 + 256, 1_583_872
         halves = [(whole - norms + extra * 2 * 256) // 2 + norms for extra in (1, -1)]
@@ -96,7 +96,7 @@ class TestTwoRanks:
         assert pair.info.options["parameters_of_rank"] == halves[0]
         assert "parameters_of_rank" not in single.info.options
 
-    def test_logits_are_those_of_one_process(self, single: Engine, pair: Engine) -> None:
+    def test_logits_match_one_process(self, single: LoadedRanks, pair: LoadedRanks) -> None:
         (alone,) = loaded(single)
         first, second = loaded(pair)
         assert difference(first["logits"], alone["logits"]) <= 1e-4
@@ -105,7 +105,7 @@ class TestTwoRanks:
         swapped = [*alone["logits"][1:], alone["logits"][0]]
         assert difference(swapped, alone["logits"]) > 0.1, "equal logits would prove nothing"
 
-    def test_greedy_tokens_are_those_of_one_process(self, single: Engine, pair: Engine) -> None:
+    def test_greedy_tokens_match_one_process(self, single: LoadedRanks, pair: LoadedRanks) -> None:
         alone, _ = single.generate(PROMPTS, max_new_tokens=12)
         together, timeline = pair.generate(PROMPTS, max_new_tokens=12)
         assert together.token_ids == alone.token_ids
@@ -113,12 +113,12 @@ class TestTwoRanks:
         assert [rank.repeats_others for rank in timeline.ranks] == [False, True]
         assert len(timeline.requests) == 3
 
-    def test_a_static_cache_holds_the_heads_of_its_rank(self, single: Engine, pair: Engine) -> None:
+    def test_a_static_cache_holds_the_heads_of_its_rank(self, single: LoadedRanks, pair: LoadedRanks) -> None:
         alone, _ = single.generate(PROMPTS, max_new_tokens=12, cache="static")
         together, _ = pair.generate(PROMPTS, max_new_tokens=12, cache="static")
         assert together.token_ids == alone.token_ids
 
-    def test_sampling_draws_the_same_numbers_in_both(self, pair: Engine) -> None:
+    def test_sampling_draws_the_same_tokens_on_both_ranks(self, pair: LoadedRanks) -> None:
         """Else one would continue what the other did not write."""
         once, again, other = (
             pair.generate(PROMPTS, max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
@@ -126,7 +126,7 @@ class TestTwoRanks:
         )
         assert once == again != other
 
-    def test_sequences_that_end_early_end_in_both(self, single: Engine, pair: Engine) -> None:
+    def test_early_ends_are_the_same_on_both_ranks(self, single: LoadedRanks, pair: LoadedRanks) -> None:
         free, _ = single.generate(PROMPTS, max_new_tokens=12)
         stop = free.token_ids[0][2]
         alone, _ = single.generate(PROMPTS, max_new_tokens=12, stop_token_ids=[stop])
@@ -135,18 +135,18 @@ class TestTwoRanks:
         assert min(map(len, alone.token_ids)) < 12
 
 
-def test_torch_that_was_built_for_gpus_shards_on_the_cpu_too(single: Engine) -> None:
+def test_torch_built_for_gpus_shards_on_the_cpu(single: LoadedRanks) -> None:
     """transformers takes the accelerator that torch was built for, and would look for a GPU number 1."""
     (alone,) = loaded(single)
-    with Engine(degrees=Parallel(tensor=2), dtype="float32") as engine:
-        found = loaded(engine, sharded.forward_where_torch_was_built_for_gpus)
+    with LoadedRanks(degrees=Parallel(tensor=2), dtype="float32") as ranks:
+        found = loaded(ranks, rank_functions.forward_where_torch_was_built_for_gpus)
     assert difference(found[1]["logits"], alone["logits"]) <= 1e-4
 
 
-def test_replicas_are_pairs_of_neighbours_that_share_nothing(single: Engine) -> None:
-    with Engine(degrees=Parallel(data=2, tensor=2), dtype="float32") as engine:
-        together, timeline = engine.generate(PROMPTS, max_new_tokens=12)
-        found = loaded(engine)
+def test_replicas_are_pairs_of_consecutive_ranks(single: LoadedRanks) -> None:
+    with LoadedRanks(degrees=Parallel(data=2, tensor=2), dtype="float32") as ranks:
+        together, timeline = ranks.generate(PROMPTS, max_new_tokens=12)
+        found = loaded(ranks)
     alone, _ = single.generate(PROMPTS, max_new_tokens=12)
     assert together.token_ids == alone.token_ids
     assert [rank.repeats_others for rank in timeline.ranks] == [False, True, False, True]
@@ -156,7 +156,7 @@ def test_replicas_are_pairs_of_neighbours_that_share_nothing(single: Engine) -> 
     assert len({each["pid"] for each in found}) == 4
 
 
-def test_the_record_tells_what_ran(quick: pytest.Pytester, read_report: Read) -> None:
+def test_the_record_describes_the_sharded_run(quick: pytest.Pytester, read_report: Read) -> None:
     """From marks to energy.json: degree, processes, and tokens that are counted once."""
     quick.makepyfile(
         """
@@ -201,9 +201,9 @@ def test_the_record_tells_what_ran(quick: pytest.Pytester, read_report: Read) ->
 class TestHeads:
     """SmolLM2 has nine heads and three of keys and values; the tiny model four and two."""
 
-    def test_a_degree_that_does_not_divide_them_is_refused_before_weights_are_read(self) -> None:
+    def test_a_degree_that_does_not_divide_the_heads_is_refused_before_loading(self) -> None:
         with pytest.raises(BackendError) as caught:
-            Engine(model=None, degrees=Parallel(tensor=2))
+            LoadedRanks(model=None, degrees=Parallel(tensor=2))
         message = str(caught.value)
         assert message.endswith(
             "transformers: SmolLM2-135M-Instruct.Q4_1.gguf has 9 attention heads and 3 KV heads, and "
@@ -222,15 +222,15 @@ class TestHeads:
         ):
             check_heads(Config(8, 1, LLAMA_PLAN), 2, "m")
 
-    def test_a_model_without_kv_heads_of_its_own_has_as_many_as_heads(self) -> None:
+    def test_kv_heads_default_to_attention_heads(self) -> None:
         with pytest.raises(BackendError, match=r"12 attention heads and 12 KV heads.*tensor=5"):
             check_heads(Config(12, None, LLAMA_PLAN), 5, "m")
 
-    def test_every_layer_counts_where_they_differ(self) -> None:
+    def test_heads_of_every_layer_are_checked(self) -> None:
         with pytest.raises(BackendError, match=r"8 attention heads and 2 or 4 KV heads.*; tensor=2 fits"):
             check_heads(Config(8, [2, 4], LLAMA_PLAN), 4, "m")
 
-    def test_heads_that_stay_whole_may_be_any_number(self) -> None:
+    def test_heads_that_are_not_split_are_not_checked(self) -> None:
         check_heads(Config(9, 3, {"layers.*.self_attn.qkv_proj": "colwise_gather_output"}), 2, "m")
 
     def test_a_model_without_a_plan_is_refused(self) -> None:
@@ -252,33 +252,33 @@ class TestRanksThatDisagree:
             ),
         ],
     )
-    def test_what_they_made_is_no_result(self, ids: str, message: str) -> None:
+    def test_different_results_within_a_replica_are_an_error(self, ids: str, message: str) -> None:
         with pytest.raises(WorkerError, match=message):
             self.generate(ids)
 
-    def test_replicas_may_differ(self) -> None:
+    def test_different_results_between_replicas_are_accepted(self) -> None:
         assert self.generate("1,2;1,2;7;7").token_ids == [[1, 2], [1, 2], [7]]
 
     def generate(self, ids: str) -> Generation:
-        with Engine(of_two_minds.SPEC, degrees=Parallel(data=2, tensor=2), ids=ids) as engine:
-            return engine.generate(PROMPTS)[0]
+        with LoadedRanks(disagreeing.SPEC, degrees=Parallel(data=2, tensor=2), ids=ids) as ranks:
+            return ranks.generate(PROMPTS)[0]
 
 
 class TestShards:
     """What is refused after loading, where transformers has done other than it was told."""
 
-    def test_a_rank_that_holds_everything_is_refused(self, single: Engine) -> None:
-        assert single.call(sharded.refusal_of_no_shards) == [
+    def test_an_unsharded_rank_is_refused(self, single: LoadedRanks) -> None:
+        assert single.call(rank_functions.refusal_of_no_shards) == [
             "transformers: tensor=2 was requested, but this rank holds all 12 parameters of Linear unsharded"
         ]
 
-    def test_shards_that_are_shared_with_other_ranks_are_refused(self, pair: Engine) -> None:
-        first, second = pair.call(sharded.refusal_by_other_degrees, TINY)
+    def test_shards_shared_outside_the_replica_are_refused(self, pair: LoadedRanks) -> None:
+        first, second = pair.call(rank_functions.refusal_by_other_degrees, TINY)
         told = "transformers: model.embed_tokens.weight is shared by ranks [0, 1], not by the planned ranks "
         assert (first, second) == (f"{told}[0]", f"{told}[1]")
 
 
-def test_shards_and_whole_layers_exclude_each_other() -> None:
+def test_tensor_parallelism_and_placement_are_exclusive() -> None:
     from pytest_llenergy.backends.transformers.parallel import check_degrees
 
     with pytest.raises(

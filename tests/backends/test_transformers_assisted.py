@@ -14,7 +14,7 @@ import pytest
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import BackendError, ModelError
 
-from .engine import TINY, Engine
+from .loaded_ranks import TINY, LoadedRanks
 
 Read = Callable[..., dict[str, Any]]
 
@@ -40,15 +40,15 @@ def save_a_model(directory: Path, vocabulary: int) -> str:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Generation]:
-    with Engine(dtype="float32") as engine:
-        yield engine.generate(PROMPT, max_new_tokens=24)[0]
+    with LoadedRanks(dtype="float32") as ranks:
+        yield ranks.generate(PROMPT, max_new_tokens=24)[0]
 
 
 @pytest.fixture(scope="module")
-def same() -> Iterator[Engine]:
+def same() -> Iterator[LoadedRanks]:
     """Drafted by the model itself: right whenever it dares to."""
-    with Engine(assistant=TINY, dtype="float32") as engine:
-        yield engine
+    with LoadedRanks(assistant=TINY, dtype="float32") as ranks:
+        yield ranks
 
 
 def times(generation: Generation) -> list[int]:
@@ -57,11 +57,13 @@ def times(generation: Generation) -> list[int]:
     return list(request.token_ns)
 
 
-def test_unassisted_each_token_has_a_step_of_its_own(alone: Generation) -> None:
+def test_without_assistance_each_token_has_its_own_step(alone: Generation) -> None:
     assert len(set(times(alone))) == len(times(alone)) == 24
 
 
-def test_tokens_from_an_assistant_are_counted_and_not_its_calls(alone: Generation, same: Engine) -> None:
+def test_tokens_of_an_assistant_are_counted_rather_than_its_calls(
+    alone: Generation, same: LoadedRanks
+) -> None:
     generation, timeline = same.generate(PROMPT, max_new_tokens=24)
     assert generation.token_ids == alone.token_ids
     assert len(times(generation)) == generation.output_tokens == 24
@@ -69,25 +71,25 @@ def test_tokens_from_an_assistant_are_counted_and_not_its_calls(alone: Generatio
     assert timeline.start_ns < times(generation)[0] <= times(generation)[-1] <= timeline.end_ns
 
 
-def test_an_assistant_that_is_often_wrong_changes_nothing(alone: Generation, tmp_path: Path) -> None:
-    with Engine(assistant=save_a_model(tmp_path / "small", 259), dtype="float32") as engine:
-        assert engine.info.options["assistant"] == "small"
-        assert engine.generate(PROMPT, max_new_tokens=24)[0].token_ids == alone.token_ids
+def test_a_bad_assistant_does_not_change_the_tokens(alone: Generation, tmp_path: Path) -> None:
+    with LoadedRanks(assistant=save_a_model(tmp_path / "small", 259), dtype="float32") as ranks:
+        assert ranks.info.options["assistant"] == "small"
+        assert ranks.generate(PROMPT, max_new_tokens=24)[0].token_ids == alone.token_ids
 
 
-def test_tokens_that_are_looked_up_in_the_prompt(alone: Generation) -> None:
-    with Engine(prompt_lookup_num_tokens=4, dtype="float32") as engine:
-        told = engine.info.options
+def test_prompt_lookup_gives_the_same_tokens(alone: Generation) -> None:
+    with LoadedRanks(prompt_lookup_num_tokens=4, dtype="float32") as ranks:
+        told = ranks.info.options
         assert (told["prompt_lookup_num_tokens"], told["max_matching_ngram_size"]) == (4, 2)
-        generation, _ = engine.generate(PROMPT, max_new_tokens=24)
-        ended, _ = engine.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
+        generation, _ = ranks.generate(PROMPT, max_new_tokens=24)
+        ended, _ = ranks.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
     assert generation.token_ids == alone.token_ids
     assert len(set(times(generation))) < generation.output_tokens == 24
     stop = alone.token_ids[0].index(alone.token_ids[0][9])
     assert ended.token_ids == [alone.token_ids[0][: stop + 1]]
 
 
-def test_an_end_among_drafted_tokens_ends_the_sequence(alone: Generation, same: Engine) -> None:
+def test_an_end_token_among_drafted_tokens_ends_the_sequence(alone: Generation, same: LoadedRanks) -> None:
     (ids,) = alone.token_ids
     stop = ids[9]
     generation, _ = same.generate(PROMPT, max_new_tokens=24, stop_token_ids=[stop])
@@ -95,7 +97,7 @@ def test_an_end_among_drafted_tokens_ends_the_sequence(alone: Generation, same: 
     assert len(times(generation)) == generation.output_tokens == ids.index(stop) + 1 < 24
 
 
-def test_how_an_assistant_drafts_is_recorded(same: Engine) -> None:
+def test_drafting_options_are_recorded(same: LoadedRanks) -> None:
     told = {name: same.info.options[name] for name in same.info.options if "assistant" in name}
     assert told == {
         "assistant": "random:llama-tiny",
@@ -112,16 +114,16 @@ def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None
     )
     other = save_a_model(tmp_path / "other", 100)
     with pytest.raises(BackendError, match=message):
-        Engine(assistant=other, dtype="float32")
+        LoadedRanks(assistant=other, dtype="float32")
 
 
-def test_an_assistant_that_is_not_there_is_one_line() -> None:
+def test_a_missing_assistant_gives_a_one_line_error() -> None:
     message = r"model '\./nowhere': no such file or directory, and not a hub id"
     with pytest.raises(ModelError, match=message):
-        Engine(assistant="./nowhere", dtype="float32")
+        LoadedRanks(assistant="./nowhere", dtype="float32")
 
 
-def test_a_batch_is_refused(quick: pytest.Pytester) -> None:
+def test_assisted_generation_refuses_a_batch(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         """
         def test_it(backend):

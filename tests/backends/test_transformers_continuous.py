@@ -15,7 +15,7 @@ import pytest
 from pytest_llenergy.backends.transformers.continuous import count_pages, step_token_budget
 from pytest_llenergy.errors import BackendError
 
-from .engine import PROMPTS, Engine, counts
+from .loaded_ranks import PROMPTS, LoadedRanks, counts
 
 Read = Callable[..., dict[str, Any]]
 
@@ -47,18 +47,18 @@ print(json.dumps(runs))
 
 
 @pytest.fixture(scope="module")
-def static() -> Iterator[Engine]:
-    with Engine(dtype="float32") as engine:
-        yield engine
+def static() -> Iterator[LoadedRanks]:
+    with LoadedRanks(dtype="float32") as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
-def continuous() -> Iterator[Engine]:
-    with Engine(batching="continuous", dtype="float32") as engine:
-        yield engine
+def continuous() -> Iterator[LoadedRanks]:
+    with LoadedRanks(batching="continuous", dtype="float32") as ranks:
+        yield ranks
 
 
-def test_the_tokens_are_those_of_a_static_batch(static: Engine, continuous: Engine) -> None:
+def test_tokens_match_a_static_batch(static: LoadedRanks, continuous: LoadedRanks) -> None:
     expected, _ = static.generate(PROMPTS)
     generation, _ = continuous.generate(PROMPTS)
     assert generation.token_ids == expected.token_ids
@@ -67,15 +67,17 @@ def test_the_tokens_are_those_of_a_static_batch(static: Engine, continuous: Engi
     assert counts(generation) == [(3, 8), (11, 8), (1, 8)]
 
 
-def test_eager_attention_gives_the_same_tokens(static: Engine) -> None:
+def test_eager_attention_gives_the_same_tokens(static: LoadedRanks) -> None:
     expected, _ = static.generate(PROMPTS)
-    with Engine(batching="continuous", attn_implementation="eager", dtype="float32") as eager:
+    with LoadedRanks(batching="continuous", attn_implementation="eager", dtype="float32") as eager:
         first, _ = eager.generate(PROMPTS)
         again, _ = eager.generate(PROMPTS)
     assert first.token_ids == again.token_ids == expected.token_ids
 
 
-def test_a_request_that_ends_early_counts_what_it_made(static: Engine, continuous: Engine) -> None:
+def test_a_request_that_ends_early_counts_its_own_tokens(
+    static: LoadedRanks, continuous: LoadedRanks
+) -> None:
     free, _ = static.generate(PROMPTS)
     stop = [free.token_ids[0][2]]
     expected, _ = static.generate(PROMPTS, stop_token_ids=stop)
@@ -87,7 +89,7 @@ def test_a_request_that_ends_early_counts_what_it_made(static: Engine, continuou
     assert early.token_ns[-1] < late.token_ns[-1]
 
 
-def test_each_token_has_a_stamp_within_its_round(continuous: Engine) -> None:
+def test_each_token_has_a_timestamp_within_its_round(continuous: LoadedRanks) -> None:
     _, timeline = continuous.generate(PROMPTS)
     for request in timeline.requests:
         assert request.start_ns is not None
@@ -98,29 +100,29 @@ def test_each_token_has_a_stamp_within_its_round(continuous: Engine) -> None:
         assert (request.first_token_ns, request.last_token_ns) == (request.token_ns[0], request.token_ns[-1])
 
 
-def test_the_stamps_are_of_the_clock_of_timelines() -> None:
+def test_timestamps_are_on_the_clock_of_timelines() -> None:
     """What transformers stamps with is CLOCK_MONOTONIC here; the two readings below bracket the third."""
     before, stamp, after = time.monotonic_ns(), time.perf_counter(), time.monotonic_ns()
     assert before - 1 <= round(stamp * 1e9) <= after + 1
 
 
-def test_all_requests_are_worked_on_at_once(continuous: Engine) -> None:
+def test_all_requests_run_at_once(continuous: LoadedRanks) -> None:
     _, timeline = continuous.generate(PROMPTS)
     first = max(request.token_ns[0] for request in timeline.requests)
     assert first < min(request.token_ns[-1] for request in timeline.requests)
 
 
-def test_with_one_block_they_wait_for_each_other(static: Engine) -> None:
+def test_with_one_block_requests_wait_for_each_other(static: LoadedRanks) -> None:
     expected, _ = static.generate(PROMPTS)
-    with Engine(batching="continuous", num_blocks=1, max_batch_tokens=5, dtype="float32") as engine:
-        assert (engine.info.options["num_blocks"], engine.info.options["max_batch_tokens"]) == (1, 5)
-        generation, timeline = engine.generate(PROMPTS)
+    with LoadedRanks(batching="continuous", num_blocks=1, max_batch_tokens=5, dtype="float32") as ranks:
+        assert (ranks.info.options["num_blocks"], ranks.info.options["max_batch_tokens"]) == (1, 5)
+        generation, timeline = ranks.generate(PROMPTS)
     assert generation.token_ids == expected.token_ids
     one, two, three = timeline.requests
     assert one.token_ns[-1] <= two.token_ns[0] < two.token_ns[-1] <= three.token_ns[0]
 
 
-def test_sizes_hold_the_batch_and_no_more() -> None:
+def test_cache_sizes_fit_the_batch_exactly() -> None:
     # 212 + 44 fill one block of 256 tokens, 213 + 44 begin another.
     assert count_pages([212], 44) == 1
     assert count_pages([212, 213, 1], 44) == 4
@@ -129,7 +131,7 @@ def test_sizes_hold_the_batch_and_no_more() -> None:
     assert step_token_budget([1] * 3000) == 3000
 
 
-def test_a_repeated_prompt_costs_the_same_prefill() -> None:
+def test_a_repeated_prompt_is_prefilled_again() -> None:
     """Two of its blocks are full: shared, as transformers does by itself, they would cost nothing again."""
     done = subprocess.run([sys.executable, "-c", COUNTS_TOKENS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -138,7 +140,7 @@ def test_a_repeated_prompt_costs_the_same_prefill() -> None:
     assert first >= 603
 
 
-def test_no_thread_is_left_after_a_round(continuous: Engine) -> None:
+def test_no_thread_is_left_after_a_round(continuous: LoadedRanks) -> None:
     def threads() -> list[str]:
         import threading
 
@@ -149,21 +151,21 @@ def test_no_thread_is_left_after_a_round(continuous: Engine) -> None:
     assert [name for name in names if "generation" in name] == []
 
 
-def test_a_request_that_fits_no_cache_is_refused() -> None:
+def test_a_request_larger_than_the_cache_is_refused() -> None:
     message = "transformers: num_blocks is 1, but the longest request needs 2 blocks of 256 tokens"
     with (
-        Engine(batching="continuous", num_blocks=1, dtype="float32") as engine,
+        LoadedRanks(batching="continuous", num_blocks=1, dtype="float32") as ranks,
         pytest.raises(BackendError, match=message),
     ):
-        engine.generate(["abc"], max_new_tokens=300)
+        ranks.generate(["abc"], max_new_tokens=300)
 
 
-def test_the_record_holds_the_engines_options(quick: pytest.Pytester, read_report: Read) -> None:
+def test_the_record_holds_the_batching_options(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
         def test_it(energy, backend):
-            engine = backend.with_options(batching="continuous", dtype="float32")
-            run = energy(engine.generate, ["abc", "hello world"], max_new_tokens=16, ignore_eos=True)
+            continuous = backend.with_options(batching="continuous", dtype="float32")
+            run = energy(continuous.generate, ["abc", "hello world"], max_new_tokens=16, ignore_eos=True)
             assert run.result.output_tokens == 32
             assert 0 < run.time_to_first_token_s < run.duration_s
             assert run.inter_token_latency_s > 0

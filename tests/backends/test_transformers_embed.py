@@ -16,7 +16,7 @@ from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
 
-from .engine import Engine, counts
+from .loaded_ranks import LoadedRanks, counts
 
 Read = Callable[..., dict[str, Any]]
 
@@ -46,14 +46,14 @@ print(json.dumps(told))
 
 
 @pytest.fixture(scope="module")
-def bert() -> Iterator[Engine]:
-    with Engine(model=BERT, dtype="float32") as engine:
-        yield engine
+def bert() -> Iterator[LoadedRanks]:
+    with LoadedRanks(model=BERT, dtype="float32") as ranks:
+        yield ranks
 
 
-def embed(engine: Engine, texts: list[str], **params: Any) -> Embedding:
+def embed(ranks: LoadedRanks, texts: list[str], **params: Any) -> Embedding:
     """A vector of each text."""
-    workload = engine.prepare(texts, EmbeddingParams.parse(params))
+    workload = ranks.prepare(texts, EmbeddingParams.parse(params))
     workload.run_round()
     return Embedding.merge(workload.results())
 
@@ -73,7 +73,7 @@ def close(vectors: list[list[float]], others: list[list[float]]) -> bool:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_padding_does_not_change_a_vector(
-    bert: Engine, by_hand: dict[str, list[list[float]]], pooling: str
+    bert: LoadedRanks, by_hand: dict[str, list[list[float]]], pooling: str
 ) -> None:
     embedding = embed(bert, TEXTS, pooling=pooling, normalize=False)
     assert close(embedding.vectors, by_hand[pooling])
@@ -86,13 +86,13 @@ def test_the_poolings_differ(by_hand: dict[str, list[list[float]]]) -> None:
     assert not close(by_hand["last"], by_hand["cls"])
 
 
-def test_vectors_are_of_length_one_unless_told_otherwise(bert: Engine) -> None:
+def test_vectors_are_normalised_by_default(bert: LoadedRanks) -> None:
     unit, as_they_are = embed(bert, TEXTS), embed(bert, TEXTS, normalize=False)
     assert [sum(x * x for x in vector) for vector in unit.vectors] == pytest.approx([1.0] * 3)
     assert min(sum(x * x for x in vector) for vector in as_they_are.vectors) > 2
 
 
-def test_input_is_counted_and_output_is_none(bert: Engine) -> None:
+def test_input_tokens_are_counted_and_there_are_no_output_tokens(bert: LoadedRanks) -> None:
     embedding = embed(bert, TEXTS)
     assert counts(embedding) == [(3, 0), (11, 0), (1, 0)]
     assert {(each.first_token_ns, each.last_token_ns, each.token_ns) for each in embedding.requests} == {
@@ -100,15 +100,15 @@ def test_input_is_counted_and_output_is_none(bert: Engine) -> None:
     }
 
 
-def test_two_ranks_share_the_texts(bert: Engine) -> None:
-    with Engine(model=BERT, degrees=Parallel(data=2), dtype="float32") as pair:
+def test_two_ranks_split_the_texts(bert: LoadedRanks) -> None:
+    with LoadedRanks(model=BERT, degrees=Parallel(data=2), dtype="float32") as pair:
         both = embed(pair, TEXTS)
     assert close(both.vectors, embed(bert, TEXTS).vectors)
     assert [each.input_tokens for each in both.requests] == [3, 11, 1]
 
 
-def test_a_model_that_generates_embeds_by_its_body() -> None:
-    with Engine(dtype="float32") as llama:
+def test_a_generating_model_embeds_with_its_base_model() -> None:
+    with LoadedRanks(dtype="float32") as llama:
         batch = embed(llama, TEXTS, pooling="last")
         alone = [embed(llama, [text], pooling="last").vectors[0] for text in TEXTS]
         # The same ranks still generate.
@@ -117,19 +117,19 @@ def test_a_model_that_generates_embeds_by_its_body() -> None:
     assert batch.dimension == 256
 
 
-def test_a_text_that_does_not_fit_is_refused() -> None:
+def test_a_text_that_is_too_long_is_refused() -> None:
     message = "transformers: a text has 513 tokens and the model takes 512; shorten the text, nothing is cut"
-    with Engine(model=BERT, dtype="float32") as engine:
-        assert embed(engine, ["a" * 512]).requests[0].input_tokens == 512
+    with LoadedRanks(model=BERT, dtype="float32") as ranks:
+        assert embed(ranks, ["a" * 512]).requests[0].input_tokens == 512
         with pytest.raises(BackendError, match=message):
-            embed(engine, ["a" * 513])
+            embed(ranks, ["a" * 513])
 
 
-def test_a_model_that_only_encodes_generates_nothing() -> None:
+def test_an_encoder_refuses_to_generate() -> None:
     """With AutoModelForCausalLM it would, by a head of random numbers."""
     message = "transformers: model random:bert-tiny cannot generate; use backend.embed"
-    with Engine(model=BERT, dtype="float32") as engine, pytest.raises(BackendError, match=message):
-        engine.generate(["abc"])
+    with LoadedRanks(model=BERT, dtype="float32") as ranks, pytest.raises(BackendError, match=message):
+        ranks.generate(["abc"])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_model_that_only_encodes_generates_nothing() -> None:
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
     ],
 )
-def test_options_of_generating_are_refused(given: dict[str, Any], names: str) -> None:
+def test_options_of_generation_are_refused_for_embedding(given: dict[str, Any], names: str) -> None:
     with pytest.raises(BackendError) as caught:
         LoadOptions.parse(given, on_cpu=True).check_embedding()
     assert str(caught.value) == (
@@ -148,7 +148,7 @@ def test_options_of_generating_are_refused(given: dict[str, Any], names: str) ->
     )
 
 
-def test_bad_arguments_are_one_line() -> None:
+def test_invalid_arguments_give_a_one_line_error() -> None:
     with pytest.raises(BackendError, match="embed: pooling is 'max', needs one of "):
         EmbeddingParams.parse({"pooling": "max"})
     with pytest.raises(
@@ -157,14 +157,14 @@ def test_bad_arguments_are_one_line() -> None:
         EmbeddingParams.parse({"max_new_tokens": 3})
 
 
-def test_an_engine_that_does_not_embed_says_so(quick: pytest.Pytester) -> None:
+def test_a_backend_without_embedding_skips(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy, backend): energy(backend.embed, ['abc'])")
     result = quick.runpytest("--energy-backend=openvino")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["BackendError: openvino does not embed; it does: generate"])
 
 
-def test_the_record_has_joules_a_sequence_and_no_figure_of_tokens(
+def test_the_record_has_energy_per_sequence_and_no_token_metrics(
     quick: pytest.Pytester, read_report: Read
 ) -> None:
     quick.makepyfile(

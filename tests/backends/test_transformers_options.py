@@ -18,7 +18,7 @@ from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
 
-from .engine import Engine
+from .loaded_ranks import LoadedRanks
 
 #: A batch that is prepared twice, two rounds each, without and with ``compile``; then who is still there.
 COMPILES = """
@@ -102,7 +102,7 @@ print(json.dumps(told))
         ({"num_blocks": 4}, "num_blocks is an option of batching='continuous'; leave it out"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+def test_invalid_options_give_a_one_line_error(given: dict[str, Any], message: str) -> None:
     with pytest.raises(BackendError) as caught:
         LoadOptions.parse(given, on_cpu=True)
     assert str(caught.value).startswith(f"transformers: {message}")
@@ -128,7 +128,7 @@ def test_options_of_one_device_are_refused_on_several(given: dict[str, Any], nam
     options.check_degrees(Parallel(data=2))
 
 
-def test_flash_attention_that_is_not_installed_comes_with_the_command() -> None:
+def test_missing_flash_attention_gives_the_install_command() -> None:
     if importlib.util.find_spec("flash_attn") is not None:
         pytest.skip("flash_attn is installed")
     with pytest.raises(BackendError) as caught:
@@ -170,7 +170,7 @@ def test_flash_attention_that_is_not_installed_comes_with_the_command() -> None:
         ),
     ],
 )
-def test_calls_that_the_options_rule_out_are_refused(
+def test_calls_that_conflict_with_the_options_are_refused(
     given: dict[str, Any], params: dict[str, Any], batch: int, message: str
 ) -> None:
     options = LoadOptions.parse(given, on_cpu=True)
@@ -186,20 +186,20 @@ def test_without_options_nothing_is_refused() -> None:
     options.check_embedding()
 
 
-def test_the_row_names_every_option_that_is_read() -> None:
+def test_capabilities_name_every_option() -> None:
     assert set(LoadOptions.__dataclass_fields__) <= set(SPEC.capabilities.options)
 
 
-def test_the_dtype_is_that_of_the_weights() -> None:
-    with Engine(dtype="bfloat16") as engine:
-        assert (engine.info.dtype, engine.info.options["dtype"]) == ("bfloat16", "bfloat16")
-    with Engine(dtype="auto") as engine:
+def test_the_recorded_dtype_is_that_of_the_weights() -> None:
+    with LoadedRanks(dtype="bfloat16") as ranks:
+        assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "bfloat16")
+    with LoadedRanks(dtype="auto") as ranks:
         # As they were saved.
-        assert (engine.info.dtype, engine.info.options["dtype"]) == ("bfloat16", "auto")
+        assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "auto")
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on the CPU")
-def test_compiled_steps_give_the_same_tokens_and_are_compiled_before_the_window() -> None:
+def test_compiled_steps_give_the_same_tokens_and_compile_before_the_window() -> None:
     done = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -12,31 +12,31 @@ from pytest_llenergy.backends.base import is_installed
 from pytest_llenergy.backends.transformers.options import QUANTIZERS, LoadOptions, describe_quantization
 from pytest_llenergy.errors import BackendError
 
-from .engine import PROMPTS, Engine
+from .loaded_ranks import PROMPTS, LoadedRanks
 
 #: Two layers with seven matrices each; the head and the embedding stay as they are.
 MATRICES = 14
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_each_layer_is_quantised_and_told(name: str) -> None:
+def test_quantised_layers_are_counted_in_the_record(name: str) -> None:
     package = QUANTIZERS[name]
     if not is_installed(package.module):
         pytest.skip(f"{package.name} is not installed; {package.install}")
     dtype = "float16" if name == "8bit" else "bfloat16"
-    with Engine(dtype=dtype, quantization=name) as engine:
-        generation, _ = engine.generate(PROMPTS)
-        again, _ = engine.generate(PROMPTS)
-        options = engine.info.options
+    with LoadedRanks(dtype=dtype, quantization=name) as ranks:
+        generation, _ = ranks.generate(PROMPTS)
+        again, _ = ranks.generate(PROMPTS)
+        options = ranks.info.options
     assert [len(ids) for ids in generation.token_ids] == [8, 8, 8]
     assert generation.token_ids == again.token_ids
-    assert engine.info.dtype == dtype
+    assert ranks.info.dtype == dtype
     assert (options["quantization"], options["quantized_layers"]) == (name, MATRICES)
     assert str(options["quantizer"]).startswith(f"{package.name} ")
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_what_is_not_installed_comes_with_its_command(name: str) -> None:
+def test_a_missing_quantizer_gives_the_install_command(name: str) -> None:
     package = QUANTIZERS[name]
     if is_installed(package.module):
         pytest.skip(f"{package.name} is installed")
@@ -48,7 +48,7 @@ def test_what_is_not_installed_comes_with_its_command(name: str) -> None:
     )
 
 
-def test_a_model_of_which_nothing_was_quantised_is_refused() -> None:
+def test_a_model_without_quantised_layers_is_refused() -> None:
     class Linear:
         weight = 1.0
 
@@ -57,7 +57,7 @@ def test_a_model_of_which_nothing_was_quantised_is_refused() -> None:
         describe_quantization("int8", plain)
 
 
-def test_eight_bits_of_bitsandbytes_are_for_float16() -> None:
+def test_bitsandbytes_8bit_needs_float16() -> None:
     """It casts to that by itself, and the record would tell another dtype."""
     if not is_installed("bitsandbytes"):
         pytest.skip("bitsandbytes is not installed; pip install bitsandbytes")

@@ -22,56 +22,58 @@ from pytest_llenergy.backends.vllm import VllmJob
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.model.record import Parallel
 
-from .engine import PROMPTS, TINY, Engine, counts
+from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 SPEC = dataclasses.replace(vllm.SPEC, python=os.environ.get("LLENERGY_TEST_VLLM_PYTHON") or None)
 MISSING = SPEC.missing()
 
 needs_vllm = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}; or set LLENERGY_TEST_VLLM_PYTHON")
 
-#: Compiling takes minutes here, and a float of 32 bits is the same in every engine.
+#: Compiling takes minutes here, and a float of 32 bits is the same in every ranks.
 EAGER: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 
 
 def refusal(expected: type[LLEnergyError], **asked: Any) -> str:
-    """What is said where no engine can be had."""
+    """Return the error of loading with these options."""
     with pytest.raises(expected) as told:
-        Engine(SPEC, **asked)
+        LoadedRanks(SPEC, **asked)
     return str(told.value.args[0])
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[Engine]:
-    with Engine(SPEC, **EAGER) as engine:
-        yield engine
+def alone() -> Iterator[LoadedRanks]:
+    with LoadedRanks(SPEC, **EAGER) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="module")
-def free(alone: Engine) -> Generation:
+def free(alone: LoadedRanks) -> Generation:
     """Of all prompts, eight tokens each."""
     return alone.generate(PROMPTS)[0]
 
 
 @pytest.fixture(scope="module")
-def sharded() -> Iterator[Engine]:
-    with Engine(SPEC, degrees=Parallel(tensor=2), **EAGER) as engine:
-        yield engine
+def sharded() -> Iterator[LoadedRanks]:
+    with LoadedRanks(SPEC, degrees=Parallel(tensor=2), **EAGER) as ranks:
+        yield ranks
 
 
 @needs_vllm
 class TestOneProcess:
-    def test_lengths_are_those_counted_by_hand(self, free: Generation) -> None:
+    def test_token_counts_match_hand_counts(self, free: Generation) -> None:
         assert counts(free) == [(3, 8), (11, 8), (1, 8)]
         assert [len(ids) for ids in free.token_ids] == [8, 8, 8]
         assert len({tuple(ids) for ids in free.token_ids}) == 3
 
-    def test_tokens_are_those_of_transformers(self, free: Generation) -> None:
-        with Engine(dtype="float32") as reference:
+    def test_tokens_match_transformers(self, free: Generation) -> None:
+        with LoadedRanks(dtype="float32") as reference:
             expected, _ = reference.generate(PROMPTS)
         assert free.token_ids == expected.token_ids
         assert free.texts == expected.texts
 
-    def test_a_sequence_that_ends_early_counts_what_it_made(self, alone: Engine, free: Generation) -> None:
+    def test_a_sequence_that_ends_early_counts_its_own_tokens(
+        self, alone: LoadedRanks, free: Generation
+    ) -> None:
         stop = free.token_ids[0][2]
         stopped, timeline = alone.generate(PROMPTS, stop_token_ids=[stop])
         expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free.token_ids]
@@ -80,7 +82,7 @@ class TestOneProcess:
         early, late = timeline.requests[0], max(timeline.requests, key=lambda each: each.output_tokens)
         assert (early.last_token_ns or 0) < (late.last_token_ns or 0)
 
-    def test_each_token_has_its_stamp_within_the_round(self, alone: Engine) -> None:
+    def test_each_token_has_a_timestamp_within_the_round(self, alone: LoadedRanks) -> None:
         _, timeline = alone.generate(PROMPTS, max_new_tokens=6)
         ((start_ns, border_ns),) = timeline.borders_ns
         for request in timeline.requests:
@@ -91,16 +93,14 @@ class TestOneProcess:
             assert (request.first_token_ns, request.last_token_ns) == (stamps[0], stamps[-1])
             assert stamps[-1] <= timeline.end_ns
 
-    def test_the_same_seed_draws_the_same_tokens_and_equal_prompts_draw_their_own(
-        self, alone: Engine
-    ) -> None:
+    def test_sampling_is_reproducible_and_differs_between_equal_prompts(self, alone: LoadedRanks) -> None:
         once, again, other = (
             alone.generate(["abc", "abc"], do_sample=True, seed=seed)[0] for seed in (1, 1, 7)
         )
         assert once.token_ids == again.token_ids != other.token_ids
         assert once.token_ids[0] != once.token_ids[1]
 
-    def test_a_prompt_that_was_seen_before_is_read_again(self, alone: Engine) -> None:
+    def test_a_repeated_prompt_is_computed_again(self, alone: LoadedRanks) -> None:
         """Longer than a block of the cache (128 tokens), which is what could be reused."""
         workload = alone.prepare(["y" * 300], GenerationParams(max_new_tokens=2, ignore_eos=True))
         for _ in range(2):
@@ -108,24 +108,24 @@ class TestOneProcess:
             assert request.input_tokens == 300
         assert alone.info.options["prefix_caching"] is False
 
-    def test_what_would_not_fit_is_refused_before_it_is_cut(self, alone: Engine) -> None:
+    def test_a_batch_that_would_be_truncated_is_refused(self, alone: LoadedRanks) -> None:
         with (
-            Engine(SPEC, **{**EAGER, "max_model_len": 16}) as engine,
+            LoadedRanks(SPEC, **{**EAGER, "max_model_len": 16}) as ranks,
             pytest.raises(BackendError) as told,
         ):
-            engine.generate(["a" * 10], max_new_tokens=7)
+            ranks.generate(["a" * 10], max_new_tokens=7)
         assert told.value.args[0] == (
             "vllm: a prompt of 10 tokens and max_new_tokens=7 exceed max_model_len=16; ask for fewer, or "
             "load with a larger max_model_len"
         )
 
-    def test_the_rank_is_the_worker_and_serves_the_next_test(self, alone: Engine) -> None:
+    def test_the_rank_is_the_worker_and_is_reused(self, alone: LoadedRanks) -> None:
         (rank,) = alone.group.ranks
         assert rank.workers == [rank.pid]
         alone.pool.finish_test()
         assert alone.group.alive
 
-    def test_what_it_runs_with_is_recorded(self, alone: Engine) -> None:
+    def test_resolved_settings_are_recorded(self, alone: LoadedRanks) -> None:
         info, options = alone.info, alone.info.options
         assert (info.name, info.model, info.dtype) == ("vllm", TINY, "float32")
         assert options["enforce_eager"] is True
@@ -136,12 +136,12 @@ class TestOneProcess:
 
 @needs_vllm
 class TestShards:
-    def test_make_the_tokens_of_one_process(self, sharded: Engine, free: Generation) -> None:
+    def test_shards_give_the_tokens_of_one_process(self, sharded: LoadedRanks, free: Generation) -> None:
         generation, timeline = sharded.generate(PROMPTS)
         assert generation.token_ids == free.token_ids
         assert len(timeline.ranks) == 1
 
-    def test_are_in_two_processes_of_the_engine_each_on_a_core_of_its_own(self, sharded: Engine) -> None:
+    def test_shards_are_two_worker_processes_on_separate_cores(self, sharded: LoadedRanks) -> None:
         (rank,) = sharded.group.ranks
         first, second = rank.workers
         assert rank.pid not in (first, second)
@@ -150,80 +150,80 @@ class TestShards:
         assert [len(each or []) for each in cores] == [1, 1]
         assert cores[0] != cores[1]
 
-    def test_have_their_memory_counted(self, sharded: Engine) -> None:
+    def test_memory_of_shards_is_counted(self, sharded: LoadedRanks) -> None:
         workload = sharded.prepare(PROMPTS, GenerationParams(max_new_tokens=2, ignore_eos=True))
         workload.run_round()
         (rank,) = sharded.group.ranks
         theirs = sum(psutil.Process(pid).memory_info().rss for pid in rank.workers)
         assert (workload.peak_memory_bytes or 0) > theirs
 
-    def test_end_when_the_model_makes_room_for_another(self) -> None:
-        with Engine(SPEC, degrees=Parallel(tensor=2), **EAGER) as engine:
-            (before,) = engine.group.ranks
-            engine.load(**{**EAGER, "max_model_len": 256})
-            (after,) = engine.group.ranks
+    def test_shards_exit_when_the_model_is_replaced(self) -> None:
+        with LoadedRanks(SPEC, degrees=Parallel(tensor=2), **EAGER) as ranks:
+            (before,) = ranks.group.ranks
+            ranks.load(**{**EAGER, "max_model_len": 256})
+            (after,) = ranks.group.ranks
         assert after.pid == before.pid
         assert len({*before.workers, *after.workers}) == 4
         assert not any(psutil.pid_exists(pid) for pid in (before.pid, *before.workers, *after.workers))
 
 
 @needs_vllm
-def test_a_model_that_makes_room_for_another_frees_its_memory() -> None:
+def test_a_replaced_model_frees_its_memory() -> None:
     """The cache alone is a gibibyte, all of it touched."""
-    with Engine(SPEC, **EAGER) as engine:
-        ((first, _),) = engine.group.request_all("clean_up", None, 60)
-        engine.load(**{**EAGER, "max_model_len": 256})
-        ((second, _),) = engine.group.request_all("clean_up", None, 60)
+    with LoadedRanks(SPEC, **EAGER) as ranks:
+        ((first, _),) = ranks.group.request_all("clean_up", None, 60)
+        ranks.load(**{**EAGER, "max_model_len": 256})
+        ((second, _),) = ranks.group.request_all("clean_up", None, 60)
     assert first > 1 << 30
     assert second - first < 256 << 20
 
 
 @needs_vllm
-def test_replicas_are_engines_in_ranks_of_their_own() -> None:
-    with Engine(SPEC, degrees=Parallel(data=2), **EAGER) as engine:
-        generation, _ = engine.generate(PROMPTS, max_new_tokens=3)
+def test_replicas_are_separate_ranks() -> None:
+    with LoadedRanks(SPEC, degrees=Parallel(data=2), **EAGER) as ranks:
+        generation, _ = ranks.generate(PROMPTS, max_new_tokens=3)
     assert counts(generation) == [(3, 3), (11, 3), (1, 3)]
-    assert [rank.workers for rank in engine.group.ranks] == [[rank.pid] for rank in engine.group.ranks]
-    assert len({rank.pid for rank in engine.group.ranks}) == 2
+    assert [rank.workers for rank in ranks.group.ranks] == [[rank.pid] for rank in ranks.group.ranks]
+    assert len({rank.pid for rank in ranks.group.ranks}) == 2
 
 
 @needs_vllm
-def test_the_real_model_is_read_from_its_gguf_file() -> None:
-    with Engine(SPEC, model=None, enforce_eager=True, max_model_len=256) as engine:
-        generation, _ = engine.generate(["The capital of France is"], ignore_eos=False)
+def test_the_default_model_is_converted_from_its_gguf_file() -> None:
+    with LoadedRanks(SPEC, model=None, enforce_eager=True, max_model_len=256) as ranks:
+        generation, _ = ranks.generate(["The capital of France is"], ignore_eos=False)
     assert "Paris" in generation.texts[0]
-    assert (engine.info.model, engine.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "bfloat16")
+    assert (ranks.info.model, ranks.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "bfloat16")
 
 
 @needs_vllm
 class TestRefusals:
-    def test_heads_that_cannot_be_shared_out(self) -> None:
+    def test_heads_that_cannot_be_split_are_refused(self) -> None:
         assert refusal(BackendError, model=None, degrees=Parallel(tensor=2)) == (
             "vllm: tensor=2 does not divide the 9 attention heads of SmolLM2-135M-Instruct.Q4_1.gguf; use a "
             "degree that does, or data"
         )
 
-    def test_a_pipeline_on_the_cpu(self) -> None:
+    def test_pipeline_parallelism_on_the_cpu_is_refused(self) -> None:
         assert refusal(BackendError, degrees=Parallel(pipeline=2)) == (
             "vllm: pipeline=2 on the CPU: vLLM's CPU workers do not support pipeline parallelism; use tensor"
         )
 
-    def test_a_dtype_that_does_not_exist(self) -> None:
+    def test_an_unknown_dtype_is_refused(self) -> None:
         assert refusal(BackendError, dtype="float3") == (
             "vllm: dtype is 'float3', needs one of auto, float32, bfloat16, float16"
         )
 
-    def test_a_quantisation_that_does_not_exist(self) -> None:
+    def test_an_unknown_quantisation_is_refused(self) -> None:
         said = refusal(BackendError, quantization="none-such", **EAGER)
         assert said.startswith("vllm refuses to load random:llama-tiny with ")
         assert "none-such" in said
 
-    def test_a_directory_that_holds_no_model(self, tmp_path: Path) -> None:
+    def test_a_directory_without_a_model_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         assert refusal(ModelError, model=str(tmp_path)).startswith(f"model {tmp_path.name}: ")
 
 
-def test_prompt_tokens_from_a_cache_are_found_out() -> None:
+def test_prompt_tokens_from_a_cache_are_detected() -> None:
     output = SimpleNamespace(request_id="0", num_cached_tokens=128, outputs=[SimpleNamespace(token_ids=[7])])
     job = VllmJob(None, None, [[1] * 130], [None])
     with pytest.raises(BackendError, match="took 128 prompt tokens from its prefix cache, which should be"):

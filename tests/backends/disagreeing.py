@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose ranks hold parts of one model and do not agree."""
+"""A backend whose ranks share one model and return different results."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Job:
         return Generation(texts=["?"] * self._n, token_ids=[self._ids] * self._n, requests=requests)
 
 
-class OfTwoMinds:
+class Disagreeing:
     """The option ``ids`` has the tokens of each rank, joined by commas, those of ranks by semicolons."""
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         self._ids = [int(token) for token in options["ids"].split(";")[context.rank].split(",")]
-        return BackendInfo(name="of-two-minds", version="1", model=model.label)
+        return BackendInfo(name="disagreeing", version="1", model=model.label)
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
         return Job(len(prompts), self._ids)
@@ -45,8 +45,8 @@ class OfTwoMinds:
 
 
 SPEC = BackendSpec(
-    name="of-two-minds",
-    factory=f"{__name__}:OfTwoMinds",
+    name="disagreeing",
+    factory=f"{__name__}:Disagreeing",
     requires=(),
     install="",
     capabilities=Capabilities(data=True, tensor=True, options=("ids",)),

@@ -31,21 +31,21 @@ def request(sent_ms: int, *token_ms: int) -> RequestTimeline:
 
 
 class TestArrivals:
-    def test_a_rate_has_the_last_request_when_it_says(self) -> None:
+    def test_the_last_request_is_sent_as_the_rate_says(self) -> None:
         offsets_s = ServeParams.parse({"request_rate": 4.0, "num_requests": 9}).offsets_s()
         assert len(offsets_s) == 9
         assert offsets_s[0] == 0
         assert offsets_s[-1] == pytest.approx(8 / 4.0)
         assert all(a < b for a, b in pairwise(offsets_s))
 
-    def test_the_same_seed_gives_the_same_and_another_one_others(self) -> None:
+    def test_arrivals_depend_on_the_seed_only(self) -> None:
         def offsets_s(seed: int) -> tuple[float, ...]:
             return ServeParams.parse({"request_rate": 2.0, "seed": seed}).offsets_s()
 
         assert offsets_s(1) == offsets_s(1)
         assert offsets_s(1) != offsets_s(2)
 
-    def test_gaps_of_a_poisson_process_scatter_as_much_as_they_last(self) -> None:
+    def test_gaps_of_a_poisson_process_have_a_coefficient_of_variation_of_one(self) -> None:
         """Exponential gaps have a standard deviation equal to their mean; even ones have none."""
         offsets_s = ServeParams.parse({"request_rate": 10.0, "num_requests": 4001}).offsets_s()
         gaps_s = [b - a for a, b in pairwise(offsets_s)]
@@ -54,12 +54,12 @@ class TestArrivals:
         assert mean_s == pytest.approx(0.1)
         assert spread_s == pytest.approx(0.1, rel=0.05)
 
-    def test_a_trace_is_taken_as_it_is(self) -> None:
+    def test_a_trace_is_used_unchanged(self) -> None:
         params = ServeParams.parse({"arrivals": "trace", "trace": [0.5, 0.5, 2.0]})
         assert params.offsets_s() == (0.5, 0.5, 2.0)
         assert params.requests == 3
 
-    def test_arrivals_may_take_a_day_and_a_rate_that_is_never_waited_for_any_value(self) -> None:
+    def test_arrivals_of_more_than_a_day_are_refused(self) -> None:
         assert ServeParams.parse({"arrivals": "trace", "trace": [86400.0]}).offsets_s() == (86400.0,)
         assert ServeParams.parse({"request_rate": 1e-300, "num_requests": 1}).offsets_s() == (0.0,)
 
@@ -105,13 +105,13 @@ class TestArrivals:
             ({"concurency": 1}, "trace, prefix_cache; did you mean concurrency?"),
         ],
     )
-    def test_bad_arguments(self, params: dict[str, Any], message: str) -> None:
+    def test_invalid_arguments_are_refused(self, params: dict[str, Any], message: str) -> None:
         with pytest.raises(BackendError) as caught:
             ServeParams.parse(params)
         assert message in str(caught.value)
 
 
-def test_nothing_is_guessed_for_a_name_like_none() -> None:
+def test_no_suggestion_for_a_name_unlike_any_other() -> None:
     with pytest.raises(BackendError, match=r"known: .*, prefix_cache$"):
         ServeParams.parse({"rate": 1.0})
 
@@ -120,13 +120,13 @@ class TestSteadyState:
     #: Three requests of three tokens each; the second and third overlap.
     LOAD = (request(0, 100, 200, 300), request(250, 350, 450, 550), request(500, 560, 620, 680))
 
-    def test_an_open_loop_is_steady_from_the_first_that_is_done_to_the_last_that_is_sent(self) -> None:
+    def test_an_open_loop_is_steady_from_the_first_completion_to_the_last_send(self) -> None:
         assert steady_span(self.LOAD, None) == (300 * MS, 500 * MS)
 
-    def test_a_closed_loop_is_steady_once_all_places_have_a_token(self) -> None:
+    def test_a_closed_loop_is_steady_once_all_slots_have_a_token(self) -> None:
         assert steady_span(self.LOAD, 2) == (350 * MS, 500 * MS)
 
-    def test_tokens_count_where_they_came(self) -> None:
+    def test_tokens_count_in_the_span_of_their_arrival(self) -> None:
         """At 300 ms the third token comes with the beginning of the steady state, and belongs to that."""
         ramp_up, steady, ramp_down = phase_spans(self.LOAD, None, -10 * MS, 700 * MS)
         assert [span.name for span in (ramp_up, steady, ramp_down)] == ["ramp-up", "steady", "ramp-down"]
@@ -139,7 +139,7 @@ class TestSteadyState:
         assert steady_span((), None) is None
         assert phase_spans(self.LOAD, 4, 0, 700 * MS) == []
 
-    def test_tokens_whose_times_are_not_known_are_not_counted(self) -> None:
+    def test_tokens_without_timestamps_are_not_counted_in_spans(self) -> None:
         unknown = RequestTimeline(
             input_tokens=1, output_tokens=4, start_ns=0, first_token_ns=5 * MS, last_token_ns=9 * MS
         )
@@ -147,14 +147,14 @@ class TestSteadyState:
             None
         }
 
-    def test_a_load_is_that_of_one_rank(self) -> None:
+    def test_a_load_of_several_ranks_is_refused(self) -> None:
         load = ServedLoad(texts=[], token_ids=[], requests=[], exact=True)
         assert ServedLoad.merge([load]) is load
         with pytest.raises(BackendError, match="served by one rank, not by 2"):
             ServedLoad.merge([load, load])
 
 
-def test_percentiles_are_those_of_numpy() -> None:
+def test_percentiles_match_numpy() -> None:
     np = pytest.importorskip("numpy")
     values = [5.0, 1.0, 4.0, 2.5, 9.0, 7.0]
     assert [percentile(values, each) for each in (50, 90, 99)] == pytest.approx(
@@ -187,7 +187,7 @@ def answer(*parts: tuple[int, bytes], dialect: str = "") -> Answer:
 
 
 class TestStreams:
-    def test_chunks_of_one_token_have_its_time(self) -> None:
+    def test_a_chunk_of_one_token_gives_its_timestamp(self) -> None:
         last = event(finish="length", **usage(3, 2, cached_tokens=0))
         got = answer((120, event("a")), (150, event("b")), (151, last), (151, DONE))
         assert got.text == "ab"
@@ -203,7 +203,7 @@ class TestStreams:
         assert got.cached_tokens == 0
         assert got.token_ids == []
 
-    def test_lines_that_come_in_pieces_have_the_time_of_their_end(self) -> None:
+    def test_a_line_in_pieces_has_the_time_of_its_end(self) -> None:
         first = event("a")
         got = answer(
             *((110, first[:9]), (130, first[9:] + b": ping\n\n")),
@@ -212,7 +212,7 @@ class TestStreams:
         assert got.request.token_ns == (130 * MS,)
         assert got.cached_tokens is None
 
-    def test_two_tokens_a_chunk_are_counted_by_what_the_server_says(self) -> None:
+    def test_two_tokens_per_chunk_are_counted_by_the_servers_numbers(self) -> None:
         got = answer(
             *((120, event("ab", **usage(3, 2))), (160, event("cd", **usage(3, 4)))),
             *((160, event(finish="length")), (160, DONE)),
@@ -221,7 +221,7 @@ class TestStreams:
         assert not got.exact
         assert got.request.token_ns == (120 * MS, 120 * MS, 160 * MS, 160 * MS)
 
-    def test_two_tokens_a_chunk_have_no_times_of_their_own_where_nobody_says(self) -> None:
+    def test_two_tokens_per_chunk_without_server_counts_have_no_timestamps(self) -> None:
         last = event(finish="length", **usage(3, 4))
         got = answer((120, event("ab")), (160, event("cd")), (161, last), (161, DONE))
         assert not got.exact
@@ -241,7 +241,7 @@ class TestStreams:
         assert got.request.token_ns == (120 * MS, 150 * MS, 150 * MS)
         assert not got.exact
 
-    def test_token_ids_are_given_where_the_server_gives_all(self) -> None:
+    def test_token_ids_are_kept_if_the_server_returns_all(self) -> None:
         parts = [
             (120, event("a", choice={"token_ids": [7]}, **usage(1, 1))),
             (150, event("b", finish="length", choice={"token_ids": [9]}, **usage(1, 2))),
@@ -296,7 +296,7 @@ class TestStreams:
         ],
         ids=["no-usage", "ends-early", "breaks", "refused", "unknown-model", "gateway", "error", "no-json"],
     )
-    def test_what_is_no_answer_is_one_clear_line(
+    def test_an_invalid_answer_gives_a_one_line_error(
         self, given: Stream, kind: type[Exception], message: str
     ) -> None:
         with pytest.raises(kind) as caught:

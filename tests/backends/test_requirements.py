@@ -69,7 +69,7 @@ def said(result: pytest.RunResult) -> str:
         ),
     ],
 )
-def test_an_engine_that_lacks_it_is_skipped_with_the_reason_and_those_that_could(
+def test_a_backend_without_the_requirement_is_skipped_and_names_capable_ones(
     two: pytest.Pytester, mark: str, reason: str
 ) -> None:
     result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
@@ -78,21 +78,21 @@ def test_an_engine_that_lacks_it_is_skipped_with_the_reason_and_those_that_could
     result.stdout.fnmatch_lines(["given one *"])
 
 
-def test_stamps_of_each_token_are_stamps_of_each_step(two: pytest.Pytester) -> None:
+def test_token_timestamps_satisfy_step_timestamps(two: pytest.Pytester) -> None:
     run(two, TEST.format(marks="@pytest.mark.backend_needs(timestamps='step')")).assert_outcomes(passed=2)
 
 
 @pytest.mark.parametrize(
     ("options", "refused"), [({"batching": "continuous"}, False), ({"batching": "static"}, True), ({}, True)]
 )
-def test_what_a_row_has_with_the_load_options_counts(options: dict[str, str], refused: bool) -> None:
+def test_capabilities_include_those_of_load_options(options: dict[str, str], refused: bool) -> None:
     """With continuous batching transformers stamps each token, without it each step."""
     (transformers,) = [spec for spec in BUILTIN if spec.name == "transformers"]
     demand = Requirements(options=options, timestamps="token")
     assert (explain_unmet(transformers, demand, {}) is not None) == refused
 
 
-def test_the_load_options_of_the_marks_count(two: pytest.Pytester) -> None:
+def test_load_options_of_marks_change_capabilities(two: pytest.Pytester) -> None:
     conftest = two.path / "conftest.py"
     changed = (
         'changed_by={"dtype": {"long": {"timestamps": "token"}}}, options=("dtype",), timestamps="step", '
@@ -108,7 +108,7 @@ def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["given one {'dtype': 'float32'}"])
 
 
-def test_what_no_engine_has_is_a_collection_error(two: pytest.Pytester) -> None:
+def test_a_requirement_that_no_backend_meets_is_a_collection_error(two: pytest.Pytester) -> None:
     result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtyp='float32')"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
     told = (
@@ -119,7 +119,7 @@ def test_what_no_engine_has_is_a_collection_error(two: pytest.Pytester) -> None:
     assert said(result).count("backends that do: ") == 1
 
 
-def test_what_only_others_have_is_skipped(two: pytest.Pytester) -> None:
+def test_a_requirement_that_only_other_backends_meet_skips(two: pytest.Pytester) -> None:
     """They may not be installed here, or not be selected; the other tests are to run all the same."""
     marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)"
     result = run(two, TEST.format(marks=marks))
@@ -128,7 +128,7 @@ def test_what_only_others_have_is_skipped(two: pytest.Pytester) -> None:
     assert "; backends that do: vllm, sglang" in said(result)
 
 
-def test_several_devices_without_degrees_are_data_parallel(two: pytest.Pytester) -> None:
+def test_several_devices_default_to_data_parallelism(two: pytest.Pytester) -> None:
     result = run(two, TEST.format(marks="@pytest.mark.gpus(2, fallback='cpu')"))
     result.assert_outcomes(passed=1, skipped=1)
     assert (
@@ -137,7 +137,7 @@ def test_several_devices_without_degrees_are_data_parallel(two: pytest.Pytester)
     ) in said(result)
 
 
-def test_the_rows_reason_is_told_where_a_degree_is_refused(two: pytest.Pytester) -> None:
+def test_a_refused_degree_gives_the_capabilities_reason(two: pytest.Pytester) -> None:
     marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(tensor=2)"
     assert "other does not offer tensor parallelism (it has one device); backends that do: " in said(
         run(two, TEST.format(marks=marks))
@@ -151,24 +151,23 @@ def test_it(backend, i): pass
 """
 
 
-def test_the_mark_of_a_parameter_says_the_same(two: pytest.Pytester) -> None:
+def test_marks_of_parameters_count(two: pytest.Pytester) -> None:
     result = run(two, OF_A_PARAMETER.format(mark="backend_needs(cache='static')"))
     result.assert_outcomes(passed=3, skipped=1)
     assert "other does not offer a static cache (it has: dynamic); backends that do: " in said(result)
 
 
-def test_what_no_engine_has_is_an_error_of_the_parameters_tests(two: pytest.Pytester) -> None:
+def test_an_unmet_mark_of_a_parameter_fails_its_tests_only(two: pytest.Pytester) -> None:
     result = run(two, OF_A_PARAMETER.format(mark="backend_options(dtyp=1)"))
     result.assert_outcomes(passed=2, errors=2)
-    assert (
-        "PlanError: test_what_no_engine_has_is_an_error_of_the_parameters_tests.py::test_it[one-1]"
-        in said(result)
+    assert "PlanError: test_an_unmet_mark_of_a_parameter_fails_its_tests_only.py::test_it[one-1]" in said(
+        result
     )
     told = "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
     assert told in said(result)
 
 
-def test_a_mark_that_is_added_to_the_item_says_the_same(two: pytest.Pytester) -> None:
+def test_marks_added_to_an_item_count(two: pytest.Pytester) -> None:
     conftest = two.path / "conftest.py"
     hook = (
         "\ndef pytest_collection_modifyitems(items):\n"
@@ -181,7 +180,7 @@ def test_a_mark_that_is_added_to_the_item_says_the_same(two: pytest.Pytester) ->
     result.stdout.fnmatch_lines(["given one {'dtype': 'bfloat16'}"])
 
 
-def test_a_mark_of_the_function_goes_before_that_of_its_class(two: pytest.Pytester) -> None:
+def test_a_function_mark_overrides_its_class_mark(two: pytest.Pytester) -> None:
     result = run(
         two,
         "import pytest\n@pytest.mark.backend_needs(cache='static')\nclass TestIt:\n"
@@ -192,14 +191,14 @@ def test_a_mark_of_the_function_goes_before_that_of_its_class(two: pytest.Pytest
 
 
 @pytest.mark.parametrize("mark", ["backend_options(dtype='float32')", "backend_needs(cache='static')"])
-def test_a_mark_without_an_engine_is_refused(two: pytest.Pytester, mark: str) -> None:
+def test_a_mark_without_the_backend_fixture_is_refused(two: pytest.Pytester, mark: str) -> None:
     result = run(two, f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     told = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, and the test does "
     assert told in said(result)
 
 
-def test_a_mark_that_a_fixture_adds_comes_too_late(two: pytest.Pytester) -> None:
+def test_a_mark_added_by_a_fixture_is_too_late(two: pytest.Pytester) -> None:
     result = run(
         two,
         "import pytest\n@pytest.fixture\ndef late(request, backend):\n"
@@ -231,7 +230,9 @@ def test_a_mark_that_a_fixture_adds_comes_too_late(two: pytest.Pytester) -> None
         ),
     ],
 )
-def test_a_bad_mark_is_a_clean_collection_error(two: pytest.Pytester, mark: str, message: str) -> None:
+def test_an_invalid_mark_is_a_one_line_collection_error(
+    two: pytest.Pytester, mark: str, message: str
+) -> None:
     result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert message in said(result)

@@ -33,12 +33,12 @@ def engines() -> Any:
     return module
 
 
-def test_the_page_of_engines_is_what_the_rows_say_now(engines: Any) -> None:
+def test_the_documented_table_is_up_to_date(engines: Any) -> None:
     told = "the rows have changed: run python docs/engines.py"
     assert (DOCS / "engines.md").read_text() == engines.page(BUILTIN), told
 
 
-def test_the_page_names_every_field_of_an_engine_once(engines: Any) -> None:
+def test_the_documented_table_names_every_field_once(engines: Any) -> None:
     row = Capabilities(reasons={"tensor": "one | device"}, sources={"tensor": "https://example.org/a"})
     page = engines.page([BackendSpec("mine", "m:M", (), "pip install mine", row)])
     assert "| mine | `pip install mine` |" in page
@@ -49,14 +49,14 @@ def test_the_page_names_every_field_of_an_engine_once(engines: Any) -> None:
     assert sorted(told) == sorted(fact.name for fact in list_facts(row))
 
 
-def test_what_a_test_can_ask_for_is_a_fact() -> None:
+def test_everything_that_a_test_can_require_is_shown() -> None:
     hidden = {"replicas", "framework", "process_group", "preload", "exact", "clock", "reasons", "sources"}
     hidden.add("changed_by")
     shown = {fact.name for fact in list_facts(Capabilities())} - {"managed_by"}
     assert shown == {field.name for field in fields(Capabilities)} - hidden
 
 
-def test_a_row_is_told_with_its_reasons_and_sources() -> None:
+def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
     row = Capabilities(
         launch="engine",
         tensor=True,
@@ -77,7 +77,7 @@ def test_a_row_is_told_with_its_reasons_and_sources() -> None:
     assert told["run on"] == "run on not run on hardware [not said]"
 
 
-def test_what_is_not_installed_is_told_with_the_pip_line() -> None:
+def test_a_missing_backend_is_shown_with_its_install_command() -> None:
     spec = BackendSpec("mine", "m:M", ("no_such_module",), "pip install mine", Capabilities())
     row = BackendRow(spec.name, spec.missing(), spec.install, "plugin", spec.capabilities)
     first = next(render_row(row))
@@ -92,7 +92,7 @@ def test_the_doctor_shows_the_row_of_every_backend_and_nothing_else() -> None:
     assert all(head.startswith("backend  ") for head in heads)
 
 
-def test_as_data_the_rows_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_holds_whole_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--backends", "--json"]) == 0
     told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
     assert list(told) == list(load_backends())

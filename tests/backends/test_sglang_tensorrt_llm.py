@@ -18,7 +18,7 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.model.record import Parallel
 
-from .engine import PROMPTS, TINY, Engine, counts
+from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 SPECS = {"sglang": sglang.SPEC, "tensorrt-llm": tensorrt_llm.SPEC}
@@ -32,48 +32,48 @@ def _on_the_path() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=list(SPECS))
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine(SPECS[request.param], degrees=Parallel(tensor=2)) as made:
+def ranks(request: pytest.FixtureRequest) -> Iterator[LoadedRanks]:
+    with LoadedRanks(SPECS[request.param], degrees=Parallel(tensor=2)) as made:
         yield made
 
 
-def test_lengths_are_those_counted_by_hand(engine: Engine) -> None:
-    generation, _ = engine.generate(PROMPTS, max_new_tokens=5)
+def test_token_counts_match_hand_counts(ranks: LoadedRanks) -> None:
+    generation, _ = ranks.generate(PROMPTS, max_new_tokens=5)
     assert counts(generation) == [(3, 5), (11, 5), (1, 5)]
     assert [len(ids) for ids in generation.token_ids] == [5, 5, 5]
     assert len({tuple(ids) for ids in generation.token_ids}) == 3
 
 
-def test_a_sequence_that_ends_early_counts_the_token_that_ended_it(engine: Engine) -> None:
-    free, _ = engine.generate(PROMPTS)
+def test_a_sequence_that_ends_early_counts_the_token_that_ended_it(ranks: LoadedRanks) -> None:
+    free, _ = ranks.generate(PROMPTS)
     stop = free.token_ids[0][2]
-    stopped, _ = engine.generate(PROMPTS, stop_token_ids=[stop])
+    stopped, _ = ranks.generate(PROMPTS, stop_token_ids=[stop])
     assert stopped.token_ids[0] == free.token_ids[0][:3]
     assert counts(stopped)[0] == (3, 3)
 
 
-def test_the_engines_processes_are_counted_and_are_its_own(engine: Engine) -> None:
-    (rank,) = engine.group.ranks
+def test_worker_processes_are_children_of_the_rank(ranks: LoadedRanks) -> None:
+    (rank,) = ranks.group.ranks
     assert len(set(rank.workers)) == 2
     assert rank.pid not in rank.workers
     assert {psutil.Process(pid).ppid() for pid in rank.workers} == {rank.pid}
 
 
-def test_what_was_told_is_recorded(engine: Engine) -> None:
-    assert engine.info.version.endswith("stand-in")
-    assert engine.info.model == TINY
-    assert False in (engine.info.options.get("radix_cache"), engine.info.options.get("block_reuse"))
+def test_version_and_options_are_recorded(ranks: LoadedRanks) -> None:
+    assert ranks.info.version.endswith("stand-in")
+    assert ranks.info.model == TINY
+    assert False in (ranks.info.options.get("radix_cache"), ranks.info.options.get("block_reuse"))
 
 
-def test_memory_of_boards_that_the_rank_cannot_see_has_no_value(engine: Engine) -> None:
-    workload = engine.prepare(["abc"], GenerationParams(max_new_tokens=2, ignore_eos=True))
+def test_memory_of_gpus_invisible_to_the_rank_is_none(ranks: LoadedRanks) -> None:
+    workload = ranks.prepare(["abc"], GenerationParams(max_new_tokens=2, ignore_eos=True))
     workload.run_round()
     assert workload.peak_memory_bytes is None
 
 
-def test_stamps_are_there_where_the_engine_tells_and_nowhere_else(engine: Engine) -> None:
-    _, timeline = engine.generate(PROMPTS, max_new_tokens=3)
-    if engine.info.name == "sglang":
+def test_timestamps_exist_only_where_the_library_reports_them(ranks: LoadedRanks) -> None:
+    _, timeline = ranks.generate(PROMPTS, max_new_tokens=3)
+    if ranks.info.name == "sglang":
         assert timeline.borders_ns == ()
         assert {request.last_token_ns for request in timeline.requests} == {None}
     else:
@@ -83,33 +83,33 @@ def test_stamps_are_there_where_the_engine_tells_and_nowhere_else(engine: Engine
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_an_engine_that_caches_all_the_same_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_caching_despite_being_off_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_CACHES", "1")
-    with Engine(SPECS[name]) as made:
+    with LoadedRanks(SPECS[name]) as made:
         made.generate(["abc"], max_new_tokens=2)
         with pytest.raises(BackendError, match=r"from its .*cache, .* off; the round has not done the work"):
             made.generate(["abc"], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_an_option_that_the_engine_refuses_is_told_in_one_line(name: str) -> None:
+def test_a_refused_option_gives_a_one_line_error(name: str) -> None:
     with pytest.raises(BackendError) as told:
-        Engine(SPECS[name], dtype="float3")
+        LoadedRanks(SPECS[name], dtype="float3")
     assert str(told.value) == f"{name} refuses to load random:llama-tiny: unknown dtype float3"
 
 
-def test_replicas_of_sglang_are_its_own_and_those_of_tensorrt_llm_are_ours() -> None:
+def test_sglang_creates_its_replicas_and_the_plugin_those_of_tensorrt_llm() -> None:
     degrees = Parallel(data=2, tensor=2)
-    with Engine(sglang.SPEC, degrees=degrees) as theirs:
+    with LoadedRanks(sglang.SPEC, degrees=degrees) as theirs:
         assert [len(rank.workers) for rank in theirs.group.ranks] == [4]
-    with Engine(tensorrt_llm.SPEC, degrees=degrees) as ours:
+    with LoadedRanks(tensorrt_llm.SPEC, degrees=degrees) as ours:
         assert [len(rank.workers) for rank in ours.group.ranks] == [2, 2]
         assert [rank.device for rank in ours.group.ranks] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_nothing_is_left_of_a_model_that_makes_room_for_another(name: str) -> None:
-    with Engine(SPECS[name], degrees=Parallel(pipeline=2)) as made:
+def test_workers_of_a_replaced_model_exit(name: str) -> None:
+    with LoadedRanks(SPECS[name], degrees=Parallel(pipeline=2)) as made:
         (before,) = made.group.ranks
         made.load(dtype="float16")
         (after,) = made.group.ranks
@@ -118,8 +118,8 @@ def test_nothing_is_left_of_a_model_that_makes_room_for_another(name: str) -> No
         assert not any(psutil.pid_exists(pid) for pid in before.workers)
 
 
-def test_sampling_by_a_seed_needs_what_sglang_does_it_with() -> None:
-    with Engine(sglang.SPEC, enable_deterministic_inference=True) as made:
+def test_sglang_samples_by_seed_with_deterministic_inference() -> None:
+    with LoadedRanks(sglang.SPEC, enable_deterministic_inference=True) as made:
         once, again, other = (
             made.generate(PROMPTS, do_sample=True, seed=seed, max_new_tokens=4)[0].token_ids
             for seed in (1, 1, 5)
@@ -127,7 +127,7 @@ def test_sampling_by_a_seed_needs_what_sglang_does_it_with() -> None:
     assert once == again != other
 
 
-def test_without_a_gpu_their_tests_are_skipped_with_the_reason(
+def test_without_a_gpu_their_tests_skip_with_a_reason(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick.makepyfile("def test_it(backend): pass")

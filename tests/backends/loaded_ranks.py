@@ -36,7 +36,7 @@ SMOLLM_CHAT = (
 TIMEOUT_S = 300.0
 
 
-class Engine:
+class LoadedRanks:
     """Ranks that have loaded a model, each with one thread; they end with the ``with`` block or ``close``.
 
     They are on the CPU; those of a backend that does not run there are on boards that only the plan knows.
@@ -61,7 +61,7 @@ class Engine:
         try:
             self.load(**options)
         except BaseException:
-            # There is no engine yet that could be closed.
+            # Nobody could close it yet.
             self.close()
             raise
 

@@ -33,7 +33,7 @@ def test_it(energy, backend):
 QUICK = ["--energy-report", "--energy-backend=server"]
 
 
-def test_a_load_is_in_the_record_with_all_that_was_asked(quick: pytest.Pytester, read_report: Read) -> None:
+def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SERVES)
     command = scripted(first=0.05, step=0.01)
     quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
@@ -82,7 +82,7 @@ def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None
     assert fast["metrics"]["requests_per_s"]["value"] > slow["metrics"]["requests_per_s"]["value"]
 
 
-def test_without_command_and_url_nobody_is_bothered_and_who_asks_is_told(quick: pytest.Pytester) -> None:
+def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy, backend): pass\n")
     quick.runpytest("--energy-model=random:llama-tiny", "-rs").stdout.no_fnmatch_line("*energy-server-*")
     result = quick.runpytest("--energy-backend=server", "-rs")
@@ -99,14 +99,14 @@ def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["ERROR: server: url 'http://192.0.2.1:8000' is another host*"])
 
 
-def test_other_engines_do_not_serve(quick: pytest.Pytester) -> None:
+def test_other_backends_do_not_serve(quick: pytest.Pytester) -> None:
     quick.makepyfile(SERVES)
     result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["BackendError: transformers does not serve; it does: generate, embed"])
 
 
-def test_a_server_that_dies_shows_what_it_wrote(quick: pytest.Pytester) -> None:
+def test_the_output_of_a_dead_server_is_shown(quick: pytest.Pytester) -> None:
     quick.makepyfile(SERVES)
     result = quick.runpytest(*QUICK, f"--energy-server-command={scripted(fault='dies')}")
     result.assert_outcomes(failed=1)
@@ -114,7 +114,7 @@ def test_a_server_that_dies_shows_what_it_wrote(quick: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*: scripted server"])
 
 
-def test_a_prefix_cache_that_was_hit_makes_no_result(quick: pytest.Pytester, read_report: Read) -> None:
+def test_a_prefix_cache_hit_invalidates_the_record(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SERVES)
     quick.runpytest(*QUICK, f"--energy-server-command={scripted(cached=2)}")
     (record,) = read_report()["records"]
@@ -123,9 +123,7 @@ def test_a_prefix_cache_that_was_hit_makes_no_result(quick: pytest.Pytester, rea
     assert "prefix cache hit" in json.dumps(record["rounds"][0]["flags"])
 
 
-def test_a_server_that_ran_before_is_named_and_left_running(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
+def test_a_running_server_is_recorded_and_left_running(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SERVES)
     with running(scripted()) as (url, process):
         quick.runpytest(*QUICK, f"--energy-server-url={url}").assert_outcomes(passed=1)
@@ -136,7 +134,7 @@ def test_a_server_that_ran_before_is_named_and_left_running(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_when_pytest_is_ended(quick: pytest.Pytester, number: signal.Signals) -> None:
+def test_no_server_is_left_when_pytest_is_killed(quick: pytest.Pytester, number: signal.Signals) -> None:
     """The server has a session of its own and a child: neither outlives the run."""
     quick.makepyfile(
         """
@@ -166,7 +164,7 @@ def test_nothing_is_left_when_pytest_is_ended(quick: pytest.Pytester, number: si
 class TestCpuTime:
     BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass\n"
 
-    def test_that_of_a_server_which_ran_before_counts(self) -> None:
+    def test_cpu_time_of_an_attached_server_counts(self) -> None:
         with orphan([sys.executable, "-c", self.BUSY]) as pid:
             worker = BackendWorker(pid=pid, rank=0, world_size=1, attached=True)
             use = BackendProcesses([worker])
@@ -176,7 +174,7 @@ class TestCpuTime:
                 time.sleep(0.05)
             assert cpu_time_used_s(before, use.cpu_times_s()) >= 0.29
 
-    def test_that_of_children_counts_also_when_they_have_ended(self) -> None:
+    def test_cpu_time_of_exited_children_counts(self) -> None:
         burn = "import time\nwhile time.process_time() < 0.3: pass\n"
         use = BackendProcesses([BackendWorker(pid=1, rank=0, world_size=1)])
         with subprocess.Popen(
@@ -194,6 +192,6 @@ class TestCpuTime:
             assert cpu_time_used_s(before, use.cpu_times_s()) >= 0.25
             child.kill()
 
-    def test_a_rank_without_an_engine_is_alone(self) -> None:
+    def test_a_rank_without_workers_counts_its_own_cpu_time(self) -> None:
         assert BackendProcesses().pids() == frozenset()
         assert BackendProcesses().attached == ()
