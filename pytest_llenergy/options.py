@@ -436,10 +436,10 @@ def group_by(text: str) -> tuple[str, ...]:
 
 
 def fail_on(text: str) -> Threshold:
-    from pytest_llenergy.compare.gate import read_fail_on
+    from pytest_llenergy.compare.gate import parse_fail_on
 
     try:
-        return read_fail_on(text)
+        return parse_fail_on(text)
     except PlanError as error:
         raise ValueError(str(error)) from None
 

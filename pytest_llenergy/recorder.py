@@ -174,7 +174,7 @@ def _check_budget(draft: Draft, gate: Gate | None) -> list[str]:
         return []
     metrics = draft.experiment.metrics if draft.experiment is not None else {}
     meters = draft.experiment.meters if draft.experiment is not None else []
-    over = gate.budget.judge(metrics, estimated=any(meter.kind == "estimated" for meter in meters))
+    over = gate.budget.check(metrics, estimated=any(meter.kind == "estimated" for meter in meters))
     return [over] if over is not None else []
 
 

@@ -81,19 +81,22 @@ def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pyte
         ("gpus(1, mig='10gb')", "mig is '10gb', needs a profile such as \"1g.10gb\" (nvidia-smi mig -lgip)"),
         ("parallel(tensor='two')", "@pytest.mark.parallel: tensor is 'two', needs a whole number, 1 or more"),
         ("parallel(data=2, placement=0)", "@pytest.mark.parallel: placement is 0, needs a whole number"),
-        ("energy_gate(budget='5 V')", "budget '5 V' of energy_j is no quantity in J"),
+        ("energy_gate(budget='5 V')", "invalid budget '5 V' of energy_j; expected a quantity in J"),
         (
             "energy_gate(metric='joules', budget='5 J')",
-            "unknown metric 'joules'; a budget can bound: energy_j",
+            "unknown metric 'joules'; choose from: energy_j",
         ),
         (
             "energy_gate()",
             'needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both',
         ),
-        ("energy_gate(threshold='3 J')", "threshold '3 J' of energy_j is no percentage above zero, such as "),
+        (
+            "energy_gate(threshold='3 J')",
+            "invalid threshold '3 J' of energy_j; expected a percentage, such as ",
+        ),
         (
             "energy_gate(metric='peak_memory_bytes', threshold='3%')",
-            "peak_memory_bytes is one value a test, and rounds are compared; bound it with a budget",
+            "peak_memory_bytes has one value per test and cannot be compared; limit it with a budget",
         ),
     ],
 )

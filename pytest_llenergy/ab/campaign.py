@@ -286,7 +286,7 @@ class Campaign:
         plan = self._plan
         origins = plan.sides["base"].origin, plan.sides["head"].origin
         found = StageEstimator(plan.schedule.stages, self._stage_of) if look is None else look
-        return compare_reports(base, head, origins, plan.asked, across=plan.across, find=found)
+        return compare_reports(base, head, origins, plan.asked, across=plan.across, estimator=found)
 
     def _result(self) -> PairedReport:
         base, head = self._reports()

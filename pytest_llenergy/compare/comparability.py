@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two records may be compared: same devices, same meters, same work."""
+"""Whether two records may be compared: same kind of devices, same meters, same workload.
+
+Both are described by facts: pairs of a name and a text. Device facts are only what stays the same between two
+runs, never a clock rate, a temperature, free memory or a host name, which would make every run incomparable.
+Neither are the UUID of a board and the driver: two boards of one model are comparable, though they may draw
+10 % more or less, so a difference in these is a note. Workload facts are everything that decides what is
+executed. Versions of backends and libraries are left out, because they are what is under test; so are output
+tokens, which are a result.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +21,19 @@ import msgspec
 from pytest_llenergy.model.environment import Board, Environment, Host
 from pytest_llenergy.model.record import MeterInfo, Record, Round
 
-# Was it measured on the same kind of devices, and in the same way?
-#
-# Only what stays as it is between two runs is a fact: never a clock rate, a temperature, free memory or a
-# host name, which would make every run its own machine. The UUID of a board and the driver are told apart
-# from them: two boards of one model are comparable, though they may draw 10 % more or less.
-
-#: What stands for a fact that is not known.
+#: Text of an unknown fact.
 UNKNOWN = "unknown"
 
-#: Which devices of a meter's domain do not tell them apart from others of their kind.
+#: Kind of domain whose full name has the UUID of a board.
 GPU_DOMAIN = "gpu"
 
-#: Flags of rounds during which others used the CPU, and the share of rounds from which that is noted.
-DISTURBED = {"contended": "other processes worked", "stolen": "the hypervisor had other guests"}
+#: Flags of rounds during which others used the CPU, and the share of flagged rounds from which that is noted.
+DISTURBED = {"contended": "other processes used the CPU", "stolen": "the hypervisor ran other guests"}
 DISTURBED_SHARE = 0.5
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
-    """What a test ran on and, with ``meters``, was measured with, in words."""
+    """Describe what a test ran on and, with ``meters``, how it was measured."""
     facts = dict(host_facts(environment))
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
@@ -48,7 +50,7 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
 
 
 def host_facts(environment: Environment | None) -> Mapping[str, str]:
-    """What the machine is."""
+    """Describe the CPU and the memory of the host."""
     return {"host": UNKNOWN} if environment is None else _host_facts(environment.host)
 
 
@@ -63,7 +65,7 @@ def _host_facts(host: Host) -> dict[str, str]:
 
 
 def meter_facts(meters: Sequence[MeterInfo]) -> dict[str, str]:
-    """Which meters have read which domains, and how."""
+    """Describe which meters read which domains, and how."""
     if not meters:
         return {"meter": "none"}
     return {
@@ -75,7 +77,7 @@ def meter_facts(meters: Sequence[MeterInfo]) -> dict[str, str]:
 
 
 def list_differences(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
-    """One line for each fact that is not the same on both sides: ``gpu.name: NVIDIA L4 -> NVIDIA H200``."""
+    """Return a line for each fact that differs, such as ``gpu.name: NVIDIA L4 -> NVIDIA H200``."""
     names = list(dict.fromkeys([*base, *head]))
     return [
         f"{name}: {base.get(name, 'none')} -> {head.get(name, 'none')}"
@@ -85,7 +87,7 @@ def list_differences(base: Mapping[str, str], head: Mapping[str, str]) -> list[s
 
 
 def fingerprint(facts: Mapping[str, str]) -> str:
-    """A short name for a set of facts: equal for equal ones."""
+    """Return a short hash of facts, equal for equal facts."""
     return hashlib.sha256(msgspec.json.encode(dict(facts), order="sorted")).hexdigest()[:12]
 
 
@@ -97,10 +99,12 @@ def device_differences(
     *,
     meters: bool = True,
 ) -> list[str]:
-    """Why the two did not run on the same kind of devices or, with ``meters``, were not measured in the same
-    way.
+    """List how the devices of two records and, with ``meters``, their meters differ.
 
-    Empty where they did. A host that is not known is not the same.
+    An unknown host differs from every other.
+
+    Returns:
+        One line for each difference; empty if the records are comparable in this respect.
     """
     if base_on is None or head_on is None:
         return [f"host: {UNKNOWN}"]
@@ -113,42 +117,43 @@ def device_differences(
 
 
 def _disturbance_notes(base: Record, head: Record) -> list[str]:
-    """That others used the CPU during half of the rounds or more, on either side."""
+    """Note if others used the CPU during half of the rounds or more, on either side."""
     notes = []
-    for name, who in DISTURBED.items():
-        told = []
+    for name, disturbance in DISTURBED.items():
+        disturbed = []
         for side, record in (("base", base), ("head", head)):
             count = sum(any(flag.name == name for flag in round_.flags) for round_ in record.rounds)
             if record.rounds and count >= DISTURBED_SHARE * len(record.rounds):
-                told.append(f"{count} of {len(record.rounds)} rounds of {side}")
-        if told:
-            notes.append(f"{name}: {who} during {' and '.join(told)}, which may be the difference")
+                disturbed.append(f"{count} of {len(record.rounds)} rounds of {side}")
+        if disturbed:
+            rounds = " and ".join(disturbed)
+            notes.append(f"{name}: {disturbance} during {rounds}, which may explain the difference")
     return notes
 
 
 def comparison_notes(
     base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
 ) -> list[str]:
-    """What a reader should know of two that are comparable: others at work, other boards, another host."""
+    """Return notes on comparable records: disturbed rounds, different boards, driver or host."""
     notes = _disturbance_notes(base, head)
     boards = [device for device in base.devices if device != "cpu"]
-    others = [device for device in head.devices if device != "cpu"]
-    if sorted(boards) != sorted(others):
+    head_boards = [device for device in head.devices if device != "cpu"]
+    if sorted(boards) != sorted(head_boards):
         notes.append(
-            f"other boards of the same kind ({', '.join(boards)} -> {', '.join(others)}): "
-            "these differ by 10 % and more, so this is no proof"
+            f"different boards of the same model ({', '.join(boards)} -> {', '.join(head_boards)}): "
+            "such boards can differ by 10 % or more"
         )
     if base_on is None or head_on is None:
         return notes
     if not boards and base_on.host.name != head_on.host.name:
-        notes.append(f"another host of the same kind ({base_on.host.name} -> {head_on.host.name})")
+        notes.append(f"different host of the same kind ({base_on.host.name} -> {head_on.host.name})")
     if boards and base_on.driver != head_on.driver:
-        notes.append(f"another driver ({base_on.driver or UNKNOWN} -> {head_on.driver or UNKNOWN})")
+        notes.append(f"different driver ({base_on.driver or UNKNOWN} -> {head_on.driver or UNKNOWN})")
     return notes
 
 
 def describe_devices(record: Record, environment: Environment | None) -> str:
-    """Devices and meter in a line: ``1x NVIDIA H200 700 W, nvml (measured)``."""
+    """Describe devices and meter in one line: ``1x NVIDIA H200 700 W, nvml (measured)``."""
     facts = device_facts(record, environment)
     if facts["gpu.count"] != "0":
         limit = facts["gpu.power_limit"]
@@ -161,7 +166,7 @@ def describe_devices(record: Record, environment: Environment | None) -> str:
 
 
 def _domain(meter: MeterInfo) -> str:
-    """Its domain, without which of several equal boards it is of."""
+    """The domain without the UUID of a board."""
     kind = meter.domain.partition(":")[0]
     return kind if kind == GPU_DOMAIN else meter.domain
 
@@ -172,7 +177,7 @@ def _find_board(uuid: str, record: Record, environment: Environment | None) -> B
 
 
 def _power_limit_w(board: Board | None, environment: Environment | None) -> float | None:
-    """Its own, or that of the board that an instance is a part of (both have one PCI bus id)."""
+    """The limit of the board; for a MIG instance, of the board with the same PCI bus id."""
     if board is None or board.power_limit_w is not None or environment is None:
         return board.power_limit_w if board else None
     whole = (each for each in environment.gpus if each.pci_bus_id == board.pci_bus_id)
@@ -186,7 +191,7 @@ def _memory_gib(board: Board | None) -> str:
 
 
 def _count_values(values: Iterable[str]) -> str:
-    """Each once; with how often, where they are not all the same: ``NVIDIA H200, NVIDIA L4 x2``."""
+    """List distinct values, with counts if there are several: ``NVIDIA H200, NVIDIA L4 x2``."""
     counts = Counter(values)
     if len(counts) == 1:
         return str(next(iter(counts)))
@@ -195,14 +200,8 @@ def _count_values(values: Iterable[str]) -> str:
     )
 
 
-# Did both runs execute the same thing?
-#
-# Everything that decides what is executed is a fact. Versions of engines and libraries are recorded and are
-# none: they are what is under test. Output tokens are a result.
-
-
 def workload_facts(record: Record) -> dict[str, str]:
-    """What a test executes, for people to read."""
+    """Describe what a test executes."""
     facts = {"id": record.id}
     facts |= {f"params.{name}": repr(value) for name, value in sorted(record.params.items())}
     backend = record.backend
@@ -230,21 +229,21 @@ def workload_facts(record: Record) -> dict[str, str]:
 
 
 def workload_key(record: Record) -> str:
-    """Equal for two tests that execute the same."""
+    """Return a short hash of the workload, equal for tests that execute the same."""
     return fingerprint(workload_facts(record))
 
 
 def workload_differences(base: Record, head: Record) -> list[str]:
-    """What of the workload is not the same on both sides; empty where all is."""
+    """Return a line for each difference between the workloads of two records."""
     if _raw_workload(base) == _raw_workload(head) and _batch(base) == _batch(head):
         return []
     return list_differences(workload_facts(base), workload_facts(head))
 
 
 def _raw_workload(record: Record) -> tuple[object, ...]:
-    """The same facts unformatted, which is quicker to compare."""
+    """The workload facts unformatted, which are faster to compare."""
     backend = record.backend
-    engine = backend and (
+    configuration = backend and (
         backend.name,
         backend.model,
         backend.model_revision,
@@ -257,7 +256,7 @@ def _raw_workload(record: Record) -> tuple[object, ...]:
     return (
         record.id,
         record.params,
-        engine,
+        configuration,
         record.parallel,
         len(record.devices),
         record.fallback,
@@ -268,7 +267,7 @@ def _raw_workload(record: Record) -> tuple[object, ...]:
 
 
 def _batch(record: Record) -> tuple[str, str]:
-    """Requests and input tokens of an iteration."""
+    """Requests and input tokens of an iteration, in the first round."""
     if not record.rounds:
         return "None", "None"
     first = record.rounds[0]

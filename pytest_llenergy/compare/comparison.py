@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the tests of two reports."""
+"""Compare the tests of two reports: pair their records and decide a verdict on each metric.
+
+A verdict of the statistical rule is only found for records that are comparable (see ``comparability``). All
+other comparisons state why there is none: ``new``, ``removed``, ``invalid`` or ``not comparable``.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -20,6 +24,7 @@ from pytest_llenergy.compare.comparability import (
 )
 from pytest_llenergy.compare.metrics import METRICS, Direction
 from pytest_llenergy.compare.statistics import (
+    DEFAULT_RULE,
     Estimate,
     Rule,
     Sample,
@@ -34,39 +39,39 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
-# Which records of two reports belong together.
-
+#: Metrics to compare if none is named: the first if every side counts tokens, otherwise the second.
 PER_TOKEN, PER_ITERATION = "energy_per_output_token_j", "energy_j"
 
 
 def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
-    """The record of the last attempt of each test, by id: a rerun replaces what was before it.
+    """Return the record of the last attempt of each test, by id: a rerun replaces earlier attempts.
 
-    Raises ``ReportError`` for an attempt that is there twice: which of them counts would be chance.
+    Raises:
+        ReportError: If an attempt has two records, since choosing one would be arbitrary.
     """
-    found: dict[str, Record] = {}
+    last: dict[str, Record] = {}
     attempts: dict[str, set[int]] = {}
     for record in records:
-        known = len(found)
-        before = found.setdefault(record.id, record)
-        if len(found) > known:
+        before = last.get(record.id)
+        if before is None:
+            last[record.id] = record
             continue
-        seen = attempts.setdefault(record.id, {before.attempt})
-        if record.attempt in seen:
+        numbers = attempts.setdefault(record.id, {before.attempt})
+        if record.attempt in numbers:
             raise ReportError(
-                f"{origin}: {record.id} is there twice (attempt {record.attempt}); "
-                "make one report a run, or join them with llenergy merge"
+                f"{origin}: {record.id} has two records of attempt {record.attempt}; write one report per "
+                "run, or combine runs with llenergy merge"
             )
-        seen.add(record.attempt)
+        numbers.add(record.attempt)
         if record.attempt > before.attempt:
-            found[record.id] = record
-    return found
+            last[record.id] = record
+    return last
 
 
 def pair_records(
     base: Mapping[str, Record], head: Mapping[str, Record]
 ) -> Iterator[tuple[Record | None, Record | None]]:
-    """The records of every test of either side: those of ``head`` first, in their order."""
+    """Pair records by test id: first all of the head in their order, then those of the baseline alone."""
     for name, record in head.items():
         yield base.get(name), record
     for name, record in base.items():
@@ -75,20 +80,20 @@ def pair_records(
 
 
 def default_metric(*records: Record | None) -> str:
-    """Joules per output token where every side counts tokens, joules otherwise."""
-    known = [record for record in records if record is not None and record.rounds]
-    if known and all(applies_to_rounds(PER_TOKEN, record.rounds) for record in known):
+    """Return joules per output token if every record counts tokens, otherwise joules."""
+    measured = [record for record in records if record is not None and record.rounds]
+    if measured and all(applies_to_rounds(PER_TOKEN, record.rounds) for record in measured):
         return PER_TOKEN
     return PER_ITERATION
 
 
 def has_measurements(records: Mapping[str, Record]) -> bool:
-    """Whether there is a test to compare with."""
+    """Return whether any record can serve as a baseline."""
     return any(record.counts and record.rounds for record in records.values())
 
 
 def describe_side(report: Report, origin: str) -> Side:
-    """Where a report comes from."""
+    """Describe where a report comes from; ``origin`` is the name of its file for messages."""
     return Side(
         origin=origin,
         run_id=report.run.id,
@@ -100,27 +105,27 @@ def describe_side(report: Report, origin: str) -> Side:
     )
 
 
-# One test of two runs: comparable or not, and the verdict; then all tests of two reports.
-
-
 @dataclass(frozen=True)
 class Criterion:
-    """A metric, or ``None`` for the usual one of each test, and the rule to judge it by.
+    """A metric to compare and the rule for its verdict.
 
-    ``gated`` is whether a verdict was asked for that a run can fail by. ``own`` says that the test itself
-    asked, by a mark: it must then have the metric, while what is asked of all tests is asked of those that
-    have it.
+    Attributes:
+        metric: The metric, or ``None`` for the default metric of each test.
+        rule: The statistical rule.
+        gated: Whether the run can fail by the verdict.
+        from_mark: Whether a mark of the test asks for the metric. The test must then have it; a metric that
+            is asked of all tests is only expected of those that have it.
     """
 
     metric: str | None = None
-    rule: Rule = field(default_factory=Rule)
+    rule: Rule = DEFAULT_RULE
     gated: bool = False
-    own: bool = False
+    from_mark: bool = False
 
 
 @dataclass(frozen=True)
 class MeasuredRecord:
-    """A record and where it was made."""
+    """A record and the environment in which it was measured."""
 
     record: Record
     environment: Environment | None
@@ -128,21 +133,21 @@ class MeasuredRecord:
 
 @dataclass(frozen=True)
 class _Case:
-    """One metric of one test, on the sides that have it."""
+    """One metric of one test, with the records of both sides if there are any."""
 
     metric: str
-    asked: Criterion
+    criterion: Criterion
     base: Record | None
     head: Record | None
     gated: bool
 
-    def state(self, verdict: Verdict, reason: str, differences: Sequence[str] = ()) -> Comparison:
-        """Without a verdict of the rule."""
-        return self._with(verdict=verdict, reason=reason, differences=list(differences))
+    def without_estimate(self, verdict: Verdict, reason: str, differences: Sequence[str] = ()) -> Comparison:
+        return self._comparison(verdict=verdict, reason=reason, differences=list(differences))
 
-    def judged(self, base: Sample, head: Sample, estimate: Estimate, notes: Sequence[str]) -> Comparison:
-        """With what the rule has found."""
-        return self._with(
+    def with_estimate(
+        self, base: Sample, head: Sample, estimate: Estimate, notes: Sequence[str]
+    ) -> Comparison:
+        return self._comparison(
             verdict=estimate.verdict,
             reason=estimate.reason,
             ratio=_finite_or_none(estimate.ratio),
@@ -158,177 +163,202 @@ class _Case:
             notes=list(notes),
         )
 
-    def _with(self, verdict: Verdict, reason: str, **found: Any) -> Comparison:
-        shown = self.head or self.base
-        assert shown is not None
-        told: dict[str, Any] = {
+    def _comparison(self, verdict: Verdict, reason: str, **fields: Any) -> Comparison:
+        record = self.head or self.base
+        assert record is not None
+        values = {
             "base": _recorded_value(self.base, self.metric),
             "head": _recorded_value(self.head, self.metric),
-            **found,
         }
         return Comparison(
-            id=shown.id,
+            id=record.id,
             metric=self.metric,
             unit=FIGURES[self.metric].unit,
             verdict=verdict,
             reason=reason,
             better=METRICS[self.metric].better,
-            kind=shown.kind,
-            rule=_applied_rule(self.asked.rule),
+            kind=record.kind,
+            rule=_applied_rule(self.criterion.rule),
             gated=self.gated,
             base_tokens_per_s=_recorded_value(self.base, "output_tokens_per_s"),
             head_tokens_per_s=_recorded_value(self.head, "output_tokens_per_s"),
-            **told,
+            **{**values, **fields},
         )
 
 
-#: How the verdict on one metric is found: by the record of the head and both samples.
+#: Decides the verdict on one metric from the record of the head and both samples.
 Estimator = Callable[[Record, Sample, Sample, Rule, Direction], Estimate]
 
 
 def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
-    """On all rounds that there are, in one look."""
+    """Decide on all rounds at once; the default ``Estimator``."""
     return compare_samples(base, head, rule, better)
 
 
 def compare_records(
-    base: MeasuredRecord, head: MeasuredRecord, asked: Criterion, *, across: bool = False
+    base: MeasuredRecord, head: MeasuredRecord, criterion: Criterion, *, across: bool = False
 ) -> Comparison:
-    """The verdict on one metric of one test. Never raises for what was measured.
+    """Compare one metric of one test. Measured values never raise.
 
-    ``across`` compares workloads that are not the same, such as two backends, and says in a note what
-    differs.
+    Args:
+        base: The record of the baseline.
+        head: The record to compare with it.
+        criterion: Metric and rule.
+        across: Also compare different workloads, such as two backends, and note the differences.
     """
-    return _compare_records(base, head, asked, across=across)[0]
+    return _compare_records(base, head, criterion, across=across)[0]
 
 
-def compare_without_baseline(head: Record, asked: Criterion, stopped: str | None = None) -> Comparison:
-    """Of a test that the baseline does not have.
+def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str | None = None) -> Comparison:
+    """Return the comparison of a test that the baseline lacks.
 
-    ``stopped`` names a baseline whose run did not come to its end: it may have been about to measure it.
+    Args:
+        head: The record of the test.
+        criterion: Metric and rule.
+        incomplete: Name of the baseline if its run did not finish. The baseline may then lack the test
+            because it was stopped early, so the verdict is ``invalid`` instead of ``new``.
     """
-    case = _Case(asked.metric or default_metric(head), asked, None, head, asked.gated)
+    case = _Case(criterion.metric or default_metric(head), criterion, None, head, criterion.gated)
     if not head.counts:
-        return case.state("invalid", _not_measured_reason("head", head))
-    if stopped is not None:
-        return case.state("invalid", _missing_reason(stopped))
-    return case.state("new", "not in the baseline")
+        return case.without_estimate("invalid", _not_measured_reason("head", head))
+    if incomplete is not None:
+        return case.without_estimate("invalid", _missing_reason(incomplete))
+    return case.without_estimate("new", "not in the baseline")
 
 
 def compare_reports(
     base: Report,
     head: Report,
     origins: tuple[str, str],
-    asked: Sequence[Criterion],
+    criteria: Sequence[Criterion],
     *,
     across: bool = False,
-    find: Estimator = estimate_once,
+    estimator: Estimator = estimate_once,
 ) -> ComparedReports:
-    """Every test of two reports, for each metric; the correction for many tests is made within a metric.
+    """Compare every test of two reports by each criterion.
 
-    Raises ``ReportError`` for a test that is in one report twice.
+    The correction for multiple comparisons applies to each criterion separately.
+
+    Args:
+        base: The report of the baseline.
+        head: The report to compare with it.
+        origins: Names of both reports for messages.
+        criteria: Metrics and rules.
+        across: Also compare different workloads, and note the differences.
+        estimator: Decides the verdicts.
+
+    Raises:
+        ReportError: If an attempt of a test has two records in a report.
     """
-    stopped = [
+    base_incomplete, head_incomplete = (
         None if report.run.complete else origin for report, origin in zip((base, head), origins, strict=True)
-    ]
+    )
     comparisons: list[Comparison] = []
     with pause_garbage_collection():
-        old = select_last_attempts(base.records, origins[0])
-        new = select_last_attempts(head.records, origins[1])
-        for each in asked:
-            found: list[tuple[Comparison, Estimate | None]] = []
-            for before, after in pair_records(old, new):
+        base_records = select_last_attempts(base.records, origins[0])
+        head_records = select_last_attempts(head.records, origins[1])
+        for criterion in criteria:
+            results: list[tuple[Comparison, Estimate | None]] = []
+            for before, after in pair_records(base_records, head_records):
                 if before is None and after is not None:
-                    found.append((compare_without_baseline(after, each, stopped[0]), None))
+                    results.append((compare_without_baseline(after, criterion, base_incomplete), None))
                 elif before is not None and after is None:
-                    found.append((_removed_test(before, each, stopped[1]), None))
+                    results.append((_compare_removed(before, criterion, head_incomplete), None))
                 elif before is not None and after is not None:
-                    sides = MeasuredRecord(before, base.environment), MeasuredRecord(after, head.environment)
-                    found.append(_compare_records(*sides, each, across=across, find=find))
-            comparisons += _correct_comparisons(found)
-    sides_of = describe_side(base, origins[0]), describe_side(head, origins[1])
-    # Most records have the same devices.
-    devices = {(*each.devices, *each.meters): each for each in new.values() if each.rounds}
-    lines = (describe_devices(record, head.environment) for record in devices.values())
+                    measured = (
+                        MeasuredRecord(before, base.environment),
+                        MeasuredRecord(after, head.environment),
+                    )
+                    results.append(_compare_records(*measured, criterion, across=across, estimator=estimator))
+            comparisons += _correct_comparisons(results)
+    sides = describe_side(base, origins[0]), describe_side(head, origins[1])
+    # Most records have the same devices: describe each set once.
+    distinct = {(*each.devices, *each.meters): each for each in head_records.values() if each.rounds}
+    devices = (describe_devices(record, head.environment) for record in distinct.values())
     return ComparedReports(
-        base=sides_of[0],
-        head=sides_of[1],
+        base=sides[0],
+        head=sides[1],
         comparisons=comparisons,
-        devices=list(dict.fromkeys(lines)),
-        notes=[incomplete_run_note(side.origin) for side in sides_of if not side.complete],
+        devices=list(dict.fromkeys(devices)),
+        notes=[incomplete_run_note(side.origin) for side in sides if not side.complete],
     )
 
 
 def incomplete_run_note(origin: str) -> str:
-    """What to know of a run that was stopped or killed."""
-    return f"{origin} is of a run that did not come to its end: what it had not measured is missing"
+    """Return the note on a report of a run that was stopped or killed."""
+    return f"{origin} is from a run that did not finish; tests that it had not measured are missing"
 
 
 def _missing_reason(origin: str) -> str:
-    return f"missing in {origin}, whose run did not come to its end"
+    return f"missing in {origin}, whose run did not finish"
 
 
-def _removed_test(base: Record, asked: Criterion, stopped: str | None) -> Comparison:
-    case = _Case(asked.metric or default_metric(base), asked, base, None, asked.gated)
-    if stopped is not None:
-        return case.state("invalid", _missing_reason(stopped))
-    return case.state("removed", "only in the baseline")
+def _compare_removed(base: Record, criterion: Criterion, incomplete: str | None) -> Comparison:
+    case = _Case(criterion.metric or default_metric(base), criterion, base, None, criterion.gated)
+    if incomplete is not None:
+        return case.without_estimate("invalid", _missing_reason(incomplete))
+    return case.without_estimate("removed", "only in the baseline")
 
 
 def _compare_records(
     base: MeasuredRecord,
     head: MeasuredRecord,
-    asked: Criterion,
+    criterion: Criterion,
     *,
     across: bool,
-    find: Estimator = estimate_once,
+    estimator: Estimator = estimate_once,
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
-    metric = asked.metric or default_metric(old, new)
+    metric = criterion.metric or default_metric(old, new)
     figure = FIGURES[metric]
-    case = _Case(metric, asked, old, new, asked.gated)
+    case = _Case(metric, criterion, old, new, criterion.gated)
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
-            return case.state("invalid", _not_measured_reason(side, record)), None
+            return case.without_estimate("invalid", _not_measured_reason(side, record)), None
         if not record.rounds:
-            told = f"{side} has windows of energy_meter only, and no rounds to compare"
-            return case.state("invalid", told), None
-    if not asked.own and not (applies_to_rounds(metric, old.rounds) or applies_to_rounds(metric, new.rounds)):
-        return _Case(metric, asked, old, new, gated=False).state("invalid", figure.missing), None
+            reason = f"{side} has only windows of energy_meter and no rounds to compare"
+            return case.without_estimate("invalid", reason), None
+    if not criterion.from_mark and not (
+        applies_to_rounds(metric, old.rounds) or applies_to_rounds(metric, new.rounds)
+    ):
+        ungated = _Case(metric, criterion, old, new, gated=False)
+        return ungated.without_estimate("invalid", figure.missing), None
     if figure.is_energy and old.kind != new.kind:
-        told = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
-        return case.state("not comparable", told, [f"meter.kind: {old.kind} -> {new.kind}"]), None
+        reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
+        differences = [f"meter.kind: {old.kind} -> {new.kind}"]
+        return case.without_estimate("not comparable", reason, differences), None
     differences = device_differences(old, new, base.environment, head.environment, meters=figure.is_energy)
     if differences:
-        return case.state("not comparable", _one_line("other devices", differences), differences), None
+        reason = f"different devices ({'; '.join(differences)})"
+        return case.without_estimate("not comparable", reason, differences), None
     differences = workload_differences(old, new)
     if differences and not across:
-        return case.state("not comparable", _one_line("another workload", differences), differences), None
+        reason = f"different workload ({'; '.join(differences)})"
+        return case.without_estimate("not comparable", reason, differences), None
     samples = []
     for side, record in (("base", old), ("head", new)):
-        values, reason = round_values(metric, record.rounds)
+        values, why = round_values(metric, record.rounds)
         if not values:
-            return case.state("invalid", f"{side} has no {metric}: {reason}"), None
+            return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
         samples.append(_make_sample(values))
-    estimate = find(new, samples[0], samples[1], asked.rule, METRICS[metric].better)
+    estimate = estimator(new, samples[0], samples[1], criterion.rule, METRICS[metric].better)
     notes = comparison_notes(old, new, base.environment, head.environment)
-    notes += [f"another workload: {line}" for line in differences]
-    return case.judged(samples[0], samples[1], estimate, notes), estimate
+    notes += [f"different workload: {line}" for line in differences]
+    return case.with_estimate(samples[0], samples[1], estimate, notes), estimate
 
 
-def _correct_comparisons(found: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
-    """With what so many tests at once make of single verdicts."""
-    after = iter(correct_multiple_comparisons([estimate for _, estimate in found if estimate is not None]))
+def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
+    corrected = iter(correct_multiple_comparisons([each for _, each in results if each is not None]))
     comparisons = []
-    for comparison, estimate in found:
-        if estimate is not None and (kept := next(after)) is not estimate:
+    for comparison, estimate in results:
+        if estimate is not None and (kept := next(corrected)) is not estimate:
             comparison = msgspec.structs.replace(comparison, verdict=kept.verdict, reason=kept.reason)
         comparisons.append(comparison)
     return comparisons
 
 
 def _make_sample(values: Sequence[Value]) -> Sample:
-    """Rounds with what their meter did not know: edges, and what a part-time sensor did not see."""
+    """Combine each round's uncertainties: of the meter, and of what a part-time sensor did not see."""
     return Sample(
         tuple([each.value for each in values]),
         tuple([math.hypot(each.meter, each.unseen) if each.unseen else each.meter for each in values]),
@@ -339,13 +369,9 @@ def _not_measured_reason(side: str, record: Record) -> str:
     return f"{side} is {record.status}{f' ({record.reason})' if record.reason else ''}"
 
 
-def _one_line(what: str, differences: Sequence[str]) -> str:
-    return f"{what} ({'; '.join(differences)})"
-
-
 def _recorded_value(record: Record | None, metric: str) -> float | None:
-    found = record.metrics.get(metric) if record is not None else None
-    return _finite_or_none(found.value) if found is not None else None
+    recorded = record.metrics.get(metric) if record is not None else None
+    return _finite_or_none(recorded.value) if recorded is not None else None
 
 
 def _finite_or_none(value: float | None) -> float | None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates: thresholds, budgets, and the exit status of a comparison."""
+"""Gates: thresholds and budgets as users write them, what fails a test, and exit statuses."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from math import isfinite
 from typing import Literal
 
 from pytest_llenergy.compare.comparison import Criterion
-from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES, Direction
+from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.measure.metrics import FIGURES
@@ -19,35 +18,36 @@ from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
 
-# A threshold as a person writes it: ``energy_j:3%``, ``energy_per_output_token_j:2.5%+0.1J``.
-
-#: A plain decimal number, without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
+#: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
-
-#: A change that no gate needs to allow: ten times as much more.
+#: The largest relative threshold. A gate that allows ten times as much more is a mistake.
 MAX_THRESHOLD = 10.0
+
+#: Metrics that a budget can bound: those of which less is better, with their base unit.
+BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
+
+#: What to do about an inconclusive comparison.
+Inconclusive = Literal["warn", "fail", "pass"]
+
+#: Exit statuses of ``llenergy compare`` and ``llenergy ab``.
+PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """From when on ``metric`` counts as changed: by ``relative``, and by ``absolute`` in its base unit."""
+    """A change of ``metric`` that counts: ``relative``, and ``absolute`` in the metric's base unit."""
 
     metric: str
     relative: float
     absolute: float
     text: str
 
-    @property
-    def better(self) -> Direction:
-        """Which way the metric is better."""
-        return METRICS[self.metric].better
-
     def rule(self, common: Rule = DEFAULT_RULE) -> Rule:
-        """``common`` with this threshold.
+        """Return ``common`` with this threshold.
 
-        A tolerance below the threshold is raised to it: otherwise what lies between the two could never be
-        told, by however many rounds.
+        A tolerance below the threshold is raised to it. Otherwise no number of rounds could decide on changes
+        between the two.
         """
         return replace(
             common,
@@ -57,10 +57,66 @@ class Threshold:
         )
 
 
-def rule_with_floor(floor: float) -> Rule:
-    """The common rule where changes up to ``floor`` have no reason, as two runs of the same code show.
+def parse_fail_on(text: str) -> Threshold:
+    """Parse ``METRIC:PERCENT%`` or ``METRIC:PERCENT%+QUANTITY``, such as ``energy_j:2.5%+0.1J``.
 
-    A threshold or tolerance below the floor is raised to it: what lies between could never be told.
+    Raises:
+        PlanError: If the text is malformed or the metric cannot be compared.
+    """
+    metric, colon, expression = str(text).partition(":")
+    if not colon:
+        raise PlanError(
+            f"{text!r} is not METRIC:PERCENT%, such as 'energy_j:3%' or 'energy_per_output_token_j:2.5%+0.1J'"
+        )
+    return parse_threshold(metric.strip(), expression)
+
+
+def parse_threshold(metric: str | None, text: str) -> Threshold:
+    """Parse ``"3%"``, ``"2.5%+0.1J"`` or ``"5 % + 300 mJ"`` for a metric (``None``: ``energy_j``).
+
+    Raises:
+        PlanError: If the metric cannot be compared, or the text is not a positive percentage, optionally with
+            a positive quantity in the unit of the metric.
+    """
+    name = check_metric("energy_j" if metric is None else metric)
+    unit = METRICS[name].unit
+    unit_pattern = re.escape(unit).replace("token", "tokens?")
+    match = re.fullmatch(
+        rf"\s*({NUMBER})\s*%\s*(?:\+\s*({NUMBER})\s*([umkMG]?){unit_pattern}(?:/(?:token|request))?\s*)?",
+        str(text),
+    )
+    relative = float(match.group(1)) / 100 if match else 0.0
+    absolute = float(match.group(2)) * UNIT_PREFIXES[match.group(3)] if match and match.group(2) else 0.0
+    if match is None or relative <= 0 or not isfinite(absolute):
+        raise PlanError(
+            f"invalid threshold {text!r} of {name}; expected a percentage, such as '3%' or '3%+2{unit}'"
+        )
+    if relative > MAX_THRESHOLD:
+        raise PlanError(f"threshold {text!r} of {name} is too large; the maximum is {MAX_THRESHOLD:.0%}")
+    if match.group(2) and absolute <= 0:
+        raise PlanError(
+            f"threshold {text!r} of {name} has an absolute part of zero; write '{match.group(1)}%' alone"
+        )
+    return Threshold(name, relative, absolute, str(text).strip())
+
+
+def check_metric(name: str) -> str:
+    """Return the name of a metric that can be compared.
+
+    Raises:
+        PlanError: For other names, and for metrics with one value for all rounds.
+    """
+    if name not in METRICS:
+        raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(FIGURES)}")
+    if name not in FIGURES:
+        raise PlanError(f"{name} has one value per test and cannot be compared; limit it with a budget")
+    return name
+
+
+def rule_with_floor(floor: float) -> Rule:
+    """Return the default rule for a machine on which two runs of the same code differ by up to ``floor``.
+
+    A threshold or tolerance below the floor is raised to it: changes up to the floor are not significant.
     """
     return replace(
         DEFAULT_RULE,
@@ -70,83 +126,41 @@ def rule_with_floor(floor: float) -> Rule:
     )
 
 
-def check_floor(thresholds: Iterable[Threshold], floor: float) -> None:
-    """Raises ``PlanError`` for a threshold below the floor, which no change between the two would reach."""
-    for each in thresholds:
-        if each.relative < floor:
-            raise PlanError(
-                f"threshold {each.text!r} of {each.metric} is below the floor of {floor:.3g}: changes up "
-                "to it are none; raise the one or lower the other"
-            )
-
-
 def parse_floor(text: str) -> Rule:
-    """Read ``"1.5%"``. Raises ``PlanError`` for what is no percentage from 0 to 100."""
+    """Parse a floor such as ``"1.5%"`` and return the default rule with it.
+
+    Raises:
+        PlanError: If the text is not a percentage from 0 to 100.
+    """
     match = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", text)
     floor = float(match.group(1)) / 100 if match else -1.0
     if not 0 <= floor < 1:
-        raise PlanError(f"floor {text!r} is no percentage below 100%, such as '1%'")
+        raise PlanError(f"invalid floor {text!r}; expected a percentage below 100%, such as '1%'")
     return rule_with_floor(floor)
 
 
-def parse_fail_on(text: str) -> Threshold:
-    """Read ``METRIC:PERCENT%`` or ``METRIC:PERCENT%+QUANTITY``. Raises ``PlanError`` for what is none."""
-    metric, colon, expression = str(text).partition(":")
-    if not colon:
-        raise PlanError(
-            f"{text!r} is no METRIC:PERCENT%, such as 'energy_j:3%' or 'energy_per_output_token_j:2.5%+0.1J'"
-        )
-    return parse_threshold(metric.strip(), expression)
-
-
-def parse_threshold(metric: str | None, text: str) -> Threshold:
-    """Read ``"3%"``, ``"2.5%+0.1J"``, ``"5 % + 300 mJ"`` of ``metric`` (``energy_j``, if ``None``).
-
-    Raises ``PlanError`` for an unknown metric, and for what is no positive percentage with, if given, a
-    positive quantity in the unit of the metric.
-    """
-    name = "energy_j" if metric is None else metric
-    if name not in METRICS:
-        raise PlanError(f"unknown metric {name!r}; a gate can compare: {', '.join(FIGURES)}")
-    unit = METRICS[name].unit
-    written = re.escape(unit).replace("token", "tokens?")
-    match = re.fullmatch(
-        rf"\s*({NUMBER})\s*%\s*(?:\+\s*({NUMBER})\s*([umkMG]?){written}(?:/(?:token|request))?\s*)?",
-        str(text),
-    )
-    relative = float(match.group(1)) / 100 if match else 0.0
-    absolute = float(match.group(2)) * UNIT_PREFIXES[match.group(3)] if match and match.group(2) else 0.0
-    if match is None or relative <= 0 or not isfinite(absolute):
-        raise PlanError(
-            f"threshold {text!r} of {name} is no percentage above zero, such as '3%' or '3%+2{unit}'"
-        )
-    if relative > MAX_THRESHOLD:
-        raise PlanError(
-            f"threshold {text!r} of {name} would let everything pass; {MAX_THRESHOLD:.0%} is the most"
-        )
-    if match.group(2) and absolute <= 0:
-        raise PlanError(f"threshold {text!r} of {name} adds nothing: write '{match.group(1)}%' alone")
-    return Threshold(name, relative, absolute, str(text).strip())
-
-
-# A budget: an upper limit for one metric of one test.
-
-#: Metrics that a budget can bound: those of which less is better, with their base unit.
-BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
+def check_floor(thresholds: Iterable[Threshold], floor: float) -> None:
+    """Raise ``PlanError`` for a threshold below the floor: such changes are not significant."""
+    for each in thresholds:
+        if each.relative < floor:
+            raise PlanError(
+                f"threshold {each.text!r} of {each.metric} is below the floor of {floor:.3g}, and changes up "
+                "to the floor are not significant; raise the threshold or lower the floor"
+            )
 
 
 @dataclass(frozen=True)
 class Budget:
-    """``metric`` may be at most ``limit``, in its base unit."""
+    """An upper limit of ``metric``, in its base unit."""
 
     metric: str
     limit: float
     text: str
 
-    def judge(self, metrics: Mapping[str, Metric], *, estimated: bool = False) -> str | None:
-        """Why the test fails; ``None`` within budget. A metric without a value is no pass.
+    def check(self, metrics: Mapping[str, Metric], *, estimated: bool = False) -> str | None:
+        """Return why a test fails, or ``None`` if it is within budget.
 
-        ``estimated`` says that the joules are those of a model, which the reason then says too.
+        A metric without a value fails. ``estimated`` marks joules from a model, which the message then says.
         """
         metric = metrics.get(self.metric)
         if metric is None or metric.value is None:
@@ -155,150 +169,119 @@ class Budget:
         if metric.value <= self.limit:
             return None
         u = metric.uncertainty_absolute
-        shown = f"{metric.value:.4g} ± {u:.2g}" if u else f"{metric.value:.4g}"
+        value = f"{metric.value:.4g} ± {u:.2g}" if u else f"{metric.value:.4g}"
         kind = " (estimated)" if estimated else ""
-        return f"energy_gate: {self.metric} is {shown} {metric.unit}{kind}, over the budget of {self.text}"
+        return f"energy_gate: {self.metric} is {value} {metric.unit}{kind}, over the budget of {self.text}"
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:
-    """Read ``"5 J"``, ``"300 mJ"``, ``"1.5 kW"``. Raises ``PlanError`` for what is none."""
+    """Parse ``"5 J"``, ``"300 mJ"`` or ``"1.5 kW"`` for a metric (``None``: ``energy_j``).
+
+    Raises:
+        PlanError: If the metric has no budget, or the text is not a quantity in its unit.
+    """
     name = metric or "energy_j"
     if name not in BUDGET_UNITS:
-        raise PlanError(f"unknown metric {name!r}; a budget can bound: {', '.join(BUDGET_UNITS)}")
+        raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(BUDGET_UNITS)}")
     unit = BUDGET_UNITS[name]
-    match = re.fullmatch(rf"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([pnumkMG]?){unit}(?:/\w+)?\s*", str(text))
-    try:
-        if match is None:
-            raise ValueError
-        limit = float(match.group(1)) * UNIT_PREFIXES[match.group(2)]
-        if not math.isfinite(limit):
-            raise ValueError
-        return Budget(name, limit, str(text))
-    except ValueError:
-        raise PlanError(f"budget {text!r} of {name} is no quantity in {unit}, such as '5 {unit}'") from None
-
-
-# What fails a test: its budget, or what became of it against a baseline.
-
-#: What to do about a comparison that is inconclusive.
-Inconclusive = Literal["warn", "fail", "pass"]
+    match = re.fullmatch(rf"\s*({NUMBER})\s*([pnumkMG]?){unit}(?:/\w+)?\s*", str(text))
+    limit = float(match.group(1)) * UNIT_PREFIXES[match.group(2)] if match else float("nan")
+    if not isfinite(limit):
+        raise PlanError(
+            f"invalid budget {text!r} of {name}; expected a quantity in {unit}, such as '5 {unit}'"
+        )
+    return Budget(name, limit, str(text))
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The mark ``energy_gate`` as data: an upper limit, a limit for the change from a baseline, or both."""
+    """The mark ``energy_gate``: a budget, a threshold for the change from a baseline, or both."""
 
     budget: Budget | None = None
     threshold: Threshold | None = None
 
 
 def parse_gate(metric: str | None, budget: str | None, threshold: str | None) -> Gate:
-    """The gate with these, as they are written. Raises ``PlanError``."""
+    """Parse the arguments of the mark. Raises ``PlanError`` if they are malformed."""
     if budget is None and threshold is None:
         raise PlanError('needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both')
     return Gate(
         parse_budget(metric, budget) if budget is not None else None,
-        read_threshold(metric, threshold) if threshold is not None else None,
+        parse_threshold(metric, threshold) if threshold is not None else None,
     )
 
 
-def read_fail_on(text: str) -> Threshold:
-    """Read ``METRIC:3%`` of a metric that can be compared. Raises ``PlanError``."""
-    return _comparable(parse_fail_on(text))
-
-
-def read_threshold(metric: str | None, text: str) -> Threshold:
-    """Read ``3%`` or ``3%+2J`` of a metric that can be compared. Raises ``PlanError``."""
-    return _comparable(parse_threshold(metric, text))
-
-
-def check_metric(name: str) -> str:
-    """A metric that can be compared. Raises ``PlanError`` for others."""
-    if name not in METRICS:
-        raise PlanError(f"unknown metric {name!r}; what can be compared: {', '.join(FIGURES)}")
-    if name not in FIGURES:
-        raise PlanError(f"{name} is one value a test, and rounds are compared; bound it with a budget")
-    return name
-
-
 def select_criteria(
-    fail_on: Sequence[Threshold], own: Threshold | None = None, common: Rule = DEFAULT_RULE
+    fail_on: Sequence[Threshold], mark: Threshold | None = None, common: Rule = DEFAULT_RULE
 ) -> list[Criterion]:
-    """What to compare of a test: what fails it or, where nothing does, its usual metric, to be seen.
+    """Return what to compare of a test: its gates or, without any, its default metric for display.
 
-    What the test's own mark says of a metric goes before what is said of all tests.
+    Args:
+        fail_on: Thresholds for all tests.
+        mark: Threshold from a mark of the test. It overrides that of the same metric for all tests.
+        common: The rule to apply the thresholds to.
     """
-    asked = [
+    criteria = [
         Criterion(each.metric, each.rule(common), gated=True)
         for each in fail_on
-        if own is None or each.metric != own.metric
+        if mark is None or each.metric != mark.metric
     ]
-    if own is not None:
-        asked.insert(0, Criterion(own.metric, own.rule(common), gated=True, own=True))
-    return asked or [Criterion(rule=common)]
+    if mark is not None:
+        criteria.insert(0, Criterion(mark.metric, mark.rule(common), gated=True, from_mark=True))
+    return criteria or [Criterion(rule=common)]
 
 
 def parse_criteria(
     fail_on: Sequence[str], metrics: Sequence[str], floor: str | None = None
 ) -> list[Criterion]:
-    """What a command line asks for: every metric once, with a threshold of its own or the common rule.
+    """Parse a command line: each metric once, with its threshold or the common rule.
 
-    Raises ``PlanError`` for what is no metric, no threshold or no floor.
+    Raises:
+        PlanError: If a metric, a threshold or the floor is invalid.
     """
     common = DEFAULT_RULE if floor is None else parse_floor(floor)
-    thresholds = [read_fail_on(text) for text in fail_on]
+    thresholds = [parse_fail_on(text) for text in fail_on]
     names = [check_metric(name) for name in metrics]
     check_floor(thresholds, common.floor)
-    asked = {each.metric: Criterion(each.metric, each.rule(common), gated=True) for each in thresholds}
-    asked.update({name: Criterion(name, common, gated=True) for name in names if name not in asked})
-    return list(asked.values()) or [Criterion(rule=common, gated=True)]
+    criteria = {each.metric: Criterion(each.metric, each.rule(common), gated=True) for each in thresholds}
+    criteria.update({name: Criterion(name, common, gated=True) for name in names if name not in criteria})
+    return list(criteria.values()) or [Criterion(rule=common, gated=True)]
 
 
 def list_failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:
-    """One line for each gate that a test has not passed.
+    """Return a line for each gate that a test fails.
 
-    A gate that could not run is no pass. A test that is new has nothing to be compared with, which is none
-    either, but no fault of the test: it is told in the summary.
+    A gate that could not be checked fails. A new test has nothing to be compared with, but that is not its
+    fault: it is only reported in the summary.
     """
     lines = (explain_failure(each, inconclusive) for each in comparisons if each.gated)
     return [line for line in lines if line is not None]
 
 
-def explain_failure(found: Comparison, inconclusive: Inconclusive) -> str | None:
-    """Why a gate was not passed; ``None`` if it was, or has nothing to say."""
-    if found.verdict == "regressed":
-        estimated = " (estimated)" if found.kind == "estimated" else ""
-        return (
-            f"energy_gate: {found.metric} regressed, {format_value(found.base)} -> {format_value(found.head)}"
-            f" {found.unit}{estimated}: {found.reason}"
-        )
-    if found.verdict in ("not comparable", "invalid"):
-        return f"energy_gate: {found.metric} could not be judged, {found.verdict}: {found.reason}"
-    if found.verdict == "inconclusive" and inconclusive == "fail":
-        return f"energy_gate: {found.metric} is inconclusive (--energy-inconclusive=fail): {found.reason}"
+def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str | None:
+    """Return why a gate fails, or ``None`` if it does not."""
+    metric, verdict, reason = comparison.metric, comparison.verdict, comparison.reason
+    if verdict == "regressed":
+        change = f"{format_value(comparison.base)} -> {format_value(comparison.head)} {comparison.unit}"
+        estimated = " (estimated)" if comparison.kind == "estimated" else ""
+        return f"energy_gate: {metric} regressed, {change}{estimated}: {reason}"
+    if verdict in ("not comparable", "invalid"):
+        return f"energy_gate: {metric} is {verdict}: {reason}"
+    if verdict == "inconclusive" and inconclusive == "fail":
+        return f"energy_gate: {metric} is inconclusive (--energy-inconclusive=fail): {reason}"
     return None
 
 
 def format_value(value: float | None) -> str:
-    """A value for people, four digits of it."""
+    """Format a value with four significant digits."""
     return "?" if value is None else f"{value:.4g}"
 
 
-def _comparable(threshold: Threshold) -> Threshold:
-    check_metric(threshold.metric)
-    return threshold
-
-
-# What a comparison comes to for a program that asks: its exit code.
-
-PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
-
-
 def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> int:
-    """The code of the worst that was found.
+    """Return the exit status for the worst verdict.
 
-    What could not be judged is no pass: 3 where a test is not comparable, 5 where one has no valid
-    measurement, or where nothing was judged at all. New and removed tests are told and nothing else.
+    A comparison without a verdict is not a pass: the status is 3 if a test is not comparable, and 5 if one
+    has no valid measurement or nothing was compared. New and removed tests do not count.
     """
     found = list(comparisons)
     verdicts = {each.verdict for each in found if each.gated}
@@ -314,10 +297,10 @@ def exit_code(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> 
 
 
 def list_over_budget(base: Report, head: Report) -> list[Record]:
-    """Tests of the head that are over their budget and on the base are not."""
-    before: Mapping[str, Record] = {record.id: record for record in base.records}
+    """Return the tests that exceed their budget on the head but not on the baseline."""
+    base_records: Mapping[str, Record] = {record.id: record for record in base.records}
     return [
         record
         for record in head.records
-        if record.failed_gate and not (record.id in before and before[record.id].failed_gate)
+        if record.failed_gate and not (record.id in base_records and base_records[record.id].failed_gate)
     ]

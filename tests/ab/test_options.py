@@ -54,7 +54,7 @@ def test_two_backends_are_compared_test_by_test(backends: Project) -> None:
     assert list(found) == ["test_some.py::test_decode[1]", "test_some.py::test_decode[8]"]
     for each in found.values():
         assert (each.verdict, each.n_base, each.n_head) == ("improved", 6, 6)
-        assert "another workload: params.backend: 'slow' -> 'fast'" in each.notes
+        assert "different workload: params.backend: 'slow' -> 'fast'" in each.notes
     assert (
         {each.id for each in paired.base.records} == {each.id for each in paired.head.records} == set(found)
     )

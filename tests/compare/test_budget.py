@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets: units and prefixes, what is no quantity, and the judgement."""
+"""Budgets: parsing quantities, and checking metrics against them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pytest_llenergy.model.record import Metric
         ("peak_memory_bytes", "4096 B", 4096.0),
     ],
 )
-def test_quantities(metric: str | None, text: str, limit: float) -> None:
+def test_budget_is_parsed(metric: str | None, text: str, limit: float) -> None:
     budget = parse_budget(metric, text)
     assert budget.limit == pytest.approx(limit, rel=1e-12)
     assert (budget.metric, budget.text) == (metric or "energy_j", text)
@@ -56,38 +56,40 @@ def test_quantities(metric: str | None, text: str, limit: float) -> None:
         "9e999 J",
     ],
 )
-def test_what_is_no_quantity(text: str) -> None:
+def test_malformed_budget_is_refused(text: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_budget(None, text)
-    assert str(caught.value) == f"budget {text!r} of energy_j is no quantity in J, such as '5 J'"
+    assert (
+        str(caught.value) == f"invalid budget {text!r} of energy_j; expected a quantity in J, such as '5 J'"
+    )
 
 
 @pytest.mark.parametrize("metric", ["joules", "output_tokens_per_s"])
-def test_metrics_without_an_upper_limit(metric: str) -> None:
+def test_metric_without_a_budget_is_refused(metric: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_budget(metric, "5 J")
-    assert str(caught.value) == f"unknown metric {metric!r}; a budget can bound: {', '.join(BUDGET_UNITS)}"
+    assert str(caught.value) == f"unknown metric {metric!r}; choose from: {', '.join(BUDGET_UNITS)}"
 
 
-def test_within_and_over() -> None:
+def test_value_over_the_budget_fails() -> None:
     budget = parse_budget(None, "300 mJ")
-    assert budget.judge({"energy_j": Metric(value=0.3, unit="J")}) is None
+    assert budget.check({"energy_j": Metric(value=0.3, unit="J")}) is None
     over = Metric(value=0.3001, unit="J", uncertainty=0.01, uncertainty_absolute=0.0123, n=3)
-    assert budget.judge({"energy_j": over}) == (
+    assert budget.check({"energy_j": over}) == (
         "energy_gate: energy_j is 0.3001 ± 0.012 J, over the budget of 300 mJ"
     )
-    assert budget.judge({"energy_j": Metric(value=1.0, unit="J")}) == (
+    assert budget.check({"energy_j": Metric(value=1.0, unit="J")}) == (
         "energy_gate: energy_j is 1 J, over the budget of 300 mJ"
     )
 
 
-def test_a_missing_value_is_no_pass() -> None:
+def test_missing_value_fails() -> None:
     budget = parse_budget(None, "5 J")
     missing = Metric(value=None, unit="J", reason="nvml: GPU is lost")
-    assert budget.judge({"energy_j": missing}) == (
+    assert budget.check({"energy_j": missing}) == (
         "energy_gate: energy_j has no value (nvml: GPU is lost), so its budget cannot be checked"
     )
-    assert budget.judge({"duration_s": Metric(value=1.0, unit="s")}) == (
+    assert budget.check({"duration_s": Metric(value=1.0, unit="s")}) == (
         "energy_gate: energy_j has no value (nothing was measured), so its budget cannot be checked"
     )
-    assert budget.judge({"energy_j": Metric(value=float("nan"), unit="J")}) is not None
+    assert budget.check({"energy_j": Metric(value=float("nan"), unit="J")}) is not None

@@ -58,9 +58,10 @@ def test_what_two_runs_of_the_same_code_differ_by_is_no_change(compare: Compare)
     assert (found["rule"]["floor"], found["rule"]["tolerance"]) == (0.12, 0.12)
     status, _, err = compare(of(record_of()), of(WORSE), "--floor=12%", "--fail-on=energy_j:3%")
     assert status == 2
-    assert "threshold '3%' of energy_j is below the floor of 0.12: changes up to it are none" in err
+    assert "threshold '3%' of energy_j is below the floor of 0.12, and changes up to the floor are not" in err
     status, _, err = compare(of(record_of()), of(WORSE), "--floor=much")
-    assert (status, err) == (2, "llenergy compare: floor 'much' is no percentage below 100%, such as '1%'\n")
+    told = "llenergy compare: invalid floor 'much'; expected a percentage below 100%, such as '1%'\n"
+    assert (status, err) == (2, told)
 
 
 def test_the_table_says_what_became_of_each_test(compare: Compare) -> None:
@@ -164,8 +165,8 @@ LOST = record_of(joules=[None] * 6)
         (of(record_of("t.py::a")), of(record_of("t.py::b")), [], 5, "1 new, 1 removed"),
         (report_of(), report_of(), [], 5, "nothing to compare"),
         (report_of(), of(record_of()), [], 5, "not in the baseline"),
-        (report_of(record_of(), complete=False), of(record_of()), [], 0, "did not come to its end"),
-        (of(record_of()), report_of(complete=False), [], 5, "missing in head.json, whose run did not"),
+        (report_of(record_of(), complete=False), of(record_of()), [], 0, "did not finish"),
+        (of(record_of()), report_of(complete=False), [], 5, "missing in head.json, whose run did not finish"),
         (of(record_of(), OTHER), report_of(record_of(), complete=False), [], 5, "missing in head.json"),
         (report_of(record_of(), complete=False), of(record_of(), OTHER), [], 5, "missing in base.json"),
     ],
@@ -205,8 +206,8 @@ def newer() -> bytes:
         ),
         (
             report_of(record_of(), record_of()),
-            f"base.json: {TEST} is there twice (attempt 1); make one report a run, or join them with "
-            "llenergy merge",
+            f"base.json: {TEST} has two records of attempt 1; write one report per run, or combine "
+            "runs with llenergy merge",
         ),
     ],
     ids=["empty", "newer", "truncated", "twice"],
@@ -226,11 +227,14 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             "--metric=joules",
-            "unknown metric 'joules'; what can be compared: energy_j, energy_per_output_token_j, ",
+            "unknown metric 'joules'; choose from: energy_j, energy_per_output_token_j, ",
         ),
-        ("--metric=peak_memory_bytes", "peak_memory_bytes is one value a test, and rounds are compared; "),
-        ("--fail-on=energy_j:much", "threshold 'much' of energy_j is no percentage above zero"),
-        ("--fail-on=energy_j", "'energy_j' is no METRIC:PERCENT%"),
+        (
+            "--metric=peak_memory_bytes",
+            "peak_memory_bytes has one value per test and cannot be compared; ",
+        ),
+        ("--fail-on=energy_j:much", "invalid threshold 'much' of energy_j; expected a percentage"),
+        ("--fail-on=energy_j", "'energy_j' is not METRIC:PERCENT%"),
         ("--inconclusive=maybe", "invalid choice: 'maybe'"),
         ("--format=xml", "invalid choice: 'xml'"),
     ],
@@ -249,7 +253,7 @@ def test_the_journal_of_a_killed_run_can_be_compared(
     journal.add(WORSE)
     journal.close(remove=False)
     assert main(["compare", "base.json", "head.x.journal.jsonl"]) == 1
-    assert "head.x.journal.jsonl is of a run that did not come to its end" in capsys.readouterr().out
+    assert "head.x.journal.jsonl is from a run that did not finish" in capsys.readouterr().out
 
 
 def test_one_file_of_both_sides_prints_its_verdicts(

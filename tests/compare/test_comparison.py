@@ -97,7 +97,7 @@ def test_a_test_on_one_side_only() -> None:
         ({"status": "skipped", "reason": "no GPU"}, "is skipped (no GPU)"),
         ({"status": "crashed", "reason": None}, "is crashed"),
         ({"status": "invalid", "reason": "GPU is lost"}, "is invalid (GPU is lost)"),
-        ({"rounds": []}, "has windows of energy_meter only, and no rounds to compare"),
+        ({"rounds": []}, "has only windows of energy_meter and no rounds to compare"),
         (
             {"rounds": [round_of(each, flags=[SPOILED]) for each in LEVEL]},
             "has no energy_j: the counter ran backwards",
@@ -171,7 +171,7 @@ def test_other_devices_are_not_comparable_with_what_differs() -> None:
     (found,) = compared(report_of(record_of()), report_of(record_of(), environment=small)).comparisons
     assert found.verdict == "not comparable"
     assert found.differences == ["cpu.model: AMD EPYC 9354 -> Intel Xeon", "cpu.count: 64 -> 8"]
-    assert found.reason == f"other devices ({'; '.join(found.differences)})"
+    assert found.reason == f"different devices ({'; '.join(found.differences)})"
     assert code(found) == 3
 
 
@@ -179,10 +179,10 @@ def test_another_workload_is_compared_only_when_asked() -> None:
     head = record_of(joules=scaled(1.1), params={"batch_size": 9})
     found = one(record_of(), head)
     assert found.verdict == "not comparable"
-    assert found.reason.startswith("another workload (params.batch_size: 8 -> 9; ")
+    assert found.reason.startswith("different workload (params.batch_size: 8 -> 9; ")
     across = one(record_of(), head, across=True)
     assert across.verdict == "regressed"
-    assert "another workload: params.batch_size: 8 -> 9" in across.notes
+    assert "different workload: params.batch_size: 8 -> 9" in across.notes
 
 
 def test_the_last_attempt_counts() -> None:
@@ -205,15 +205,15 @@ def test_a_test_that_is_there_twice_is_refused() -> None:
         with pytest.raises(ReportError) as caught:
             compared(*reports)
         assert str(caught.value) == (
-            f"{origin}.json: {TEST} is there twice (attempt 1); make one report a run, or join them with "
-            "llenergy merge"
+            f"{origin}.json: {TEST} has two records of attempt 1; write one report per run, or combine "
+            "runs with llenergy merge"
         )
 
 
 def test_an_interrupted_run_says_so() -> None:
     found = compared(report_of(record_of(), complete=False), report_of(record_of()))
     assert found.notes == [
-        "base.json is of a run that did not come to its end: what it had not measured is missing"
+        "base.json is from a run that did not finish; tests that it had not measured are missing"
     ]
     assert found.base.complete is False
 
@@ -226,7 +226,7 @@ def test_a_metric_that_no_side_has_is_no_gate_of_all_tests_and_one_of_a_mark() -
         "the workload makes no output tokens",
         False,
     )
-    own = Criterion(PER_TOKEN, gated=True, own=True)
+    own = Criterion(PER_TOKEN, gated=True, from_mark=True)
     (asked,) = compared(report_of(silent), report_of(silent), own).comparisons
     assert (asked.verdict, asked.gated) == ("invalid", True)
     (lost,) = compared(
@@ -260,10 +260,10 @@ def test_lone_weak_change_among_many_tests_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize("attempts", [(1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 3, 2)])
-def test_an_attempt_that_is_there_twice_is_refused_wherever_it_stands(attempts: tuple[int, ...]) -> None:
-    with pytest.raises(ReportError, match="is there twice"):
+def test_attempt_with_two_records_is_refused(attempts: tuple[int, ...]) -> None:
+    with pytest.raises(ReportError, match="has two records of attempt"):
         select_last_attempts([record_of(attempt=each) for each in attempts], "base.json")
-    with pytest.raises(ReportError, match="is there twice"):
+    with pytest.raises(ReportError, match="has two records of attempt"):
         select_last_attempts([record_of()] * 2, "base.json")
 
 

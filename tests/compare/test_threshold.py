@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thresholds as people write them, and what is none."""
+"""Thresholds and floors as users write them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ from pytest_llenergy.measure.metrics import FIGURES
         ("duration_s:5%+10ms", "duration_s", 0.05, 0.01),
         ("output_tokens_per_s:5%", "output_tokens_per_s", 0.05, 0.0),
         ("output_tokens_per_s:5%+2tokens/s", "output_tokens_per_s", 0.05, 2.0),
-        ("peak_memory_bytes:1%+64MB", "peak_memory_bytes", 0.01, 64e6),
     ],
 )
-def test_thresholds(text: str, metric: str, relative: float, absolute: float) -> None:
+def test_threshold_is_parsed(text: str, metric: str, relative: float, absolute: float) -> None:
     threshold = parse_fail_on(text)
     assert threshold.metric == metric
     assert threshold.relative == pytest.approx(relative, rel=1e-12)
@@ -58,53 +57,53 @@ def test_thresholds(text: str, metric: str, relative: float, absolute: float) ->
         "3%+9e999J",
     ],
 )
-def test_what_is_no_threshold(text: str) -> None:
+def test_malformed_threshold_is_refused(text: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_fail_on(f"energy_j:{text}")
     assert str(caught.value) == (
-        f"threshold {text!r} of energy_j is no percentage above zero, such as '3%' or '3%+2J'"
+        f"invalid threshold {text!r} of energy_j; expected a percentage, such as '3%' or '3%+2J'"
     )
 
 
-def test_an_absolute_part_of_nothing() -> None:
+def test_absolute_part_of_zero_is_refused() -> None:
     with pytest.raises(PlanError) as caught:
         parse_threshold(None, "3%+0J")
-    assert str(caught.value) == "threshold '3%+0J' of energy_j adds nothing: write '3%' alone"
+    assert str(caught.value) == "threshold '3%+0J' of energy_j has an absolute part of zero; write '3%' alone"
 
 
-def test_a_threshold_without_a_metric() -> None:
+def test_threshold_without_a_metric_is_refused() -> None:
     with pytest.raises(PlanError) as caught:
         parse_fail_on("3%")
-    assert str(caught.value).startswith("'3%' is no METRIC:PERCENT%, such as 'energy_j:3%'")
+    assert str(caught.value).startswith("'3%' is not METRIC:PERCENT%, such as 'energy_j:3%'")
 
 
 @pytest.mark.parametrize("metric", ["joules", "Energy_j", ""])
-def test_an_unknown_metric(metric: str) -> None:
+def test_unknown_metric_is_refused(metric: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_fail_on(f"{metric}:3%")
-    assert str(caught.value) == f"unknown metric {metric!r}; a gate can compare: {', '.join(FIGURES)}"
+    assert str(caught.value) == f"unknown metric {metric!r}; choose from: {', '.join(FIGURES)}"
 
 
-def test_the_rule_of_a_threshold_keeps_what_is_common() -> None:
+def test_threshold_changes_only_its_part_of_the_rule() -> None:
     common = Rule(floor=0.02, alpha=0.01)
     assert parse_fail_on("energy_j:4%+2J").rule(common) == Rule(
         threshold=0.04, threshold_absolute=2.0, floor=0.02, alpha=0.01
     )
 
 
-def test_no_change_lies_between_tolerance_and_threshold() -> None:
+def test_tolerance_is_raised_to_the_threshold() -> None:
     assert parse_fail_on("energy_j:8%").rule().tolerance == pytest.approx(0.08)
 
 
-def test_more_tokens_a_second_are_better_and_have_no_budget() -> None:
-    assert parse_fail_on("output_tokens_per_s:5%").better == "more"
-    assert parse_fail_on("energy_j:5%").better == "less"
+def test_metrics_of_which_more_is_better_have_no_budget() -> None:
+    assert METRICS["output_tokens_per_s"].better == "more"
+    assert METRICS["energy_j"].better == "less"
     assert {name for name, kind in METRICS.items() if kind.better == "more"} == set(METRICS) - set(
         BUDGET_UNITS
     )
 
 
-def test_the_table_has_every_metric_of_the_documentation_and_its_unit() -> None:
+def test_documented_metrics_and_units_match_the_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text()
     section = text.split("\n## Metrics\n")[1].split("\n## ")[0]
     documented: dict[str, str] = {}
@@ -120,19 +119,21 @@ def test_the_table_has_every_metric_of_the_documentation_and_its_unit() -> None:
     assert written == {name: kind.unit for name, kind in METRICS.items()}
 
 
-def test_a_floor_is_a_percentage_and_raises_the_tolerance_to_it() -> None:
+def test_floor_raises_threshold_and_tolerance() -> None:
     assert parse_floor(" 2.5 % ") == Rule(floor=0.025)
     assert parse_floor("8%") == Rule(floor=0.08, threshold=0.08, tolerance=0.08)
     assert parse_floor("0%").floor == 0
 
 
 @pytest.mark.parametrize("text", ["", "2", "-1%", "100%", "nan%", "2%%"])
-def test_what_is_no_floor_is_refused(text: str) -> None:
-    with pytest.raises(PlanError, match=r"^floor '.*' is no percentage below 100%, such as '1%'$"):
+def test_malformed_floor_is_refused(text: str) -> None:
+    with pytest.raises(
+        PlanError, match=r"^invalid floor '.*'; expected a percentage below 100%, such as '1%'$"
+    ):
         parse_floor(text)
 
 
 @pytest.mark.parametrize("text", ["1001%", "1e9%", "1e999%"])
-def test_a_threshold_that_nothing_reaches_is_refused(text: str) -> None:
-    with pytest.raises(PlanError, match=r" of energy_j would let everything pass; 1000% is the most$"):
+def test_huge_threshold_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match=r" of energy_j is too large; the maximum is 1000%$"):
         parse_fail_on(f"energy_j:{text}")

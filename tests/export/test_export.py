@@ -257,7 +257,7 @@ class TestFiles:
     def test_a_test_that_is_there_twice_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("in.json").write_bytes(encode_report(report_of(record_of(), record_of())))
         assert main(["export", "in.json", "--to=csv", "-o", "out"]) == 2
-        assert f"{TEST} is there twice" in capsys.readouterr().err
+        assert f"{TEST} has two records of attempt " in capsys.readouterr().err
         assert not Path("out").exists()
 
     def test_a_failed_test_has_no_figures_unless_its_gate_failed_it(self) -> None:

@@ -63,23 +63,26 @@ class TestUsage:
     def test_a_baseline_that_has_a_test_twice(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["records"].append(report["records"][0]))
         assert usage_error(base, COMPARE) == (
-            f"{COMPARE}: {base.path}/base.json: test_some.py::test_a is there twice (attempt 1); make one "
-            "report a run, or join them with llenergy merge"
+            f"{COMPARE}: {base.path}/base.json: test_some.py::test_a has two records of attempt 1; write one "
+            "report per run, or combine runs with llenergy merge"
         )
 
     @pytest.mark.parametrize(
         ("option", "told"),
         [
-            ("mean_power_w", "'mean_power_w' is no METRIC:PERCENT%, such as 'energy_j:3%' or *"),
-            ("joules:3%", "unknown metric 'joules'; a gate can compare: energy_j, *"),
+            ("mean_power_w", "'mean_power_w' is not METRIC:PERCENT%, such as 'energy_j:3%' or *"),
+            ("joules:3%", "unknown metric 'joules'; choose from: energy_j, *"),
             (
                 "energy_j:-3%",
-                "threshold '-3%' of energy_j is no percentage above zero, such as '3%' or '3%+2J'",
+                "invalid threshold '-3%' of energy_j; expected a percentage, such as '3%' or '3%+2J'",
             ),
-            ("energy_j:3%+2W", "threshold '3%+2W' of energy_j is no percentage above zero, such as *"),
+            (
+                "energy_j:3%+2W",
+                "invalid threshold '3%+2W' of energy_j; expected a percentage, such as *",
+            ),
             (
                 "peak_memory_bytes:3%",
-                "peak_memory_bytes is one value a test, and rounds are compared; bound it *",
+                "peak_memory_bytes has one value per test and cannot be compared; *",
             ),
         ],
     )
@@ -126,7 +129,7 @@ class TestAddress:
         result = base.runpytest(f"--energy-compare=file://{base.path}/base.json", FAIL, "-n1")
         # What a worker measures is not what the baseline was given, and it is the worker that says so.
         result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*other devices (meter.name: nvml -> ten-watts; *"])
+        result.stdout.fnmatch_lines(["*different devices (meter.name: nvml -> ten-watts; *"])
 
 
 class TestSave:

@@ -161,7 +161,7 @@ class TestMark:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(
             [
-                "energy_gate: output_tokens_per_s could not be judged, invalid: base has no "
+                "energy_gate: output_tokens_per_s is invalid: base has no "
                 "output_tokens_per_s: the workload makes no output tokens"
             ]
         )

@@ -208,7 +208,7 @@ def test_no_test_id_breaks_out_of_the_page(capsys: pytest.CaptureFixture[str]) -
     ("arguments", "told"),
     [
         ([], ".llenergy/history: no session is there; llenergy history add REPORT adds one"),
-        (["--metric=joules"], "unknown metric 'joules'; what can be compared: "),
+        (["--metric=joules"], "unknown metric 'joules'; choose from: "),
     ],
 )
 def test_nothing_to_show(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,7 @@ def test_an_estimate_is_called_one_and_a_stopped_run_too() -> None:
     text = render_comment(compare_reports(base, head, ("base.json", "head.json"), [Criterion()]))
     assert "J/token (estimated) |" in text
     assert (
-        "**base.json is of a run that did not come to its end: what it had not measured is missing**" in text
+        "**base.json is from a run that did not finish; tests that it had not measured are missing**" in text
     )
 
 

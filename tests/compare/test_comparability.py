@@ -115,7 +115,7 @@ def test_another_board_of_the_same_kind_is_comparable_with_a_note() -> None:
     there = on(gpus=[board(uuid="GPU-b", pci_bus_id="0000:25:00.0")])
     assert device_differences(RECORD, other, HERE, there) == []
     assert comparison_notes(RECORD, other, HERE, there) == [
-        "other boards of the same kind (GPU-a -> GPU-b): these differ by 10 % and more, so this is no proof"
+        "different boards of the same model (GPU-a -> GPU-b): such boards can differ by 10 % or more"
     ]
     assert comparison_notes(RECORD, RECORD, HERE, HERE) == []
 
@@ -123,10 +123,10 @@ def test_another_board_of_the_same_kind_is_comparable_with_a_note() -> None:
 def test_another_driver_and_another_host_are_notes() -> None:
     assert HERE is not None
     newer = msgspec.structs.replace(HERE, driver="590.2")
-    assert comparison_notes(RECORD, RECORD, HERE, newer) == ["another driver (580.1 -> 590.2)"]
+    assert comparison_notes(RECORD, RECORD, HERE, newer) == ["different driver (580.1 -> 590.2)"]
     on_cpu = msgspec.structs.replace(RECORD, devices=["cpu"])
     assert comparison_notes(on_cpu, on_cpu, HERE, on({"name": "bench-8"})) == [
-        "another host of the same kind (bench-7 -> bench-8)"
+        "different host of the same kind (bench-7 -> bench-8)"
     ]
 
 
@@ -138,8 +138,8 @@ def test_others_at_work_during_half_of_the_rounds_are_told() -> None:
         return msgspec.structs.replace(RECORD, rounds=rounds)
 
     assert comparison_notes(with_flags(2), with_flags(4), HERE, HERE) == [
-        "contended: other processes worked during 2 of 4 rounds of base and 4 of 4 rounds of head, which may "
-        "be the difference"
+        "contended: other processes used the CPU during 2 of 4 rounds of base and 4 of 4 rounds of head, "
+        "which may explain the difference"
     ]
     assert comparison_notes(with_flags(1), with_flags(0), HERE, HERE) == []
 
