@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs to compare, made of what their rounds should say."""
+"""Build reports to compare from the energies of their rounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy compare``: exit codes that a pipeline can act on, and nothing that only looks like a pass."""
+"""``llenergy compare``: output and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def of(*records: Record) -> Report:
     return report_of(*records)
 
 
-def test_what_two_runs_of_the_same_code_differ_by_is_no_change(compare: Compare) -> None:
+def test_change_below_the_floor_is_unchanged(compare: Compare) -> None:
     assert compare(of(record_of()), of(WORSE), "--floor=9%")[0] == 1
     status, out, _ = compare(of(record_of()), of(WORSE), "--floor=12%", "--format=json")
     (found,) = json.loads(out)["comparisons"]
@@ -64,7 +64,7 @@ def test_what_two_runs_of_the_same_code_differ_by_is_no_change(compare: Compare)
     assert (status, err) == (2, told)
 
 
-def test_the_table_says_what_became_of_each_test(compare: Compare) -> None:
+def test_table_shows_each_verdict(compare: Compare) -> None:
     status, out, err = compare(of(record_of()), of(WORSE))
     assert (status, err) == (1, "")
     (row,) = [line for line in out.splitlines() if line.startswith("regressed")]
@@ -75,7 +75,7 @@ def test_the_table_says_what_became_of_each_test(compare: Compare) -> None:
 
 
 @pytest.mark.parametrize("odd", ["[/x]", "[red]", "\x1b[31m"])
-def test_no_text_of_a_file_is_markup_of_the_terminal(odd: str, compare: Compare) -> None:
+def test_text_of_a_report_is_not_terminal_markup(odd: str, compare: Compare) -> None:
     status, out, _ = compare(of(record_of()), of(WORSE), "--metric=energy_j", "--format=json")
     found = json.loads(out)
     found["comparisons"][0] |= {"unit": odd, "notes": [odd], "id": f"t.py::t[{odd}]"}
@@ -86,7 +86,7 @@ def test_no_text_of_a_file_is_markup_of_the_terminal(odd: str, compare: Compare)
     assert all(each.isprintable() or each == "\n" for each in text)
 
 
-def test_the_table_has_room_for_any_id_and_shows_what_cannot_be_seen(compare: Compare) -> None:
+def test_table_fits_any_id_and_escapes_invisible_characters(compare: Compare) -> None:
     name = f"a/t.py::t[\x1b[31m\u202e{'x' * 5000}z]"
     _, out, _ = compare(of(record_of(name)), of(record_of(name, scaled(1.1))))
     assert len(out.splitlines()) < 25
@@ -99,7 +99,7 @@ def test_the_table_has_room_for_any_id_and_shows_what_cannot_be_seen(compare: Co
     assert all(each.isprintable() or each == "\n" for each in out)
 
 
-def test_json_is_for_programs(compare: Compare) -> None:
+def test_json_output(compare: Compare) -> None:
     status, out, _ = compare(of(record_of()), of(WORSE), "--metric", "energy_j", "--format", "json")
     assert status == 1
     told = json.loads(out)
@@ -120,11 +120,11 @@ def test_json_is_for_programs(compare: Compare) -> None:
         ("energy_j:3%+300mJ", 1),
     ],
 )
-def test_thresholds_with_decimals_and_absolute_parts(compare: Compare, option: str, status: int) -> None:
+def test_threshold_decides_the_exit_code(compare: Compare, option: str, status: int) -> None:
     assert compare(of(record_of()), of(WORSE), "--fail-on", option)[0] == status
 
 
-def test_several_metrics_are_compared_each(compare: Compare) -> None:
+def test_several_metrics_are_compared(compare: Compare) -> None:
     options = (
         "--fail-on=energy_j:20%",
         "--fail-on=duration_s:3%",
@@ -179,7 +179,7 @@ def test_exit_codes(
     assert told in " ".join(found[1].split())
 
 
-def test_inconclusive_ones_are_warned_of(compare: Compare) -> None:
+def test_inconclusive_verdicts_are_warned_of(compare: Compare) -> None:
     assert (
         compare(of(VAGUE), of(VAGUE))[2]
         == "llenergy compare: warning: 1 inconclusive, more rounds can tell\n"
@@ -213,11 +213,11 @@ def newer() -> bytes:
     ids=["empty", "newer", "truncated", "twice"],
 )
 @pytest.mark.parametrize("form", ["text", "json", "markdown"])
-def test_a_report_that_is_none_is_two(compare: Compare, base: Any, error: str, form: str) -> None:
+def test_unusable_report_exits_with_two(compare: Compare, base: Any, error: str, form: str) -> None:
     assert compare(base, of(record_of()), "--format", form) == (2, "", f"llenergy compare: {error}\n")
 
 
-def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "/no/base.json", "/no/head.json"]) == 2
     assert capsys.readouterr().err == "llenergy compare: /no/base.json: No such file or directory\n"
 
@@ -239,13 +239,13 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         ("--format=xml", "invalid choice: 'xml'"),
     ],
 )
-def test_usage_is_two(compare: Compare, option: str, error: str) -> None:
+def test_usage_error_exits_with_two(compare: Compare, option: str, error: str) -> None:
     status, out, err = compare(of(record_of()), of(record_of()), option)
     assert (status, out) == (2, "")
     assert error in err
 
 
-def test_the_journal_of_a_killed_run_can_be_compared(
+def test_journal_of_a_killed_run_can_be_compared(
     compare: Compare, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compare(of(record_of()), of(WORSE))
@@ -256,7 +256,7 @@ def test_the_journal_of_a_killed_run_can_be_compared(
     assert "head.x.journal.jsonl is from a run that did not finish" in capsys.readouterr().out
 
 
-def test_one_file_of_both_sides_prints_its_verdicts(
+def test_ab_report_prints_its_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same devices, the same workload: what counts, what does not, and how the difference is told."""
+"""Comparability: which devices, meters and workloads are the same, and how differences are listed."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def board(**changes: Any) -> Board:
         ({"memory_bytes": 2**37}, "host.memory: 256 GiB -> 128 GiB"),
     ],
 )
-def test_another_machine_is_told_by_what_differs(host: dict[str, Any], line: str) -> None:
+def test_different_host_is_listed(host: dict[str, Any], line: str) -> None:
     assert device_differences(RECORD, RECORD, HERE, on(host)) == [line]
 
 
 @pytest.mark.parametrize("host", [{"name": "bench-8"}, {"load_average": 9.0}, {"system": "Linux 6.9"}])
-def test_what_changes_from_run_to_run_is_no_difference(host: dict[str, Any]) -> None:
+def test_load_temperature_and_host_name_do_not_count(host: dict[str, Any]) -> None:
     assert device_differences(RECORD, RECORD, HERE, on(host)) == []
 
 
@@ -65,22 +65,22 @@ def test_what_changes_from_run_to_run_is_no_difference(host: dict[str, Any]) -> 
         ({"power_limit_w": None}, "gpu.power_limit: 700 W -> unknown"),
     ],
 )
-def test_another_board_is_told_by_what_differs(changes: dict[str, Any], line: str) -> None:
+def test_different_board_is_listed(changes: dict[str, Any], line: str) -> None:
     assert device_differences(RECORD, RECORD, HERE, on(gpus=[board(**changes)])) == [line]
 
 
-def test_boards_of_the_host_that_a_test_does_not_use_do_not_count() -> None:
+def test_unused_boards_of_the_host_do_not_count() -> None:
     more = on(gpus=[BOARD, board(uuid="GPU-z", name="NVIDIA L4", pci_bus_id="0000:99:00.0")])
     assert device_differences(RECORD, RECORD, HERE, more) == []
 
 
-def test_the_number_of_boards_counts() -> None:
+def test_number_of_boards_counts() -> None:
     two = msgspec.structs.replace(RECORD, devices=["GPU-a", "GPU-b"])
     there = on(gpus=[BOARD, board(uuid="GPU-b")])
     assert device_differences(RECORD, two, HERE, there) == ["gpu.count: 1 -> 2"]
 
 
-def test_an_instance_is_another_device_than_its_board() -> None:
+def test_mig_instance_differs_from_its_board() -> None:
     part = board(uuid="MIG-1", name="NVIDIA H100 MIG 1g.10gb", memory_bytes=10 * 2**30, power_limit_w=None)
     instance = msgspec.structs.replace(RECORD, devices=["MIG-1"], boards=[part])
     assert device_differences(RECORD, instance, HERE, HERE) == [
@@ -90,7 +90,7 @@ def test_an_instance_is_another_device_than_its_board() -> None:
     ]
 
 
-def test_a_meter_counts_by_kind_name_source_and_domain() -> None:
+def test_meter_counts_by_kind_name_source_and_domain() -> None:
     (meter,) = RECORD.meters
     power = msgspec.structs.replace(meter, source="nvmlDeviceGetPowerUsage integrated")
     other = msgspec.structs.replace(RECORD, meters=[power])
@@ -101,12 +101,12 @@ def test_a_meter_counts_by_kind_name_source_and_domain() -> None:
     assert device_differences(RECORD, package, HERE, HERE) == ["meter.domain: gpu -> cpu:package-0"]
 
 
-def test_a_machine_that_is_not_known_is_not_the_same() -> None:
+def test_unknown_host_is_not_comparable() -> None:
     assert device_differences(RECORD, RECORD, None, HERE) == ["host: unknown"]
     assert device_differences(RECORD, RECORD, None, None) == ["host: unknown"]
 
 
-def test_another_board_of_the_same_kind_is_comparable_with_a_note() -> None:
+def test_different_board_of_the_same_model_is_a_note() -> None:
     other = msgspec.structs.replace(
         RECORD,
         devices=["GPU-b"],
@@ -120,7 +120,7 @@ def test_another_board_of_the_same_kind_is_comparable_with_a_note() -> None:
     assert comparison_notes(RECORD, RECORD, HERE, HERE) == []
 
 
-def test_another_driver_and_another_host_are_notes() -> None:
+def test_different_driver_or_host_is_a_note() -> None:
     assert HERE is not None
     newer = msgspec.structs.replace(HERE, driver="590.2")
     assert comparison_notes(RECORD, RECORD, HERE, newer) == ["different driver (580.1 -> 590.2)"]
@@ -130,7 +130,7 @@ def test_another_driver_and_another_host_are_notes() -> None:
     ]
 
 
-def test_others_at_work_during_half_of_the_rounds_are_told() -> None:
+def test_disturbed_rounds_are_a_note() -> None:
     flag = Flag(name="contended", severity="warning", detail="other processes used 1.33 cores")
 
     def with_flags(flagged: int) -> Record:
@@ -144,14 +144,14 @@ def test_others_at_work_during_half_of_the_rounds_are_told() -> None:
     assert comparison_notes(with_flags(1), with_flags(0), HERE, HERE) == []
 
 
-def test_the_key_is_that_of_the_facts() -> None:
+def test_fingerprint_depends_on_the_facts() -> None:
     facts = device_facts(RECORD, HERE)
     assert fingerprint(facts) == fingerprint(dict(reversed(facts.items())))
     assert fingerprint(facts) != fingerprint({**facts, "cpu.count": "8"})
     assert list_differences(facts, {**facts, "cpu.count": "8"}) == ["cpu.count: 64 -> 8"]
 
 
-def test_a_line_for_people() -> None:
+def test_devices_are_described_in_one_line() -> None:
     assert describe_devices(RECORD, HERE) == "1x NVIDIA H100 700 W, nvml (measured)"
     bare = msgspec.structs.replace(RECORD, devices=["cpu"], meters=[])
     assert describe_devices(bare, HERE) == "AMD EPYC 9354, no meter"
@@ -194,13 +194,13 @@ def backend(**changes: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_executes_differently_is_told(changes: dict[str, Any], line: str) -> None:
+def test_different_workload_is_listed(changes: dict[str, Any], line: str) -> None:
     base, head = record_of(), record_of(**{"rounds": record_of().rounds, **changes})
     assert line in workload_differences(base, head)
     assert workload_key(base) != workload_key(head)
 
 
-def test_versions_and_processes_are_no_part_of_the_workload() -> None:
+def test_versions_and_processes_are_not_part_of_the_workload() -> None:
     base = record_of()
     (rank,) = base.ranks
     head = record_of(
@@ -210,7 +210,7 @@ def test_versions_and_processes_are_no_part_of_the_workload() -> None:
     assert workload_key(base) == workload_key(head)
 
 
-def test_more_iterations_of_the_same_are_the_same_workload() -> None:
+def test_number_of_iterations_is_not_part_of_the_workload() -> None:
     base = record_of()
     twice = [
         msgspec.structs.replace(each, iterations=4, tokens=type(each.tokens)(input=60, output=32), requests=8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two reports, test by test: verdicts, and every way in which there is none; none is a silent pass."""
+"""Comparing two reports: verdicts, and every reason for having none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def code(*comparisons: Comparison, inconclusive: Any = "warn") -> int:
 @pytest.mark.parametrize(
     ("factor", "verdict", "expected"), [(1.1, "regressed", 1), (0.9, "improved", 0), (1.002, "unchanged", 0)]
 )
-def test_verdicts(factor: float, verdict: str, expected: int) -> None:
+def test_verdict_and_exit_code(factor: float, verdict: str, expected: int) -> None:
     found = one(record_of(), record_of(joules=scaled(factor)), "energy_j")
     assert found.verdict == verdict
     assert found.ratio == pytest.approx(factor, rel=0.003)
@@ -53,13 +53,13 @@ def test_verdicts(factor: float, verdict: str, expected: int) -> None:
     assert code(found) == expected
 
 
-def test_the_usual_metric_is_joules_per_token_where_tokens_are_counted() -> None:
+def test_default_metric_is_joules_per_token_if_tokens_are_counted() -> None:
     assert one(record_of(), record_of()).metric == PER_TOKEN
     silent = [round_of(each, tokens=None) for each in LEVEL]
     assert one(record_of(rounds=silent), record_of(rounds=silent)).metric == "energy_j"
 
 
-def test_throughput_is_better_when_there_is_more() -> None:
+def test_higher_throughput_is_an_improvement() -> None:
     slow = [round_of(10.0, duration_s=2.2 * each / 10) for each in LEVEL]
     quick = [round_of(10.0, duration_s=2.0 * each / 10) for each in LEVEL]
     found = one(record_of(rounds=quick), record_of(rounds=slow), "output_tokens_per_s")
@@ -67,7 +67,7 @@ def test_throughput_is_better_when_there_is_more() -> None:
     assert one(record_of(rounds=slow), record_of(rounds=quick), "output_tokens_per_s").verdict == "improved"
 
 
-def test_the_meters_own_uncertainty_keeps_a_difference_from_being_red() -> None:
+def test_meter_uncertainty_prevents_a_regression() -> None:
     vague = [round_of(each, u_j=1.0) for each in LEVEL]
     worse = [round_of(each, u_j=1.0) for each in scaled(1.08)]
     found = one(record_of(rounds=vague), record_of(rounds=worse), "energy_j")
@@ -77,7 +77,7 @@ def test_the_meters_own_uncertainty_keeps_a_difference_from_being_red() -> None:
     assert sure.verdict == "regressed"
 
 
-def test_a_test_on_one_side_only() -> None:
+def test_test_on_one_side_is_new_or_removed() -> None:
     other = "benchmarks/test_decode.py::test_other"
     found = compared(report_of(record_of()), report_of(record_of(other))).comparisons
     assert [(each.id, each.verdict, each.reason) for each in found] == [
@@ -107,9 +107,7 @@ def test_a_test_on_one_side_only() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("side", ["base", "head"])
-def test_what_was_not_measured_is_invalid_and_no_pass(
-    side: str, changes: dict[str, Any], reason: str
-) -> None:
+def test_missing_measurement_is_invalid(side: str, changes: dict[str, Any], reason: str) -> None:
     broken, whole = record_of(**changes), record_of()
     found = one(broken, whole, "energy_j") if side == "base" else one(whole, broken, "energy_j")
     assert (found.verdict, found.reason) == ("invalid", f"{side} {reason}")
@@ -117,13 +115,13 @@ def test_what_was_not_measured_is_invalid_and_no_pass(
     assert code(found) == 5
 
 
-def test_a_test_that_failed_by_its_gate_alone_counts() -> None:
+def test_test_that_failed_only_its_gate_is_compared() -> None:
     failed = record_of(joules=scaled(1.1), status="failed", reason="energy_gate: …", failed_gate=True)
     assert one(record_of(), failed).verdict == "regressed"
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_from_nothing_to_something_is_invalid_not_infinite(value: float) -> None:
+def test_zero_baseline_is_invalid(value: float) -> None:
     zero = [round_of(value, energy_u_absolute_j=1.0) for _ in LEVEL]
     nothing = record_of(rounds=zero, metrics={})
     for found in (one(nothing, record_of(), "energy_j"), one(record_of(), nothing, "energy_j")):
@@ -134,7 +132,7 @@ def test_from_nothing_to_something_is_invalid_not_infinite(value: float) -> None
         assert b"NaN" not in msgspec.json.encode(found)
 
 
-def test_too_few_rounds_are_never_green() -> None:
+def test_too_few_rounds_are_invalid() -> None:
     few = record_of(joules=LEVEL[:3])
     found = one(few, few)
     assert found.verdict == "invalid"
@@ -142,13 +140,13 @@ def test_too_few_rounds_are_never_green() -> None:
     assert code(found) == code(found, inconclusive="pass") == 5
 
 
-def test_invalid_rounds_do_not_count() -> None:
+def test_invalid_rounds_are_left_out() -> None:
     wild = [*(round_of(each) for each in LEVEL), round_of(500.0, flags=[SPOILED])]
     found = one(record_of(), record_of(rounds=wild))
     assert (found.verdict, found.n_head) == ("unchanged", 6)
 
 
-def test_a_measurement_and_an_estimate_are_never_compared() -> None:
+def test_measurement_and_estimate_are_not_comparable() -> None:
     meters = [msgspec.structs.replace(each, kind="estimated") for each in record_of().meters]
     found = one(record_of(), record_of(joules=scaled(2.0), meters=meters))
     assert (found.verdict, found.reason) == ("not comparable", "base is measured, head is estimated")
@@ -158,12 +156,12 @@ def test_a_measurement_and_an_estimate_are_never_compared() -> None:
     assert (both.verdict, both.kind) == ("regressed", "estimated")
 
 
-def test_time_can_be_compared_whatever_the_meter() -> None:
+def test_duration_is_comparable_across_meters() -> None:
     meters = [msgspec.structs.replace(each, kind="estimated") for each in record_of().meters]
     assert one(record_of(), record_of(meters=meters), "duration_s").verdict == "unchanged"
 
 
-def test_other_devices_are_not_comparable_with_what_differs() -> None:
+def test_different_devices_are_not_comparable() -> None:
     assert REPORT.environment is not None
     small = msgspec.structs.replace(
         REPORT.environment, host=msgspec.structs.replace(HOST, logical_cpus=8, cpu_model="Intel Xeon")
@@ -175,7 +173,7 @@ def test_other_devices_are_not_comparable_with_what_differs() -> None:
     assert code(found) == 3
 
 
-def test_another_workload_is_compared_only_when_asked() -> None:
+def test_different_workload_is_compared_only_with_across() -> None:
     head = record_of(joules=scaled(1.1), params={"batch_size": 9})
     found = one(record_of(), head)
     assert found.verdict == "not comparable"
@@ -185,7 +183,7 @@ def test_another_workload_is_compared_only_when_asked() -> None:
     assert "different workload: params.batch_size: 8 -> 9" in across.notes
 
 
-def test_the_last_attempt_counts() -> None:
+def test_last_attempt_counts() -> None:
     base = report_of(record_of())
     tries = [
         record_of(attempt=2, joules=LEVEL),
@@ -196,7 +194,7 @@ def test_the_last_attempt_counts() -> None:
     assert found.verdict == "regressed"
 
 
-def test_a_test_that_is_there_twice_is_refused() -> None:
+def test_report_with_duplicate_records_is_refused() -> None:
     twice = report_of(record_of(), record_of(joules=scaled(1.2)))
     for reports, origin in (
         ((twice, report_of(record_of())), "base"),
@@ -210,7 +208,7 @@ def test_a_test_that_is_there_twice_is_refused() -> None:
         )
 
 
-def test_an_interrupted_run_says_so() -> None:
+def test_incomplete_run_is_noted() -> None:
     found = compared(report_of(record_of(), complete=False), report_of(record_of()))
     assert found.notes == [
         "base.json is from a run that did not finish; tests that it had not measured are missing"
@@ -218,7 +216,7 @@ def test_an_interrupted_run_says_so() -> None:
     assert found.base.complete is False
 
 
-def test_a_metric_that_no_side_has_is_no_gate_of_all_tests_and_one_of_a_mark() -> None:
+def test_metric_of_neither_side_gates_only_tests_with_a_mark() -> None:
     silent = record_of(rounds=[round_of(each, tokens=None) for each in LEVEL])
     (shared,) = compared(report_of(silent), report_of(silent), Criterion(PER_TOKEN, gated=True)).comparisons
     assert (shared.verdict, shared.reason, shared.gated) == (
@@ -236,7 +234,7 @@ def test_a_metric_that_no_side_has_is_no_gate_of_all_tests_and_one_of_a_mark() -
     assert lost.gated
 
 
-def test_the_threshold_of_a_rule_is_used_and_told() -> None:
+def test_applied_rule_is_recorded() -> None:
     base, head = report_of(record_of()), report_of(record_of(joules=scaled(1.04)))
     assert compared(base, head).comparisons[0].verdict == "regressed"
     lax = compared(base, head, Criterion(rule=Rule(threshold=0.08, tolerance=0.08), gated=True)).comparisons[
@@ -268,6 +266,6 @@ def test_attempt_with_two_records_is_refused(attempts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("attempts", [(1,), (1, 2, 3), (3, 1, 2), (2, 3, 1)])
-def test_the_last_attempt_counts_wherever_it_stands(attempts: tuple[int, ...]) -> None:
+def test_last_attempt_counts_in_any_order(attempts: tuple[int, ...]) -> None:
     (found,) = select_last_attempts([record_of(attempt=each) for each in attempts], "base.json").values()
     assert found.attempt == max(attempts)

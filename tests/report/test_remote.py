@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports by address: the same as files, and one line where they cannot be had."""
+"""Reports at an address behave like files; errors are one line."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         ("://x", False),
     ],
 )
-def test_an_address_begins_with_a_scheme(text: str, yes: bool) -> None:
+def test_address_begins_with_a_scheme(text: str, yes: bool) -> None:
     assert is_url(text) is yes
     assert isinstance(parse_location(text), str if yes else Path)
 
@@ -98,11 +98,11 @@ def test_an_address_begins_with_a_scheme(text: str, yes: bool) -> None:
         ("zip://x.json::http://bob:hunter2@x/y.zip?token=secret", "zip://x.json::http://x/y.zip"),
     ],
 )
-def test_secrets_of_an_address_are_not_shown(address: str, told: str) -> None:
+def test_secrets_of_an_address_are_hidden(address: str, told: str) -> None:
     assert redact_url(address) == told
 
 
-def test_secrets_of_addresses_on_the_command_line_are_in_no_report(
+def test_secrets_on_the_command_line_are_not_recorded(
     quick: pytest.Pytester, server: str, tmp_path: Path
 ) -> None:
     (tmp_path / "base.json").write_bytes(encode_report(report_of(record_of())))
@@ -131,13 +131,13 @@ def test_two_reports_are_compared_by_address(
     assert "secret" not in out
 
 
-def test_a_server_that_does_not_tell_how_long_a_report_is(server: str, tmp_path: Path) -> None:
+def test_server_without_content_length(server: str, tmp_path: Path) -> None:
     report = report_of(record_of())
     (tmp_path / "stream.json").write_bytes(encode_report(report))
     assert read_report(f"{server}/stream.json") == report
 
 
-def test_a_place_that_can_only_be_read_keeps_no_history(
+def test_read_only_address_cannot_keep_a_history(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = report_of(record_of())
@@ -154,12 +154,12 @@ def refusal(address: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_that_is_not_there(server: str) -> None:
+def test_missing_remote_file(server: str) -> None:
     assert refusal(f"{server}/none.json") == f"{server}/none.json: there is no such file"
     assert refusal("memory://none.json") == "memory://none.json: there is no such file"
 
 
-def test_a_server_that_refuses(server: str) -> None:
+def test_server_that_refuses_access(server: str) -> None:
     told = refusal(f"{server}/broken.json?token=secret")
     assert told.startswith(f"{server}/broken.json: ")
     assert "503" in told
@@ -167,7 +167,7 @@ def test_a_server_that_refuses(server: str) -> None:
     assert "\n" not in told
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_server_that_does_not_exist() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/base.json"
@@ -177,7 +177,7 @@ def test_a_server_that_is_not_there() -> None:
     assert "\n" not in told
 
 
-def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "REMOTE_TIMEOUT_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -186,7 +186,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refusal(address) == f"{address}: no answer within 0.3 s"
 
 
-def test_a_file_that_is_too_large(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_file_that_is_too_large(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "MAX_FILE_BYTES", 1 << 20)
     (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
     assert refusal(f"{server}/large.json") == f"{server}/large.json: larger than 1 MiB, the limit for reports"
@@ -194,17 +194,17 @@ def test_a_file_that_is_too_large(server: str, tmp_path: Path, monkeypatch: pyte
     assert "empty, expected a JSON report" in refusal(f"{server}/fits.json")
 
 
-def test_a_scheme_that_there_is_not() -> None:
+def test_unknown_scheme() -> None:
     assert refusal("gopher://x/base.json") == "gopher://x/base.json: Protocol not known: gopher"
 
 
-def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_fsspec_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     assert refusal("https://x/base.json") == (
         "https://x/base.json: URLs need fsspec; pip install 'pytest-llenergy[remote]'"
     )
 
 
-def test_an_address_may_have_spaces_in_it() -> None:
+def test_address_may_contain_spaces() -> None:
     word = "--energy-compare=https://h/my report.json?token=s3cret"
     assert redact_urls([word]) == ["--energy-compare=https://h/my report.json"]
