@@ -278,7 +278,7 @@ def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable
     """Wait for processes that use the leased GPUs without a lease."""
     settings = state.settings
     allowed = state.servers if lease.uuids else ()
-    seen = wait_until_free(lease.uuids, settings.busy_timeout, allowed, tell=show)
+    seen = wait_until_free(lease.uuids, settings.busy_timeout, allowed, on_wait=show)
     draft.lease_wait_s = (draft.lease_wait_s or 0.0) + seen.waited_s
     draft.flags += seen.flags
     if seen.state == "busy":

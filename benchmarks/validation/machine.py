@@ -47,10 +47,10 @@ def first_gpu() -> tuple[str | None, str]:
         allowed = parse_visible_devices(os.environ, found)
     except DeviceError as error:
         return None, str(error)
-    whole = [uuid for uuid in allowed.uuids if uuid in found.uuids and not found.parts(uuid)]
+    whole = [uuid for uuid in allowed.uuids if uuid in found.uuids and not found.instances_of(uuid)]
     if whole:
         return whole[0], ""
-    return None, found.missing or allowed.reason or "no whole board is visible"
+    return None, found.driver_missing or allowed.reason or "no whole board is visible"
 
 
 def machine() -> Machine:

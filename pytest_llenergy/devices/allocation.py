@@ -73,7 +73,7 @@ def explain_shortage(
     ``allowed`` may be leased, ``reason`` is why these are not all; ``fitting`` are those of them that fit.
     """
     if not found.boards:
-        return f"{request}: {NO_GPU} ({found.missing or 'NVML shows none'})"
+        return f"{request}: {NO_GPU} ({found.driver_missing or 'NVML shows none'})"
     told = f" ({reason})" if reason else ""
     if request.mig is not None and not allowed:
         return (
@@ -279,10 +279,10 @@ def _replace_divided(
     with boards: tests would get either, and their energies do not compare. A list of boards allows no more
     instances than CUDA would show of them, ``all_instances`` is for when nobody made such a list.
     """
-    divided = [uuid for uuid in uuids if found.parts(uuid)]
+    divided = [uuid for uuid in uuids if found.instances_of(uuid)]
     empty = [uuid for uuid in uuids if uuid in found.mig_enabled and uuid not in divided]
     whole = [uuid for uuid in uuids if uuid not in divided and uuid not in empty]
-    parts = [part for uuid in divided for part in found.parts(uuid)]
+    parts = [part for uuid in divided for part in found.instances_of(uuid)]
     shown = parts if instances and all_instances else shown_to_one_process(parts, found.driver)
     named = [uuid for uuid in whole if found.instance(uuid) is not None]
     if instances:

@@ -20,7 +20,7 @@ MICRO, MIB = 1e-6, 1 << 20
 
 @dataclass(frozen=True)
 class AmdBoard:
-    """One board, by the UUID that AMD SMI gives. Bytes and watts; what is not told is ``None``."""
+    """A board, with the UUID of AMD SMI. Sizes are bytes; None stands for what AMD SMI does not report."""
 
     uuid: str
     name: str | None
@@ -32,9 +32,10 @@ class AmdBoard:
 
 
 def list_boards() -> tuple[AmdBoard, ...]:
-    """Every AMD board, in the order of AMD SMI.
+    """Return every AMD board, in the order of AMD SMI.
 
-    Raises ``DeviceError`` where the package, its library or the driver is missing.
+    Raises:
+        DeviceError: The package, its library or the driver is missing.
     """
     smi = import_amdsmi()
     try:
@@ -50,7 +51,7 @@ def list_boards() -> tuple[AmdBoard, ...]:
 
 
 def import_amdsmi() -> Any:
-    """The package ``amdsmi``. Raises ``DeviceError`` without it or its library."""
+    """Import the package ``amdsmi``. Raises ``DeviceError`` if it or its library is missing."""
     try:
         # Without its library the package prints to standard output and fails with KeyError.
         with contextlib.redirect_stdout(io.StringIO()):
@@ -65,23 +66,23 @@ def import_amdsmi() -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """What AMD SMI said, which may be several lines."""
+    """Return the message of AMD SMI, which may have several lines, as one."""
     return " ".join(str(error).split())
 
 
 def _board(smi: Any, handle: Any) -> AmdBoard:
-    def told(ask: Callable[[Any], Any]) -> Any:
-        # Guests of a virtual machine are told little.
+    def read(function: Callable[[Any], Any]) -> Any:
+        # In a virtual machine most of these fail.
         with contextlib.suppress(smi.AmdSmiException):
-            return ask(handle)
+            return function(handle)
         return None
 
-    chip, cap = told(smi.amdsmi_get_gpu_asic_info), told(smi.amdsmi_get_power_cap_info)
-    memory, processes = told(smi.amdsmi_get_gpu_vram_usage), told(smi.amdsmi_get_gpu_process_list)
+    chip, cap = read(smi.amdsmi_get_gpu_asic_info), read(smi.amdsmi_get_power_cap_info)
+    memory, processes = read(smi.amdsmi_get_gpu_vram_usage), read(smi.amdsmi_get_gpu_process_list)
     return AmdBoard(
         uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
         name=chip and str(chip["market_name"]),
-        pci_bus_id=told(smi.amdsmi_get_gpu_device_bdf),
+        pci_bus_id=read(smi.amdsmi_get_gpu_device_bdf),
         memory_bytes=memory and int(memory["vram_total"]) * MIB,
         memory_used_bytes=memory and int(memory["vram_used"]) * MIB,
         power_limit_w=cap and int(cap["power_cap"]) * MICRO,

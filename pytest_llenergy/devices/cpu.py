@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU as a device: model, usable cores, load."""
+"""The CPU as a device: model, usable CPUs, load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_llenergy.model.environment import Host
 
 
 def describe_host() -> Host:
-    """Facts of this machine."""
+    """Describe this machine."""
     import psutil
 
     return Host(
@@ -27,14 +27,14 @@ def describe_host() -> Host:
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """The logical CPUs that this process may run on."""
+    """Return the logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def load_average() -> float | None:
-    """The load of the last minute; ``None`` where the system does not tell."""
+    """Return the average load of the last minute; None if the system does not report it."""
     try:
         return os.getloadavg()[0]
     except OSError:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs the host has. NVML only: asking CUDA would freeze visibility in this process."""
+"""Which NVIDIA GPUs the host has, read through NVML.
+
+CUDA is never asked: it would freeze ``CUDA_VISIBLE_DEVICES`` in this process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pytest_llenergy.devices import mig
-from pytest_llenergy.devices.mig import Instance, list_instances
+from pytest_llenergy.devices.mig import Instance, is_mig_enabled, list_instances
 from pytest_llenergy.devices.nvml import Session, read_or_none
 from pytest_llenergy.errors import DeviceError, NoDriverError
 from pytest_llenergy.model.environment import Board
@@ -18,12 +19,18 @@ from pytest_llenergy.model.environment import Board
 
 @dataclass(frozen=True)
 class Inventory:
-    """What the driver shows: boards in PCI order, and the MIG instances of those that are divided.
+    """What the driver shows.
 
-    ``mig_enabled`` are the UUIDs of the boards in MIG mode, with instances or without. ``used_bytes`` is the
-    memory in use, by UUID, where the driver tells it. ``missing`` is why there is no driver. ``lost`` is what
-    NVML said of each board that is lost and so is not among ``boards``, by its place in PCI order, which it
-    keeps. ``refusals`` is what else was asked in vain, see ``answering``.
+    Attributes:
+        boards: Boards in PCI order.
+        instances: MIG instances of all boards.
+        driver: Driver version.
+        mig_enabled: UUIDs of the boards in MIG mode, with or without instances.
+        used_bytes: Memory in use by UUID, where the driver reports it.
+        driver_missing: Why there is no driver.
+        lost: Error by PCI position for each board that is lost. Such a board keeps its position and is not in
+            ``boards``.
+        errors: Everything else that failed; see ``read_answering``.
     """
 
     boards: tuple[Board, ...] = ()
@@ -31,32 +38,32 @@ class Inventory:
     driver: str | None = None
     mig_enabled: frozenset[str] = frozenset()
     used_bytes: Mapping[str, int] = field(default_factory=dict)
-    missing: str | None = None
+    driver_missing: str | None = None
     lost: Mapping[int, str] = field(default_factory=dict)
-    refusals: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """Those of the boards."""
+        """UUIDs of the boards."""
         return tuple(board.uuid for board in self.boards)
 
     def instance(self, uuid: str) -> Instance | None:
-        """The instance with this UUID; ``None`` for a board's."""
+        """Return the instance with this UUID; None for the UUID of a board."""
         return next((instance for instance in self.instances if instance.uuid == uuid), None)
 
-    def parts(self, uuid: str) -> tuple[Instance, ...]:
-        """The instances that the board with this UUID is divided into. Such a board cannot be used whole."""
+    def instances_of(self, uuid: str) -> tuple[Instance, ...]:
+        """Return the instances of a board. A board that has any cannot be used as a whole."""
         return tuple(instance for instance in self.instances if instance.board == uuid)
 
     def index(self, uuid: str) -> int:
-        """The place in PCI order of a board, or of the board that an instance is a part of."""
-        place = self._position(uuid)
+        """Return the PCI position of a board, or of the board of an instance."""
+        index = self._position(uuid)
         for lost in sorted(self.lost):
-            place += lost <= place
-        return place
+            index += lost <= index
+        return index
 
     def device(self, uuid: str) -> Board:
-        """A board, or an instance as if it were one, named as CUDA names it."""
+        """Return the description of a board, or of an instance, named as CUDA names it."""
         board, instance = self.boards[self._position(uuid)], self.instance(uuid)
         if instance is None:
             return board
@@ -68,127 +75,92 @@ class Inventory:
         return self.uuids.index(instance.board if instance else uuid)
 
 
-@contextmanager
-def open_optional_session() -> Iterator[Session | None]:
-    """An open session; ``None`` where there is no driver or no module.
-
-    Raises ``DeviceError`` when there is a driver that refuses.
-    """
-    try:
-        session = Session()
-    except NoDriverError:
-        yield None
-        return
-    try:
-        yield session
-    finally:
-        session.close()
+class _LostError(DeviceError):
+    """The board has fallen off the bus. NVML still counts it, so the others keep their positions."""
 
 
 def read_inventory(*, without_lost: bool = False) -> Inventory:
-    """Boards and MIG instances; empty without a driver, saying why.
+    """Read all boards and MIG instances; without a driver there are none.
 
-    Raises ``DeviceError`` for one that does not answer: without it the indices of others would shift. A
-    board that is lost keeps its place, and may be left out.
+    Args:
+        without_lost: Leave lost boards out instead of failing.
+
+    Raises:
+        DeviceError: A board or instance does not answer. To skip it would shift the positions of the others.
     """
     return _read_inventory(_LostError if without_lost else ())
 
 
 def read_answering() -> Inventory:
-    """What answers, for people to see and never to lease. ``refusals`` say why the rest does not.
-
-    ``lost`` are then all boards that do not answer.
-    """
+    """Read what answers, for display only. ``lost`` and ``errors`` explain the rest; nothing is raised."""
     try:
         return _read_inventory(DeviceError)
     except DeviceError as error:
-        return Inventory(refusals=(str(error),))
+        return Inventory(errors=(str(error),))
 
 
-def _read_inventory(spared: type[DeviceError] | tuple[()]) -> Inventory:
-    """What answers; what does not is left out where its error is one that is to be spared."""
+def _read_inventory(tolerated: type[DeviceError] | tuple[()]) -> Inventory:
     try:
         session = Session()
     except NoDriverError as error:
-        return Inventory(missing=str(error))
+        return Inventory(driver_missing=str(error))
     lost: dict[int, str] = {}
-    refusals: list[str] = []
+    errors: list[str] = []
     try:
-        found = _list_boards(session, spared, lost)
+        boards = _list_boards(session, tolerated, lost)
         instances: list[Instance] = []
-        for board in found:
+        for board in boards:
             try:
                 instances += list_instances(session, board)
-            except spared as error:
-                refusals.append(str(error))
-        uuids = [*(board.uuid for board in found), *(instance.uuid for instance in instances)]
+            except tolerated as error:
+                errors.append(str(error))
+        uuids = [*(board.uuid for board in boards), *(instance.uuid for instance in instances)]
         used = {uuid: read_used_bytes(session.module, uuid) for uuid in uuids}
         return Inventory(
-            boards=tuple(found),
+            boards=tuple(boards),
             instances=tuple(instances),
             driver=read_or_none(session.module, lambda: str(session.module.nvmlSystemGetDriverVersion())),
-            mig_enabled=frozenset(board.uuid for board in found if mig.is_mig_enabled(session, board.uuid)),
-            used_bytes={uuid: each for uuid, each in used.items() if each is not None},
+            mig_enabled=frozenset(board.uuid for board in boards if is_mig_enabled(session, board.uuid)),
+            used_bytes={uuid: size for uuid, size in used.items() if size is not None},
             lost=lost,
-            refusals=tuple(refusals),
+            errors=tuple(errors),
         )
     finally:
         session.close()
 
 
 def read_used_bytes(module: Any, uuid: str) -> int | None:
-    """Memory in use on a board or instance, without what the driver keeps for itself where that is told.
+    """Return the memory in use on a board or instance; None if the driver does not report it.
 
-    Version 1 of the call counts the driver's own share, some hundred MB, since driver 510; version 2, which
-    came with it, does not (nvml.h: ``nvmlMemory_t``, ``nvmlMemory_v2_t``). ``None`` if neither answers.
+    Version 2 of the call, new in driver 510, excludes what the driver reserves for itself; version 1 has
+    since included it, some hundred MB (nvml.h: ``nvmlMemory_t``, ``nvmlMemory_v2_t``).
     """
     for version in (module.nvmlMemory_v2, None):
-        used = read_or_none(module, partial(_used, module, uuid, version))
+        used = read_or_none(module, partial(_read_used, module, uuid, version))
         if used is not None:
             return used
     return None
 
 
-def read_temperature_c(uuid: str) -> float | None:
-    """The board's temperature in degrees Celsius; ``None`` where the driver does not tell."""
-    try:
-        with open_optional_session() as session:
-            if session is None:
-                return None
-            module = session.module
-
-            def read() -> float:
-                return float(module.nvmlDeviceGetTemperature(module.nvmlDeviceGetHandleByUUID(uuid), 0))
-
-            return read_or_none(module, read)
-    except DeviceError:
-        # Joules that were measured are not given up for want of a temperature.
-        return None
-
-
-def _used(module: Any, uuid: str, version: int | None) -> int:
+def _read_used(module: Any, uuid: str, version: int | None) -> int:
     return int(module.nvmlDeviceGetMemoryInfo(module.nvmlDeviceGetHandleByUUID(uuid), version).used)
 
 
 def _list_boards(
-    session: Session, spared: type[DeviceError] | tuple[()], lost: dict[int, str]
+    session: Session, tolerated: type[DeviceError] | tuple[()], lost: dict[int, str]
 ) -> list[Board]:
-    """All boards; those whose error is to be spared are noted in ``lost`` instead."""
-    module, found = session.module, []
+    """Return the boards that answer, and note in ``lost`` those whose error is tolerated."""
+    module, boards = session.module, []
     try:
         count = int(module.nvmlDeviceGetCount())
     except module.NVMLError as error:
         raise DeviceError(f"NVML: the driver does not count its GPUs ({error}); see nvidia-smi") from None
     for index in range(count):
         try:
-            found.append(_read_board(module, index))
-        except spared as error:
+            boards.append(_read_board(module, index))
+        except tolerated as error:
             lost[index] = str(error)
-    return found
-
-
-class _LostError(DeviceError):
-    """The board has fallen off the bus. NVML counts it still, so that the others keep their numbers."""
+    return boards
 
 
 def _read_board(module: Any, index: int) -> Board:

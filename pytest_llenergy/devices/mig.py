@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG: the instances that a board is divided into."""
+"""MIG instances: the parts that a board can be divided into, each a device to CUDA."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from pytest_llenergy.model.environment import Board
 
 MIG_PREFIX = "MIG-"
 
-#: What is wrong with a board that is divided into nothing, and what to do.
+#: Why a board in MIG mode that has no instances cannot be used, and what to do.
 NO_INSTANCES = (
     "in MIG mode without instances and cannot be used (nvidia-smi mig -cgi PROFILE -C makes instances, "
     "nvidia-smi -mig 0 ends the mode)"
 )
 
-#: From this driver on a process sees one compute instance of each GPU instance; before it only one in all
-#: (NVIDIA MIG user guide, "CUDA Device Enumeration").
+#: From this driver version on, a process sees one compute instance of each GPU instance; before, only one in
+#: all (NVIDIA MIG user guide, "CUDA Device Enumeration").
 SEVERAL_FROM_DRIVER = 570
 
-#: Memory is divided by eighths: how profiles round it (NVIDIA go-nvlib, ``getMigMemorySizeGB``).
+#: Profile names round memory to eighths of the board's (NVIDIA go-nvlib, ``getMigMemorySizeGB``).
 MEMORY_PARTS = 8
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One MIG instance, which is a device to CUDA. ``board`` is the UUID of the board that it is a part of.
+    """A MIG instance.
 
-    ``profile`` is as in ``1g.10gb``. Memory is bytes. Both are ``None`` where the driver does not tell.
+    Attributes:
+        uuid: UUID of the instance.
+        board: UUID of its board.
+        gpu_instance: Id of its GPU instance.
+        compute_instance: Id of its compute instance.
+        profile: Profile such as ``1g.10gb``; None if the driver does not report it.
+        memory_bytes: Total memory; None if the driver does not report it.
     """
 
     uuid: str
@@ -44,17 +50,17 @@ class Instance:
 
     @property
     def legacy_name(self) -> str:
-        """The name that drivers before 470 gave it, and that CUDA still takes."""
+        """Name that drivers before 470 gave it; CUDA still accepts it."""
         return f"{MIG_PREFIX}{self.board}/{self.gpu_instance}/{self.compute_instance}"
 
     @property
     def label(self) -> str:
-        """The UUID, and the profile where it is known."""
+        """UUID, with the profile if known."""
         return f"{self.uuid} ({self.profile})" if self.profile else self.uuid
 
 
 def shown_to_one_process(instances: Sequence[Instance], driver: str | None) -> tuple[Instance, ...]:
-    """Those among these instances that CUDA shows to one process, in the same order."""
+    """Return those of the instances that CUDA shows to one process, in the same order."""
     major = (driver or "").partition(".")[0]
     if not major.isdecimal() or int(major) < SEVERAL_FROM_DRIVER:
         return tuple(instances[:1])
@@ -65,7 +71,7 @@ def shown_to_one_process(instances: Sequence[Instance], driver: str | None) -> t
 
 
 def is_mig_enabled(session: Session, uuid: str) -> bool | None:
-    """Whether the board with this UUID is in MIG mode; ``None`` where it has no such mode or tells none."""
+    """Return whether a board is in MIG mode; None if it has no such mode."""
     module = session.module
     return read_or_none(
         module, lambda: bool(module.nvmlDeviceGetMigMode(module.nvmlDeviceGetHandleByUUID(uuid))[0])
@@ -73,23 +79,24 @@ def is_mig_enabled(session: Session, uuid: str) -> bool | None:
 
 
 def list_instances(session: Session, board: Board) -> list[Instance]:
-    """The instances of a board, in the driver's order; none where it is not divided.
+    """Return the instances of a board in the driver's order; none if it is not divided.
 
-    Raises ``DeviceError`` for an instance that is there and does not answer.
+    Raises:
+        DeviceError: An instance exists and does not answer.
     """
     module = session.module
     try:
         handle = module.nvmlDeviceGetHandleByUUID(board.uuid)
         count = int(module.nvmlDeviceGetMaxMigDeviceCount(handle))
     except module.NVMLError:
-        # Drivers and boards that know nothing of MIG.
+        # The driver or the board does not support MIG.
         return []
     found = []
     for index in range(count):
         try:
             instance = module.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except (module.NVMLError_NotFound, module.NVMLError_InvalidArgument, module.NVMLError_NotSupported):
-            # Not every place is taken.
+            # The slot is empty.
             continue
         except module.NVMLError as error:
             raise _no_answer(index, board, error) from None

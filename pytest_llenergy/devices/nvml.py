@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML, initialised: the one place that opens it, finds boards and turns its return codes into words."""
+"""A session of NVML: the only place that opens it, finds boards and turns return codes into messages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pytest_llenergy.errors import DeviceError, NoDriverError
 
 T = TypeVar("T")
 
-#: A fork copies the locks of the driver's library as they are at that moment. One that another thread holds
-#: then is never released in the child, so a session is of no use there.
+#: A fork copies the locks of the driver's library as they are at that moment. A lock that another thread
+#: holds is never released in the child, so a session must not be used there.
 FORK_MESSAGE = "NVML was opened before a fork; only the process that opened it can use it"
 
-#: The member of ``nvmlValue_t`` that holds a value, by ``nvmlValueType_t`` (nvml.h).
+#: Member of ``nvmlValue_t`` that holds a value, indexed by ``nvmlValueType_t`` (nvml.h).
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def read_or_none(module: Any, read: Callable[[], T]) -> T | None:
-    """What NVML tells, or ``None`` where it does not."""
+    """Return a value that NVML may not support, or None."""
     try:
         return read()
     except module.NVMLError:
@@ -30,9 +30,14 @@ def read_or_none(module: Any, read: Callable[[], T]) -> T | None:
 
 
 class BoardHandle(NamedTuple):
-    """An open board. ``asked`` is the UUID that it was asked for by, ``device`` what that names.
+    """An open board, looked up by its own UUID or by that of one of its MIG instances.
 
-    That is another than the board itself where it is one of its MIG instances: the board is ``shared`` then.
+    Attributes:
+        uuid: UUID of the board.
+        name: Product name.
+        handle: NVML handle of the board.
+        lookup_uuid: UUID that was looked up.
+        device: NVML handle of what ``lookup_uuid`` names: the board, or the instance.
     """
 
     uuid: str
@@ -43,14 +48,14 @@ class BoardHandle(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether it is a board of several instances."""
+        """Whether a MIG instance was looked up, so that others may use the board too."""
         return self.lookup_uuid != self.uuid
 
 
 class Quantity(NamedTuple):
-    """One number that NVML tells of a board, in thousandths of J or W.
+    """A number that NVML reports for a board, in mJ or mW.
 
-    It is a field with its scope (0 board, 1 module: ``NVML_POWER_SCOPE_*``), or a function of its own.
+    It is a field with its id and scope (0 board, 1 module: ``NVML_POWER_SCOPE_*``), or a function of its own.
     """
 
     name: str
@@ -59,22 +64,25 @@ class Quantity(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name, and the scope where it is not the board's."""
+        """Name, with the scope if it is not the board."""
         return self.name if self.scope == "board" else f"{self.name} of the {self.scope}"
 
 
 class Session:
-    """NVML from construction to ``close``. It counts how often it is initialised: sessions may overlap.
+    """NVML from construction to ``close``. NVML counts its initialisations, so sessions may overlap.
 
-    It belongs to the process that opened it; in a child forked from that it gives a reason for values.
+    A session belongs to the process that opened it. In a forked child, readings give a reason instead of
+    values.
 
-    Raises ``NoDriverError``, or ``DeviceError`` for a driver that is there and refuses.
+    Raises:
+        NoDriverError: The host has no driver, or pynvml is missing.
+        DeviceError: The driver refuses.
     """
 
     def __init__(self) -> None:
         try:
-            # Of the package pynvml, which others bring along, that it is not the one to use. Where warnings
-            # are errors the report of a run would be lost to it.
+            # The obsolete package pynvml, which other packages install, warns on import. Where warnings are
+            # errors, that would cost the run its report.
             with catch_warnings():
                 simplefilter("ignore", FutureWarning)
                 import pynvml
@@ -87,43 +95,45 @@ class Session:
         except pynvml.NVMLError_DriverNotLoaded as error:
             raise NoDriverError(f"NVML: {error}; load the NVIDIA kernel module") from None
         except pynvml.NVMLError as error:
-            # A driver that is there and does not answer is not the same as no GPU.
+            # A driver that refuses does not mean that the host has no GPU.
             raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
         self.module: Any = pynvml
         self._owner = os.getpid()
 
     def close(self) -> None:
-        """Give NVML back."""
+        """Shut NVML down."""
         if os.getpid() != self._owner:
             return
         with suppress(self.module.NVMLError):
             self.module.nvmlShutdown()
 
     def open_board(self, uuid: str) -> BoardHandle:
-        """The board with this UUID, or the board on which the MIG instance with this UUID lives.
+        """Return the board with this UUID, or the board that the MIG instance with this UUID is part of.
 
-        Raises ``DeviceError`` naming the UUID and what the driver said.
+        Raises:
+            DeviceError: Neither answers; the message has the UUID and the driver's words.
         """
         try:
             device = handle = self.module.nvmlDeviceGetHandleByUUID(uuid)
             if self._is_mig(device):
                 handle = self.module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
-            own = str(self.module.nvmlDeviceGetUUID(handle))
-            return BoardHandle(own, str(self.module.nvmlDeviceGetName(handle)), handle, uuid, device)
+            board_uuid = str(self.module.nvmlDeviceGetUUID(handle))
+            name = str(self.module.nvmlDeviceGetName(handle))
+            return BoardHandle(board_uuid, name, handle, uuid, device)
         except self.module.NVMLError as error:
             raise DeviceError(f"NVML: {uuid} does not answer ({error}); see nvidia-smi -L") from None
 
     def _is_mig(self, handle: Any) -> bool:
         try:
             answer = self.module.nvmlDeviceIsMigDeviceHandle(handle)
-            # pynvml hands out the C integer itself, which is true whatever it holds.
+            # pynvml returns a ctypes integer, which is true whatever its value.
             return bool(getattr(answer, "value", answer))
         except self.module.NVMLError:
-            # Drivers and boards that know nothing of MIG.
+            # The driver or the board does not support MIG.
             return False
 
     def read_fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
-        """Field values by (field, scope) in one call; what the driver said for each that has none."""
+        """Read fields, given as (id, scope), in one call: a value or the driver's message for each."""
         if os.getpid() != self._owner:
             return [FORK_MESSAGE] * len(codes)
         try:
@@ -138,18 +148,18 @@ class Session:
         ]
 
     def read(self, handle: Any, quantities: Sequence[Quantity]) -> list[float | str]:
-        """Each quantity in J or W, or what the driver said; in one call where all of them are fields."""
+        """Read quantities in J or W, or the driver's message; in one call if all of them are fields."""
         codes = [quantity.field for quantity in quantities if quantity.field is not None]
         if len(codes) == len(quantities):
             raw = self.read_fields(handle, codes)
         else:
-            raw = [self._raw(handle, quantity) for quantity in quantities]
+            raw = [self._read_raw(handle, quantity) for quantity in quantities]
         return [value if isinstance(value, str) else value / 1000 for value in raw]
 
     def make_reader(self, handle: Any, quantity: Quantity) -> Callable[[], float | str]:
-        """``read`` of one quantity, with everything prepared that is the same each time.
+        """Return a function that reads one quantity, with everything prepared that is the same each time.
 
-        A background reader finds cold caches: what it touches costs more than what it computes.
+        A background reader runs with cold caches, where memory accesses cost more than computation.
         """
         if quantity.field is None:
             return lambda: self.read(handle, (quantity,))[0]
@@ -169,7 +179,7 @@ class Session:
 
         return read
 
-    def _raw(self, handle: Any, quantity: Quantity) -> float | str:
+    def _read_raw(self, handle: Any, quantity: Quantity) -> float | str:
         if quantity.field is not None:
             return self.read_fields(handle, (quantity.field,))[0]
         if os.getpid() != self._owner:

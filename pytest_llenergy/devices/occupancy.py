@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find foreign processes on leased boards and wait until they have gone.
 
-A lease keeps out those who ask for one. Everybody else shows by their processes, or by the memory that they
-hold where processes cannot be told, as in a container.
+A lease keeps out only those who ask for one. All others show by their processes or, where processes are not
+visible (in a container), by the memory that they hold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pytest_llenergy.devices.timeouts import (
 )
 from pytest_llenergy.model.record import Flag
 
-#: What CUDA opens in every process that uses it, and NVML does not.
+#: Every process that uses CUDA has this file open; one that uses only NVML has not.
 CUDA_FILE = "/dev/nvidia-uvm"
 
 ADVICE = "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
@@ -40,10 +40,15 @@ ADVICE = "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-t
 
 @dataclass(frozen=True)
 class BoardUse:
-    """Who else is on a board.
+    """Use of a board by processes outside this run.
 
-    ``busy``: by ``processes``, or by ``memory_bytes`` that none of ours holds. ``unknown``: for this reason;
-    ``ending`` if that is a process that the driver lists and the system has no more.
+    Attributes:
+        uuid: The board or instance.
+        state: Whether others use it.
+        processes: The other processes, if ``busy``.
+        memory_bytes: Memory that this run does not hold, if ``busy`` without visible processes.
+        reason: Why the state is ``unknown``.
+        ending: Whether it is ``unknown`` because the driver lists a process that has ended.
     """
 
     uuid: str
@@ -58,36 +63,36 @@ class BoardUse:
             return f"{self.uuid}: {self.reason or 'free'}"
         if not self.processes:
             held = format_memory(self.memory_bytes)
-            return f"{self.uuid}: busy with {held} in use by no process that can be seen from here"
+            return f"{self.uuid}: busy with {held} in use by no process that is visible from here"
         return f"{self.uuid}: busy with {', '.join(map(describe_process, self.processes))}"
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """All boards of a lease after ``waited_s`` seconds."""
+    """Use of all boards of a lease, after a wait of ``waited_s`` seconds."""
 
     boards: tuple[BoardUse, ...]
     waited_s: float = 0.0
 
     @property
     def state(self) -> Literal["free", "busy", "unknown"]:
-        """``busy`` if one board is; else ``unknown`` if one cannot be told; else ``free``."""
+        """``busy`` if one board is; else ``unknown`` if one is; else ``free``."""
         states = {board.state for board in self.boards}
         return "busy" if "busy" in states else "unknown" if "unknown" in states else "free"
 
     @property
     def ending(self) -> bool:
-        """Whether it may be told in a moment, when the driver has forgotten those who ended."""
+        """Whether the state will be known when the driver has dropped processes that have ended."""
         return self.state == "unknown" and any(board.ending for board in self.boards)
 
     @property
     def message(self) -> str:
-        """One line on who is in the way, and what to do."""
+        """One line for a vain wait: who uses the boards, and what to do."""
         return f"{self._busy}, waited {_format_seconds(self.waited_s)} s; {ADVICE}"
 
     @property
-    def awaited(self) -> str:
-        """Who is in the way, for those who look on."""
+    def waiting_message(self) -> str:
+        """One line for a wait that goes on."""
         return f"waiting for {self._busy}"
 
     @property
@@ -96,31 +101,38 @@ class Occupancy:
 
     @property
     def flags(self) -> list[Flag]:
-        """What the record must say: that other processes could not be told."""
+        """Flags for the record."""
         unknown = [board for board in self.boards if board.state == "unknown"]
         if not unknown:
             return []
-        detail = f"{unknown[0].uuid}: other processes cannot be told: {unknown[0].reason}"
+        detail = f"{unknown[0].uuid}: other processes are unknown: {unknown[0].reason}"
         return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
 
 
 def wait_until_free(
     uuids: Sequence[str],
     timeout_s: float,
-    own: Collection[int] = (),
+    own_pids: Collection[int] = (),
     *,
-    tell: Callable[[str], None] = lambda _: None,
+    on_wait: Callable[[str], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Occupancy:
-    """Look at the boards of a lease until nobody else is on them, or for ``timeout_s`` seconds.
+    """Inspect the boards of a lease until nobody else uses them.
 
-    Of a board that MIG divides, only the instance that is leased counts. ``own`` are pids that are ours
-    although this process did not start them; what they started is ours too. What cannot be told is not waited
-    for, but that a process which has ended leaves the driver's list, for up to
-    ``ENDED_PROCESS_LISTED_S``. ``tell`` is
-    given, before each pause, who is waited for.
-    Raises ``DeviceError`` when a board does not answer.
+    An unknown state is not waited for, except that a process which has ended may leave the driver's list, for
+    up to ``ENDED_PROCESS_LISTED_S``.
+
+    Args:
+        uuids: The boards or instances. Of a divided board only the leased instance counts.
+        timeout_s: How long to wait at most (seconds).
+        own_pids: Processes of this run that this process did not start. What they started counts as ours too.
+        on_wait: Called before each pause with one line that names the users of the boards.
+        sleep: Replaces ``time.sleep`` in tests.
+        clock: Replaces ``time.monotonic`` in tests.
+
+    Raises:
+        DeviceError: A board does not answer.
     """
     if not uuids:
         return Occupancy(())
@@ -129,16 +141,16 @@ def wait_until_free(
         boards = [session.open_board(uuid) for uuid in uuids]
         start_s, pause_s, busy_s = clock(), OCCUPANCY_POLL_FIRST_S, 0.0
         while True:
-            seen = Occupancy(tuple(inspect_board(session, board, own) for board in boards))
+            found = Occupancy(tuple(inspect_board(session, board, own_pids) for board in boards))
             waited_s = clock() - start_s
-            if seen.state == "busy":
+            if found.state == "busy":
                 busy_s, until_s = waited_s, timeout_s
             else:
-                until_s = min(timeout_s, busy_s + ENDED_PROCESS_LISTED_S) if seen.ending else 0.0
+                until_s = min(timeout_s, busy_s + ENDED_PROCESS_LISTED_S) if found.ending else 0.0
             if waited_s >= until_s:
-                return replace(seen, waited_s=waited_s)
-            if seen.state == "busy":
-                tell(seen.awaited)
+                return replace(found, waited_s=waited_s)
+            if found.state == "busy":
+                on_wait(found.waiting_message)
             sleep(min(pause_s, until_s - waited_s))
             pause_s = min(2 * pause_s, OCCUPANCY_POLL_LONGEST_S)
     finally:
@@ -146,32 +158,30 @@ def wait_until_free(
 
 
 def inspect_board(
-    session: Session, board: BoardHandle, own: Collection[int] = (), proc: Path = Path("/proc")
+    session: Session, board: BoardHandle, own_pids: Collection[int] = (), proc: Path = Path("/proc")
 ) -> BoardUse:
-    """Who else is on one board, or on one of its instances, now."""
+    """Return who else uses a board, or one of its instances, now."""
+    uuid = board.lookup_uuid
     listed = list_processes(session.module, board.device)
     others = find_foreign_processes(
-        Condition(processes=listed), own_process_tree(own) if listed else own, proc
+        Condition(processes=listed), own_process_tree(own_pids) if listed else own_pids, proc
     )
     if others and not isinstance(others, str):
-        return BoardUse(board.lookup_uuid, "busy", others)
-    used = read_used_bytes(session.module, board.lookup_uuid)
-    ours = (
-        bool(listed)
-        if not isinstance(others, str)
-        else any(_uses_cuda(pid, proc) for pid in own_process_tree(own))
-    )
-    if used is not None and used > IDLE_BYTES and not ours:
-        return BoardUse(board.lookup_uuid, "busy", memory_bytes=used)
+        return BoardUse(uuid, "busy", others)
     if isinstance(others, str):
-        return BoardUse(
-            board.lookup_uuid, "unknown", reason=others, ending=bool(listed) and sees_all_pids(proc)
-        )
-    return BoardUse(board.lookup_uuid, "free")
+        is_ours = any(_uses_cuda(pid, proc) for pid in own_process_tree(own_pids))
+    else:
+        is_ours = bool(listed)
+    used = read_used_bytes(session.module, uuid)
+    if used is not None and used > IDLE_BYTES and not is_ours:
+        return BoardUse(uuid, "busy", memory_bytes=used)
+    if isinstance(others, str):
+        return BoardUse(uuid, "unknown", reason=others, ending=bool(listed) and sees_all_pids(proc))
+    return BoardUse(uuid, "free")
 
 
 def describe_process(process: BoardProcess) -> str:
-    """Its pid, command and memory."""
+    """Return pid, command and memory of a process."""
     held = (
         f" using {format_memory(process.used_memory_bytes)}" if process.used_memory_bytes is not None else ""
     )
@@ -179,9 +189,9 @@ def describe_process(process: BoardProcess) -> str:
 
 
 def describe_command(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """The program and the script or module that it runs; ``None`` where it cannot be read.
+    """Return a program and the script or module that it runs; None if unreadable.
 
-    Nothing more: arguments may hold what does not belong into a report.
+    Other arguments are left out: they may hold what must not be in a report.
     """
     try:
         parts = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")

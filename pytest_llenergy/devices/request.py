@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test asks for: how many GPUs, and which ones would do."""
+"""What a test requests: how many GPUs, and which ones would do."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from functools import cached_property
 
 from pytest_llenergy.errors import PlanError
 
-#: Bytes of a unit. Boards are sold by 10^9 bytes, and what a driver shows of one is more than that.
+#: Bytes per unit. Vendors count memory in units of 10^9 bytes; the driver shows a little more than that.
 UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 SPELLING = {"mb": "MB", "gb": "GB", "tb": "TB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
 SMALLER = {"TB": "GB", "GB": "MB", "TiB": "GiB", "GiB": "MiB"}
 
-#: Compute slices where they are fewer than the GPU's, GPU slices, memory.
+#: Compute slices if fewer than GPU slices, GPU slices, memory.
 PROFILE = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb")
 
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """``n`` GPUs, each of which has what is asked for.
+    """A request for ``n`` GPUs that all meet the same requirements.
 
-    ``name`` is a part of the product name in either case, ``memory`` the least total of each as in
-    ``"40 GB"`` or ``"40 GiB"``, ``mig`` a profile as in ``1g.10gb``, which asks for instances instead of
-    boards; ``fallback="cpu"`` allows CPU ranks. Raises ``PlanError`` for a value that is none of these.
+    Attributes:
+        n: Number of GPUs.
+        name: Part of the product name, in upper or lower case.
+        fallback: ``"cpu"`` allows CPU ranks if there are too few GPUs.
+        memory: Minimum total memory of each, such as ``"40 GB"`` or ``"40 GiB"``.
+        mig: MIG profile such as ``1g.10gb``; requests instances instead of boards.
+
+    Raises:
+        PlanError: A value is invalid.
     """
 
     n: int = 1
@@ -40,7 +46,7 @@ class GpuRequest:
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
             raise PlanError(f'name is {self.name!r}, needs a part of the product name, such as "H200"')
         if self.fallback not in (None, "cpu"):
-            raise PlanError(f'fallback is {self.fallback!r}, knows only "cpu"')
+            raise PlanError(f'fallback is {self.fallback!r}, must be "cpu"')
         if self.memory is not None:
             parse_memory(self.memory)
         if self.mig is not None and not (isinstance(self.mig, str) and PROFILE.fullmatch(self.mig.lower())):
@@ -48,27 +54,36 @@ class GpuRequest:
 
     @cached_property
     def memory_bytes(self) -> int:
-        """The least total memory of each device; 0 where none is asked for."""
+        """Minimum total memory of each device; 0 without a requirement."""
         return parse_memory(self.memory)[0] if self.memory is not None else 0
 
     @property
     def memory_unit(self) -> str:
-        """The unit in which the memory is asked for."""
+        """Unit of ``memory``."""
         return parse_memory(self.memory)[1] if self.memory is not None else "GB"
 
     def __str__(self) -> str:
-        """As the mark is written."""
-        asked = (("name", self.name), ("memory", self.memory), ("mig", self.mig))
-        told = (f", {name}={value!r}" for name, value in asked if value is not None)
-        return f"gpus({self.n}{''.join(told)})"
+        """Return the request as its mark is written."""
+        arguments = (("name", self.name), ("memory", self.memory), ("mig", self.mig))
+        given = (f", {name}={value!r}" for name, value in arguments if value is not None)
+        return f"gpus({self.n}{''.join(given)})"
 
 
 def parse_memory(text: str) -> tuple[int, str]:
-    """Bytes and unit of a text such as ``40 GB`` (10^9) or ``40 GiB`` (2^30).
+    """Parse a size such as ``40 GB`` (10^9) or ``40 GiB`` (2^30).
 
-    Raises ``PlanError`` for anything else.
+    Returns:
+        Bytes and unit.
+
+    Raises:
+        PlanError: The text is not such a size.
     """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([mgt]i?b)\s*", text.lower()) if _text(text) else None
+    # A mark can hold anything, whatever its signature says.
+    found = (
+        re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([mgt]i?b)\s*", text.lower())
+        if isinstance(text, str)
+        else None
+    )
     size = float(found[1]) * UNITS[found[2]] if found is not None else 0.0
     if found is None or not 0 < size < math.inf:
         raise PlanError(
@@ -79,9 +94,9 @@ def parse_memory(text: str) -> tuple[int, str]:
 
 
 def format_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
-    """With one decimal and never rounded up: what is too little must not look like enough.
+    """Format a size in this unit, or in the next smaller one if it is less than one of it.
 
-    In this unit, or in the next smaller one where it is less than one of it.
+    It has one decimal and is never rounded up: what is too little must not look like enough.
     """
     if memory_bytes is None:
         return "unknown memory"
@@ -89,8 +104,3 @@ def format_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
         unit = SMALLER.get(unit, unit)
     tenths = memory_bytes * 10 // UNITS[unit.lower()]
     return f"{tenths / 10:g} {unit}" if tenths % 10 else f"{tenths // 10} {unit}"
-
-
-def _text(value: object) -> bool:
-    # A mark can hold anything, whatever its signature says.
-    return isinstance(value, str)

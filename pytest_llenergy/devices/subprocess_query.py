@@ -51,7 +51,7 @@ class DriverReport(msgspec.Struct):
 def describe_boards() -> DriverReport:
     """Query boards and driver version in this process."""
     found = read_answering()
-    return DriverReport(list(found.boards), found.driver, [*found.lost.values(), *found.refusals])
+    return DriverReport(list(found.boards), found.driver, [*found.lost.values(), *found.errors])
 
 
 def query_boards() -> DriverReport:

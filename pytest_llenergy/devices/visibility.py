@@ -222,9 +222,9 @@ def _parse_device(element: str, present: Inventory) -> str:
         matches = match_uuids(element, names) if element else []
     if len(matches) != 1:
         labels = [*present.uuids, *(instance.label for instance in present.instances)]
-        told = ", ".join(labels) or f"none ({present.missing or 'NVML shows none'})"
+        told = ", ".join(labels) or f"none ({present.driver_missing or 'NVML shows none'})"
         raise DeviceError(f"--energy-gpus: {element!r} names no single GPU; present: {told}")
-    parts = present.parts(matches[0])
+    parts = present.instances_of(matches[0])
     if parts:
         labels = [instance.label for instance in parts]
         raise DeviceError(

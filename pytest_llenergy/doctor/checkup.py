@@ -234,7 +234,7 @@ def check_host(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS)
 
 def _check_inventory(findings: list[Finding], sysfs: Path) -> Inventory:
     found = read_answering()
-    silent = (*found.lost.values(), *found.refusals)
+    silent = (*found.lost.values(), *found.errors)
     findings.extend(map(Finding, silent))
     if not found.boards and not silent:
         findings.append(_explain_no_boards(found, sysfs))
@@ -264,10 +264,12 @@ def _explain_no_boards(found: Inventory, sysfs: Path) -> Finding:
     """A host without a GPU is in order; one with a GPU that NVML does not show is not."""
     nvidia = list_display_devices(NVIDIA, sysfs)
     if find_spec("pynvml") is None:
-        return Finding(str(found.missing))
+        return Finding(str(found.driver_missing))
     if not nvidia:
-        return Finding(f"no NVIDIA GPU: none on the PCI bus; {found.missing or 'NVML shows none'}", False)
-    where, why = ", ".join(nvidia), found.missing or "NVML shows no board; see nvidia-smi"
+        return Finding(
+            f"no NVIDIA GPU: none on the PCI bus; {found.driver_missing or 'NVML shows none'}", False
+        )
+    where, why = ", ".join(nvidia), found.driver_missing or "NVML shows no board; see nvidia-smi"
     return Finding(
         f"the PCI bus has NVIDIA graphics at {where}, but {why}; in a container, start it with --gpus all"
     )
@@ -280,7 +282,7 @@ def _check_gpus(found: Inventory, findings: list[Finding]) -> list[GpuFacts]:
     session = Session()
     try:
         for board in found.boards:
-            parts, divided = found.parts(board.uuid), board.uuid in found.mig_enabled
+            parts, divided = found.instances_of(board.uuid), board.uuid in found.mig_enabled
             if divided and not parts:
                 findings.append(Finding(f"{board.uuid} is {NO_INSTANCES}"))
             facts.append(
@@ -338,7 +340,7 @@ def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
 def _check_lock_files(found: Inventory, directory: LockDirectory) -> Iterator[Finding]:
     """What stands in the place of a device's lock file and fails every test that asks for it."""
     boards = [board.uuid for board in found.boards]
-    instances = [part.uuid for board in boards for part in found.parts(board)]
+    instances = [part.uuid for board in boards for part in found.instances_of(board)]
     for device in (CPU, *boards, *instances):
         try:
             lockfiles.check_lock_file(directory, device)

@@ -174,11 +174,11 @@ def _render_gpu(gpu: GpuFacts) -> Iterator[str]:
     for part in gpu.instances:
         yield f"{INDENT}instance {part.label}, {format_memory(part.memory_bytes)}"
     if gpu.use.state == "unknown":
-        yield f"{INDENT}other processes cannot be told: {gpu.use.reason}"
+        yield f"{INDENT}other processes are unknown: {gpu.use.reason}"
     elif gpu.use.processes:
         yield from (f"{INDENT}{describe_process(process)}" for process in gpu.use.processes)
     elif gpu.use.state == "busy":
-        yield f"{INDENT}{format_memory(gpu.use.memory_bytes)} in use by no process that can be seen from here"
+        yield f"{INDENT}{format_memory(gpu.use.memory_bytes)} in use by no process that is visible from here"
 
 
 def _render_amd(board: AmdBoard) -> Iterator[str]:

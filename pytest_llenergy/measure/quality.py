@@ -173,7 +173,7 @@ def _foreign(uuid: str, conditions: Sequence[Condition], own: Collection[int] | 
             return [Flag(name="foreign-process", severity="invalid", detail=detail)]
     if unknown is None:
         return []
-    detail = f"{uuid}: other processes cannot be told: {unknown}"
+    detail = f"{uuid}: other processes are unknown: {unknown}"
     return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
 
 

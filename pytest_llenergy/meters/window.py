@@ -300,7 +300,7 @@ def _visible() -> Sequence[str]:
             "names"
         )
     # By one of its instances, so that it is known to be shared.
-    return [found.parts(uuid)[0].uuid if found.parts(uuid) else uuid for uuid in allowed.uuids]
+    return [found.instances_of(uuid)[0].uuid if found.instances_of(uuid) else uuid for uuid in allowed.uuids]
 
 
 # What blocks is run in a thread beside the event loop, of asyncio or of trio.

@@ -186,7 +186,7 @@ def test_an_idle_board_has_nobody_on_it(tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_seen_is_not_accused(tmp_path: Path) -> None:
     """It may be a child of ours that just ended, or be hidden by the mount options of /proc."""
     proc = proc_of(tmp_path, FIRST_NAMESPACE, 7)
-    told = f"processes that cannot be seen from here were on the board: {NOBODY}"
+    told = f"the board had processes that are not visible from here: {NOBODY}"
     assert find_foreign_processes(processes(NOBODY), proc=proc) == told
     assert find_foreign_processes(processes(7, NOBODY), own_pids=(), proc=proc) == (
         BoardProcess(7, None, None),
@@ -197,14 +197,14 @@ def test_a_process_that_cannot_be_seen_is_not_accused(tmp_path: Path) -> None:
 def test_in_a_container_nothing_is_known(tmp_path: Path, pids: tuple[int, ...]) -> None:
     """The numbers are the host's, and processes of other containers may be left out."""
     proc = proc_of(tmp_path, CONTAINER, 1, os.getpid())
-    told = "NVML numbers processes as the host does, and this is another pid namespace"
+    told = "NVML reports process ids of the host, and this is another PID namespace"
     assert find_foreign_processes(processes(*pids), proc=proc) == told
 
 
 def test_a_system_without_namespaces_tells_nothing(tmp_path: Path) -> None:
-    assert "another pid namespace" in find_foreign_processes(processes(1), proc=tmp_path)
+    assert "another PID namespace" in find_foreign_processes(processes(1), proc=tmp_path)
 
 
 def test_a_driver_that_does_not_tell_is_not_an_empty_board(tmp_path: Path) -> None:
     told = find_foreign_processes(Condition(processes=None), proc=proc_of(tmp_path, FIRST_NAMESPACE))
-    assert told == "the driver does not tell which processes are on the board"
+    assert told == "the driver does not report the processes on the board"

@@ -150,7 +150,7 @@ class TestOnAHost:
     def test_processes_that_we_are_told_of_are_ours(self, host: Host, stranger: int) -> None:
         world = host(Board(memory_used=40 * GIB, processes=(Process(stranger),)))
         assert wait_until_free(uuids(world), 0.01).state == "busy"
-        assert wait_until_free(uuids(world), 0.01, own=[stranger]).state == "free"
+        assert wait_until_free(uuids(world), 0.01, own_pids=[stranger]).state == "free"
 
     def test_memory_that_nobody_is_seen_to_hold_is_waited_for(self, host: Host) -> None:
         """The driver is still freeing what a process had that was killed."""
@@ -159,7 +159,7 @@ class TestOnAHost:
         assert wait(world, pauses=freed).state == "free"
         world.update(0, memory_used=12 * GIB)
         assert wait(world, 1.0).message == (
-            f"{uuids(world)[0]}: busy with 12 GiB in use by no process that can be seen from here, "
+            f"{uuids(world)[0]}: busy with 12 GiB in use by no process that is visible from here, "
             "waited 1 s; end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
         )
 
@@ -179,8 +179,8 @@ class TestOnAHost:
         (flag,) = seen.flags
         assert (flag.name, flag.severity) == ("foreign-unknown", "warning")
         assert flag.detail == (
-            f"{uuids(world)[0]}: other processes cannot be told: the driver does not tell which processes "
-            "are on the board"
+            f"{uuids(world)[0]}: other processes are unknown: the driver does not report the processes "
+            "on the board"
         )
 
     def test_a_board_that_is_lost_is_an_error(self, host: Host) -> None:
@@ -195,12 +195,12 @@ class TestInAContainer:
     def test_memory_tells_that_somebody_is_there(self, host: Host) -> None:
         seen = wait(host(Board(memory_used=12 * GIB, processes=(Process(1),))), 0.1)
         assert seen.state == "busy"
-        assert "12 GiB in use by no process that can be seen from here" in seen.message
+        assert "12 GiB in use by no process that is visible from here" in seen.message
 
     def test_without_memory_in_use_it_is_unknown(self, host: Host) -> None:
         seen = wait(host(Board(), Board(processes=(Process(1),))))
         assert (seen.state, len(seen.flags)) == ("unknown", 1)
-        assert "another pid namespace" in seen.flags[0].detail
+        assert "another PID namespace" in seen.flags[0].detail
 
     def test_memory_that_may_be_ours_is_not_held_against_others(self, host: Host, tmp_path: Path) -> None:
         world = host(Board(memory_used=12 * GIB))
@@ -264,5 +264,5 @@ def test_several_boards_are_told_in_one_line() -> None:
     seen = Occupancy((first, BoardUse("GPU-b", "free"), BoardUse("GPU-c", "busy", memory_bytes=GIB)), 3.0)
     assert seen.message.startswith(
         f"GPU-a: busy with process {NOBODY} (train) using 5 GiB, process {NOBODY} (name unknown); GPU-c: "
-        "busy with 1 GiB in use by no process that can be seen from here, waited 3 s; end it, "
+        "busy with 1 GiB in use by no process that is visible from here, waited 3 s; end it, "
     )

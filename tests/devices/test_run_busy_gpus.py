@@ -58,7 +58,7 @@ def test_a_busy_board_fails_the_test(
     occupy(world, 0, 1)
     run(pytester, *args).assert_outcomes(errors=1)
     (record,) = read_report()["records"]
-    held = "12 GiB in use by no process that can be seen from here"
+    held = "12 GiB in use by no process that is visible from here"
     assert record["status"] == "failed"
     told = (
         re.escape(f"Failed: DeviceError: GPU-a: busy with {held}, waited ") + r"0\.\d s" + re.escape(ADVICE)
@@ -111,4 +111,4 @@ def test_what_cannot_be_told_is_a_flag_and_no_fault(
     (record,) = read_report()["records"]
     (flag,) = (flag for flag in record["flags"] if flag["name"] == "foreign-unknown")
     assert flag["severity"] == "warning"
-    assert "the driver does not tell which processes are on the board" in flag["detail"]
+    assert "the driver does not report the processes on the board" in flag["detail"]

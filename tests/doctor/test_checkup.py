@@ -87,7 +87,7 @@ def test_a_board_is_told_with_its_counter(visit: Visit) -> None:
     assert code == 0
     assert "driver   580.95.05\ngpu 0    NVIDIA H100 80GB HBM3 GPU-a\n" in text
     assert "         PCI 00000000:17:00.0, 1.5 GiB of 79.6 GiB in use, limit 700 W, MIG off\n" in text
-    assert f"         process {os.getpid()} (" in text or "another pid namespace" in text
+    assert f"         process {os.getpid()} (" in text or "another PID namespace" in text
     assert "allotted CUDA_VISIBLE_DEVICES is not set: GPU-a\n" in text
     assert (
         "meter    nvml for GPU-a: measured, gpu:GPU-a by NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, every " in text
@@ -97,7 +97,7 @@ def test_a_board_is_told_with_its_counter(visit: Visit) -> None:
 
 def test_memory_that_nobody_is_seen_to_hold_is_told(visit: Visit) -> None:
     assert (
-        "         12 GiB in use by no process that can be seen from here\n"
+        "         12 GiB in use by no process that is visible from here\n"
         in visit(Board(memory_used=12 * GIB))[1]
     )
 

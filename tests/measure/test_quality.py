@@ -155,7 +155,7 @@ class TestTheBoard:
     ) -> None:
         """The process with pid 1 is on the board; the server is that, or another one."""
         every_pid_counts(monkeypatch)
-        monkeypatch.setattr("pytest_llenergy.measure.quality.own_tree", lambda roots: {os.getpid(), *roots})
+        monkeypatch.setattr("pytest_llenergy.measure.quality.own_process_tree", lambda roots: {os.getpid(), *roots})
         seen = {BOARD: Condition(processes=(BoardProcess(1, "init", 5),))}
         plain = measured(WORK, before=seen, after=seen)
         rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
@@ -164,8 +164,8 @@ class TestTheBoard:
 
     def test_processes_that_cannot_be_told_are_said_to_be_unknown(self) -> None:
         assert self.on(Condition(), Condition()) == [
-            "warning: foreign-unknown: GPU-a: other processes cannot be told: the driver does not tell which "
-            "processes are on the board"
+            "warning: foreign-unknown: GPU-a: other processes are unknown: the driver does not report the "
+            "processes on the board"
         ]
 
 
