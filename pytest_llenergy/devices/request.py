@@ -79,11 +79,8 @@ def parse_memory(text: str) -> tuple[int, str]:
         PlanError: The text is not such a size.
     """
     # A mark can hold anything, whatever its signature says.
-    found = (
-        re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([mgt]i?b)\s*", text.lower())
-        if isinstance(text, str)
-        else None
-    )
+    size_and_unit = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([mgt]i?b)\s*"
+    found = re.fullmatch(size_and_unit, text.lower()) if isinstance(text, str) else None
     size = float(found[1]) * UNITS[found[2]] if found is not None else 0.0
     if found is None or not 0 < size < math.inf:
         raise PlanError(

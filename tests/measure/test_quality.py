@@ -155,7 +155,9 @@ class TestTheBoard:
     ) -> None:
         """The process with pid 1 is on the board; the server is that, or another one."""
         every_pid_counts(monkeypatch)
-        monkeypatch.setattr("pytest_llenergy.measure.quality.own_process_tree", lambda roots: {os.getpid(), *roots})
+        monkeypatch.setattr(
+            "pytest_llenergy.measure.quality.own_process_tree", lambda roots: {os.getpid(), *roots}
+        )
         seen = {BOARD: Condition(processes=(BoardProcess(1, "init", 5),))}
         plain = measured(WORK, before=seen, after=seen)
         rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
