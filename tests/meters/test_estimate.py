@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -147,3 +148,13 @@ def test_the_root_group_counts_the_same_time_as_the_host() -> None:
         pytest.skip("the root group is not in sight")
     # Each of five states is cut to ticks of 10 ms.
     assert before_s - 0.05 <= busy_s <= after_s + 0.05
+
+
+def test_cpu_time_counts_the_work_of_this_process() -> None:
+    before, own_s = read_cpu_time(), time.process_time()
+    while time.process_time() - own_s < 0.3:
+        pass
+    after = read_cpu_time()
+    # Ticks of 10 ms on every CPU.
+    assert after.busy_s - before.busy_s >= 0.3 - 0.02 * (os.cpu_count() or 1)
+    assert after.stolen_s >= before.stolen_s >= 0
