@@ -75,7 +75,7 @@ def test_rounds_agree_with_the_truth(tmp_path: Path, nvml_attach: Attach, latch_
     for round_, (true_j, true_prefill_j) in zip(result.rounds, workload.truths, strict=True):
         assert round_.energy_j is not None, round_.reason
         assert round_.energy_u_j is not None
-        # Two standard uncertainties hold in 95 % of windows (tests/meters/test_window_arithmetic.py); a single one gets four.
+        # Two standard uncertainties hold in 95 % of windows (test_window_arithmetic); a single one gets four.
         assert abs(round_.energy_j - true_j) <= 4 * round_.energy_u_j
         assert round_.energy_u_j < 0.05 * round_.energy_j
         assert round_.idle_power_w == pytest.approx(100, rel=0.15)
