@@ -20,31 +20,30 @@ extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
-# What stands in quotes, or has two dashes, is often to be typed.
+# Quotes and double dashes are often part of what users type.
 smartquotes = False
 
-# Light and dark, as the system is.
+# Furo follows the system's light or dark mode.
 html_theme = "furo"
 html_title = f"pytest-llenergy {release}"
-# Comments after a command are no part of it, and neither is the prompt.
+# Copy commands without the prompt.
 copybutton_prompt_text = "$ "
 
-# Hosts that answer slowly, or refuse the first time.
+# Some hosts answer slowly or refuse the first request.
 linkcheck_retries = 3
 linkcheck_timeout = 20
-# What a script writes into a page is not there for who asks without one.
+# GitHub creates its anchors with a script, which linkcheck does not run.
 linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]
 
 
 def setup(app: Sphinx) -> None:
-    """Called by sphinx."""
-    app.connect("config-inited", lambda *_: _is_current())
+    """Check the generated pages before the build."""
+    app.connect("config-inited", lambda *_: _check_reference())
 
 
-def _is_current() -> None:
-    """Pages of reference are what the code says, or nothing is built."""
+def _check_reference() -> None:
     from reference import stale
 
     found = ", ".join(path.name for path in stale())
     if found:
-        raise ExtensionError(f"{found}: not what the code says now; run python docs/reference.py")
+        raise ExtensionError(f"{found}: out of date; run python docs/reference.py")

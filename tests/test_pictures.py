@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of the documentation show what its pages say of them."""
+"""The figures of the documentation show what its pages claim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLUGIN = Path(__file__).parents[1] / "benchmarks" / "plugin"
 
 
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script that draws, with what lies beside it."""
+    """Load a drawing script with the modules beside it."""
     path = PLUGIN / name
     monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -26,7 +26,7 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_window_is_known_where_two_readings_are_far_off(
+def test_the_window_picture_is_right_where_two_readings_are_far_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = script("coverage/window_picture.py", monkeypatch)
@@ -37,13 +37,13 @@ def test_a_window_is_known_where_two_readings_are_far_off(
     assert "what is asked for" in (tmp_path / "window.svg").read_text()
 
 
-def test_most_windows_are_below_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coverage_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = script("coverage/coverage_picture.py", monkeypatch)
     drawn.main(tmp_path / "coverage.svg", 2)
     assert "within 2u" in (tmp_path / "coverage.svg").read_text()
 
 
-def test_there_is_a_region_and_an_example_of_each_verdict(
+def test_the_verdict_picture_has_a_region_and_an_example_of_each_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = script("gate/gate_picture.py", monkeypatch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the command ``llenergy``, of its parser."""
+"""Write the page of the command ``llenergy`` from its parser."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pytest_llenergy.cli import build_parser
 from .text import capital, code, help_text, lines_of, page, table
 
 INTRODUCTION = """\
-Exit code 2 is a wrong command line, or a file that is not what it should be, told in one line."""
+Exit code 2 means a wrong command line, or a file that cannot be used, with one line that says why."""
 
-#: As helps tell it, with something before or after it: ``(repeatable; default: all)``.
+#: A default as help texts state it, alone or with other remarks: ``(repeatable; default: all)``.
 DEFAULT = re.compile(r" ?\((?:([^();]+); )?default: ([^();]+)(?:; ([^();]+))?\)")
 
 
 def commands_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return page("# Commands", INTRODUCTION, *(list(_command(each, 2)) for each in _commands(build_parser())))
 
 
 def _commands(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """What stands below it. Parsers do not tell that in public, so what they keep is looked at."""
+    # argparse has no public way to list sub-commands.
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield from action.choices.values()
 
 
 def _command(command: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    told = capital(help_text(command.description or _help_of(command)))
-    yield from lines_of(f"{'#' * level} {command.prog}", f"{told.rstrip('.')}.")
+    about = capital(help_text(command.description or _help_of(command)))
+    yield from lines_of(f"{'#' * level} {command.prog}", f"{about.rstrip('.')}.")
     rows = [_row(action) for group in command._action_groups for action in group._group_actions]
     rows = [row for row in rows if row]
     if rows:
@@ -44,7 +44,7 @@ def _command(command: argparse.ArgumentParser, level: int) -> Iterator[str]:
 
 
 def _help_of(command: argparse.ArgumentParser) -> str:
-    """What a command's line in the help of the whole says, where it says no more of itself."""
+    """Return the one-line help of a sub-command, as its parent shows it."""
     for above in (build_parser(), *_commands(build_parser())):
         for action in above._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -65,13 +65,13 @@ def _row(action: argparse.Action) -> list[str]:
     if action.choices:
         words = ", ".join(code(str(each)) for each in action.choices)
         text = f"{text}: {words}" if text else words
-    # One word is what would be typed; several tell what it is.
+    # One word is what the user would type; several describe it.
     shown = help_text(default) if " " in default else code(default)
     return [_argument(action), capital(help_text(text)), shown]
 
 
 def without_default(text: str) -> tuple[str, str]:
-    """Help without what it says in brackets of the default, and that."""
+    """Split a help text into the text without its default, and the default."""
     found = DEFAULT.search(text)
     if found is None:
         return text, ""

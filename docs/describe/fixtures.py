@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of fixtures and of what they give, of their docstrings and types."""
+"""Write the page of fixtures and the objects that they return, from docstrings and types."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from .text import code, lines_of, page, parameters, prose, table, typed
 
 
 class Object(NamedTuple):
-    """A class, and what of it is for users, in that order.
+    """A class and its public members, in order.
 
-    ``called`` is what tests call an object of it, ``paragraphs`` how many of its docstring are for them.
+    Attributes:
+        called: The name of such an object in tests.
+        paragraphs: Number of paragraphs of the docstring to show; None shows all.
     """
 
     kind: type
@@ -71,20 +73,20 @@ OBJECTS = (
 )
 
 INTRODUCTION = """\
-What a test asks for by name, and what it then holds. [First steps](../first-steps.md) has examples;
-`pytest --fixtures` lists the fixtures. `Round`, `Metric`, `DomainEnergy` and `Flag` are
-[as in the report](schema.md)."""
+What a test requests by name, and the objects that it gets. [Write measured tests](../writing-tests.md) has
+examples; `pytest --fixtures` lists the fixtures. `Round`, `Metric`, `DomainEnergy` and `Flag` are [as in the
+report](schema.md)."""
 
 METRICS = """\
-Every metric is an attribute of a run; one without a value fails the test and says why.
+Every metric is an attribute of a run; one without a value fails the test with the reason.
 [What they mean](../numbers.md#metrics)."""
 
 
 def fixtures_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     units = [[code(name), figure.unit] for name, figure in FIGURES.items()]
     return page(
-        "# Fixtures and what they give",
+        "# Fixtures",
         INTRODUCTION,
         "## Fixtures",
         *(list(_fixture(each)) for each in fixtures()),
@@ -102,7 +104,7 @@ def fixtures_page() -> str:
 
 
 def fixtures() -> list[ast.FunctionDef]:
-    """As they are written; what the decorator makes of them is pytest's own."""
+    """Return the fixtures as they are written; the decorator hides the functions."""
     path = Path(pytest_llenergy.__file__).parent / "fixtures.py"
     found = [each for each in ast.parse(path.read_text()).body if isinstance(each, ast.FunctionDef)]
     return [each for each in found if each.decorator_list and not each.name.startswith("_")]
@@ -111,7 +113,7 @@ def fixtures() -> list[ast.FunctionDef]:
 def _fixture(fixture: ast.FunctionDef) -> Iterator[str]:
     returned = ast.unparse(fixture.returns) if fixture.returns else ""
     returned = returned.removeprefix("Iterator[").removesuffix("]")
-    yield from lines_of(f"### {fixture.name}", prose(ast.get_docstring(fixture)), f"Gives `{returned}`.")
+    yield from lines_of(f"### {fixture.name}", prose(ast.get_docstring(fixture)), f"Returns `{returned}`.")
 
 
 def _object(each: Object) -> Iterator[str]:
@@ -125,17 +127,17 @@ def _member(of: Object, name: str) -> list[str]:
     found = inspect.getattr_static(kind, name, None)
     if isinstance(found, property):
         returned = inspect.signature(found.fget).return_annotation if found.fget else ""
-        return [code(name), code(typed(returned)), prose(found.__doc__)]
+        return [code(name), code(typed(returned)), prose(found.__doc__, inline=True)]
     if inspect.isfunction(found):
         returned = typed(inspect.signature(found).return_annotation)
         call = parameters(found).replace("(/, ", "(").replace("(self, ", "(")
         name = of.called if name == "__call__" else name
-        return [code(f"{name}{call}"), code(returned), prose(found.__doc__)]
+        return [code(f"{name}{call}"), code(returned), prose(found.__doc__, inline=True)]
     return [code(name), code(_annotation(kind, name)), ""]
 
 
 def _annotation(kind: type, name: str) -> str:
-    """The type of what a class only names, or sets when it is made."""
+    """Return the type of an attribute that the class declares, or that ``__init__`` sets."""
     for each in kind.__mro__:
         if name in vars(each).get("__annotations__", {}):
             return typed(vars(each)["__annotations__"][name])

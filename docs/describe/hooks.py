@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of hooks, of ``pytest_llenergy.hookspecs``."""
+"""Write the page of hooks from ``pytest_llenergy.hookspecs``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pytest_llenergy import hookspecs
 from .text import lines_of, page, parameters, prose
 
 INTRODUCTION = """\
-Hooks for `conftest.py` and other plugins. An implementation may leave out arguments that it does not use.
-[Extending](../extending.md) has examples."""
+Hooks for `conftest.py` and other plugins. An implementation may omit arguments that it does not use.
+[Write a backend](../extending.md) and [write a meter](../writing-a-meter.md) have examples."""
 
 
 def hooks() -> list[Callable[..., Any]]:
-    """In the order of the file."""
+    """Return the hooks in the order of the file."""
     return [each for name, each in vars(hookspecs).items() if name.startswith("pytest_llenergy_")]
 
 
 def hooks_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return page("# Hooks", INTRODUCTION, *(list(_hook(each)) for each in hooks()))
 
 
@@ -35,5 +35,5 @@ def _hook(hook: Callable[..., Any]) -> Iterator[str]:
         f"`{hook.__name__}{parameters(hook)}`",
         prose(hook.__doc__),
         f"Arguments: {', '.join(types)}. Returns `{returned}`."
-        + (" The first answer that is not `None` counts." if first else ""),
+        + (" The first result that is not `None` counts." if first else ""),
     )

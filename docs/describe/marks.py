@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of marks, of ``pytest_llenergy.marks``."""
+"""Write the page of marks from ``pytest_llenergy.marks``."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from pytest_llenergy.marks import MARKS
 
 from .text import capital, code, help_text, lines_of, page, table, typed
 
-#: Where more is told of a mark, with an example.
+#: Further reading for each mark.
 SEE = {
-    "gpus": "[which GPUs](../options.md#which-gpus), [sharing devices](../devices.md)",
-    "parallel": "[parallelism](../backends.md#transformers-on-several-devices)",
-    "backend_options": "[backends](../backends.md)",
-    "backend_needs": "[backends](../backends.md), [engines](../engines.md)",
-    "energy_gate": "[comparing](../comparing.md), [first steps](../first-steps.md#budgets)",
+    "gpus": "[which GPUs](../devices.md#which-gpus), [leases](../devices.md#leases)",
+    "parallel": "[several GPUs](../several-gpus.md)",
+    "backend_options": "[backends](../backends.md#selecting-backends-for-a-test)",
+    "backend_needs": "[backends](../backends.md#selecting-backends-for-a-test), [capabilities](backends.md)",
+    "energy_gate": "[comparing](../comparing.md#in-pytest), [budgets](../writing-tests.md#budgets)",
 }
 
 INTRODUCTION = """\
-Marks of tests, on a function, a class, a module or a parameter; the closest counts.
-Wrong arguments are errors at collection. `pytest --markers` shows the same."""
+Put marks on a function, class, module or parameter; the closest counts. Wrong arguments are errors at
+collection. `pytest --markers` prints the same."""
 
 
 def marks_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return page("# Marks", INTRODUCTION, *(list(_mark(mark.__name__)) for mark in MARKS))
 
 
 def _mark(name: str) -> Iterator[str]:
     mark = next(each for each in MARKS if each.__name__ == name)
-    # Behind the signature, with which it begins.
-    told = help_text((inspect.getdoc(mark) or "").partition("): ")[2])
-    yield from lines_of(f"## {name}", capital(told), _parameters(name), f"See {SEE[name]}.")
+    # The docstring begins with the signature, which pytest prints.
+    text = inspect.getdoc(mark) or ""
+    about = help_text(text.partition("): ")[2] or text)
+    yield from lines_of(f"## {name}", capital(about), _parameters(name), f"See {SEE[name]}.")
 
 
 def _parameters(name: str) -> Sequence[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the report's JSON Schema, and of that of ``llenergy ab``, as the package has them."""
+"""Write the page of the JSON Schemas of reports and of ``llenergy ab``."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 
 from .text import code, lines_of, page, prose, table
 
-#: The files in the package, and what each is of.
+#: The schema files, and what each describes.
 SCHEMAS = {
-    "report-1.json": "What `--energy-report` writes: an object `Report`, [explained](../report.md).",
-    "ab-1.json": "What `llenergy ab` writes: an object `PairedReport`, whose sides are reports as above.",
+    "report-1.json": "`--energy-report` writes a `Report` ([explained](../report.md)).",
+    "ab-1.json": "`llenergy ab` writes a `PairedReport`, whose sides are reports as above.",
 }
 
 INTRODUCTION = """\
-Every part of the files, of the [JSON Schemas](https://json-schema.org) in `pytest_llenergy/model/schema/`.
-Nothing else may be in them. Units are in the names; what is missing is `null`, with a reason beside it."""
+All fields of the files, from the [JSON Schemas](https://json-schema.org) in `pytest_llenergy/model/schema/`.
+Units are in the names. A missing value is `null`, with a reason beside it."""
 
 
 def schema_page() -> str:
-    """The whole page. What both files have is told once."""
-    told: set[str] = set()
+    """Return the whole page. Objects that both files use appear once."""
+    done: set[str] = set()
     parts: list[list[str]] = []
     for name, about in SCHEMAS.items():
         schema = json.loads((files("pytest_llenergy.model") / "schema" / name).read_text())
         parts.append(list(lines_of(f"## {name}", about)))
         for title, part in _objects(schema).items():
-            if title not in told:
-                told.add(title)
+            if title not in done:
+                done.add(title)
                 parts.append(list(_object(title, part)))
     return page("# Fields of the report", INTRODUCTION, *parts)
 
 
 def _objects(schema: dict[str, Any]) -> dict[str, Any]:
-    """By name, the outermost first."""
+    """Return the objects by name, the outermost first."""
     found = {name: part for name, part in schema["$defs"].items() if "properties" in part}
     first = schema.get("$ref", "").rpartition("/")[2]
     if "properties" in schema:

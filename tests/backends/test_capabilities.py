@@ -7,46 +7,14 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.registry import BUILTIN, load_backends
+from pytest_llenergy.backends.registry import load_backends
 from pytest_llenergy.cli import main
 from pytest_llenergy.doctor.checkup import BackendRow
 from pytest_llenergy.doctor.text import list_facts, render_row
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture(scope="module")
-def engines() -> Any:
-    """The script beside the documentation."""
-    found = spec_from_file_location("engines", DOCS / "engines.py")
-    assert found is not None
-    assert found.loader is not None
-    module = module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-def test_the_documented_table_is_up_to_date(engines: Any) -> None:
-    told = "the rows have changed: run python docs/engines.py"
-    assert (DOCS / "engines.md").read_text() == engines.page(BUILTIN), told
-
-
-def test_the_documented_table_names_every_field_once(engines: Any) -> None:
-    row = Capabilities(reasons={"tensor": "one | device"}, sources={"tensor": "https://example.org/a"})
-    page = engines.page([BackendSpec("mine", "m:M", (), "pip install mine", row)])
-    assert "| mine | `pip install mine` |" in page
-    assert "- tensor is `no`: one | device" in page
-    assert "- <https://example.org/a>: tensor" in page
-    assert "not run on hardware" in page
-    told = [name for names in engines.TABLES.values() for name in names]
-    assert sorted(told) == sorted(fact.name for fact in list_facts(row))
 
 
 def test_everything_that_a_test_can_require_is_shown() -> None:

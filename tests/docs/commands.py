@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a command: whether it would be taken, by the program's own parser."""
+"""Check whether a program would accept a command, with the program's own parser."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from .config import read_toml
 from .pages import ROOT
 from .shell import commands
 
-#: Programs of others, of which nothing is looked at.
+#: Third-party programs whose arguments are not checked.
 OTHERS = {"docker", "git", "mkdir", "pre-commit", "pytest-benchmark", "sudo", "tee", "echo", "bencher"}
 
-#: Commands of ``llenergy`` that read and write files and do no more.
-FILES_ONLY = {"compare", "export", "history", "import", "merge", "report"}
+#: Commands of ``llenergy`` that only read and write files.
+FILES_ONLY = {"compare", "export", "history", "merge", "report"}
 
-#: Options of pip that take a word.
+#: Options of pip that take a value.
 OF_PIP = {"-c": "constraints", "-e": "requirement", "-r": "requirements", "--index-url": "address"}
 
-#: A checkout of this project, by its path.
+#: The path of a checkout of this project.
 CHECKOUT = re.compile(r"^(\.|/path/to/checkout)(?=\[|$)")
 
 
 def try_command(words: Sequence[str], pytester: pytest.Pytester) -> None:
-    """Look at a command, or run it where it only reads and writes files. Raises ``AssertionError``."""
+    """Check a command, or run it if it only reads and writes files. Raises ``AssertionError``."""
     program, arguments = words[0], list(words[1:])
     if program in ("python", "python3") and arguments[:1] == ["-m"]:
         program, arguments = arguments[1], arguments[2:]
     if program in OTHERS:
         return
-    assert program in CHECKS, f"{program}: nothing is known of it; add it to OTHERS, or say why it is not run"
+    assert program in CHECKS, f"{program}: unknown program; add it to OTHERS, or say why the block is not run"
     CHECKS[program](arguments, pytester)
 
 
@@ -50,8 +50,8 @@ def _pytest(arguments: list[str], pytester: pytest.Pytester) -> None:
         raise AssertionError(f"pytest {' '.join(arguments)}: {error}") from None
     for path in config.option.file_or_dir:
         name = path.partition("::")[0]
-        there = [place for place in (pytester.path, ROOT) if (place / name).exists()]
-        assert there, f"pytest {' '.join(arguments)}: there is no {name}, on this page or in the repository"
+        found = [place for place in (pytester.path, ROOT) if (place / name).exists()]
+        assert found, f"pytest {' '.join(arguments)}: there is no {name}, on this page or in the repository"
     if config.option.keyword and all((pytester.path / path).exists() for path in config.option.file_or_dir):
         result = pytester.runpytest_inprocess(*arguments, "--collect-only", "-q")
         assert result.ret != pytest.ExitCode.NO_TESTS_COLLECTED, (
@@ -59,33 +59,33 @@ def _pytest(arguments: list[str], pytester: pytest.Pytester) -> None:
         )
     report = settings_of(config).report
     if report is not None:
-        _as_if_written("energy.json", report, pytester)
+        _write_stand_in("energy.json", report, pytester)
 
 
 def _llenergy(arguments: list[str], pytester: pytest.Pytester) -> None:
-    told = f"llenergy {' '.join(arguments)}"
+    command_line = f"llenergy {' '.join(arguments)}"
     try:
         parsed = build_parser().parse_args(arguments)
     except SystemExit as error:
-        raise AssertionError(f"{told}: ends with {error.code}") from None
+        raise AssertionError(f"{command_line}: ends with {error.code}") from None
     if arguments[0] == "ab":
         parse_pairs(parsed.pairs)
         for words in commands(parsed.setup, pytester.path) if parsed.setup else ():
             try_command(words, pytester)
         command = [word for word in parsed.command if word != "--"]
-        assert command, f"{told}: names no command"
+        assert command, f"{command_line}: names no command"
         try_command(command, pytester)
         for side in ("a", "b"):
             options = getattr(parsed, side)
             if options:
                 try_command([*command, *options.split()], pytester)
-        _as_if_written(".llenergy/ab.json", parsed.output or ".llenergy/ab.json", pytester)
+        _write_stand_in(".llenergy/ab.json", parsed.output or ".llenergy/ab.json", pytester)
     if arguments[0] in FILES_ONLY:
-        assert main(arguments) != USAGE, told
+        assert main(arguments) != USAGE, command_line
 
 
-def _as_if_written(like: str, path: str | Path, pytester: pytest.Pytester) -> None:
-    """What follows on the page reads what this would have written."""
+def _write_stand_in(like: str, path: str | Path, pytester: pytest.Pytester) -> None:
+    """Write the file that the command would have written, for later blocks."""
     text = (pytester.path / like).read_bytes()
     (pytester.path / path).write_bytes(text)
 
@@ -93,13 +93,13 @@ def _as_if_written(like: str, path: str | Path, pytester: pytest.Pytester) -> No
 def _tox(arguments: list[str], pytester: pytest.Pytester) -> None:
     assert arguments[:1] in (["run"], ["list"]), arguments
     known = re.findall(r"^\[testenv:(.+)\]$", (ROOT / "tox.ini").read_text(), re.MULTILINE)
-    names = {name for text in known for name in _generated(text)}
+    names = {name for text in known for name in _expand(text)}
     asked = [name for word in arguments[1:] if not word.startswith("-") for name in word.split(",")]
     assert set(asked) <= names, f"tox has no {', '.join(sorted(set(asked) - names))}"
 
 
-def _generated(text: str) -> list[str]:
-    """``base{,-py310}`` as ``base`` and ``base-py310``."""
+def _expand(text: str) -> list[str]:
+    """Expand ``base{,-py310}`` to ``base`` and ``base-py310``."""
     found = re.fullmatch(r"(.*)\{(.*)\}(.*)", text)
     return [f"{found[1]}{each}{found[3]}" for each in found[2].split(",")] if found else [text]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the code beside the documentation import it as its scripts do."""
+"""Let tests import the scripts of the documentation as they import each other."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import sys
 
 from .pages import ROOT
 
-# At the end: names there are short, and must not hide others.
+# Last, so that their short names hide no other module.
 sys.path.append(str(ROOT / "docs"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links and pictures of a page, as a parser of Markdown reads them."""
+"""Links and pictures of a page, as a Markdown parser finds them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from markdown_it.token import Token
 
 from .pages import tokens
 
-#: What names another place than a file of this repository.
+#: The beginning of an address that is not a file of this repository.
 ELSEWHERE = re.compile(r"[a-z][a-z+.-]*:", re.IGNORECASE)
 
 
 def links(page: Path) -> Iterator[tuple[int, str]]:
-    """Each link and picture, with the line of the paragraph that it stands in."""
+    """Yield each link and picture with the line of its paragraph."""
     for token in tokens(page.read_text()):
         line = (token.map or [0])[0] + 1
         if token.type == "html_block":
@@ -60,7 +60,7 @@ class _Reader(HTMLParser):
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """What headings are called in links, by the rule of GitHub and of MyST."""
+    """Return the anchors of the headings, by the rule of GitHub and MyST."""
     found = tokens(page.read_text())
     titles = [after.content for token, after in pairwise(found) if token.type == "heading_open"]
     return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)

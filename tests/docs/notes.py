@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comments above a block: what is done with it, as CONTRIBUTING.md says."""
+"""Comments above a block that say how to try it; CONTRIBUTING.md describes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markdown_it.token import Token
 
-#: What a comment may say on its first line, after a colon where a ``…`` stands here.
+#: Names of comments; those with ``…`` need text after a colon.
 KNOWN = {
     "file": "…",
     "before": "",
@@ -16,21 +16,21 @@ KNOWN = {
     "run": "",
     "not run": "…",
 }
-#: The one thing that ``run`` may say more.
+#: The only text that ``run`` accepts.
 EXIT = re.compile(r"exit (\d+)")
 
 
 @dataclass(frozen=True)
 class Note:
-    """``name`` is of ``KNOWN``, ``text`` what follows on its line, ``lines`` what stands below it."""
+    """A comment: a name of ``KNOWN``, the text after it on its line, and the lines below."""
 
     name: str
     text: str
     lines: str = ""
 
 
-def read_note(comment: Token) -> Note:
-    """Read one. Raises ``ValueError`` that names the line where it says nothing that is known."""
+def parse_note(comment: Token) -> Note:
+    """Parse a comment. Raises ``ValueError`` with the line number if it is not valid."""
     line = (comment.map or [0])[0] + 1
     found = re.fullmatch(r"\s*<!--(.*?)-->\s*", comment.content, re.DOTALL)
     if found is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages, and the blocks of code in them, as a parser of Markdown reads them."""
+"""The pages, and their blocks of code as a Markdown parser finds them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from .notes import Note, read_note
+from .notes import Note, parse_note
 
 ROOT = Path(__file__).parents[2]
 
-#: What is published: all but what sphinx has built.
+#: Everything that is published, without what sphinx has built.
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -25,7 +25,7 @@ PAGES = [
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, and the comments directly above it. ``line`` is that of its fence."""
+    """A fenced block with the comments directly above it; ``line`` is the line of its fence."""
 
     page: Path
     line: int
@@ -37,27 +37,27 @@ class Block:
         return f"{name_of(self.page)}:{self.line}"
 
     def said(self, name: str) -> str | None:
-        """What the comment of this name says; ``None`` without one."""
+        """Return the text of the comment of this name, or None."""
         return next((note.text for note in self.notes if note.name == name and not note.lines), None)
 
     def lines(self, name: str) -> list[Note]:
-        """The comments of this name that hold lines."""
+        """Return the comments of this name that hold lines."""
         return [note for note in self.notes if note.name == name and note.lines]
 
 
 def name_of(page: Path) -> str:
-    """As it is called in messages."""
+    """Return the name of a page for messages."""
     return page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
 
 
 @cache
 def blocks(page: Path) -> tuple[Block, ...]:
-    """Every block of a page. Those of sphinx, such as ``{image}``, are left out: sphinx reads them."""
+    """Return every block of a page, without directives such as ``{image}``, which sphinx checks."""
     return tuple(_blocks(page, tokens(page.read_text())))
 
 
 def block(page: Path, file: str) -> Block:
-    """The block of a page that is this file. Raises ``KeyError``."""
+    """Return the block of a page that is this file. Raises ``KeyError``."""
     for each in blocks(page):
         if each.said("file") == file:
             return each
@@ -65,7 +65,7 @@ def block(page: Path, file: str) -> Block:
 
 
 def tokens(text: str) -> list[Token]:
-    """What a parser makes of it."""
+    """Parse Markdown."""
     return MarkdownIt("commonmark").enable("table").parse(text)
 
 
@@ -75,6 +75,6 @@ def _blocks(page: Path, found: list[Token]) -> Iterator[Block]:
         if token.type in ("fence", "code_block") and not token.info.startswith("{"):
             line = (token.map or [0])[0] + 1
             yield Block(
-                page, line, token.info.strip(), token.content, tuple(read_note(each) for each in above)
+                page, line, token.info.strip(), token.content, tuple(parse_note(each) for each in above)
             )
         above = [*above, token] if token.type == "html_block" else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory that the blocks of a page are tried in: a project as users have one, where all is quick."""
+"""The directory in which the blocks of a page run: a user's project, with everything fast."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ..conftest import TEN_WATTS
 from ..history.sessions import session
 from .pages import ROOT, block
 
-#: A measured test, where pages say ``pytest benchmarks``.
+#: The test behind ``pytest benchmarks``.
 BENCHMARK = """
 def test_decode(energy, backend, prompts):
     energy(backend.generate, prompts[:2], max_new_tokens=16)
 """
 
-#: Where the example of a backend is.
+#: The page with the example of a backend.
 EXTENDING = ROOT / "docs" / "extending.md"
 
-#: Where what is run takes its meter and its engine from: the module ``stand_in``.
+#: Loads the module ``stand_in``, which gives the meter and the backend.
 STAND_IN = "-p stand_in -p no:cacheprovider "
 
-#: Before the options of a page, which win.
+#: Options that come before those of a page, which override them.
 QUICK = STAND_IN + (
     "--energy-backend=tiny --energy-model=random:llama-tiny "
     "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1 --energy-isolation=run"
 )
 
-#: Reports, and the day that each is of.
+#: Reports, and the day of each.
 DAYS = {"base.json": 0, "energy.json": 1, "main.json": 1, "head.json": 2}
 
-#: The commit of that day, and the journal of a run that was killed, as pages call them.
+#: The commit and the journal that pages mention.
 COMMIT = "3f2a91c04d5e3f2a91c04d5e3f2a91c04d5e3f2a"
 JOURNAL = "energy.20260102T030405-a1b2c3.journal.jsonl"
 
 
 def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the project in pytester's directory. Runs in this process and others see the stand-ins."""
+    """Create the project in pytester's directory, for runs in this process and in others."""
     path = pytester.path
     files = {
         "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--strict-config"\n',
@@ -75,7 +75,7 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _report(day: int) -> Report:
-    """A run of two tests on one day, of which the later takes a little more."""
+    """Return a run of two tests; later days take a little more energy."""
     factor = 1 + day / 50
     tests = ("test_decode[8]", "test_decode[1]")
     records = [record_of(f"benchmarks/test_decode.py::{name}", scaled(factor)) for name in tests]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of Python: test files under pytest, scripts, and modules that other blocks use."""
+"""Blocks of Python: test files, scripts, and modules for other blocks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from .pages import Block
 from .project import QUICK
 
-#: What every test file of a page may use without saying so.
+#: Added to every test file of a page.
 IMPORTS = "import pytest\n"
 
 
 def try_python(block: Block, pytester: pytest.Pytester) -> Path | None:
-    """Write a block, and run it if it is a script. Gives the file if it is one of tests that are to be run.
+    """Write a block, and run it if it is a script. Return the file if its tests should run.
 
-    Raises ``AssertionError`` with what it printed.
+    Raises ``AssertionError`` with the output.
     """
     tree = ast.parse(block.code)
     tests = has_tests(tree)
@@ -40,7 +40,7 @@ def try_python(block: Block, pytester: pytest.Pytester) -> Path | None:
 
 
 def has_tests(tree: ast.Module) -> bool:
-    """Whether pytest would find tests in it."""
+    """Say whether pytest would find tests in a module."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return any(
         (isinstance(node, functions) and node.name.startswith("test"))
@@ -50,32 +50,32 @@ def has_tests(tree: ast.Module) -> bool:
 
 
 def options_of(block: Block) -> tuple[str, ...]:
-    """Further options that its tests are run with."""
+    """Return the further options for the tests of a block."""
     return tuple(shlex.split(" ".join(note.text for note in block.notes if note.name == "with")))
 
 
 def collect(pytester: pytest.Pytester, path: Path) -> None:
-    """There are tests, whose marks and parameters are right."""
+    """Check that there are tests with valid marks and parameters."""
     result = pytester.runpytest_inprocess(path, *shlex.split(QUICK), "--collect-only", "-q")
-    assert result.ret == 0, told(result)
+    assert result.ret == 0, output_of(result)
 
 
 def run_tests(pytester: pytest.Pytester, options: Sequence[str], paths: Sequence[Path]) -> None:
-    """All of them pass. They are of one run, which shares what it has loaded."""
+    """Check that all tests pass, in one run, which shares what it loads."""
     result = pytester.runpytest_inprocess(*paths, *shlex.split(QUICK), *options)
     outcomes = Counter(result.parseoutcomes())
     for harmless in ("passed", "deselected", "warning", "warnings"):
         del outcomes[harmless]
-    assert result.ret == 0, told(result)
-    assert not outcomes, told(result)
+    assert result.ret == 0, output_of(result)
+    assert not outcomes, output_of(result)
 
 
 def run_script(pytester: pytest.Pytester, path: Path) -> None:
-    """It ends well, and warns of nothing."""
+    """Check that a script succeeds."""
     result = pytester.runpython(path)
-    assert result.ret == 0, told(result)
+    assert result.ret == 0, output_of(result)
 
 
-def told(result: pytest.RunResult) -> str:
-    """What it has printed."""
+def output_of(result: pytest.RunResult) -> str:
+    """Return the output of a run."""
     return f"exit code {result.ret}\n{result.stdout.str()}\n{result.stderr.str()}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of commands: bash reads them, and what it would have run is looked at or run."""
+"""Blocks of commands: bash reads them, and the tests check or run what it would have run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .project import QUICK
 
 BASH = shutil.which("bash") or "bash"
 
-#: What bash says of a program that is not there.
+#: The exit code of bash for a missing program.
 NOT_FOUND = 127
 
-#: Of every command its words, each ended by a zero byte, and their number before them.
+#: Record the words of every command, each ended by a zero byte, after their number.
 LOOK = """
 PATH=/nowhere
 command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$DOCS_COMMANDS"; return "${DOCS_STATUS:-0}"; }
 """
 
-#: Those that are run in truth, with the interpreter of these tests; others are looked at as above.
+#: Programs that really run, with the interpreter of these tests; others are recorded as above.
 RUN = r"""
 set -e
 pytest() { "$DOCS_PYTHON" -m pytest "$@"; }
@@ -36,10 +36,10 @@ done
 
 
 def commands(text: str, directory: Path) -> list[list[str]]:
-    """The words of each command, in the order in which bash comes to them. None of them is run.
+    """Return the words of each command in the order of bash, without running any.
 
-    Those come last that it only comes to where all others fail: what stands behind ``||``. Raises
-    ``AssertionError`` for what bash cannot read, and for programs that are named by a path.
+    Commands that only run if all others fail, behind ``||``, come last. Raises ``AssertionError`` for syntax
+    errors and for programs that are named by a path.
     """
     done, found = _bash(LOOK + text, directory)
     assert done.returncode == 0, f"bash says {done.returncode}\n{done.stderr}"
@@ -49,12 +49,12 @@ def commands(text: str, directory: Path) -> list[list[str]]:
 
 
 def run(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-    """What became of it, and the commands that were not run in truth."""
+    """Run a text. Return the finished process, and the commands that did not really run."""
     return _bash(LOOK + RUN + text, directory, PYTEST_ADDOPTS=QUICK)
 
 
 def session(text: str) -> str:
-    """The commands of a block that shows what they print."""
+    """Return the commands of a block that also shows their output."""
     return "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
 
 

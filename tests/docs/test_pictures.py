@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a terminal show what was on it, each screen in its time; the published ones are of one run."""
+"""Pictures of a terminal show each screen at its time; the published ones come from one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def lines_at(svg: str, at_s: float, length_s: float) -> dict[str, str]:
-    """What is seen at a moment, by the height that it stands at."""
+    """Return the visible text at a moment, by its height."""
     percent = 100 * at_s / length_s
     style = svg.partition("<style>")[2].partition("</style>")[0]
     keys = dict(re.findall(r"@keyframes (k\d+)\{(.*?\})\}", style))
@@ -33,7 +33,7 @@ def lines_at(svg: str, at_s: float, length_s: float) -> dict[str, str]:
     return seen
 
 
-def test_each_screen_is_seen_in_its_time_and_no_other() -> None:
+def test_each_screen_is_visible_at_its_time_only() -> None:
     recording = Recording("a title", 20, 4)
     recording.add(0.0, "one <\x1b[1;32mgreen\x1b[0m>\r\n")
     recording.add(0.5, "two")
@@ -55,7 +55,7 @@ def test_long_pauses_are_shortened_and_a_recording_can_be_played() -> None:
     assert Recording.read(recording.cast()) == recording
 
 
-def test_a_run_is_recorded_as_it_was(tmp_path: Path) -> None:
+def test_a_recording_shows_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(TEN_WATTS)
     (tmp_path / "test_it.py").write_text("import time\ndef test_it(energy):\n    energy(time.sleep, 0.2)\n")
     quick = "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1"
@@ -66,9 +66,9 @@ def test_a_run_is_recorded_as_it_was(tmp_path: Path) -> None:
     assert str(tmp_path) not in recording.cast()
 
 
-def test_what_is_published_is_of_one_run() -> None:
+def test_the_published_pictures_come_from_one_run() -> None:
     recording = Recording.read((IMAGES / "terminal.cast").read_text())
     assert (IMAGES / "terminal.svg").read_text() == animated(recording)
     assert (IMAGES / "summary.svg").read_text() == still(recording)
-    # So that nobody takes them for measured.
+    # So that nobody takes the joules for measured.
     assert "estimated, not measured" in recording.cast()

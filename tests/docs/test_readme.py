@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README as it is published: whole addresses where a release is built, and the same text elsewhere."""
+"""The README on PyPI: a release has absolute links, everything else the file's own text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .pages import ROOT
 RELEASE = "https://github.com/someone/pytest-llenergy/blob/v1.2.3"
 
 
-#: hatchling takes the metadata of a source distribution as they were built.
+#: In a source distribution, hatchling uses the metadata that were built with it.
 OF_A_CHECKOUT = pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="an unpacked source distribution")
 
 
 def published(**environment: str) -> str:
-    """By the program that builds the package."""
+    """Return the README as the build backend gives it."""
     own = {name: value for name, value in os.environ.items() if name != "README_LINKS"}
     command = [sys.executable, "-m", "hatchling", "metadata", "readme"]
     done = subprocess.run(
@@ -33,12 +33,12 @@ def published(**environment: str) -> str:
 
 
 @OF_A_CHECKOUT
-def test_where_nothing_is_released_it_is_the_file() -> None:
+def test_outside_a_release_the_readme_is_unchanged() -> None:
     assert published().strip() == (ROOT / "README.md").read_text().strip()
 
 
 @OF_A_CHECKOUT
-def test_of_a_release_every_link_leads_to_its_files(tmp_path: Path) -> None:
+def test_in_a_release_every_link_is_absolute(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(published(README_LINKS=RELEASE))
     there = [link for _, link in links(ROOT / "README.md")]
@@ -52,7 +52,7 @@ def test_of_a_release_every_link_leads_to_its_files(tmp_path: Path) -> None:
             assert after == before
 
 
-def test_the_release_says_where_its_files_are_to_what_builds_it() -> None:
+def test_the_release_workflow_sets_the_address_of_the_files() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     builds = [step for step in workflow["jobs"]["build"]["steps"] if "package" in step.get("run", "")]
     assert [set(step["env"]) for step in builds] == [{"README_LINKS"}]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of reference are made of the code, and name all of it."""
+"""The reference pages are generated from the code and are complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.cli import COMMANDS
+from pytest_llenergy.doctor.text import list_facts
 from pytest_llenergy.hookspecs import pytest_llenergy_meters
 from pytest_llenergy.marks import MARKS
 from pytest_llenergy.measure.metrics import FIGURES
@@ -24,42 +26,53 @@ REFERENCE = DOCS / "reference"
 
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script beside the documentation."""
+    """The script that generates the pages."""
     monkeypatch.syspath_prepend(DOCS)
     return import_module("reference")
 
 
-def test_the_pages_are_what_the_code_says_now(reference: Any) -> None:
+def test_the_generated_pages_are_up_to_date(reference: Any) -> None:
     found = [path.name for path in reference.stale()]
-    assert not found, f"{found}: the code says something else now: run python docs/reference.py"
+    assert not found, f"{found}: out of date; run python docs/reference.py"
 
 
-def test_every_option_is_named_with_its_default() -> None:
+def test_every_option_is_listed_with_its_default() -> None:
     rows = (DOCS / "options.md").read_text().splitlines()
     for option in OPTIONS:
-        (row,) = [row for row in rows if f"| `{option.ini}` |" in row]
+        (row,) = [row for row in rows if f"|`{option.ini}`|" in row]
         _, flag, _, default, text, *_ = (cell.strip() for cell in row.split("|"))
         assert default == (f"`{option.default}`" if option.default else "none")
         assert option.flag in flag
         assert text
 
 
-def test_every_mark_fixture_command_hook_and_metric_is_named() -> None:
+def test_every_mark_fixture_command_hook_field_and_metric_is_listed() -> None:
     fixtures = (REFERENCE / "fixtures.md").read_text()
     assert titles("marks.md", 2) == [mark.__name__ for mark in MARKS]
     assert {"energy", "energy_meter", "backend", "gpus", "workers", "prompts"} < set(titles("fixtures.md", 3))
     assert {"Run", "Window"} < set(titles("fixtures.md", 3))
-    assert [name for name in FIGURES if f"| `{name}` |" not in fixtures] == []
+    assert [name for name in FIGURES if f"|`{name}`|" not in fixtures] == []
     assert pytest_llenergy_meters.__name__ in titles("hooks.md", 2)
     assert len(titles("commands.md", 2)) == len(COMMANDS)
-    fields = set(re.findall(r"^\| `(\w+)` \|", (REFERENCE / "schema.md").read_text(), re.MULTILINE))
+    fields = set(re.findall(r"^\|`(\w+)`\|", (REFERENCE / "schema.md").read_text(), re.MULTILINE))
     assert set(Report.__struct_fields__) <= fields
 
 
-def test_a_word_of_the_code_that_changes_is_seen(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_help_text_makes_its_page_stale(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import_module("describe.options")
     monkeypatch.setattr(OPTIONS[0], "help", "Something else.")
-    assert [path.name for path in reference.stale()] == ["options.md"]
+    assert DOCS / "options.md" in reference.stale()
+
+
+def test_the_page_of_backends_has_every_fact_of_a_backend_once(reference: Any) -> None:
+    backends = import_module("describe.backends")
+    row = Capabilities(reasons={"tensor": "one | device"}, sources={"tensor": "https://example.org/a"})
+    page = backends.backends_page([BackendSpec("mine", "m:M", (), "pip install mine", row)])
+    assert "|mine|`pip install mine`|" in page
+    assert "- tensor is `no`: one | device" in page
+    assert "not run on hardware" in page
+    shown = [name for names in backends.TABLES.values() for name in names]
+    assert sorted(shown) == sorted(fact.name for fact in list_facts(row))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +83,7 @@ def test_a_word_of_the_code_that_changes_is_seen(reference: Any, monkeypatch: py
         ("as --energy-sort of pytest", "as `--energy-sort` of pytest"),
     ],
 )
-def test_commands_are_code_and_apostrophes_stay(reference: Any, text: str, shown: str) -> None:
+def test_commands_become_code_and_apostrophes_stay(reference: Any, text: str, shown: str) -> None:
     assert import_module("describe.text").help_text(text) == shown
 
 
@@ -80,21 +93,48 @@ def test_commands_are_code_and_apostrophes_stay(reference: Any, text: str, shown
         ("what may differ (default: 1%)", ("what may differ", "1%")),
         ("(default: one, or two; repeatable)", ("(repeatable)", "one, or two")),
         ("one test (repeatable; default: all)", ("one test (repeatable)", "all")),
-        ("that of now (default: HEAD); . is the tree", ("that of now; . is the tree", "HEAD")),
+        ("the head (default: HEAD); . is the tree", ("the head; . is the tree", "HEAD")),
         ("reports (.json)", ("reports (.json)", "")),
     ],
 )
-def test_defaults_stand_in_their_column(reference: Any, text: str, shown: tuple[str, str]) -> None:
+def test_defaults_move_to_their_column(reference: Any, text: str, shown: tuple[str, str]) -> None:
     assert import_module("describe.commands").without_default(text) == shown
 
 
-def test_every_argument_of_a_command_is_told_as_a_sentence_begins() -> None:
-    for row in re.findall(r"^\| `.*$", (REFERENCE / "commands.md").read_text(), re.MULTILINE):
+DOCSTRING = """Run it.
+
+    Args:
+        work: A callable, called
+            several times.
+        timeout_s: Seconds.
+
+    Returns:
+        The results by rank.
+
+    Raises:
+        WorkerError: A rank failed.
+    """
+
+
+def test_sections_of_docstrings_become_lists_or_sentences(reference: Any) -> None:
+    prose = import_module("describe.text").prose
+    assert prose(DOCSTRING) == (
+        "Run it.\n\n- `work`: A callable, called several times.\n- `timeout_s`: Seconds.\n\n"
+        "Returns the results by rank.\n\n- Raises `WorkerError`: A rank failed."
+    )
+    assert " ".join(prose(DOCSTRING, inline=True).split()) == (
+        "Run it. `work`: A callable, called several times. `timeout_s`: Seconds. "
+        "Returns the results by rank. Raises `WorkerError`: A rank failed."
+    )
+
+
+def test_descriptions_of_arguments_begin_with_a_capital_or_code() -> None:
+    for row in re.findall(r"^\|`.*$", (REFERENCE / "commands.md").read_text(), re.MULTILINE):
         _, _, text, *_ = (cell.strip() for cell in row.split("|"))
         assert re.match(r"[A-Z`]", text), row
         assert "default:" not in row, row
 
 
 def titles(name: str, level: int) -> list[str]:
-    """Headings of a page of reference."""
+    """Return the headings of a reference page."""
     return re.findall(rf"^{'#' * level} (.+)$", (REFERENCE / name).read_text(), re.MULTILINE)

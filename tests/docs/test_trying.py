@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong on a page is found."""
+"""Mistakes on a page are found."""
 
 from __future__ import annotations
 
@@ -9,60 +9,85 @@ import pytest
 
 from .pages import blocks
 from .project import set_up
-from .trying import failures_of
+from .trying import find_failures
 
-#: What stands on a page, and what is said of it.
+#: A mistake on a page, and a part of the message about it.
 WRONG = {
-    "an option that nobody has": (
+    "unknown option": (
         "```sh\npytest --energy-raport\n```",
         "unrecognized arguments: --energy-raport",
     ),
-    "a value that is none": ("```sh\npytest --energy-rounds=few\n```", "needs a whole number"),
-    "a baseline that is not there": ("```sh\npytest --energy-compare=mian\n```", "mian"),
-    "a path": ("```sh\npytest benchmark\n```", "there is no benchmark"),
-    "a sub-command": ("```sh\nllenergy compair a b\n```", "ends with 2"),
-    "an option of a sub-command": ("```sh\nllenergy ab --bass HEAD -- pytest\n```", "--bass"),
-    "the command that ab runs": (
+    "invalid value": ("```sh\npytest --energy-rounds=few\n```", "needs a whole number"),
+    "missing baseline": ("```sh\npytest --energy-compare=mian\n```", "mian"),
+    "missing path": ("```sh\npytest benchmark\n```", "there is no benchmark"),
+    "unknown sub-command": ("```sh\nllenergy compair a b\n```", "ends with 2"),
+    "unknown option of a sub-command": ("```sh\nllenergy ab --bass HEAD -- pytest\n```", "--bass"),
+    "wrong command for ab": (
         "```sh\nllenergy ab -- pytest --energy-raport\n```",
         "unrecognized arguments",
     ),
-    "a file that is not there": ("```sh\nllenergy report nothing.json\n```", "llenergy report nothing.json"),
-    "an environment of tox": ("```sh\npip install tox && tox run -e bunch\n```", "tox has no bunch"),
-    "an extra": ("```sh\npip install 'pytest-llenergy[everything]'\n```", "there is no extra everything"),
-    "an extra in the setup of ab": (
+    "missing file": ("```sh\nllenergy report nothing.json\n```", "llenergy report nothing.json"),
+    "unknown tox environment": ("```sh\npip install tox && tox run -e bunch\n```", "tox has no bunch"),
+    "unknown extra": (
+        "```sh\npip install 'pytest-llenergy[everything]'\n```",
+        "there is no extra everything",
+    ),
+    "unknown extra in the setup of ab": (
         "```sh\nllenergy ab --setup 'pip install -e .[nope]' -- pytest\n```",
         "there is no extra nope",
     ),
-    "pairs": ("```sh\nllenergy ab --pairs nonsense -- pytest\n```", "nonsense"),
-    "a word that is in no name": ("```sh\npytest benchmarks -k nothing\n```", "-k selects none"),
-    "what runs where a command fails": ("```sh\npytest || llenergy compair a b\n```", "ends with 2"),
-    "a file for pip": ("```sh\npip install -c constrains.txt -e '.[dev]'\n```", "there is no constrains.txt"),
-    "a program": ("```sh\nnvidia-smi\n```", "nvidia-smi: nothing is known of it"),
-    "a program by its path": ("```sh\nbin/pytest\n```", "bash says 127"),
-    "a quote that stays open": ("```sh\npytest -k 'a\n```", "bash says 2"),
-    "a session without commands": ("```console\npytest\n```", "no command in it"),
-    "a key of an ini file": ("```ini\n[pytest]\nenergy_raport = a.json\n```", "energy_raport"),
-    "a key of a toml file": (
+    "invalid pairs": ("```sh\nllenergy ab --pairs nonsense -- pytest\n```", "nonsense"),
+    "-k without a match": ("```sh\npytest benchmarks -k nothing\n```", "-k selects none"),
+    "command behind ||": ("```sh\npytest || llenergy compair a b\n```", "ends with 2"),
+    "missing file for pip": (
+        "```sh\npip install -c constrains.txt -e '.[dev]'\n```",
+        "there is no constrains.txt",
+    ),
+    "unknown program": ("```sh\nnvidia-smi\n```", "nvidia-smi: unknown program"),
+    "program by its path": ("```sh\nbin/pytest\n```", "bash says 127"),
+    "open quote": ("```sh\npytest -k 'a\n```", "bash says 2"),
+    "session without commands": ("```console\npytest\n```", "no command in it"),
+    "unknown ini key": ("```ini\n[pytest]\nenergy_raport = a.json\n```", "energy_raport"),
+    "invalid toml value": (
         '```toml\n[tool.pytest.ini_options]\nenergy_rounds = "few"\n```',
         "whole number",
     ),
-    "a workflow": ("```yaml\non: push\njobs: {a: {steps: []}}\n```", "jobs.a"),
-    "a step": ("```yaml\n- runs: pytest\n```", "runs"),
-    "a command of a step": ("```yaml\n- run: pytest --energy-raport\n```", "unrecognized arguments"),
-    "a job of GitLab": ("```yaml\na:\n  scripts: [pytest]\n```", "a"),
-    "JSON": ("```json\n{'a': 1}\n```", "JSONDecodeError"),
-    "a script that fails": ("```python\n1 / 0\n```", "ZeroDivisionError"),
-    "Python": ("```python\ndef\n```", "SyntaxError"),
-    "a test that fails": ("```python\ndef test_it():\n    assert 1 == 2\n```", "assert 1 == 2"),
-    "a test that is skipped": ("```python\ndef test_it():\n    pytest.skip('why')\n```", "1 skipped"),
-    "a mark": ("```python\n@pytest.mark.gpus(many=1)\ndef test_it(energy): ...\n```", "many"),
-    "a mark of a test that is not run": (
+    "invalid workflow": ("```yaml\non: push\njobs: {a: {steps: []}}\n```", "jobs.a"),
+    "invalid step": ("```yaml\n- runs: pytest\n```", "runs"),
+    "wrong command of a step": ("```yaml\n- run: pytest --energy-raport\n```", "unrecognized arguments"),
+    "invalid GitLab job": ("```yaml\na:\n  scripts: [pytest]\n```", "a"),
+    "invalid JSON": ("```json\n{'a': 1}\n```", "JSONDecodeError"),
+    "failing script": ("```python\n1 / 0\n```", "ZeroDivisionError"),
+    "invalid Python": ("```python\ndef\n```", "SyntaxError"),
+    "failing test": ("```python\ndef test_it():\n    assert 1 == 2\n```", "assert 1 == 2"),
+    "skipped test": ("```python\ndef test_it():\n    pytest.skip('why')\n```", "1 skipped"),
+    "invalid mark": ("```python\n@pytest.mark.gpus(many=1)\ndef test_it(energy): ...\n```", "many"),
+    "invalid mark of a test that is not run": (
         "<!-- not run: why -->\n```python\n@pytest.mark.gpus(many=1)\ndef test_it(energy): ...\n```",
         "many",
     ),
-    "an exit code": ("<!-- run -->\n```sh\npytest --co -q nothing\n```", "ended with 4"),
-    "an exit code that was told": ("<!-- run: exit 1 -->\n```sh\nllenergy --version\n```", "ended with 0"),
+    "unexpected failure": ("<!-- run -->\n```sh\npytest --co -q nothing\n```", "ended with 4"),
+    "wrong exit code": ("<!-- run: exit 1 -->\n```sh\nllenergy --version\n```", "ended with 0"),
 }
+
+#: Mistakes that the default run tries together, on one page.
+QUICK = (
+    "unknown option",
+    "missing baseline",
+    "missing path",
+    "unknown sub-command",
+    "wrong command for ab",
+    "unknown tox environment",
+    "unknown extra",
+    "command behind ||",
+    "unknown program",
+    "unknown ini key",
+    "invalid workflow",
+    "wrong command of a step",
+    "invalid JSON",
+    "failing script",
+    "invalid Python",
+)
 
 RIGHT = """
 <!-- file: words.py
@@ -100,7 +125,7 @@ llenergy compare both.json --format markdown > comment.md || status=$?
 ```
 """
 
-#: Comments above a block, and what is said of them.
+#: Wrong comments above a block, and a part of the message about each.
 NOTES = {
     "<!-- not run: -->": "not run says nothing",
     "<!-- not run -->": "not run says nothing",
@@ -119,22 +144,30 @@ def page(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     return tmp_path / "page.md"
 
 
-@pytest.mark.parametrize(("text", "told"), WRONG.values(), ids=WRONG)
-def test_it_is_found(page: Path, pytester: pytest.Pytester, text: str, told: str) -> None:
+def test_each_mistake_is_found_with_its_line(page: Path, pytester: pytest.Pytester) -> None:
+    page.write_text("# A page\n\n" + "\n\n".join(WRONG[name][0] for name in QUICK))
+    found = find_failures(page, pytester)
+    assert len(found) == len(QUICK)
+    assert [name for name, message in zip(QUICK, found, strict=True) if WRONG[name][1] not in message] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_found(page: Path, pytester: pytest.Pytester, text: str, message: str) -> None:
     page.write_text(f"# A page\n\n{text}\n")
-    (found,) = failures_of(page, pytester)
-    assert told in found
+    (found,) = find_failures(page, pytester)
+    assert message in found
 
 
-def test_what_is_right_passes(page: Path, pytester: pytest.Pytester) -> None:
+def test_a_correct_page_passes(page: Path, pytester: pytest.Pytester) -> None:
     page.write_text(RIGHT)
-    assert failures_of(page, pytester) == []
+    assert find_failures(page, pytester) == []
 
 
-@pytest.mark.parametrize(("note", "told"), NOTES.items())
-def test_a_comment_that_says_nothing_known_is_found(tmp_path: Path, note: str, told: str) -> None:
+@pytest.mark.parametrize(("note", "message"), NOTES.items())
+def test_a_wrong_comment_is_found(tmp_path: Path, note: str, message: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{note}\n\n```sh\npytest\n```\n")
     with pytest.raises(ValueError, match="line 1") as caught:
         blocks(page)
-    assert told in str(caught.value)
+    assert message in str(caught.value)

