@@ -35,7 +35,8 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import BackendInfo, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.model.text import escape_surrogates
-from pytest_llenergy.options import SAVED, Settings, saved_as, settings_of
+from pytest_llenergy.option_values import SAVED
+from pytest_llenergy.options import Settings, saved_as, settings_of
 from pytest_llenergy.report.provenance import collect_environment
 from pytest_llenergy.report.remote import is_url
 from pytest_llenergy.report.store import (

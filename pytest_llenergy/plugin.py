@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +29,7 @@ from pytest_llenergy.fixtures import (
     prompts,
     workers,
 )
-from pytest_llenergy.options import add_options, check_savable, check_writable, saved_as, settings_of
+from pytest_llenergy.options import add_options, saved_as, settings_of
 from pytest_llenergy.stash import (
     BACKEND_PARAMETER,
     ENVIRONMENT,
@@ -89,17 +90,17 @@ def check_settings(config: pytest.Config) -> None:
     if is_worker(config):
         return
     if settings.report is not None:
-        check_writable(settings.report)
+        _check_writable(settings.report, "--energy-report")
     if settings.html is not None:
         from pytest_llenergy.report.html.svg import require_html_extra
 
-        check_writable(settings.html, "--energy-html")
+        _check_writable(settings.html, "--energy-html")
         try:
             require_html_extra()
         except LLEnergyError as error:
             raise pytest.UsageError(f"--energy-html: {error}") from None
     if settings.save is not None:
-        check_savable(saved_as(config, settings.save))
+        _check_savable(saved_as(config, settings.save))
     if settings.compare is not None or settings.fail_on:
         from pytest_llenergy.gating import check_gate_options
 
@@ -108,6 +109,26 @@ def check_settings(config: pytest.Config) -> None:
         from pytest_llenergy.session import check_names
 
         check_names(config)
+
+
+def _check_writable(path: Path, flag: str) -> None:
+    """Check that a file can be written, without creating it."""
+    if path.exists() and not os.access(path, os.W_OK):
+        raise pytest.UsageError(f"{flag}={path}: the file exists and cannot be written")
+    directory = path.parent
+    if not directory.is_dir():
+        raise pytest.UsageError(f"{flag}={path}: no directory {directory}; make it first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"{flag}={path}: no permission to write in {directory}")
+
+
+def _check_savable(path: Path) -> None:
+    """Check that a saved report can be written, whose directory may not exist yet."""
+    directory = path.parent if path.parent.is_dir() else path.parent.parent
+    if path.exists() and not os.access(path, os.W_OK):
+        raise pytest.UsageError(f"--energy-save={path.stem}: {path} exists and cannot be written")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise pytest.UsageError(f"--energy-save={path.stem}: no permission to write in {directory}")
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

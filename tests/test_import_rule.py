@@ -22,7 +22,7 @@ TIERS = [
     {"compare"},
     {"report", "doctor", "forges"},
     {"ab", "export", "history"},
-    {"stash", "options", "marks", "hookspecs"},
+    {"stash", "option_values", "options", "marks", "hookspecs"},
     {"plan", "xdist", "progress", "report_builder"},
     {"recorder", "gating", "session", "controller"},
     {"api", "fixtures"},

@@ -30,7 +30,7 @@ def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
     pytester.makepyfile("def test_it(pytestconfig): pass")
     config = pytester.parseconfig()
     assert config.getoption(option.ini) is None  # type: ignore[attr-defined]
-    assert config.getini(option.ini) == option.default  # type: ignore[attr-defined]
+    assert config.getini(option.ini) == (option.default or "")  # type: ignore[attr-defined]
 
 
 def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_default(

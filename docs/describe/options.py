@@ -35,8 +35,8 @@ SEE = {
 def row(option: Option) -> Sequence[str]:
     """Return the cells of one option."""
     value = f"[={option.metavar}]" if option.bare else f"={option.metavar}"
-    text = option.help.replace(f"(default: {option.default})", "")
-    text = help_text(text.replace("(repeatable)", "(repeatable; one per line in an ini file)"))
+    repeatable = " (repeatable; one per line in an ini file)" if option.repeatable else ""
+    text = help_text(option.help) + repeatable
     seen = [see for names, see in SEE.items() if option.name in names]
     default = f"`{option.default}`" if option.default else "none"
     return f"`{option.flag}{value}`", f"`{option.ini}`", default, text, ", ".join(seen)

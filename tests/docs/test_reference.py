@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -59,8 +60,8 @@ def test_every_mark_fixture_command_hook_field_and_metric_is_listed() -> None:
 
 
 def test_a_changed_help_text_makes_its_page_stale(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import_module("describe.options")
-    monkeypatch.setattr(OPTIONS[0], "help", "Something else.")
+    changed = replace(OPTIONS[0], help="Something else.")
+    monkeypatch.setattr(import_module("describe.options"), "OPTIONS", (changed, *OPTIONS[1:]))
     assert DOCS / "options.md" in reference.stale()
 
 

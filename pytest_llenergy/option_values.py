@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of option values: each turns a text into a value, or raises ValueError with what is needed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_llenergy.errors import PlanError
+
+if TYPE_CHECKING:
+    from pytest_llenergy.compare.gate import Threshold
+
+#: Directory of the reports of ``--energy-save=NAME``, in the root directory.
+SAVED = ".llenergy"
+
+
+def integer(minimum: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.strip().isdecimal()) or int(text) < minimum:
+            raise ValueError(f"needs a whole number, {minimum} or more")
+        return int(text)
+
+    return read
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ValueError("needs a number of seconds above 0")
+    return value
+
+
+def warmup_iterations(text: str) -> int | None:
+    return None if text.strip() == "auto" else integer(0)(text)
+
+
+def share(text: str) -> float:
+    number, _, rest = text.strip().partition("%")
+    try:
+        value = float(number) / 100 if "%" in text else float(number)
+    except ValueError:
+        value = -1.0
+    if rest or not 0 < value < 1:
+        raise ValueError("needs a share between 0 and 1, such as 2% or 0.02")
+    return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    return _names(text.split(","), text)
+
+
+def meters(text: str) -> tuple[str, ...]:
+    """Names separated by commas. The argument of a meter, after a colon, runs to the end."""
+    plain, colon, argument = text.partition(":")
+    parts = plain.split(",")
+    parts[-1] += colon + argument
+    return _names(parts, text)
+
+
+def _names(parts: Sequence[str], text: str) -> tuple[str, ...]:
+    found = tuple(name for name in (part.strip() for part in parts) if name)
+    if text.strip() and not found:
+        raise ValueError("names nothing")
+    if "auto" in found and len(found) > 1:
+        raise ValueError("auto stands alone: it chooses the meters")
+    return () if found == ("auto",) else found
+
+
+def command(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot be read as a command: {error}") from None
+    return text.strip()
+
+
+def url_path(text: str) -> str:
+    if not text.strip().startswith("/"):
+        raise ValueError("needs a path such as /health")
+    return text.strip()
+
+
+def word(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.strip() not in words:
+            count = {1: "one word", 2: "two words", 3: "three words"}[len(words)]
+            raise ValueError(f"knows {count}: {', '.join(words)}")
+        return text.strip()
+
+    return read
+
+
+def flops_switch(text: str) -> bool:
+    if text.strip() not in ("on", "off"):
+        raise ValueError(f"knows two words: on, off; did you mean: pytest {text} --energy-flops")
+    return text.strip() == "on"
+
+
+def output_file(what: str, flag: str, default: str) -> Callable[[str], Path]:
+    """A file to write. A test path, which follows an option without a value, is an error."""
+    suffix = Path(default).suffix
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        if path.is_dir() or "::" in text or path.suffix == ".py":
+            raise ValueError(
+                f"names a test path, not a {what}; did you mean: pytest {text} {flag} "
+                f"(the {what}'s name takes an equals sign: {flag}={default})"
+            )
+        if path.suffix != suffix:
+            raise ValueError(f"the {what}'s name must end in {suffix}; did you mean {text}{suffix}?")
+        return path
+
+    return read
+
+
+def saved_name(text: str) -> str:
+    if not re.fullmatch(r"\w[\w.+-]*", text) or text.endswith(".json"):
+        raise ValueError(
+            f"needs a plain name, such as main: it becomes {SAVED}/main.json; "
+            "--energy-report=FILE.json writes to a place of your own"
+        )
+    return text
+
+
+def backend_python(text: str) -> tuple[str, Path]:
+    backend, _, path = (part.strip() for part in text.partition("="))
+    if not (backend and path):
+        raise ValueError("needs a backend and its Python, such as vllm=.venvs/vllm/bin/python")
+    return backend, Path(path).expanduser()
+
+
+def columns(text: str) -> tuple[str, ...]:
+    from pytest_llenergy.report.columns import parse_columns
+
+    return parse_columns(text)
+
+
+def sort_key(text: str) -> str:
+    from pytest_llenergy.report.columns import parse_sort
+
+    return parse_sort(text)
+
+
+def groups(text: str) -> tuple[str, ...]:
+    from pytest_llenergy.report.columns import parse_group_by
+
+    return parse_group_by(text)
+
+
+def threshold(text: str) -> Threshold:
+    from pytest_llenergy.compare.gate import parse_fail_on
+
+    try:
+        return parse_fail_on(text)
+    except PlanError as error:
+        raise ValueError(str(error)) from None
