@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of tokens, timestamps, degrees, prefill, memory and messages."""
+"""Checks of tokens, timestamps, degrees, prefix caches, memory and error messages.
+
+Each ``check_`` function returns what is wrong, or ``None``.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,11 @@ from pytest_llenergy.model.record import Parallel, RankInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 from pytest_llenergy.workers.workload import task_workload
 
-# Checks of what was generated and how it was counted. Each returns what is wrong, or ``None``.
-
 Tokens = Sequence[Sequence[int]]
 
 
 def check_prompt_counts(made: BatchResult, counted: Mapping[str, int]) -> str | None:
-    """``counted`` has the prompts of the batch, in its order, each with its tokens counted by hand."""
+    """Check ``input_tokens`` against ``counted``: the prompts of the batch in order, with their tokens."""
     for request, (prompt, tokens) in zip(made.requests, counted.items(), strict=True):
         if request.input_tokens != tokens:
             padded = max(counted.values()) == request.input_tokens
@@ -42,7 +43,7 @@ def check_prompt_counts(made: BatchResult, counted: Mapping[str, int]) -> str | 
 
 
 def check_output_counts(made: BatchResult, max_new_tokens: int) -> str | None:
-    """With ``ignore_eos`` each sequence is ``max_new_tokens`` long."""
+    """Check that each sequence is ``max_new_tokens`` long, as it is with ``ignore_eos``."""
     for number, (request, ids) in enumerate(zip(made.requests, made.token_ids, strict=True)):
         if len(ids) != max_new_tokens:
             return (
@@ -58,14 +59,14 @@ def check_output_counts(made: BatchResult, max_new_tokens: int) -> str | None:
 
 
 def choose_stop_token(free: Tokens) -> int | None:
-    """A token at which one sequence ends early, and another later or not at all; ``None`` without one."""
+    """Choose a token that ends one sequence early, and another later or not at all; ``None`` if none does."""
     found = {token: [_length(ids, token) for ids in free] for ids in free for token in ids}
     useful = [token for token, lengths in found.items() if 1 < min(lengths) < max(lengths)]
     return min(useful, key=lambda token: (min(found[token]), token), default=None)
 
 
 def check_stop_token(made: BatchResult, free: Tokens, stop: int) -> str | None:
-    """What a batch makes with a stop token, of what it makes without: the same until one has ended."""
+    """Check a batch with a stop token: equal to the ``free`` batch without one until a sequence has ended."""
     first = min(range(len(free)), key=lambda number: _length(free[number], stop))
     expected = list(free[first][: _length(free[first], stop)])
     asked = f"stop_token_ids=[{stop}]"
@@ -91,7 +92,7 @@ def check_stop_token(made: BatchResult, free: Tokens, stop: int) -> str | None:
 def check_equal_tokens(
     found: Tokens, expected: Tokens, prompts: Sequence[str], names: tuple[str, str]
 ) -> str | None:
-    """Two ways to the same tokens; ``names`` are those of the two ways."""
+    """Check that two ways of generating give the same tokens; ``names`` describe the two ways."""
     for prompt, ids, others in zip(prompts, found, expected, strict=True):
         if list(ids) != list(others):
             place = next(
@@ -106,14 +107,14 @@ def check_equal_tokens(
 
 
 def check_distinct_outputs(found: Tokens) -> str | None:
-    """Whether sequences tell prompts apart: equal ones would prove nothing."""
+    """Check that outputs differ between prompts: equal ones would prove nothing."""
     if len({tuple(ids) for ids in found}) < len(found):
         return f"two prompts have equal outputs, which proves nothing: {_show(found[0])}; give other prompts"
     return None
 
 
 def _length(ids: Sequence[int], stop: int) -> int:
-    """How long a sequence is that ends with its first stop token."""
+    """Return the length of a sequence that ends with its first stop token."""
     return ids.index(stop) + 1 if stop in ids else len(ids)
 
 
@@ -122,17 +123,15 @@ def _show(ids: Sequence[int]) -> str:
     return f"[{shown}{', …' if len(ids) > 16 else ''}] ({len(ids)} tokens)"
 
 
-# Checks of when tokens are said to have appeared. Each returns what is wrong, or ``None``.
-
-#: Engines round their stamps (nanoseconds).
+#: How much backends may round their timestamps (nanoseconds).
 ROUNDING_NS = 1000
 
 
 def check_timestamps(made: BatchResult, row: Capabilities) -> str | None:
-    """The stamps of a batch of which each sequence has several tokens, as the row claims them."""
+    """Check the timestamps of a batch with several tokens a sequence against the declared capabilities."""
     start_ns, end_ns = made.timeline.start_ns, made.timeline.end_ns
     for number, request in enumerate(made.requests):
-        wrong = _claimed(request, row) or _ordered(request, start_ns, end_ns)
+        wrong = _check_declared(request, row) or _check_order(request, start_ns, end_ns)
         if wrong is None and row.exact and request.first_token_ns == request.last_token_ns:
             wrong = "its first and last token have one stamp, and the row says exact=True"
         if wrong is not None:
@@ -140,7 +139,7 @@ def check_timestamps(made: BatchResult, row: Capabilities) -> str | None:
     return None
 
 
-def _claimed(request: RequestTimeline, row: Capabilities) -> str | None:
+def _check_declared(request: RequestTimeline, row: Capabilities) -> str | None:
     given = request.first_token_ns is not None and request.last_token_ns is not None
     if row.timestamps == "none":
         some = given or request.first_token_ns is not None or bool(request.token_ns)
@@ -158,8 +157,8 @@ def _claimed(request: RequestTimeline, row: Capabilities) -> str | None:
     return None
 
 
-def _ordered(request: RequestTimeline, start_ns: int, end_ns: int) -> str | None:
-    """Within the window and in order. Stamps are ``time.monotonic_ns()``."""
+def _check_order(request: RequestTimeline, start_ns: int, end_ns: int) -> str | None:
+    """Check that timestamps, which are ``time.monotonic_ns()``, are in order and within the window."""
     stamps = [start_ns, request.start_ns, request.first_token_ns, *request.token_ns, request.last_token_ns]
     known = [stamp for stamp in stamps if stamp is not None]
     if any(later < earlier - ROUNDING_NS for earlier, later in pairwise(known)):
@@ -172,16 +171,14 @@ def _ordered(request: RequestTimeline, start_ns: int, end_ns: int) -> str | None
     return None
 
 
-# Whether the degree that was asked for is the degree that works: counted, not read from a setting.
-
-#: What one rank may take that is left alone with its share of the work: so many times what all took together,
-#: and at least this long (seconds). One that needs the others waits for ever.
-PATIENCE, LEAST_PATIENCE_S = 10.0, 5.0
+#: Time limit for a rank that works alone: so many times what all took together, and at least so many seconds.
+#: One that needs the others waits for ever.
+ALONE_FACTOR, MIN_ALONE_S = 10.0, 5.0
 
 
-def check_process_count(engine: LoadedBackend, ranks: Sequence[RankInfo], degrees: Parallel) -> str | None:
-    """Hold the processes that hold the model against the degrees, by pid."""
-    row = engine.spec.capabilities
+def check_process_count(loaded: LoadedBackend, ranks: Sequence[RankInfo], degrees: Parallel) -> str | None:
+    """Check the number of living processes that hold the model, counted by pid, against the degrees."""
+    row = loaded.spec.capabilities
     wanted = degrees.data * degrees.tensor * degrees.pipeline
     pids = [pid for rank in ranks for pid in (rank.workers if row.launch == "engine" else [rank.pid])]
     living = {pid for pid in pids if psutil.pid_exists(pid)}
@@ -190,25 +187,25 @@ def check_process_count(engine: LoadedBackend, ranks: Sequence[RankInfo], degree
     return f"{wanted} processes should hold the model, and {len(living)} do (pid {pids})"
 
 
-def check_prompts_split(engine: LoadedBackend, made: BatchResult, degrees: Parallel) -> str | None:
-    """Whether each data-parallel rank did a part of the prompts."""
+def check_prompts_split(loaded: LoadedBackend, made: BatchResult, degrees: Parallel) -> str | None:
+    """Check that each data-parallel rank did a part of the prompts."""
     counts = [len(rank.requests) for rank in made.timeline.ranks if not rank.repeats_others]
-    if engine.spec.capabilities.launch == "ranks" and (len(counts) < degrees.data or 0 in counts):
+    if loaded.spec.capabilities.launch == "ranks" and (len(counts) < degrees.data or 0 in counts):
         return f"data={degrees.data}: the ranks did {counts} prompts; each needs some"
     return None
 
 
-def check_shards_depend(engine: LoadedBackend, degrees: Parallel, prompt: str) -> str | None:
-    """Whether a shard can do its work without the others: then it is no shard, but a whole copy.
+def check_shards_depend(loaded: LoadedBackend, degrees: Parallel, prompt: str) -> str | None:
+    """Check that a shard cannot work without the others; if it can, it is a whole copy of the model.
 
-    Ends the ranks where they are what they should be.
+    Kills the ranks if the check passes.
     """
-    group, _ = engine.loaded(degrees)
+    group, _ = loaded.load(degrees)
     params = GenerationParams.parse({"max_new_tokens": 4, "ignore_eos": True})
-    together = task_workload(group, [prompt], params, engine.timeout_s).run_round()
+    together = task_workload(group, [prompt], params, loaded.timeout_s).run_round()
     alone = [1, *[0] * (len(group.ranks) - 1)]
     try:
-        group.request("work", alone, max(LEAST_PATIENCE_S, PATIENCE * together.duration_s))
+        group.request("work", alone, max(MIN_ALONE_S, ALONE_FACTOR * together.duration_s))
     except WorkerError:
         return None
     kind = "tensor" if degrees.tensor > 1 else "pipeline"
@@ -218,24 +215,22 @@ def check_shards_depend(engine: LoadedBackend, degrees: Parallel, prompt: str) -
     )
 
 
-# Whether prompts that were seen before cost far less than new ones, as with a cache of most of a prompt.
-
-#: Engines that cache do so by blocks, of which a prompt of 512 random letters has several (measured: vLLM on
-#: the CPU caches none of a prompt below 128 tokens).
+#: Prefix caches work in blocks, of which a prompt of 512 random letters has several (measured: vLLM on the
+#: CPU caches nothing of a prompt below 128 tokens).
 FIRST_LENGTH = 512
 SHORT_LENGTH = 8
 
-#: How often each kind is timed; the fastest counts, which noise can only make slower. What takes longer than
-#: this (seconds) is disturbed less.
+#: How often each kind of prompt is timed; the fastest counts, since disturbances only make it slower. Prompts
+#: that take longer than ``SLOW_S`` (seconds) are disturbed less.
 REPEATS, REPEATS_OF_SLOW, SLOW_S = 6, 3, 0.2
 
-#: A long prompt must take this many times as long as a short one, or nothing could be told.
-TELLS = 4.0
+#: A long prompt must take at least this many times as long as a short one for the check to be meaningful.
+MIN_LONG_RATIO = 4.0
 
-#: The least part of a new prompt's own time that one seen before takes. Without a cache it takes all of it;
-#: with one it took an eighth to a fiftieth (measured: vLLM, OpenVINO, llama.cpp on a CPU). A cache
-#: that spares less than two thirds, such as one of half of each prompt, is not found.
-LEAST_SHARE = 1 / 3
+#: A repeated prompt must take at least this part of the time of a new one, beyond a short one. Without
+#: a cache it takes all of it; with one it took an eighth to a fiftieth (measured: vLLM, OpenVINO, llama.cpp
+#: on a CPU). A cache that saves less than two thirds, such as one of half of each prompt, is not found.
+MIN_REPEATED_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -249,8 +244,8 @@ class PrefillTimes:
 
     @property
     def wrong(self) -> str | None:
-        """What is wrong, if anything."""
-        if self.seen_s - self.short_s >= LEAST_SHARE * (self.new_s - self.short_s):
+        """What is wrong, or ``None``."""
+        if self.seen_s - self.short_s >= MIN_REPEATED_SHARE * (self.new_s - self.short_s):
             return None
         seen, new, short = (f"{each * 1e3:.3g} ms" for each in (self.seen_s, self.new_s, self.short_s))
         return (
@@ -261,48 +256,48 @@ class PrefillTimes:
         )
 
 
-def time_repeated_prompts(engine: LoadedBackend, longest: int) -> PrefillTimes | None:
-    """New and repeated prompts in turn; ``None`` where none up to ``longest`` takes notably long."""
+def time_repeated_prompts(loaded: LoadedBackend, longest: int) -> PrefillTimes | None:
+    """Time new and repeated prompts; ``None`` if none up to ``longest`` characters takes long enough."""
     numbers = random.Random(0)
-    engine.duration_s(_text(numbers, SHORT_LENGTH))
-    short_s = min(engine.duration_s(_text(numbers, SHORT_LENGTH)) for _ in range(REPEATS))
+    loaded.duration_s(_text(numbers, SHORT_LENGTH))
+    short_s = min(loaded.duration_s(_text(numbers, SHORT_LENGTH)) for _ in range(REPEATS))
     length = min(FIRST_LENGTH, longest)
-    while (long_s := min(engine.duration_s(_text(numbers, length)) for _ in range(2))) < TELLS * short_s:
+    while (
+        long_s := min(loaded.duration_s(_text(numbers, length)) for _ in range(2))
+    ) < MIN_LONG_RATIO * short_s:
         if length == longest:
             return None
         length = min(2 * length, longest)
     seen = _text(numbers, length)
-    engine.duration_s(seen)
+    loaded.duration_s(seen)
     new_s, seen_s = [], []
     for _ in range(REPEATS_OF_SLOW if long_s > SLOW_S else REPEATS):
-        new_s.append(engine.duration_s(_text(numbers, length)))
-        seen_s.append(engine.duration_s(seen))
+        new_s.append(loaded.duration_s(_text(numbers, length)))
+        seen_s.append(loaded.duration_s(seen))
     return PrefillTimes(short_s, min(new_s), min(seen_s), length)
 
 
 def _text(numbers: random.Random, length: int) -> str:
-    """Words that no other text begins with."""
+    """Return random words, a prefix that no other text shares."""
     return "".join(numbers.choice("abcdefghij klmnopqrstuvwxyz ") for _ in range(length))
 
 
-# Whether closing frees what loading took.
-
-#: The most that may stay of each model that was loaded and closed again. What leaks keeps all of it.
-MOST_SHARE = 0.5
+#: How much of the memory of each model may stay after ``close``. A leak keeps all of it.
+MAX_KEPT_SHARE = 0.5
 
 
 def check_memory_freed(cycles: LoadCycles) -> str | None:
-    """What is wrong, or ``None``. The first cycle is left out: it imports the engine."""
+    """Check that ``close`` frees memory. The first cycle, which imports the library, is ignored."""
     taken = median(
         loaded - closed for loaded, closed in zip(cycles.loaded[1:], cycles.closed[:-1], strict=True)
     )
     kept = (cycles.closed[-1] - cycles.closed[0]) / (len(cycles.closed) - 1)
-    if kept <= MOST_SHARE * taken:
+    if kept <= MAX_KEPT_SHARE * taken:
         return None
-    told = ", ".join(_mib(each) for each in cycles.closed)
+    by_cycle = ", ".join(_mib(each) for each in cycles.closed)
     return (
         f"loading takes {_mib(taken)} MiB and {_mib(kept)} MiB more stay after each close() (MiB after each: "
-        f"{told}); let go of the model, its caches and jobs in close()"
+        f"{by_cycle}); let go of the model, its caches and jobs in close()"
     )
 
 
@@ -310,14 +305,12 @@ def _mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:.1f}"
 
 
-# What users read when a model or an option is none.
-
-#: No option can be this.
+#: A value that options refuse.
 NO_VALUE = "no such value"
 
 
 def bad_models(directory: Path) -> list[ModelSource]:
-    """Models that can be found and not be loaded: a directory and a file, each of the right form."""
+    """Make models that can be found but not loaded: a directory and a file, each in the right format."""
     broken = directory / "broken-model"
     broken.mkdir(exist_ok=True)
     (broken / "config.json").write_text(json.dumps({"model_type": "no-such-architecture"}))
@@ -327,12 +320,12 @@ def bad_models(directory: Path) -> list[ModelSource]:
 
 
 def check_refusal(refusal: Refusal | None, what: str, named: str) -> str | None:
-    """What is wrong with the refusal of ``what``, in which ``named`` should stand, or ``None``."""
+    """Check the error for ``what``: a declared class, and one line that contains ``named``."""
     if refusal is None:
         return f"{what} was loaded without an error; raise ModelError or BackendError with one clear line"
-    if not refusal.ours:
+    if not refusal.declared:
         return (
-            f"{what}: load() raised {refusal.kind} ({_first(refusal.message)}); raise ModelError or "
+            f"{what}: load() raised {refusal.kind} ({_first_line(refusal.message)}); raise ModelError or "
             "BackendError with one clear line instead"
         )
     if not refusal.message.strip() or "\n" in refusal.message.strip():
@@ -342,5 +335,5 @@ def check_refusal(refusal: Refusal | None, what: str, named: str) -> str | None:
     return None
 
 
-def _first(message: str) -> str:
+def _first_line(message: str) -> str:
     return (message.strip().splitlines() or ["no text"])[0]

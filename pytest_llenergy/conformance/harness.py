@@ -22,7 +22,7 @@ from pytest_llenergy.workers.workload import call_workload, task_workload
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What one batch gave, and when."""
+    """Outputs and timestamps of one batch."""
 
     generation: Generation
     timeline: RoundTimeline
@@ -40,9 +40,9 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class LoadedBackend:
-    """A backend with a model on the devices of ``lease``. Ranks of ``pool`` start with the first batch.
+    """A backend with a model, in ranks of ``pool`` that start with the first batch.
 
-    The lease is GPUs, of which the first are used, or the CPU, which is there as often as it is needed.
+    It uses the first devices of ``lease`` if these are GPUs, or the CPU for any number of ranks.
     """
 
     spec: BackendSpec
@@ -54,7 +54,7 @@ class LoadedBackend:
     timeout_s: float
 
     def devices(self, n: int) -> Lease | None:
-        """The first ``n`` devices; ``None`` where there are fewer."""
+        """Return a lease of the first ``n`` devices; ``None`` if there are fewer."""
         if not self.lease.uuids:
             return Lease(devices=(CPU,) * n)
         if len(self.lease.devices) < n:
@@ -68,7 +68,7 @@ class LoadedBackend:
         )
 
     def plan(self, degrees: Parallel | None = None) -> ProcessPlan:
-        """The processes for these degrees, by default one device. Raises ``PlanError``."""
+        """Plan the ranks for these degrees, by default for one device. Raises ``PlanError``."""
         asked = degrees or Parallel()
         lease = self.devices(asked.data * asked.tensor * asked.pipeline * asked.placement)
         assert lease is not None
@@ -76,8 +76,8 @@ class LoadedBackend:
             self.spec.capabilities, asked, lease, usable_cpus(), self.threads, self.spec.python
         )
 
-    def loaded(self, degrees: Parallel | None = None) -> tuple[RankGroup, BackendInfo]:
-        """Ranks with the model. Raises what loading raises."""
+    def load(self, degrees: Parallel | None = None) -> tuple[RankGroup, BackendInfo]:
+        """Return ranks with the loaded model. Raises what loading raises."""
         return self.pool.get_loaded(
             self.plan(degrees), Load.from_options(self.spec, self.model, self.options)
         )
@@ -85,18 +85,18 @@ class LoadedBackend:
     def generate(
         self, prompts: Sequence[str], *, degrees: Parallel | None = None, **params: Any
     ) -> BatchResult:
-        """One batch. Raises ``BackendError``, and ``WorkerError`` where a rank fails."""
-        group, _ = self.loaded(degrees)
+        """Run one batch. Raises ``BackendError``, or ``WorkerError`` if a rank fails."""
+        group, _ = self.load(degrees)
         workload = task_workload(group, prompts, GenerationParams.parse(params), self.timeout_s)
         timeline = workload.run_round()
         return BatchResult(Generation.merge(workload.results()), timeline)
 
     def duration_s(self, prompt: str) -> float:
-        """Seconds that one token after this prompt takes."""
+        """Return the seconds that one token after this prompt takes."""
         return self.generate([prompt], max_new_tokens=1, ignore_eos=True).timeline.duration_s
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Call a function in a rank that has nothing loaded, with what it needs to load the backend."""
+        """Call a function in a rank without a model, with the arguments that it needs to load the backend."""
         workload = call_workload(
             self.pool.get_ranks(self.plan()),
             function,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done in a rank by hand: loading again and again, and loading what cannot be loaded."""
+"""Functions that run in a rank: load a backend repeatedly, and try to load invalid models and options."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.workers.isolation import Leftovers
 from pytest_llenergy.workers.usage import memory_bytes
 
-#: Of a model smaller than this more cycles are made: what a process keeps anyway is of its order (bytes).
+#: Models smaller than this (bytes) are loaded more often: a process keeps about as much memory anyway.
 SMALL_BYTES = 64 << 20
 CYCLES, CYCLES_OF_SMALL = 2, 9
 
-#: How long processes of an engine may take to be gone after ``close`` has returned (seconds).
-GONE_S = 5.0
+#: How long processes of a backend may take to end after ``close`` has returned (seconds).
+CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class LoadCycles:
-    """Memory of the rank (bytes) with the model and after ``close``, by cycle, and what runs on after all."""
+    """Memory of the rank (bytes) with the model and after ``close``, by cycle, and what runs at the end."""
 
     loaded: tuple[int, ...]
     closed: tuple[int, ...]
@@ -38,11 +38,11 @@ class LoadCycles:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The exception that loading raised; ``ours`` where it is a ``ModelError`` or a ``BackendError``."""
+    """The exception that loading raised; ``declared`` if it is a ``ModelError`` or a ``BackendError``."""
 
     kind: str
     message: str
-    ours: bool
+    declared: bool
 
 
 def load_repeatedly(
@@ -53,7 +53,7 @@ def load_repeatedly(
     threads: int,
     prompt: str,
 ) -> LoadCycles | None:
-    """Load, generate and close, several times; ``None`` where the system does not tell the memory."""
+    """Load, generate and close several times; ``None`` if the system does not report memory."""
     context = RankContext(devices=tuple(devices), threads=threads)
     params = GenerationParams.parse({"max_new_tokens": 2, "ignore_eos": True})
     before = Leftovers()
@@ -67,7 +67,7 @@ def load_repeatedly(
         job = backend.prepare([prompt], params)
         job.result(job.run())
         backend.synchronize()
-        # Of an engine, whose own children may have others for parents once it has closed.
+        # Recorded before ``close``, after which they may have other parents.
         workers |= {worker.pid for worker in getattr(backend, "workers", tuple)()} - {os.getpid()}
         with_model = _memory_bytes()
         backend.close()
@@ -90,7 +90,7 @@ def try_loading(
     threads: int,
     tries: Sequence[Mapping[str, Any]],
 ) -> list[Refusal | None]:
-    """Load with each of ``tries`` in place of some arguments: what was raised, ``None`` where nothing was."""
+    """Load with each of ``tries`` in place of some arguments. Returns what each raised, or ``None``."""
     return [
         _attempt(factory, devices, threads, {"model": model, "options": options, **each}) for each in tries
     ]
@@ -102,7 +102,7 @@ def _attempt(factory: str, devices: Sequence[str], threads: int, given: Mapping[
     try:
         backend.load(ModelSource(**given["model"]), given["options"], context)
     except Exception as error:
-        # Which one it is decides whether the backend passes.
+        # The class decides whether the backend passes.
         return Refusal(type(error).__name__, str(error), isinstance(error, (ModelError, BackendError)))
     backend.close()
     return None
@@ -111,7 +111,7 @@ def _attempt(factory: str, devices: Sequence[str], threads: int, given: Mapping[
 def _memory_bytes() -> int | None:
     gc.collect()
     with suppress(OSError, AttributeError):
-        # Freed memory that the allocator keeps is no leak (malloc_trim(3), of glibc only).
+        # Freed memory that glibc's allocator keeps is not a leak (malloc_trim(3)).
         ctypes.CDLL(None).malloc_trim(0)
     return memory_bytes()
 
@@ -119,9 +119,9 @@ def _memory_bytes() -> int | None:
 def _running(before: Leftovers, workers: Collection[int]) -> list[str]:
     import psutil
 
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
     while True:
-        # Settings that loading changes are the engine's own affair; they are those of its rank.
+        # Loading may change settings of its rank.
         running = [left for left in before.find() if left.startswith(("thread ", "process "))]
         running += [f"process {pid}, which workers() named" for pid in workers if psutil.pid_exists(pid)]
         if not running or time.monotonic() >= deadline:

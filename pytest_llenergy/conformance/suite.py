@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every backend must do, as a class of tests to derive from."""
+"""What every backend must do, as a class of tests to derive from; ``checks`` has the checks themselves."""
 
 from __future__ import annotations
 
@@ -21,29 +21,38 @@ from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.session import RunState, state_of
 from pytest_llenergy.workers.workload import split_prompts
 
-#: Of unequal lengths, with the tokens that models of random weights make of them: one a byte.
+#: Prompts of unequal lengths, with their tokens for models of random weights: one a byte.
 BYTES = {text: len(text) for text in ("abc", "hello world", "x")}
 
 SHORT, LONG = 5, 12
 
 
-def fail_if(wrong: str | None) -> None:
-    """Fail with what is wrong, without a traceback through this suite."""
-    if wrong is not None:
-        pytest.fail(wrong, pytrace=False)
+def fail_if(message: str | None) -> None:
+    """Fail with a message, if there is one, without a traceback through this suite."""
+    if message is not None:
+        pytest.fail(message, pytrace=False)
 
 
 class BackendConformance:
-    """Derive a class ``TestMine`` from this, with ``spec``, ``model`` and ``reference``.
+    """Derive a class ``TestMine`` from this one. A class with the mark ``gpus(n)`` runs on GPUs.
 
-    ``options`` are load options. ``prompts`` have two or more texts of unequal lengths with their tokens,
-    counted by hand; models of random weights have one token a byte and need none. ``reference`` is a backend
-    that has the same weights, loaded with ``reference_options`` (by default the dtype that this one has
-    loaded), or ``None``.
-
-    Each ``why_`` is the reason for which something is not so, and the reason of the skip. ``bad_options``
-    gives load options values that they refuse, where they would take ``"no such value"``. A class with the
-    mark ``gpus(n)`` runs on GPUs; degrees above one need two.
+    Attributes:
+        spec: the backend.
+        model: the model that it loads.
+        options: load options.
+        reference: name of a backend that loads the same weights, or ``None``.
+        reference_options: its load options; by default the dtype that this backend has loaded.
+        prompts: two or more texts of unequal lengths, each with its number of tokens, counted by hand. Not
+            needed for models of random weights, which have one token a byte.
+        bad_options: invalid values of load options that accept ``"no such value"``.
+        longest_prompt: in characters.
+        threads: threads of a rank.
+        degrees_of_gpus: degrees that are declared, but refused on the CPU.
+        why_no_reference: the reason, if ``reference`` is ``None``; shown by the skipped test. Likewise:
+        why_batches_differ: if a padded batch gives other tokens than each prompt alone.
+        why_shards_differ: if a sharded model gives other tokens than an unsharded one.
+        why_no_sampling: if the backend cannot sample.
+        why_no_stop_tokens: if it refuses stop tokens.
     """
 
     spec: ClassVar[BackendSpec]
@@ -61,10 +70,9 @@ class BackendConformance:
     why_no_sampling: ClassVar[str] = ""
     why_no_stop_tokens: ClassVar[str] = ""
 
-    #: Degrees that the row offers, and that are refused on the CPU.
     degrees_of_gpus: ClassVar[Sequence[str]] = ()
 
-    #: What was found out once for several tests of a class.
+    #: Results that several tests of a class share.
     _found: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls) -> None:
@@ -72,49 +80,49 @@ class BackendConformance:
         cls._found = {}
 
     @pytest.fixture
-    def engine(self, request: pytest.FixtureRequest, _llenergy_lease: Lease) -> LoadedBackend:
-        """The backend in ranks, on the devices of the test."""
+    def loaded(self, request: pytest.FixtureRequest, _llenergy_lease: Lease) -> LoadedBackend:
+        """The backend, loaded in ranks on the devices of the test."""
         for name in ("spec", "model"):
             if not hasattr(self, name):
                 pytest.fail(f"{type(self).__name__} has no {name}; see docs/extending.md", pytrace=False)
-        return self._engine(self.spec, self.options, state_of(request.config), _llenergy_lease)
+        return self._make_loaded(self.spec, self.options, state_of(request.config), _llenergy_lease)
 
-    def test_prompts_are_counted_without_padding(self, engine: LoadedBackend) -> None:
-        made = engine.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
+    def test_prompts_are_counted_without_padding(self, loaded: LoadedBackend) -> None:
+        made = loaded.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
         fail_if(checks.check_prompt_counts(made, self._prompts))
 
-    def test_outputs_are_counted_as_produced(self, engine: LoadedBackend) -> None:
-        made = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
+    def test_outputs_are_counted_as_produced(self, loaded: LoadedBackend) -> None:
+        made = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
         fail_if(checks.check_output_counts(made, SHORT))
 
-    def test_a_stop_token_ends_its_sequence(self, engine: LoadedBackend) -> None:
+    def test_a_stop_token_ends_its_sequence(self, loaded: LoadedBackend) -> None:
         texts = list(self._prompts)
         if self.why_no_stop_tokens:
-            self._refuses_stop_tokens(engine, texts)
+            self._refuses_stop_tokens(loaded, texts)
             pytest.skip(self.why_no_stop_tokens)
-        free = self._batch(engine, texts)
+        free = self._batch(loaded, texts)
         stop = checks.choose_stop_token(free)
         if stop is None:
             pytest.fail("no token ends one of these prompts early and others later; give others", False)
-        made = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
+        made = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
         fail_if(checks.check_stop_token(made, free, stop))
 
-    def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, engine: LoadedBackend) -> None:
+    def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, loaded: LoadedBackend) -> None:
         if self.why_batches_differ:
             pytest.skip(self.why_batches_differ)
         texts = list(self._prompts)
-        batch = self._batch(engine, texts)
+        batch = self._batch(loaded, texts)
         fail_if(checks.check_distinct_outputs(batch))
-        fail_if(checks.check_equal_tokens(batch, self._alone(engine), texts, ("in a batch", "alone")))
+        fail_if(checks.check_equal_tokens(batch, self._alone(loaded), texts, ("in a batch", "alone")))
 
-    def test_timestamps_are_what_the_row_says(self, engine: LoadedBackend) -> None:
-        made = engine.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
+    def test_timestamps_are_as_declared(self, loaded: LoadedBackend) -> None:
+        made = loaded.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
         fail_if(checks.check_timestamps(made, self.spec.capabilities))
-        batch = engine.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
+        batch = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
         fail_if(checks.check_timestamps(batch, self.spec.capabilities))
 
-    def test_prompts_that_were_seen_before_cost_what_new_ones_cost(self, engine: LoadedBackend) -> None:
-        found = checks.time_repeated_prompts(engine, self.longest_prompt)
+    def test_repeated_prompts_cost_as_much_as_new_ones(self, loaded: LoadedBackend) -> None:
+        found = checks.time_repeated_prompts(loaded, self.longest_prompt)
         if found is None:
             pytest.skip(
                 f"a prompt of {self.longest_prompt} characters takes hardly longer than a short one here, so "
@@ -122,13 +130,13 @@ class BackendConformance:
             )
         fail_if(found.wrong)
 
-    def test_the_seed_decides_what_is_drawn(self, engine: LoadedBackend) -> None:
+    def test_sampling_depends_only_on_the_seed(self, loaded: LoadedBackend) -> None:
         if self.why_no_sampling:
             pytest.skip(self.why_no_sampling)
 
         def draw(seed: int) -> list[list[int]]:
             texts = [next(iter(self._prompts))]
-            made = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True, do_sample=True, seed=seed)
+            made = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True, do_sample=True, seed=seed)
             return made.token_ids
 
         first = draw(1)
@@ -137,8 +145,8 @@ class BackendConformance:
         if all(draw(seed) == first for seed in (2, 3, 4)):
             fail_if("the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?")
 
-    def test_tokens_are_those_of_the_reference(
-        self, engine: LoadedBackend, request: pytest.FixtureRequest
+    def test_tokens_equal_those_of_the_reference(
+        self, loaded: LoadedBackend, request: pytest.FixtureRequest
     ) -> None:
         state = state_of(request.config)
         if self.reference is None and self.why_no_reference:
@@ -151,26 +159,26 @@ class BackendConformance:
         spec = state.backends[str(self.reference)]
         if (missing := spec.missing()) is not None:
             pytest.skip(f"the reference cannot be had: {missing}")
-        own, (_, info) = self._alone(engine), engine.loaded()
+        own, (_, info) = self._alone(loaded), loaded.load()
         options = {"dtype": info.dtype} if self.reference_options is None else self.reference_options
-        others = self._alone(self._engine(spec, options, state, engine.lease))
+        others = self._alone(self._make_loaded(spec, options, state, loaded.lease))
         fail_if(checks.check_distinct_outputs(own))
         fail_if(checks.check_equal_tokens(own, others, list(self._prompts), (self.spec.name, spec.name)))
 
-    def test_unloading_frees_the_memory(self, engine: LoadedBackend) -> None:
-        found = self._loaded_again_and_again(engine)
+    def test_unloading_frees_the_memory(self, loaded: LoadedBackend) -> None:
+        found = self._load_repeatedly(loaded)
         if found is None:
             pytest.skip("this system does not tell the memory of a process")
         fail_if(checks.check_memory_freed(found))
 
-    def test_nothing_runs_on_after_close(self, engine: LoadedBackend) -> None:
-        found = self._loaded_again_and_again(engine)
+    def test_nothing_runs_after_close(self, loaded: LoadedBackend) -> None:
+        found = self._load_repeatedly(loaded)
         if found is not None and found.running:
             fail_if(
                 f"after close() there is still {', '.join(found.running)}; end it in close(), and wait for it"
             )
 
-    def test_a_model_that_is_broken_is_told_in_one_line(self, engine: LoadedBackend, tmp_path: Path) -> None:
+    def test_a_broken_model_is_reported_in_one_line(self, loaded: LoadedBackend, tmp_path: Path) -> None:
         bad = checks.bad_models(tmp_path)
         read = [model for model in bad if self.spec.refuses(model) is None]
         for model in bad:
@@ -178,46 +186,46 @@ class BackendConformance:
             if refusal is not None and ("\n" in refusal or not refusal.strip()):
                 fail_if(f"spec.refuses({model.label}) says no single line: {refusal!r}")
         tries = [{"model": asdict(model)} for model in read]
-        refusals = self._attempt(engine, tries) if read else []
+        refusals = self._try_loading(loaded, tries) if read else []
         for model, refused in zip(read, refusals, strict=True):
             fail_if(checks.check_refusal(refused, f"the broken model {model.label}", model.label))
 
-    def test_a_bad_option_is_told_in_one_line(self, engine: LoadedBackend) -> None:
+    def test_a_bad_option_is_reported_in_one_line(self, loaded: LoadedBackend) -> None:
         names = self.spec.capabilities.options
         if not names:
             pytest.skip("the row names no load option")
         values = {name: self.bad_options.get(name, checks.NO_VALUE) for name in names}
         tries = [{"options": {**self.options, name: value}} for name, value in values.items()]
-        for (name, value), refusal in zip(values.items(), self._attempt(engine, tries), strict=True):
+        for (name, value), refusal in zip(values.items(), self._try_loading(loaded, tries), strict=True):
             fail_if(checks.check_refusal(refusal, f"{name}={value!r}", name))
 
     @pytest.mark.parametrize("kind", DEGREES)
-    def test_the_degree_asked_is_the_degree_seen_or_refused(self, engine: LoadedBackend, kind: str) -> None:
+    def test_a_requested_degree_is_used_or_refused(self, loaded: LoadedBackend, kind: str) -> None:
         asked = Parallel(**{kind: 2})
         if not getattr(self.spec.capabilities, kind):
             assert explain_unmet(self.spec, Requirements(parallel=asked), {}) is not None
             with pytest.raises(PlanError, match=f"no {kind} parallelism is offered"):
-                engine.plan(asked)
+                loaded.plan(asked)
             return
-        if engine.devices(2) is None:
+        if loaded.devices(2) is None:
             pytest.skip(f"{kind}=2 needs two GPUs; mark the class gpus(2)")
-        if kind == "placement" and not engine.lease.uuids:
+        if kind == "placement" and not loaded.lease.uuids:
             pytest.skip("layers are spread over GPUs; mark the class gpus(2)")
-        if kind in self.degrees_of_gpus and not engine.lease.uuids:
+        if kind in self.degrees_of_gpus and not loaded.lease.uuids:
             with pytest.raises(BackendError, match=rf"\b{kind}\b"):
-                engine.loaded(asked)
+                loaded.load(asked)
             pytest.skip(f"{kind} is offered on GPUs only; mark the class gpus(2)")
         texts = list(self._prompts)
         parts = split_prompts(texts, 2) if kind == "data" else [texts]
-        single = [ids for part in parts for ids in self._batch(engine, part)]
-        group, _ = engine.loaded(asked)
-        fail_if(checks.check_process_count(engine, group.ranks, asked))
-        made = engine.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
-        fail_if(checks.check_prompts_split(engine, made, asked))
+        single = [ids for part in parts for ids in self._batch(loaded, part)]
+        group, _ = loaded.load(asked)
+        fail_if(checks.check_process_count(loaded, group.ranks, asked))
+        made = loaded.generate(texts, degrees=asked, max_new_tokens=LONG, ignore_eos=True)
+        fail_if(checks.check_prompts_split(loaded, made, asked))
         if kind == "data" or not self.why_shards_differ:
             fail_if(checks.check_equal_tokens(made.token_ids, single, texts, (f"{kind}=2", "on one device")))
         if kind in ("tensor", "pipeline") and self.spec.capabilities.launch == "ranks":
-            fail_if(checks.check_shards_depend(engine, asked, texts[0]))
+            fail_if(checks.check_shards_depend(loaded, asked, texts[0]))
 
     @property
     def _prompts(self) -> Mapping[str, int]:
@@ -229,9 +237,9 @@ class BackendConformance:
             )
         return BYTES
 
-    def _refuses_stop_tokens(self, engine: LoadedBackend, texts: Sequence[str]) -> None:
+    def _refuses_stop_tokens(self, loaded: LoadedBackend, texts: Sequence[str]) -> None:
         try:
-            engine.generate(texts, max_new_tokens=2, ignore_eos=True, stop_token_ids=[1])
+            loaded.generate(texts, max_new_tokens=2, ignore_eos=True, stop_token_ids=[1])
         except BackendError:
             return
         fail_if(
@@ -239,37 +247,39 @@ class BackendConformance:
             "in prepare()"
         )
 
-    def _batch(self, engine: LoadedBackend, texts: Sequence[str]) -> list[list[int]]:
-        """What these prompts give in one batch on one device."""
-        kept: dict[tuple[str, ...], list[list[int]]] = self._found.setdefault(engine.spec.name, {})
+    def _batch(self, loaded: LoadedBackend, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of these prompts in one batch on one device."""
+        kept: dict[tuple[str, ...], list[list[int]]] = self._found.setdefault(loaded.spec.name, {})
         if tuple(texts) not in kept:
-            kept[tuple(texts)] = engine.generate(texts, max_new_tokens=LONG, ignore_eos=True).token_ids
+            kept[tuple(texts)] = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True).token_ids
         return kept[tuple(texts)]
 
-    def _alone(self, engine: LoadedBackend) -> list[list[int]]:
-        """What each prompt gives by itself."""
-        return [self._batch(engine, [text])[0] for text in self._prompts]
+    def _alone(self, loaded: LoadedBackend) -> list[list[int]]:
+        """Return the tokens of each prompt in a batch of its own."""
+        return [self._batch(loaded, [text])[0] for text in self._prompts]
 
-    def _attempt(self, engine: LoadedBackend, tries: list[dict[str, Any]]) -> list[in_rank.Refusal | None]:
-        """Load with each in turn, which the rank must survive."""
+    def _try_loading(
+        self, loaded: LoadedBackend, tries: list[dict[str, Any]]
+    ) -> list[in_rank.Refusal | None]:
+        """Load with each of ``tries`` in turn; the rank must survive."""
         try:
-            refusals: list[in_rank.Refusal | None] = engine.call(in_rank.try_loading, tries=tries)
+            refusals: list[in_rank.Refusal | None] = loaded.call(in_rank.try_loading, tries=tries)
         except WorkerError as error:
             what = " or ".join(str(value) for each in tries for value in each.values())
             pytest.fail(
                 f"{str(error).splitlines()[0]} while it was to load {what}; look at it in load() before the "
-                "engine does, and raise ModelError or BackendError",
+                "library does, and raise ModelError or BackendError",
                 pytrace=False,
             )
         return refusals
 
-    def _loaded_again_and_again(self, engine: LoadedBackend) -> in_rank.LoadCycles | None:
+    def _load_repeatedly(self, loaded: LoadedBackend) -> in_rank.LoadCycles | None:
         if "cycles" not in self._found:
-            self._found["cycles"] = engine.call(in_rank.load_repeatedly, prompt=next(iter(self._prompts)))
+            self._found["cycles"] = loaded.call(in_rank.load_repeatedly, prompt=next(iter(self._prompts)))
         found: in_rank.LoadCycles | None = self._found["cycles"]
         return found
 
-    def _engine(
+    def _make_loaded(
         self, spec: BackendSpec, options: Mapping[str, Any], state: RunState, lease: Lease
     ) -> LoadedBackend:
         model = resolve_model(self.model)

@@ -11,7 +11,7 @@ from .tiny import DERIVED, ENGINE, HOOK, JOBS, SUITE, SUITE_OF_DERIVED
 
 #: One rank does for all that needs one.
 OPTIONS = ("-rsf", "-p", "no:cacheprovider", "--energy-isolation=run")
-DEGREE = "test_the_degree_asked_is_the_degree_seen_or_refused"
+DEGREE = "test_a_requested_degree_is_used_or_refused"
 
 
 @pytest.fixture
@@ -253,32 +253,32 @@ WRONG = {
     ),
     "keeps-a-prefix-cache": (
         {"code": KEEPS_PREFIX_CACHE},
-        "test_prompts_that_were_seen_before_cost_what_new_ones_cost",
+        "test_repeated_prompts_cost_as_much_as_new_ones",
         "prefixes are cached, and all rounds but the first would be nearly free; switch that off in load()",
     ),
     "one-stamp-for-all": (
         {"code": STAMPS.replace("STAMPS", "[time.monotonic_ns()] * len(ids)")},
-        "test_timestamps_are_what_the_row_says",
+        "test_timestamps_are_as_declared",
         "prompt 0: its first and last token have one stamp, and the row says exact=True",
     ),
     "another-clock": (
         {"code": STAMPS.replace("STAMPS", "[stamp + 10**12 for stamp in stamps_ns]")},
-        "test_timestamps_are_what_the_row_says",
+        "test_timestamps_are_as_declared",
         "prompt 0: its last stamp is ",
     ),
     "stamps-backwards": (
         {"code": STAMPS.replace("STAMPS", "stamps_ns[::-1]")},
-        "test_timestamps_are_what_the_row_says",
+        "test_timestamps_are_as_declared",
         "prompt 0: its stamps are not in order",
     ),
     "no-stamps": (
         {"code": NO_STAMPS},
-        "test_timestamps_are_what_the_row_says",
+        "test_timestamps_are_as_declared",
         "the row says timestamps='token', and first_token_ns or last_token_ns is None; give both",
     ),
     "stamps-not-declared": (
         {"code": AS_IT_IS, "row": "timestamps='none', exact=False"},
-        "test_timestamps_are_what_the_row_says",
+        "test_timestamps_are_as_declared",
         "the row says timestamps='none', and there are some; declare them",
     ),
     "leaks": (
@@ -288,17 +288,17 @@ WRONG = {
     ),
     "leaves-a-process": (
         {"code": LEAVES_A_PROCESS},
-        "test_nothing_runs_on_after_close",
+        "test_nothing_runs_after_close",
         "(sleep 600 )",
     ),
     "crashes-on-a-broken-model": (
         {"code": LOADS.replace("REFUSAL", "os.kill(os.getpid(), signal.SIGSEGV)"), "spec": ANY_MODEL},
-        "test_a_model_that_is_broken_is_told_in_one_line",
+        "test_a_broken_model_is_reported_in_one_line",
         "was killed by SIGSEGV while it was to load ",
     ),
     "shows-the-engines-own-error": (
         {"code": LOADS.replace("REFUSAL", "raise KeyError('architectures')"), "spec": ANY_MODEL},
-        "test_a_model_that_is_broken_is_told_in_one_line",
+        "test_a_broken_model_is_reported_in_one_line",
         "the broken model broken-model: load() raised KeyError ('architectures'); raise ModelError or ",
     ),
     "shows-pages": (
@@ -306,47 +306,47 @@ WRONG = {
             "code": LOADS.replace("REFUSAL", "raise ModelError(model.label + '\\nand\\nso on')"),
             "spec": ANY_MODEL,
         },
-        "test_a_model_that_is_broken_is_told_in_one_line",
+        "test_a_broken_model_is_reported_in_one_line",
         "the message of ModelError is no single line",
     ),
     "does-not-name-the-model": (
         {"code": LOADS.replace("REFUSAL", "raise ModelError('it cannot be read')"), "spec": ANY_MODEL},
-        "test_a_model_that_is_broken_is_told_in_one_line",
+        "test_a_broken_model_is_reported_in_one_line",
         "the message does not name 'broken-model': it cannot be read",
     ),
     "takes-a-broken-model": (
         {"code": LOADS.replace("REFUSAL", "model = replace(model, kind='random')"), "spec": ANY_MODEL},
-        "test_a_model_that_is_broken_is_told_in_one_line",
+        "test_a_broken_model_is_reported_in_one_line",
         "the broken model broken-model was loaded without an error",
     ),
     "takes-any-option": (
         {"code": TAKES_ANY_OPTION},
-        "test_a_bad_option_is_told_in_one_line",
+        "test_a_bad_option_is_reported_in_one_line",
         "size_mb='no such value' was loaded without an error; raise ModelError or BackendError",
     ),
     "raises-the-engines-own-of-an-option": (
         {"code": RAISES_ITS_OWN},
-        "test_a_bad_option_is_told_in_one_line",
+        "test_a_bad_option_is_reported_in_one_line",
         "size_mb='no such value': load() raised ValueError (invalid literal for int()",
     ),
     "leaves-the-seed-to-chance": (
         {"code": SAMPLES.replace("NUMBERS", "random.Random()"), "attributes": "why_no_sampling = ''"},
-        "test_the_seed_decides_what_is_drawn",
+        "test_sampling_depends_only_on_the_seed",
         "seed=1 draws other tokens the second time; set the seed anew before each run",
     ),
     "ignores-the-seed": (
         {"code": SAMPLES.replace("NUMBERS", "random.Random(0)"), "attributes": "why_no_sampling = ''"},
-        "test_the_seed_decides_what_is_drawn",
+        "test_sampling_depends_only_on_the_seed",
         "the seeds 1 to 4 draw the same tokens; is do_sample heeded, and the seed?",
     ),
     "other-weights": (
         {"code": OTHER_WEIGHTS, "attributes": "reference = 'tiny'\nreference_options = {}"},
-        "test_tokens_are_those_of_the_reference",
+        "test_tokens_equal_those_of_the_reference",
         "prompt 'abc': token 0 differs; derived: [",
     ),
     "names-no-reference": (
         {"code": AS_IT_IS, "attributes": "reference = ''"},
-        "test_tokens_are_those_of_the_reference",
+        "test_tokens_equal_those_of_the_reference",
         "or None with the reason in why_no_reference",
     ),
     "other-weights-in-each-rank": (
@@ -371,7 +371,7 @@ WRONG = {
     ),
     "leaves-its-workers": (
         {"code": STARTS.replace("N_OF_THEM", DEGREES_ASKED).replace("CLOSE", "pass"), "row": BY_ENGINE},
-        "test_nothing_runs_on_after_close",
+        "test_nothing_runs_after_close",
         "which workers() named",
     ),
 }
