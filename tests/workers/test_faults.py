@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever goes wrong in a rank: the right outcome, the right message, in bounded time, and nothing left.
+"""Whatever goes wrong in a rank: the right outcome, the right message, in bounded time, and no process left.
 
-Each run is a real pytest with real ranks, in a gloo group where there are several. What is left is found by a
-marker in the environment, not by parentage.
+Each run is a real pytest with real ranks, in a gloo group if there are several. Processes that are left are
+found by a marker in the environment, not by parentage.
 """
 
 from __future__ import annotations
@@ -28,26 +28,33 @@ Method = Literal["spawn", "forkserver"]
 
 @dataclass(frozen=True)
 class Where:
-    """In which run of pytest something goes wrong."""
+    """How many ranks a run of pytest has, how they start, and whether it uses pytest-xdist."""
 
     n: int
     method: Method
     xdist: bool
 
     def arguments(self) -> tuple[str, ...]:
-        """Of the command line."""
-        own = ("-p", "no:cacheprovider", f"--energy-start-method={self.method}")
-        return (*own, "-n2") if self.xdist else own
+        """Return the options of the command line."""
+        options = ("-p", "no:cacheprovider", f"--energy-start-method={self.method}")
+        return (*options, "-n2") if self.xdist else options
 
 
-#: Each with one rank and with four, both ways to start them, and with or without workers of pytest-xdist.
+#: Two forked ranks; all other combinations are slow.
 EVERYWHERE = pytest.mark.parametrize(
     "where",
     [
-        pytest.param(Where(n, method, xdist), id=f"{n}-{method}-{'n2' if xdist else 'alone'}")
-        for n in (1, 4)
-        for method in ("spawn", "forkserver")
-        for xdist in (False, True)
+        pytest.param(Where(2, "forkserver", False), id="2-forkserver-alone"),
+        *(
+            pytest.param(
+                Where(n, method, xdist),
+                id=f"{n}-{method}-{'n2' if xdist else 'alone'}",
+                marks=pytest.mark.slow,
+            )
+            for n in (1, 4)
+            for method in ("spawn", "forkserver")
+            for xdist in (False, True)
+        ),
     ],
 )
 
@@ -61,8 +68,8 @@ import pytest
 N = int(os.environ["TEST_RANKS"])
 pytestmark = pytest.mark.gpus(N, fallback="cpu")
 
-#: From the first cause on: the ranks that wait for it in a collective have to be ended within this, where the
-#: machine has nothing else to do. How busy it is tells the start of these ranks, just before.
+#: Time limit from the first cause until the ranks that wait in a collective are killed, on an idle machine. The
+#: time that these ranks took to start is added, as a measure of how busy the machine is.
 BOUND_S = 5.0
 
 def wait_for_all():
@@ -132,7 +139,7 @@ def test_works_again(ranks):
     assert ranks.run(lambda: int(os.environ["RANK"])) == list(range(N))
 """
 
-#: What each says, of N ranks.
+#: The message of each test, with ``n`` ranks.
 MESSAGES = {
     "test_signal": r"WorkerError: rank {last} of {n} \(cpu, pid \d+\): was killed by SIGSEGV",
     "test_exit": r"WorkerError: rank {last} of {n} \(cpu, pid \d+\): ended with exit code 0 and no result",
@@ -142,18 +149,18 @@ MESSAGES = {
     "test_memory": r"WorkerError: rank {last} of {n} \(cpu, pid \d+\): MemoryError",
     "test_fail": r"as it should",
 }
-#: What the stacks of a rank must show.
+#: What the stacks of a hanging rank must show.
 STACKS = {"test_lock": "in no_lock_for_others", "test_hang": "in <lambda>"}
 
 
 def sections(output: str) -> dict[str, str]:
-    """What pytest prints of each failed test."""
+    """Return what pytest prints about each failed test."""
     parts = re.split(r"^_{3,} (\w+) _{3,}$", output, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @EVERYWHERE
-def test_every_fault_is_told_and_leaves_nothing(
+def test_every_fault_is_reported_and_leaves_no_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, where: Where
 ) -> None:
     n = where.n
@@ -164,17 +171,17 @@ def test_every_fault_is_told_and_leaves_nothing(
     result = pytester.runpytest_subprocess(*where.arguments(), "-rsx")
     result.assert_outcomes(failed=7, passed=2, skipped=1, xfailed=1)
     result.stdout.fnmatch_lines_random(["*SKIPPED*no such kernel*", "*XFAIL*not yet*"])
-    told = sections(result.stdout.str())
-    assert set(told) == set(MESSAGES)
+    reports = sections(result.stdout.str())
+    assert set(reports) == set(MESSAGES)
     for name, pattern in MESSAGES.items():
-        assert re.search(pattern.format(n=n, last=n - 1), told[name]), told[name]
+        assert re.search(pattern.format(n=n, last=n - 1), reports[name]), reports[name]
     for name, frame in STACKS.items():
-        assert frame in told[name]
+        assert frame in reports[name]
     for name in ("test_signal", "test_exit", "test_exception", "test_hang"):
-        first, *others = re.findall(r"^-+ Captured output of rank (\d) call -+$", told[name], re.MULTILINE)
+        first, *others = re.findall(r"^-+ Captured output of rank (\d) call -+$", reports[name], re.MULTILINE)
         assert first == (str(n - 1) if name != "test_hang" else "0")
         assert len(others) == n - 1
-        assert f"output of {n - 1}" in told[name]
+        assert f"output of {n - 1}" in reports[name]
     check_nothing_is_left(mark)
 
 
@@ -192,23 +199,23 @@ def test_after():
 
 @EVERYWHERE
 @pytest.mark.parametrize("ended_by", ["signal", "thread"])
-def test_a_timeout_of_pytest_timeout_leaves_nothing(
+def test_a_timeout_of_pytest_timeout_leaves_no_process(
     pytester: pytest.Pytester, mark: str, ended_by: str, where: Where
 ) -> None:
     pytester.makepyfile(HANGS.format(n=where.n))
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess(*where.arguments(), "--timeout=4", f"--timeout-method={ended_by}")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    # By a thread it ends the process on the spot, with no teardown; of a worker nothing more is heard.
-    said = "crashed while running" if ended_by == "thread" and where.xdist else "Timeout"
-    assert said in result.stdout.str() + result.stderr.str()
+    # The thread method ends the process at once, without teardown; a worker of pytest-xdist just vanishes.
+    message = "crashed while running" if ended_by == "thread" and where.xdist else "Timeout"
+    assert message in result.stdout.str() + result.stderr.str()
     if ended_by == "signal" or where.xdist:
         result.assert_outcomes(failed=1, passed=1)
     check_nothing_is_left(mark)
 
 
 @EVERYWHERE
-def test_ctrl_c_ends_everything(pytester: pytest.Pytester, mark: str, where: Where) -> None:
+def test_ctrl_c_ends_every_process(pytester: pytest.Pytester, mark: str, where: Where) -> None:
     pytester.makepyfile(HANGS.format(n=where.n))
     without_torch(pytester.path)
     with subprocess.Popen(
@@ -247,21 +254,21 @@ def test_it(workers, i):
 
 @EVERYWHERE
 @pytest.mark.parametrize(
-    ("work", "said"),
+    ("work", "message"),
     [
         ("raise KeyboardInterrupt", "!! KeyboardInterrupt !!"),
         ("pytest.exit('enough of it')", "Exit: enough of it"),
     ],
     ids=["ctrl-c", "exit"],
 )
-def test_what_ends_a_run_ends_it_from_a_rank_too(
-    pytester: pytest.Pytester, mark: str, work: str, said: str, where: Where
+def test_ctrl_c_and_pytest_exit_in_a_rank_end_the_run(
+    pytester: pytest.Pytester, mark: str, work: str, message: str, where: Where
 ) -> None:
     pytester.makepyfile(ENDS.format(n=where.n, work=work))
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess(*where.arguments())
-    # pytest-xdist does not tell the one from the other.
-    assert ("received keyboard-interrupt" if where.xdist else said) in result.stdout.str()
+    # pytest-xdist does not distinguish the two.
+    assert ("received keyboard-interrupt" if where.xdist else message) in result.stdout.str()
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "passed" not in result.parseoutcomes()
     check_nothing_is_left(mark)
@@ -269,7 +276,7 @@ def test_what_ends_a_run_ends_it_from_a_rank_too(
 
 @EVERYWHERE
 @pytest.mark.parametrize(("option", "failed"), [("-x", 1), ("--maxfail=2", 2)])
-def test_failures_that_end_a_run_leave_nothing(
+def test_maxfail_leaves_no_process(
     pytester: pytest.Pytester, mark: str, option: str, failed: int, where: Where
 ) -> None:
     pytester.makepyfile(ENDS.format(n=where.n, work="raise ValueError"))
@@ -283,9 +290,17 @@ def test_failures_that_end_a_run_leave_nothing(
     check_nothing_is_left(mark)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("n", [1, 4])
-def test_an_xdist_worker_that_dies_leaves_nothing(
+@pytest.mark.parametrize(
+    ("n", "method"),
+    [
+        (1, "forkserver"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((1, "spawn"), (4, "spawn"), (4, "forkserver"))
+        ),
+    ],
+)
+def test_an_xdist_worker_that_dies_leaves_no_process(
     pytester: pytest.Pytester, mark: str, n: int, method: Method
 ) -> None:
     pytester.makepyfile(
@@ -309,7 +324,7 @@ def test_an_xdist_worker_that_dies_leaves_nothing(
 KILLED = """
 import os, subprocess, time, pytest
 def work():
-    # What an engine leaves: sessions of their own, no descriptor of ours.
+    # As some libraries leave: in a session of its own, without inherited descriptors.
     subprocess.Popen(["sleep", "300"], start_new_session=True, close_fds=True)
     time.sleep(0.05)
 @pytest.mark.parametrize("i", range(1000))
@@ -320,16 +335,16 @@ def test_it(workers, monkeypatch, i):
     workers.run(work)
 """
 
-#: So many kills with each method, of so many runs at a time. A batch takes some seconds.
-KILLS, AT_A_TIME = 16, 2
+#: How many runs are started and killed at a time. Each batch takes some seconds.
+AT_A_TIME = 2
 
-#: A run is killed between its start and this many times as long as its first rank took.
+#: A run is killed between its start and this many times the time until the first run had ranks.
 LATEST = 1.5
 
 
 @dataclass(frozen=True)
 class Killable:
-    """A run of pytest, what it starts and its leases."""
+    """A run of pytest, the marker of its processes, and the directory of its leases."""
 
     mark: str
     locks: Path
@@ -340,9 +355,16 @@ class Killable:
         return len(survivors(self.mark)) > 3
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_pytest_that_is_killed_at_any_moment_leaves_nothing(
-    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+@pytest.mark.parametrize(
+    ("method", "kills"),
+    [
+        ("forkserver", 2),
+        pytest.param("spawn", 16, marks=pytest.mark.slow),
+        pytest.param("forkserver", 16, marks=pytest.mark.slow),
+    ],
+)
+def test_a_pytest_that_is_killed_at_any_moment_leaves_no_process_and_no_lease(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kills: int
 ) -> None:
     pytester.makepyfile(KILLED)
     without_torch(pytester.path)
@@ -370,15 +392,15 @@ def test_a_pytest_that_is_killed_at_any_moment_leaves_nothing(
         for run in running:
             kill(run)
     had_ranks = 0
-    for first in range(0, KILLS, AT_A_TIME):
+    for first in range(0, kills, AT_A_TIME):
         with ExitStack() as end:
             began_s = time.monotonic()
             running = [start(end) for _ in range(AT_A_TIME)]
             for place, run in enumerate(running):
                 # Spread over the whole time, in every batch.
-                moment_s = latest_s * (place + (first + 0.5) / KILLS) / AT_A_TIME
+                moment_s = latest_s * (place + (first + 0.5) / kills) / AT_A_TIME
                 time.sleep(max(0.0, began_s + moment_s - time.monotonic()))
                 had_ranks += run.has_ranks()
                 kill(run)
-    # Else they were killed before they had come to anything.
-    assert had_ranks >= KILLS // 8
+    # Otherwise they were killed too early to prove anything.
+    assert had_ranks >= kills // 8

@@ -21,7 +21,7 @@ from pytest_llenergy.devices.lockfiles import lock_name
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.devices.queue import list_entries
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.workers import leases
+from pytest_llenergy.workers import timeouts
 from pytest_llenergy.workers.leases import LeaseKeeper
 from pytest_llenergy.workers.plan import plan_processes
 from pytest_llenergy.workers.pool import RankPool
@@ -179,7 +179,7 @@ def test_ranks_that_a_test_uses_are_never_given_up(session: Session, make: MakeL
 def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
     session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LOOK_S", 60.0)
+    monkeypatch.setattr(timeouts, "QUEUE_POLL_S", 60.0)
     (pid,) = session.test(Lease(("a",)))
     waiting = make()
     waiting.ask("a")
@@ -192,7 +192,7 @@ def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
 def test_a_board_that_others_queue_for_is_handed_over_when_its_test_ends(
     session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LOOK_S", 60.0)
+    monkeypatch.setattr(timeouts, "QUEUE_POLL_S", 60.0)
     (pid,) = session.ranks(session.keeper.lease(Lease(("a",)), 0.0))
     waiting = make()
     waiting.ask("a")
