@@ -438,7 +438,7 @@ def test_ranks_that_need_one_another_are_shards(project: pytest.Pytester) -> Non
     result.assert_outcomes(passed=1, deselected=15)
 
 
-def test_a_model_that_the_backend_refuses_is_told(project: pytest.Pytester) -> None:
+def test_a_model_that_the_backend_refuses_is_reported(project: pytest.Pytester) -> None:
     result = check(project, AS_IT_IS, spec="refuses=lambda model: 'it reads nothing'", only="counted")
     result.assert_outcomes(errors=2, deselected=14)
     assert "model = 'random:llama-tiny': it reads nothing; name another" in said(result)

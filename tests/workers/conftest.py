@@ -18,14 +18,14 @@ from .survivors import marked
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """In the environment of everything that the test starts."""
+    """A marker in the environment of all processes that the test starts."""
     with marked() as mark:
         yield mark
 
 
 @pytest.fixture(params=METHODS)
 def host(request: pytest.FixtureRequest, mark: str) -> Iterator[LocalHost]:
-    """With each start method; ``forkserver`` has something light to preload."""
+    """A host with each start method."""
     host = LocalHost(request.param)
     yield host
     host.close()
@@ -33,7 +33,7 @@ def host(request: pytest.FixtureRequest, mark: str) -> Iterator[LocalHost]:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[dict[str, Host]]:
-    """Those of a plan, for a module."""
+    """The hosts of a plan, shared by a module."""
     host = LocalHost()
     yield {LOCALHOST: host}
     host.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of real ranks on the CPU, calls in them, and work that does not end well."""
+"""Helpers: groups of real ranks on the CPU, calls in them, and work that hangs or leaves processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_llenergy.workers.workload import call_workload
 
 PLAIN = Capabilities(data=True)
 TORCH = Capabilities(data=True, framework="torch")
-#: Something to preload that takes no second.
+#: Preloads a module that imports fast.
 LIGHT = Capabilities(data=True, preload=("decimal",))
 
 
@@ -24,26 +24,26 @@ METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
 
 
 def plan(n: int, capabilities: Capabilities = PLAIN, threads: int | None = 1) -> ProcessPlan:
-    """Of ``n`` ranks that take turns on two cores."""
+    """Plan ``n`` ranks that share two cores."""
     return plan_processes(capabilities, None, Lease(devices=("cpu",) * n), [0, 1], threads)
 
 
 def run(
     ranks: RankGroup, function: Callable[..., Any] | str, *args: Any, timeout_s: float = 60.0
 ) -> list[Any]:
-    """What it returns on each rank."""
+    """Return the results of all ranks."""
     workload = call_workload(ranks, function, args, {}, timeout_s)
     workload.run_round()
     return workload.results()
 
 
 def start(host: LocalHost, n: int = 2, capabilities: Capabilities = LIGHT) -> RankGroup:
-    """On this host alone."""
+    """Start ranks on this host."""
     return RankGroup(plan(n, capabilities), {LOCALHOST: host})
 
 
 def leave_daemon() -> int:
-    """A grandchild in a session of its own, with no descriptor of ours and no living parent."""
+    """Leave a grandchild in a session of its own, with no inherited descriptor and no living parent."""
     import os
     import time
 

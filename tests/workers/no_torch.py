@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In the place of torch where it does not matter: it takes a second less to import."""
+"""A stand-in for torch, for tests that do not need it: torch takes a second to import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_available(): return False
 
 
 def without_torch(directory: Path) -> None:
-    """A package of that name, found first by what is run there. Its ranks know their number."""
+    """Write a package named torch that programs in this directory import instead."""
     package = directory / "torch"
     package.mkdir()
     (package / "__init__.py").write_text(TORCH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left of a run: processes found by a marker in their environment, not by parentage, and leases."""
+"""Find what is left of a run: processes, by a marker in their environment instead of parentage, and leases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARKER = "TEST_RUN_MARKER"
 
 
 def survivors(mark: str) -> dict[int, str]:
-    """Command lines of the living processes that carry the mark, by pid."""
+    """Return the command lines of living processes with the marker, by pid."""
     wanted = f"{MARKER}={mark}".encode()
     found = {}
     for process in Path("/proc").iterdir():
@@ -34,7 +34,7 @@ def survivors(mark: str) -> dict[int, str]:
 
 
 def await_none(mark: str, limit_s: float = 60.0) -> dict[int, str]:
-    """Those that are still there when the time is up, or none as soon as there are none."""
+    """Wait until no marked process lives. Returns those that still do at the time limit."""
     deadline = time.monotonic() + limit_s
     while (found := survivors(mark)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -43,7 +43,7 @@ def await_none(mark: str, limit_s: float = 60.0) -> dict[int, str]:
 
 @contextmanager
 def marked() -> Iterator[str]:
-    """A mark for what the block starts; what carries it is killed in the end."""
+    """Mark the processes that the block starts, and kill those that are left in the end."""
     mark = uuid.uuid4().hex
     before = os.environ.get(MARKER)
     os.environ[MARKER] = mark
@@ -59,13 +59,13 @@ def marked() -> Iterator[str]:
 
 
 def check_nothing_is_left(mark: str) -> None:
-    """No process, and nobody has the CPU."""
+    """Check that no marked process lives, and that the CPU is not leased."""
     assert await_none(mark) == {}
     acquire(LockRequest((DeviceLock(CPU),)), 0.0).release()
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Return whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

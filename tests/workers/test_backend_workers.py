@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``launch="engine"``: one process for all devices, which starts its own."""
+"""Backends with ``launch="engine"``: one rank for all devices, which starts processes of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pool() -> Iterator[RankPool]:
     pool.close()
 
 
-def test_they_get_one_process_that_sees_all_devices() -> None:
+def test_one_process_sees_all_devices() -> None:
     lease = Lease(devices=("GPU-b", "GPU-a"))
     engine = plan_processes(ENGINE_LAUNCH, None, lease, [0, 1, 2, 3])
     (rank,) = engine.ranks
@@ -66,27 +66,25 @@ def test_they_get_one_process_that_sees_all_devices() -> None:
     assert engine.parallel.data == 2
 
 
-def test_they_have_a_process_for_each_replica_where_they_make_none() -> None:
+def test_each_replica_has_a_process_if_the_backend_makes_no_replicas() -> None:
     row = Capabilities(launch="engine", data=True, tensor=True)
     lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
     ranks = plan_processes(row, Parallel(data=2, tensor=2), lease, [0, 1]).ranks
     assert [rank.devices for rank in ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
 
 
-def test_they_have_all_cores_on_the_cpu() -> None:
+def test_one_process_has_all_cores_on_the_cpu() -> None:
     (rank,) = plan_processes(ENGINE_LAUNCH, None, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
     assert (rank.devices, rank.cpus, rank.threads) == (("cpu",), (0, 1, 2, 3), 4)
 
 
-def test_they_cannot_have_two_mig_instances() -> None:
+def test_two_mig_instances_are_refused() -> None:
     lease = Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",))
     with pytest.raises(PlanError, match="one process sees one MIG instance and the lease has 2 for a b"):
         plan_processes(ENGINE_LAUNCH, None, lease, [0])
 
 
-def test_they_are_told_their_devices_and_say_what_they_have_started(
-    pool: RankPool, spec: BackendSpec
-) -> None:
+def test_started_processes_are_recorded(pool: RankPool, spec: BackendSpec) -> None:
     group, info = pool.get_loaded(plan(2, ENGINE_LAUNCH), Load.from_options(spec, MODEL, {"starts": 2}))
     assert info.version == "('cpu',)"
     parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
@@ -101,7 +99,7 @@ def test_they_are_told_their_devices_and_say_what_they_have_started(
         ({"starts": 2, "stranger": True}, r"the backend names processes that are not its own: \[1\]"),
     ],
 )
-def test_those_that_run_as_others_than_planned_are_refused(
+def test_processes_that_differ_from_the_plan_are_refused(
     pool: RankPool, spec: BackendSpec, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WorkerPlacementError, match=message):

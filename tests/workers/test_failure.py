@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a rank that fails: the first cause, with all that belongs to it."""
+"""Error reports of failed ranks: the first cause, with its traceback, output and stacks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ from .survivors import alive
 class TestFailures:
     @pytest.fixture(autouse=True)
     def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The others may have to wait for a core before they say what happened to them."""
+        """On a busy machine the other ranks may report late."""
         monkeypatch.setattr(timeouts, "OTHER_RANKS_TIMEOUT_S", 30.0)
 
-    def test_the_first_cause_comes_back_with_its_traceback_and_output(
-        self, pair: RankGroup, tmp_path: Path
-    ) -> None:
+    def test_first_cause_is_reported_with_traceback_and_output(self, pair: RankGroup, tmp_path: Path) -> None:
         told = tmp_path / "told"
 
         def work() -> None:
@@ -64,9 +62,7 @@ class TestFailures:
         assert text.endswith("\n\nrank 0 later: RuntimeError: what came of it")
         assert not pair.alive
 
-    def test_a_peer_is_lost_in_torchs_words_not_in_those_of_a_test(
-        self, pair: RankGroup, tmp_path: Path
-    ) -> None:
+    def test_a_tests_own_connection_error_is_not_a_lost_peer(self, pair: RankGroup, tmp_path: Path) -> None:
         told = tmp_path / "told"
 
         def work() -> None:
@@ -90,7 +86,7 @@ class TestFailures:
         assert text.endswith("\n\nrank 1 later: RuntimeError: Connection closed by peer: the second")
 
     @pytest.mark.parametrize("wait", ["of itself", "of the test", "of autograd"])
-    def test_torchs_words_for_a_lost_peer_are_known(
+    def test_torchs_error_about_a_lost_peer_is_recognised(
         self, hosts: dict[str, Host], tmp_path: Path, wait: str
     ) -> None:
         def work() -> None:
@@ -122,7 +118,7 @@ class TestFailures:
         assert not Failure(two.ranks[0], 1, {**said, "collective": False}, []).is_echo
 
     @pytest.mark.parametrize("broken", ["text", "message", "source", "kind of text"])
-    def test_an_error_whose_text_is_broken_is_still_the_first_cause(
+    def test_an_error_without_a_usable_text_is_still_the_first_cause(
         self, pair: RankGroup, broken: str
     ) -> None:
         def work() -> None:
@@ -160,7 +156,7 @@ class TestFailures:
         assert first.endswith(told.get(broken, "ValueError: fine"))
         assert "in work" in caught.value.details
 
-    def test_the_output_that_is_shown_is_short_and_of_this_call(self, pair: RankGroup) -> None:
+    def test_shown_output_is_short_and_of_the_failed_call(self, pair: RankGroup) -> None:
         run(pair, exec, "print('old ' * 1_000_000)")
         with pytest.raises(WorkerError) as caught:
             run(pair, exec, "print('new ' * 1_000_000); raise ValueError")
@@ -170,7 +166,7 @@ class TestFailures:
         assert len(shown) < 40_000
 
     @pytest.mark.parametrize("reader", [int, sys.exit])
-    def test_a_result_that_cannot_be_read_here_names_its_rank(
+    def test_a_result_that_cannot_be_unpickled_names_its_rank(
         self, pair: RankGroup, reader: Callable[[str], object]
     ) -> None:
         class Picky:
@@ -187,12 +183,14 @@ class TestFailures:
             ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ],
     )
-    def test_death_is_a_failure(self, pair: RankGroup, code: str, said: str) -> None:
+    def test_a_rank_that_ends_without_a_result_is_a_failure(
+        self, pair: RankGroup, code: str, said: str
+    ) -> None:
         with pytest.raises(WorkerError, match=said):
             run(pair, exec, f"import os\nif os.environ['RANK'] == '0': {code}")
         assert not any(alive(rank.pid) for rank in pair.ranks)
 
-    def test_a_hang_ends_at_the_time_limit(self, pair: RankGroup) -> None:
+    def test_hanging_ranks_are_killed_at_the_time_limit(self, pair: RankGroup) -> None:
         workload = call_workload(pair, time.sleep, (60,), {}, 0.5)
         with pytest.raises(
             WorkerError, match=r"rank 0 of 2 \(cpu\), rank 1 of 2 \(cpu\) did not answer within 0.5 s"
@@ -212,7 +210,7 @@ class TestFailures:
             ("os.close(2)", "it was asked for its stacks and wrote none; state S"),
         ],
     )
-    def test_a_rank_that_hangs_and_cannot_say_where_says_why(
+    def test_missing_stacks_of_a_hanging_rank_are_explained(
         self, pair: RankGroup, code: str, why: str
     ) -> None:
         hang = f"import os, signal, time\nif os.environ['RANK'] == '0': {code}\ntime.sleep(60)"
@@ -223,8 +221,8 @@ class TestFailures:
         assert "(most recent call first):" in told["output of rank 1"]
         assert "(no stacks" not in told["output of rank 1"]
 
-    def test_stacks_that_are_late_are_waited_for(self, pair: RankGroup) -> None:
-        """As those of a rank that has to wait for a core."""
+    def test_late_stacks_are_waited_for(self, pair: RankGroup) -> None:
+        """As on a busy machine."""
 
         def work() -> None:
             import faulthandler
@@ -251,7 +249,7 @@ class TestFailures:
             run(pair, pytest.skip, "not on this rank")
         assert (caught.value.outcome, caught.value.reason) == ("Skipped", "not on this rank")
 
-    def test_a_skip_tells_of_ranks_that_have_not_answered(
+    def test_a_skip_names_ranks_that_have_not_answered(
         self, pair: RankGroup, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def work() -> None:
@@ -265,7 +263,7 @@ class TestFailures:
         with pytest.raises(OutcomeInRank, match=r"^no such kernel \(rank 1 still at work, and ended\)$"):
             run(pair, work)
 
-    def test_errors_of_ours_keep_their_type_and_name_the_rank(self, pair: RankGroup) -> None:
+    def test_own_error_classes_are_kept_and_name_the_rank(self, pair: RankGroup) -> None:
         def work() -> None:
 
             if os.environ["RANK"] == "1":
@@ -274,7 +272,7 @@ class TestFailures:
         with pytest.raises(BackendError, match=r"^rank 1 of 2 \(cpu, pid \d+\): no such dtype$"):
             run(pair, work)
 
-    def test_a_killed_parent_takes_its_ranks_along(self) -> None:
+    def test_ranks_end_with_a_killed_parent(self) -> None:
         import subprocess
         import sys
 

@@ -68,8 +68,8 @@ import pytest
 N = int(os.environ["TEST_RANKS"])
 pytestmark = pytest.mark.gpus(N, fallback="cpu")
 
-#: Time limit from the first cause until the ranks that wait in a collective are killed, on an idle machine. The
-#: time that these ranks took to start is added, as a measure of how busy the machine is.
+#: Time limit from the first cause until the ranks that wait in a collective are killed, on an idle machine.
+#: The time that these ranks took to start is added, as a measure of how busy the machine is.
 BOUND_S = 5.0
 
 def wait_for_all():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of pytest, at whatever point of a run, is the end of all that came of it."""
+"""However and whenever pytest ends, all its descendants end with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .survivors import await_none, survivors
 
 
 class TestImports:
-    """What is imported before the ranks are there may hang, or start processes."""
+    """Modules that are imported before the ranks start may hang, or start processes."""
 
     SCRIPT = """
 import sys
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 """
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-    def test_an_endless_import_ends_with_pytest(
+    def test_an_endless_preload_ends_with_pytest(
         self, mark: str, tmp_path: Path, number: signal.Signals
     ) -> None:
         temporary = tmp_path / "temporary"
@@ -71,7 +71,7 @@ if __name__ == "__main__":
         assert list(temporary.iterdir()) == []
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_what_an_import_starts_ends_with_the_ranks(
+    def test_processes_started_by_an_import_end_with_the_ranks(
         self, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: StartMethod
     ) -> None:
         (tmp_path / "starts.py").write_text(
@@ -86,8 +86,8 @@ if __name__ == "__main__":
         assert await_none(mark) == {}
 
 
-class TestAKilledPytest:
-    """Here a plain process, which has ranks and is killed."""
+class TestKilledPytest:
+    """A plain process stands for pytest; it has ranks and is killed."""
 
     SCRIPT = """
 import os, sys, time
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     ranks = start(host)
     daemons = run(ranks, leave_daemon)
     if sys.argv[2] == "forked" and os.fork() == 0:
-        # A child of pytest that has all of its descriptors, and outlives it.
+        # A forked child of pytest has all of its descriptors, and outlives it.
         time.sleep(300)
     print(host.directory(ranks._name).parent, *(rank.pid for rank in ranks.ranks), *daemons, flush=True)
     run(ranks, hold_the_lock_of_the_interpreter)
@@ -107,7 +107,7 @@ if __name__ == "__main__":
 
     @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize("how", ["alone", "forked", "stopped"])
-    def test_leaves_no_rank_no_grandchild_and_no_directory(
+    def test_a_killed_pytest_leaves_no_rank_no_grandchild_and_no_directory(
         self, mark: str, tmp_path: Path, method: str, how: str
     ) -> None:
         script = tmp_path / "script.py"
@@ -123,7 +123,7 @@ if __name__ == "__main__":
             assert len(pids) == 4
             assert {int(pid) for pid in pids} <= set(survivors(mark))
             if how == "stopped":
-                # A supervisor that does nothing any more is ended by its guard.
+                # Its guard kills a stopped supervisor.
                 os.kill(psutil.Process(int(pids[0])).ppid(), signal.SIGSTOP)
             pytest_.kill()
             pytest_.wait()
@@ -139,7 +139,7 @@ if __name__ == "__main__":
             assert await_none(mark) == {}
         assert not Path(directory).exists()
 
-    def test_a_forked_child_of_pytest_ends_nothing(self, host: LocalHost) -> None:
+    def test_a_forked_child_of_pytest_stops_no_ranks(self, host: LocalHost) -> None:
         ranks = start(host)
         if (child := os.fork()) == 0:
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in the Python of another environment: what they find there, and what they must not."""
+"""Ranks in the Python of another environment: what they find there, and what they must not find."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TestRanks:
         _, info = pool.get_loaded(plan(other), load)
         return info.options
 
-    def test_find_their_own_packages_and_of_pytests_only_this_one(
+    def test_ranks_find_packages_of_their_environment_and_this_package(
         self, told: dict[str, Any], other: Path
     ) -> None:
         import pytest_llenergy
@@ -108,11 +108,11 @@ class TestRanks:
         assert told["searches"] == "None"
         assert told["path"].split(":")[0] == str(other.parent)
 
-    def test_start_processes_that_find_the_same(self, told: dict[str, Any]) -> None:
+    def test_processes_of_ranks_find_the_same_packages(self, told: dict[str, Any]) -> None:
         assert told["below"] == told["here"]
 
 
-def test_another_interpreter_is_another_group(pool: RankPool, other: Path) -> None:
+def test_another_interpreter_has_other_ranks(pool: RankPool, other: Path) -> None:
     ours = pool.get_ranks(plan(None)).ranks[0].pid
     theirs = pool.get_ranks(plan(other)).ranks[0].pid
     assert theirs == pool.get_ranks(plan(other)).ranks[0].pid != ours
@@ -120,7 +120,7 @@ def test_another_interpreter_is_another_group(pool: RankPool, other: Path) -> No
 
 
 class TestWhatIsMissing:
-    def test_is_looked_for_in_that_interpreter(self, other: Path) -> None:
+    def test_missing_modules_are_those_of_the_interpreter(self, other: Path) -> None:
         assert spec(other, "toy_engine").missing() is None
         assert spec(None, "toy_engine").missing() == "toy is not available: no module toy_engine; no way"
         assert spec(other, "pytest", "toy_engine").missing() == (
@@ -128,7 +128,7 @@ class TestWhatIsMissing:
             "environment"
         )
 
-    def test_includes_what_ranks_need(self, tmp_path: Path) -> None:
+    def test_modules_that_ranks_need_are_reported_missing(self, tmp_path: Path) -> None:
         venv.create(tmp_path / "bare", symlinks=True)
         python = tmp_path / "bare" / "bin" / "python"
         assert spec(python).missing() == (
@@ -146,7 +146,7 @@ class TestWhatIsMissing:
         ],
         ids=["absent", "silent", "failing", "old"],
     )
-    def test_cannot_be_told_of_what_is_no_python(
+    def test_a_program_that_is_not_python_is_reported(
         self, tmp_path: Path, text: str | None, message: str
     ) -> None:
         python = tmp_path / "python"
@@ -184,7 +184,7 @@ class TestRuns:
             "-p", "no:cacheprovider", "--energy-backend=toy", "--energy-model=random:llama-tiny", *args
         )
 
-    def test_use_it_for_the_backend_and_not_for_functions_of_tests(
+    def test_the_interpreter_runs_the_backend_but_not_functions_of_tests(
         self, pytester: pytest.Pytester, other: Path, read_report: Read
     ) -> None:
         (pytester.path / "environment").symlink_to(other.parent.parent)
@@ -204,7 +204,7 @@ class TestRuns:
             ("--energy-python=toy=.", "the Python of toy, {}, is a directory; energy_python needs lines"),
         ],
     )
-    def test_that_cannot_be_are_usage_errors(
+    def test_an_invalid_interpreter_is_a_usage_error(
         self, pytester: pytest.Pytester, argument: str, message: str
     ) -> None:
         result = self.run(pytester, argument)

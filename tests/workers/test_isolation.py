@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test leaves in its ranks reaches no other test: it is put back, or the ranks are retired."""
+"""State that a test leaves in its ranks reaches no other test: it is restored, or the ranks are replaced."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pytest_llenergy.workers.pool import RankPool
 from pytest_llenergy.workers.workload import call_workload
 
 from .groups import plan
+from .no_torch import without_torch
 
 TORCH = Capabilities(framework="torch", process_group=True, data=True)
 
-#: What runs on, and what is not as it was.
+#: Work that runs on, and settings that are changed.
 LEFT = {
     "a thread": "import threading, time\n"
     "threading.Thread(target=time.sleep, args=(300,), daemon=True).start()",
@@ -55,7 +56,7 @@ LEFT = {
     "output elsewhere": "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
 }
 
-#: The same in torch.
+#: Changed settings of torch.
 LEFT_IN_TORCH = (
     "torch.set_grad_enabled(False)",
     "torch.mode = torch.inference_mode(); torch.mode.__enter__()",
@@ -70,7 +71,7 @@ LEFT_IN_TORCH = (
     "torch.mode = torch.autocast('cpu'); torch.mode.__enter__()",
 )
 
-#: What libraries start or set once and keep, and what ends by itself.
+#: What libraries start or set once and keep, and threads and processes that end by themselves.
 KEPT = {
     "the monitor of tqdm": "import tqdm; tqdm.tqdm([1])",
     "the resource tracker": "import multiprocessing; multiprocessing.get_context('spawn').Semaphore()",
@@ -89,7 +90,7 @@ KEPT = {
     "the sharer of descriptors": "import multiprocessing.reduction as r; r.DupFd(0)",
 }
 
-#: The same in torch.
+#: What torch starts once and keeps.
 KEPT_IN_TORCH = {
     "a tensor in a queue": "import torch.multiprocessing\n"
     "queue = torch.multiprocessing.Queue(); queue.put(torch.ones(3)); queue.get()\n"
@@ -98,10 +99,10 @@ KEPT_IN_TORCH = {
     "m.set_sharing_strategy('file_system'); torch.ones(3).share_memory_()",
 }
 
-#: How long what ends by itself may take to do so, here where many wait for a core.
+#: Lengthens the time limit for what ends by itself, for busy machines.
 PATIENCE = "from pytest_llenergy.workers import timeouts; timeouts.LEFTOVERS_TIMEOUT_S = 30.0"
 
-#: A handler of SIGCHLD stays after it.
+#: Leaves a handler of SIGCHLD.
 DATA_LOADER = """
 from torch.utils.data import DataLoader
 import signal
@@ -112,7 +113,7 @@ assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    """New ranks of one test are the old ones of the next."""
+    """Ranks without torch, shared by the tests of this module."""
     pool = RankPool(60.0)
     yield pool
     pool.close()
@@ -120,7 +121,7 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[RankPool]:
-    """Ranks with torch, which cost little."""
+    """Forked ranks with torch, which start fast."""
     pool = RankPool(60.0, "forkserver")
     yield pool
     pool.close()
@@ -129,7 +130,7 @@ def forks() -> Iterator[RankPool]:
 def call(
     pool: RankPool, function: Callable[..., Any], *args: Any, capabilities: Capabilities | None = None
 ) -> Any:
-    """What the only rank answers in a test that ends then."""
+    """Return the answer of the only rank, in a test that then ends."""
     ranks = pool.get_ranks(plan(1) if capabilities is None else plan(1, capabilities))
     workload = call_workload(ranks, function, args, {}, 60)
     workload.run_round()
@@ -139,20 +140,22 @@ def call(
 
 
 @pytest.mark.parametrize("code", LEFT.values(), ids=LEFT)
-def test_ranks_in_which_something_is_left_are_retired(pool: RankPool, code: str) -> None:
+def test_ranks_with_leftovers_are_replaced(pool: RankPool, code: str) -> None:
     first = call(pool, os.getpid)
     call(pool, exec, code, {})
     assert call(pool, os.getpid) != first
 
 
-@pytest.mark.parametrize("code", LEFT_IN_TORCH)
-def test_so_are_those_in_which_torch_is_set_otherwise(forks: RankPool, code: str) -> None:
+@pytest.mark.parametrize(
+    "code", [*LEFT_IN_TORCH[:2], *(pytest.param(code, marks=pytest.mark.slow) for code in LEFT_IN_TORCH[2:])]
+)
+def test_ranks_with_changed_torch_settings_are_replaced(forks: RankPool, code: str) -> None:
     first = call(forks, os.getpid, capabilities=TORCH)
     call(forks, exec, f"import torch; {code}", {}, capabilities=TORCH)
     assert call(forks, os.getpid, capabilities=TORCH) != first
 
 
-def test_what_libraries_keep_costs_no_ranks(pool: RankPool) -> None:
+def test_threads_and_processes_that_libraries_keep_are_no_leftovers(pool: RankPool) -> None:
     first = call(pool, os.getpid)
     call(pool, exec, PATIENCE, {})
     for name, code in KEPT.items():
@@ -161,19 +164,19 @@ def test_what_libraries_keep_costs_no_ranks(pool: RankPool) -> None:
 
 
 @pytest.mark.parametrize("code", KEPT_IN_TORCH.values(), ids=KEPT_IN_TORCH)
-def test_nor_does_what_torch_keeps(forks: RankPool, code: str) -> None:
+def test_processes_that_torch_keeps_are_no_leftovers(forks: RankPool, code: str) -> None:
     first = call(forks, os.getpid, capabilities=TORCH)
     call(forks, exec, f"import torch\n{PATIENCE}\n{code}", {}, capabilities=TORCH)
     assert call(forks, os.getpid, capabilities=TORCH) == first
 
 
-def test_nor_do_the_workers_of_a_data_loader(forks: RankPool) -> None:
+def test_workers_of_a_data_loader_are_no_leftovers(forks: RankPool) -> None:
     first = call(forks, os.getpid, capabilities=TORCH)
     call(forks, exec, f"{PATIENCE}\n{DATA_LOADER}", {}, capabilities=TORCH)
     assert call(forks, os.getpid, capabilities=TORCH) == first
 
 
-def test_the_umask_is_put_back(pool: RankPool) -> None:
+def test_the_umask_is_restored(pool: RankPool) -> None:
     def change_umask(mask: int) -> tuple[int, int]:
         import os
 
@@ -183,7 +186,7 @@ def test_the_umask_is_put_back(pool: RankPool) -> None:
     assert call(pool, change_umask, 0o777) == first
 
 
-def test_a_kept_log_says_why_ranks_were_retired(pytester: pytest.Pytester) -> None:
+def test_a_kept_log_explains_why_ranks_were_replaced(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import gc
@@ -191,13 +194,14 @@ def test_a_kept_log_says_why_ranks_were_retired(pytester: pytest.Pytester) -> No
             workers.run(gc.disable)
         """
     )
+    without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-rank-logs=logs")
     result.assert_outcomes(passed=1)
     (log,) = (pytester.path / "logs").glob("*/rank0.log")
     assert "since this one has left: garbage collection\n" in log.read_text()
 
 
-def test_the_next_test_does_not_run_beside_what_the_last_has_left(pytester: pytest.Pytester) -> None:
+def test_the_next_test_does_not_run_beside_leftovers(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import os, signal, subprocess, sys, threading, time
@@ -216,11 +220,12 @@ def test_the_next_test_does_not_run_beside_what_the_last_has_left(pytester: pyte
             assert not os.path.exists(f"/proc/{children[0]}")
         """
     )
+    without_torch(pytester.path)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_every_call_draws_the_same_numbers_in_new_ranks_and_in_old_ones(start_method: Any) -> None:
+def test_random_numbers_are_the_same_in_new_and_warm_ranks(start_method: Any) -> None:
     def draw() -> tuple[int, float, float, float]:
         import os
         import random

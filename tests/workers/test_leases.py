@@ -84,7 +84,7 @@ def test_without_ranks_a_lease_ends_with_its_test(session: Session, make: MakeLo
     make().take("a", wait_s=0.0)
 
 
-def test_an_interrupted_clean_up_gives_everything_back(session: Session, make: MakeLocker) -> None:
+def test_an_interrupted_clean_up_releases_everything(session: Session, make: MakeLocker) -> None:
     class Interrupted(BaseException):
         """As pytest-timeout's signal method raises one."""
 
@@ -120,7 +120,7 @@ def test_ranks_are_reused_on_any_board_that_would_do(session: Session, make: Mak
     assert session.ranks(Lease(("b",))) == first
 
 
-def test_others_are_told_which_test_has_warm_ranks_and_when_they_are_idle(
+def test_waiting_processes_see_which_test_has_warm_ranks_and_since_when_they_are_idle(
     session: Session, make: MakeLocker
 ) -> None:
     held = rf"waited 0 s for a: held by process {os.getpid()} of \w+ since [\d:]+ \({{}}\); "
@@ -135,7 +135,7 @@ def test_others_are_told_which_test_has_warm_ranks_and_when_they_are_idle(
     assert re.search(held.format("idle ranks of second"), make().refused("a"))
 
 
-def test_others_are_told_since_when_the_test_that_runs_has_them(session: Session) -> None:
+def test_waiting_processes_see_since_when_the_running_test_has_a_device(session: Session) -> None:
     def since_s() -> float:
         directory = open_lock_directory()
         (seen,) = list_entries(directory, ("holding",))
@@ -148,7 +148,7 @@ def test_others_are_told_since_when_the_test_that_runs_has_them(session: Session
     assert since_s() > idle_s
 
 
-def test_idle_ranks_are_given_up_when_others_queue(session: Session, make: MakeLocker) -> None:
+def test_idle_ranks_are_stopped_when_others_queue(session: Session, make: MakeLocker) -> None:
     (pid,) = session.test(Lease(("a",)))
     assert make().take("a", wait_s=30.0) == ["a"]
     assert is_gone(pid)
@@ -162,7 +162,7 @@ def test_idle_ranks_stay_when_others_queue_for_other_boards(session: Session, ma
     assert session.test(Lease(("a",))) == first
 
 
-def test_ranks_that_a_test_uses_are_never_given_up(session: Session, make: MakeLocker) -> None:
+def test_ranks_in_use_are_never_stopped_for_others(session: Session, make: MakeLocker) -> None:
     session.test(Lease(("a",)))
     lease = session.keeper.lease(Lease(("a",)), 0.0)
     (pid,) = session.ranks(lease)
@@ -176,7 +176,7 @@ def test_ranks_that_a_test_uses_are_never_given_up(session: Session, make: MakeL
     assert is_gone(pid)
 
 
-def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
+def test_a_queued_process_goes_before_a_test_that_could_use_warm_ranks(
     session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "QUEUE_POLL_S", 60.0)
@@ -189,7 +189,7 @@ def test_who_queues_goes_before_a_test_that_could_use_warm_ranks(
     assert is_gone(pid)
 
 
-def test_a_board_that_others_queue_for_is_handed_over_when_its_test_ends(
+def test_a_board_that_others_queue_for_is_released_when_its_test_ends(
     session: Session, make: MakeLocker, locks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "QUEUE_POLL_S", 60.0)
@@ -202,7 +202,7 @@ def test_a_board_that_others_queue_for_is_handed_over_when_its_test_ends(
     assert is_gone(pid)
 
 
-def test_who_queues_goes_before_the_next_test(session: Session, make: MakeLocker, locks: Path) -> None:
+def test_a_queued_process_goes_before_the_next_test(session: Session, make: MakeLocker, locks: Path) -> None:
     session.keeper.lease(Lease(("a",)), 0.0)
     waiting = make()
     waiting.ask("a")
@@ -213,7 +213,7 @@ def test_who_queues_goes_before_the_next_test(session: Session, make: MakeLocker
         session.keeper.lease(Lease(("a",)), 0.5)
 
 
-def test_a_smaller_test_takes_a_part_and_frees_the_rest(session: Session, make: MakeLocker) -> None:
+def test_a_smaller_test_keeps_some_boards_and_releases_the_rest(session: Session, make: MakeLocker) -> None:
     pids = session.test(Lease(("a", "b")))
     assert session.keeper.lease(Lease(("a",), choices=ANY), 0.0).devices == ("a",)
     assert all(map(is_gone, pids))
@@ -221,7 +221,9 @@ def test_a_smaller_test_takes_a_part_and_frees_the_rest(session: Session, make: 
     assert make().refused("a").startswith(f"gpus: waited 0 s for a: held by process {os.getpid()} ")
 
 
-def test_a_test_on_other_boards_ends_ranks_and_lease_first(session: Session, make: MakeLocker) -> None:
+def test_a_test_on_other_boards_stops_ranks_and_releases_their_lease_first(
+    session: Session, make: MakeLocker
+) -> None:
     (pid,) = session.test(Lease(("a",)))
     session.keeper.lease(Lease(("b",)), 0.0)
     assert is_gone(pid)
@@ -255,7 +257,7 @@ def test_a_cpu_test_without_ranks_leaves_idle_ones_alone(session: Session, make:
     assert session.test(Lease(("a",))) == first
 
 
-def test_the_host_beside_a_board_is_given_back_while_ranks_stay(session: Session, make: MakeLocker) -> None:
+def test_the_cpu_beside_a_board_is_released_while_ranks_stay(session: Session, make: MakeLocker) -> None:
     first = session.test(Lease(("a",)), also=(DeviceLock(CPU),))
     other = make()
     other.take(CPU, wait_s=0.0)
@@ -293,7 +295,7 @@ time.sleep(120)
 """
 
 
-def test_the_lease_of_a_cpu_test_is_pytests_own_and_ends_with_it(make: MakeLocker) -> None:
+def test_the_cpu_lease_belongs_to_pytest_and_ends_with_it(make: MakeLocker) -> None:
     with subprocess.Popen([sys.executable, "-c", CPU_TEST], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
@@ -307,7 +309,7 @@ def test_the_lease_of_a_cpu_test_is_pytests_own_and_ends_with_it(make: MakeLocke
     assert not [name for name in files if name.startswith("llenergy-")]
 
 
-def test_a_run_within_a_test_on_warm_ranks_gets_its_part(session: Session) -> None:
+def test_a_nested_run_shares_the_lease_of_its_test(session: Session) -> None:
     """The board is held since the test before, the host only since this one."""
     host = DeviceLock(CPU, shared=True)
     session.test(Lease(("a",)), also=(host,))
@@ -317,7 +319,7 @@ def test_a_run_within_a_test_on_warm_ranks_gets_its_part(session: Session) -> No
         acquire(LockRequest((DeviceLock("b"),)), 0.0)
 
 
-def test_a_test_can_tell_that_the_file_of_a_device_was_removed(session: Session, locks: Path) -> None:
+def test_a_removed_lock_file_is_noticed(session: Session, locks: Path) -> None:
     session.keeper.lease(Lease(("a",)), 0.0)
     assert session.keeper.is_intact()
     (locks / lock_name("a")).unlink()

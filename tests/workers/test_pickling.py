@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels by value: all that users' own modules define, however it is wrapped, and nothing installed."""
+"""What is pickled by value: definitions of test files and of helpers that ranks cannot import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_llenergy.workers.workload import pickle_call
 from .groups import METHODS
 from .no_torch import without_torch
 
-#: What only a module that is imported by name can have.
+#: A module that cannot be pickled by value.
 WITH_LOCK = """
 import threading
 LOCK = threading.Lock()
@@ -95,7 +95,7 @@ def test_cached_property(workers):
     assert type(found) is Limits and found.middle == 1.5
 """
 
-#: Beside the test file, which is in a package that no entry of the search path leads to.
+#: A module beside the test file, in a package that is not on the search path.
 BESIDE = """
 FACTOR = 3
 class Point:
@@ -120,8 +120,7 @@ def test_cached(workers):
     assert workers.run(lambda: cached(2, 5)) == [30]
 """
 
-#: As setuptools writes one for a package that is installed editable, and a .pth file that starts it; here it
-#: is sitecustomize that does.
+#: The finder that setuptools installs for an editable package; a .pth file installs it, here sitecustomize.
 EDITABLE = """
 import sys
 from importlib.util import spec_from_file_location
@@ -142,7 +141,7 @@ sys.meta_path.append(_EditableFinder)
 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_functions_of_the_test_file_travel_however_they_are_wrapped(
+def test_functions_of_a_test_file_are_pickled_by_value_however_wrapped(
     pytester: pytest.Pytester, mode: str
 ) -> None:
     (pytester.mkdir("deeper") / "test_wrapped.py").write_text(WRAPPED)
@@ -151,7 +150,7 @@ def test_functions_of_the_test_file_travel_however_they_are_wrapped(
     result.assert_outcomes(passed=5)
 
 
-def test_what_is_beside_the_test_file_travels_where_no_rank_could_import_it(
+def test_helpers_beside_a_test_file_are_pickled_by_value_if_ranks_cannot_import_them(
     pytester: pytest.Pytester,
 ) -> None:
     package = pytester.mkdir("root") / "checks"
@@ -168,7 +167,7 @@ def test_what_is_beside_the_test_file_travels_where_no_rank_could_import_it(
 @pytest.mark.parametrize(
     "place", ["usr/lib/python3/dist-packages", "home/.local/lib/python3/site-packages", "of_a_user"]
 )
-def test_what_is_installed_anywhere_travels_by_name(
+def test_installed_packages_are_pickled_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     directory = tmp_path / place
@@ -184,7 +183,7 @@ def test_what_is_installed_anywhere_travels_by_name(
         assert pickle.loads(pickle_call(module.locked, (1,), {}))[0] is module.locked
 
 
-def test_an_instance_whose_type_a_rank_can_import_keeps_that_type(
+def test_an_instance_of_an_importable_class_keeps_its_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "with_type.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
@@ -198,7 +197,7 @@ def is_registered() -> bool:
     return __name__ in cloudpickle.list_registry_pickle_by_value()
 
 
-def test_what_a_test_has_registered_by_itself_stays_registered() -> None:
+def test_modules_that_a_test_has_registered_stay_registered() -> None:
     pickle_call(is_registered, (), {})
     assert not is_registered()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -209,17 +208,17 @@ def test_what_a_test_has_registered_by_itself_stays_registered() -> None:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_class_in_a_rank_is_what_it_is_in_the_test(pytester: pytest.Pytester) -> None:
+def test_a_class_with_a_cached_property_can_be_pickled(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(CLASSES)
     without_torch(pytester.path)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_the_finder_of_an_editable_install_leads_to_keeps_its_type(
+def test_classes_of_an_editable_install_are_pickled_by_name(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """No entry of the search path does. With a lock it cannot go by value."""
+    """No entry of the search path leads to it, and with a lock it cannot be pickled by value."""
     package = pytester.mkdir("elsewhere") / "tiny"
     (package / "deeper").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -242,9 +241,7 @@ def test_what_the_finder_of_an_editable_install_leads_to_keeps_its_type(
     pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
 
 
-def test_what_was_found_once_is_looked_for_again_where_the_search_path_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_search_path_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "on_and_off.py").write_text("class Value: pass\n")
     by_name = []
     with monkeypatch.context() as patch:
@@ -252,5 +249,5 @@ def test_what_was_found_once_is_looked_for_again_where_the_search_path_is_anothe
         module = importlib.import_module("on_and_off")
         by_name.append(pickle_call(id, (module.Value(),), {}))
     by_name.append(pickle_call(id, (module.Value(),), {}))
-    # By value the module of its methods is told, but nobody imports it.
+    # The name of the module is in both, but only pickled by name is it imported.
     assert [b"_make_skeleton_class" in each for each in by_name] == [False, True]

@@ -25,7 +25,7 @@ class TestPlan:
         ):
             plan_processes(TORCH, Parallel(data=2, tensor=2), lease, [0, 1])
 
-    def test_cores_are_shared_out_and_threads_follow(self) -> None:
+    def test_cores_and_threads_are_divided_between_ranks(self) -> None:
         lease = Lease(devices=("cpu", "cpu"))
         ranks = plan_processes(TORCH, None, lease, [0, 1, 2, 3]).ranks
         assert [(rank.cpus, rank.threads) for rank in ranks] == [((0, 1), 2), ((2, 3), 2)]
@@ -43,9 +43,9 @@ class TestPlan:
         assert {rank.environment()["CUDA_DEVICE_ORDER"] for rank in ranks} == {"PCI_BUS_ID"}
         assert [rank.local_rank for rank in ranks] == [0, 1]
 
-    def test_a_cpu_rank_sees_no_board_whatever_the_outside_says(self) -> None:
+    def test_a_cpu_rank_sees_no_board(self) -> None:
         assert plan(1).ranks[0].environment()["CUDA_VISIBLE_DEVICES"] == ""
 
-    def test_prompts_are_shared_out_like_accelerate_does(self) -> None:
+    def test_prompts_are_split_as_accelerate_does(self) -> None:
         assert split_prompts(list("abcdefg"), 2) == [list("abcd"), list("efg")]
         assert split_prompts(list("abc"), 3) == [["a"], ["b"], ["c"]]

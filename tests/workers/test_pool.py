@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks the next test gets: the same as long as it can share them, else new ones."""
+"""Which ranks the next test gets: warm ones as long as it can share them, otherwise new ones."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from pytest_llenergy.workers.pool import Load, RankPool
 from pytest_llenergy.workers.workload import call_workload
 
 from .groups import plan
+from .no_torch import without_torch
 
 Read = Callable[..., dict[str, Any]]
 
@@ -68,7 +69,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 
 def call(pool: RankPool, function: Callable[..., Any] | str, *args: Any, n: int = 1) -> list[Any]:
-    """As a test does it, which then ends."""
+    """Call a function in the ranks of a test that then ends."""
     workload = call_workload(pool.get_ranks(plan(n)), function, args, {}, 60)
     workload.run_round()
     results = workload.results()
@@ -88,10 +89,10 @@ class TestSharing:
     def test_equal_tests_share_ranks(self, pool: RankPool) -> None:
         assert pids(pool) == pids(pool)
 
-    def test_another_number_of_ranks_is_another_group(self, pool: RankPool) -> None:
+    def test_another_number_of_ranks_needs_new_ranks(self, pool: RankPool) -> None:
         assert set(pids(pool)).isdisjoint(pids(pool, n=2))
 
-    def test_another_environment_is_another_group(
+    def test_another_environment_needs_new_ranks(
         self, pool: RankPool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = pids(pool)
@@ -102,7 +103,7 @@ class TestSharing:
         monkeypatch.delenv("HF_HUB_OFFLINE")
         assert pids(pool) not in (first, second)
 
-    def test_another_directory_or_search_path_is_another_group(
+    def test_another_directory_or_search_path_needs_new_ranks(
         self, pool: RankPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         first = pids(pool)
@@ -114,7 +115,7 @@ class TestSharing:
         monkeypatch.undo()
         assert pids(pool) != first
 
-    def test_the_name_of_the_running_test_is_no_part_of_it(
+    def test_the_variable_of_the_running_test_needs_no_new_ranks(
         self, pool: RankPool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = pids(pool)
@@ -123,11 +124,11 @@ class TestSharing:
         assert call(pool, variable, "PYTEST_CURRENT_TEST") == [None]
 
     @pytest.mark.parametrize("pool", ["test"], indirect=True)
-    def test_every_test_has_its_own_where_that_is_wanted(self, pool: RankPool) -> None:
+    def test_isolation_test_gives_each_test_new_ranks(self, pool: RankPool) -> None:
         assert pids(pool) != pids(pool)
 
     @pytest.mark.parametrize(("pool", "same"), [("backend", False), ("run", True)], indirect=["pool"])
-    def test_another_model_is_loaded_in_new_ranks_or_in_place_of_the_first(
+    def test_isolation_decides_whether_another_model_needs_new_ranks(
         self, pool: RankPool, spec: BackendSpec, same: bool
     ) -> None:
         groups = []
@@ -139,7 +140,9 @@ class TestSharing:
             pool.finish_test()
         assert (groups[0] == groups[1]) is same
 
-    def test_only_the_first_test_has_waited_for_the_start(self, pool: RankPool, spec: BackendSpec) -> None:
+    def test_start_and_load_times_count_for_the_first_test_only(
+        self, pool: RankPool, spec: BackendSpec
+    ) -> None:
         waits = []
         for _ in range(2):
             group, info = pool.get_loaded(plan(1), Load.from_options(spec, model("one"), {}))
@@ -152,7 +155,7 @@ class TestSharing:
 
 
 class TestCleanliness:
-    def test_a_rank_is_as_it_was_before_the_test(self, pool: RankPool) -> None:
+    def test_environment_and_directory_are_restored(self, pool: RankPool) -> None:
         def litter() -> int:
             import os
 
@@ -169,7 +172,7 @@ class TestCleanliness:
         (pid,) = call(pool, litter)
         assert call(pool, look) == [(pid, None, os.environ["PATH"], Path.cwd())]
 
-    def test_ranks_that_keep_memory_are_retired(self, pool: RankPool) -> None:
+    def test_ranks_that_keep_memory_are_replaced(self, pool: RankPool) -> None:
         def keep(size: int) -> int:
             import os
             import sys
@@ -191,12 +194,12 @@ class TestCleanliness:
             "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN)",
         ],
     )
-    def test_ranks_that_are_not_as_they_were_are_retired(self, pool: RankPool, code: str) -> None:
+    def test_ranks_with_changed_settings_are_replaced(self, pool: RankPool, code: str) -> None:
         first = pids(pool)
         call(pool, exec, code)
         assert pids(pool) != first
 
-    def test_a_process_group_that_a_test_has_left_is_not_handed_on(self) -> None:
+    def test_ranks_with_a_destroyed_process_group_are_replaced(self) -> None:
         def leave() -> int:
             import os
 
@@ -224,7 +227,7 @@ class TestCleanliness:
         pool.finish_test()
         assert pids(pool) != [group.ranks[0].pid]
 
-    def test_ranks_that_died_while_they_waited_are_replaced_too(self, pool: RankPool) -> None:
+    def test_ranks_that_died_while_idle_are_replaced(self, pool: RankPool) -> None:
         first = pids(pool, n=2)
         os.kill(first[1], 9)
         # Its parent, which is another process, has to see it first.
@@ -233,7 +236,7 @@ class TestCleanliness:
         assert set(pids(pool, n=2)).isdisjoint(first)
 
 
-#: One that somebody has to choose.
+#: A start method that is not the platform's default.
 CHOSEN = "forkserver" if multiprocessing.get_all_start_methods()[0] == "fork" else "fork"
 
 HAZARD = """
@@ -246,22 +249,24 @@ def test_again(workers):
 """
 
 
-def test_a_start_method_that_ranks_do_not_follow_is_said_once(pytester: pytest.Pytester) -> None:
+def test_a_start_method_that_ranks_ignore_is_warned_of_once(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(HAZARD.format(hazard=f"multiprocessing.set_start_method({CHOSEN!r})"))
+    without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
     result.assert_outcomes(passed=2, warnings=1)
-    said = f"multiprocessing's start method was set to '{CHOSEN}' in pytest's process; ranks do"
-    result.stdout.fnmatch_lines([f"*LLEnergyWarning: {said} *"])
+    message = f"multiprocessing's start method was set to '{CHOSEN}' in pytest's process; ranks do"
+    result.stdout.fnmatch_lines([f"*LLEnergyWarning: {message} *"])
 
 
-def test_a_library_that_makes_a_queue_has_chosen_no_start_method(pytester: pytest.Pytester) -> None:
+def test_the_default_start_method_causes_no_warning(pytester: pytest.Pytester) -> None:
     hazard = "multiprocessing.Queue(); assert multiprocessing.get_start_method(allow_none=True)"
     pytester.makepyfile(HAZARD.format(hazard=hazard))
+    without_torch(pytester.path)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
     result.assert_outcomes(passed=2, warnings=0)
 
 
-def test_what_ranks_print_is_kept_where_it_is_wanted(pytester: pytest.Pytester) -> None:
+def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import os, pytest
@@ -270,6 +275,7 @@ def test_what_ranks_print_is_kept_where_it_is_wanted(pytester: pytest.Pytester) 
             workers.run(lambda: print("this is rank", os.environ["RANK"]))
         """
     )
+    without_torch(pytester.path)
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-rank-logs=logs").assert_outcomes(
         passed=1
     )
@@ -294,7 +300,7 @@ def test_a_later_run_with_the_same_pid_keeps_the_logs_of_the_first(tmp_path: Pat
     assert [log.read_text()[:1] for log in found] == ["0", "0", "1", "1"]
 
 
-def test_ranks_that_are_used_again_do_not_keep_what_they_have_printed(pool: RankPool) -> None:
+def test_logs_of_warm_ranks_do_not_accumulate(pool: RankPool) -> None:
     def say() -> int:
         import os
 
@@ -316,9 +322,7 @@ def test_the_start_method_is_in_the_record(quick: pytest.Pytester, read_report: 
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_rank_that_does_not_start_says_which_step_fails_here(
-    pytester: pytest.Pytester, method: str
-) -> None:
+def test_a_rank_that_does_not_start_reports_the_failing_step(pytester: pytest.Pytester, method: str) -> None:
     pytester.makepyfile(
         torch="raise ImportError('libcudart.so.13: cannot open shared object file')",
         test_it="def test_it(workers):\n    workers.run(max, 1, 2)\n",
@@ -351,8 +355,8 @@ def test_tests_of_one_backend_follow_one_another(quick: pytest.Pytester) -> None
     ]
 
 
-def test_a_second_host_is_one_more_object() -> None:
-    """Two supervisors stand for two hosts: nothing in ranks, plan or group assumes one."""
+def test_ranks_on_two_hosts_need_only_a_second_host_object() -> None:
+    """Two supervisors stand for two hosts: nothing in ranks, plan or group assumes a single host."""
     script = """
 import sys
 from dataclasses import replace

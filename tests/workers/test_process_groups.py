@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real process groups of one, two and four ranks, as accelerate, DDP and torch.distributed find them."""
+"""Real process groups of one, two and four ranks, as accelerate, DDP and torch.distributed see them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_allreduce(energy, workers):
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_real_process_groups_are_what_libraries_find(
+def test_torch_and_accelerate_find_the_process_group(
     quick: pytest.Pytester, read_report: Read, n: int
 ) -> None:
     quick.makepyfile(GROUPS.format(n=n))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What multiprocessing has made with a name goes with the ranks that made it; files of others stay."""
+"""Named shared memory and semaphores end with the ranks that made them; files of others stay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_memory_and_semaphore() -> set[str]:
     return {name for name in new if name.startswith((memory.name, "sem.mp-"))}
 
 
-def test_what_ranks_have_made_goes_with_them(own_host: LocalHost) -> None:
+def test_shared_memory_of_killed_ranks_is_removed(own_host: LocalHost) -> None:
     ranks = start(own_host, 1, PLAIN)
     (made,) = run(ranks, make_memory_and_semaphore)
     assert {name.startswith("sem.mp-") for name in made} == {True, False}
@@ -61,7 +61,7 @@ def map_files(paths: list[str]) -> None:
     sys.modules["kept_for_the_test"] = kept  # type: ignore[assignment]
 
 
-def test_files_that_ranks_have_only_used_stay(own_host: LocalHost, tmp_path: Path) -> None:
+def test_shared_files_that_ranks_only_mapped_stay(own_host: LocalHost, tmp_path: Path) -> None:
     """Weights are kept there, too: only who made a name may remove it."""
     ranks = start(own_host, 1, PLAIN)
     directory = SHM / f"llenergy-test-{tmp_path.name}"
@@ -88,7 +88,7 @@ def start_cleaner() -> int:
     return subprocess.Popen([sys.executable, "-c", code, "multiprocessing.resource_tracker"]).pid
 
 
-def test_what_does_not_end_by_itself_is_killed(own_host: LocalHost) -> None:
+def test_a_cleaner_that_does_not_end_is_killed(own_host: LocalHost) -> None:
     ranks = start(own_host, 1, PLAIN)
     (pid,) = run(ranks, start_cleaner)
     assert psutil.pid_exists(pid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real spawned ranks: they are what was planned, see what they may see, and say what happened."""
+"""Real spawned ranks: they are as planned, see only their devices, and use no CPU outside the work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .survivors import alive
 
 
 class TestEntry:
-    def test_the_environment_comes_from_the_plan_not_from_outside(
+    def test_the_environment_comes_from_the_plan(
         self, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -128,7 +128,7 @@ class TestEntry:
             ranks.close()
         assert not any(alive(rank.pid) for rank in ranks.ranks)
 
-    def test_accelerate_finds_itself_at_home(self, hosts: dict[str, Host]) -> None:
+    def test_accelerate_finds_the_process_group(self, hosts: dict[str, Host]) -> None:
         ranks = RankGroup(plan(2, TORCH), hosts)
 
         def look() -> tuple[int, int, str, list[str]]:
@@ -148,7 +148,7 @@ class TestEntry:
             ranks.close()
 
 
-def test_the_parent_sleeps_while_the_ranks_work(pair: RankGroup) -> None:
+def test_pytest_uses_no_cpu_while_ranks_work(pair: RankGroup) -> None:
     workload = call_workload(pair, time.sleep, (1.0,), {}, 60)
     before = time.process_time()
     workload.run_round()
@@ -156,8 +156,8 @@ def test_the_parent_sleeps_while_the_ranks_work(pair: RankGroup) -> None:
     assert time.process_time() - before < 0.2
 
 
-def test_the_ranks_are_quiet_in_the_gaps_around_the_work(pair: RankGroup) -> None:
-    """What they did there would be taken for idle power."""
+def test_ranks_use_no_cpu_before_and_after_the_work(pair: RankGroup) -> None:
+    """What they did there would be measured as idle power."""
 
     def cpu_s() -> float:
         return sum(sum(psutil.Process(rank.pid).cpu_times()[:2]) for rank in pair.ranks)

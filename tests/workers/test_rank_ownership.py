@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may use the ranks of a test, one after the other, and until when."""
+"""Which threads and processes may use the ranks of a test, and until when."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPEC = BackendSpec("stuck", "stuck:Stuck", (), "", Capabilities(data=True))
 """
 
 
-def test_what_is_kept_of_an_ended_test_runs_nowhere(pytester: pytest.Pytester) -> None:
+def test_workers_of_an_ended_test_cannot_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         kept = []
@@ -70,7 +70,7 @@ def test_threads_of_a_test_take_turns(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_energy_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
+def test_a_measurement_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         """
         import threading
@@ -94,7 +94,7 @@ def test_energy_has_the_ranks_to_itself(quick: pytest.Pytester) -> None:
     quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_what_a_function_of_this_process_uses_is_free_to_it(quick: pytest.Pytester) -> None:
+def test_a_function_measured_in_this_process_may_use_ranks(quick: pytest.Pytester) -> None:
     """Measured here, it may have ranks at work from threads that it waits for."""
     quick.makepyfile(
         """
@@ -111,7 +111,7 @@ def test_what_a_function_of_this_process_uses_is_free_to_it(quick: pytest.Pytest
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["at work", "starting"])
-def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.Pytester, ready: bool) -> None:
+def test_a_call_by_a_thread_ends_with_its_test(pytester: pytest.Pytester, ready: bool) -> None:
     pytester.makepyfile(
         f"""
         import os, threading, time
@@ -148,7 +148,7 @@ def test_what_a_thread_leaves_in_the_ranks_ends_with_its_test(pytester: pytest.P
 
 
 @pytest.mark.parametrize("step", ["load", "prepare"])
-def test_a_model_that_a_thread_still_loads_ends_with_its_test(
+def test_a_load_by_a_thread_ends_with_its_test(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mark: str, step: str
 ) -> None:
     """While it is loaded its thread holds what other threads would have to wait for."""
@@ -187,7 +187,7 @@ def test_a_model_that_a_thread_still_loads_ends_with_its_test(
     check_nothing_is_left(mark)
 
 
-def test_the_end_of_a_test_waits_for_no_thread(pytester: pytest.Pytester) -> None:
+def test_the_end_of_a_test_does_not_wait_for_threads(pytester: pytest.Pytester) -> None:
     """One that pickles for ever, for all that anybody knows."""
     pytester.makepyfile(
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are forks of a supervisor which has imported what they share."""
+"""Ranks that are forks of a supervisor which has preloaded modules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TestForks:
         yield host
         host.close()
 
-    def test_have_what_was_preloaded_and_are_sessions_of_their_own(self, host: LocalHost) -> None:
+    def test_forks_have_preloaded_modules_and_sessions_of_their_own(self, host: LocalHost) -> None:
         ranks = start(host, capabilities=Capabilities(data=True, preload=("this",)))
 
         def look() -> tuple[bool, bool, str]:
@@ -39,7 +39,7 @@ class TestForks:
         assert run(ranks, look) == [(True, True, "0"), (True, True, "1")]
         ranks.close()
 
-    def test_a_module_that_cannot_be_preloaded_is_an_error_with_its_traceback(
+    def test_a_failed_preload_is_an_error_with_its_traceback(
         self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "broken_wheel.py").write_text("raise ImportError('libcudnn.so.9: lost')")
@@ -62,7 +62,7 @@ class TestForks:
             start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
         assert len(survivors(mark)) == 2
 
-    def test_variables_that_are_read_at_import_are_those_of_the_test(
+    def test_variables_read_on_import_are_those_of_the_test(
         self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "reads_early.py").write_text("import os\nSEEN = os.environ.get('TORCH_READ_EARLY')\n")
@@ -81,7 +81,7 @@ class TestForks:
             ranks.close()
         assert found == ["1", "2"]
 
-    def test_draw_alike_from_what_is_seeded_and_differently_from_the_system(self, host: LocalHost) -> None:
+    def test_forks_share_seeded_random_numbers_but_not_those_of_the_system(self, host: LocalHost) -> None:
         ranks = start(host, capabilities=Capabilities(data=True, preload=("numpy",)))
 
         def draw() -> tuple[float, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor between pytest and its ranks: nothing of a run outlives it, however it ends."""
+"""The supervisor between pytest and its ranks: no process of a run outlives it, however it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .groups import (
 from .survivors import await_none, survivors
 
 
-def test_what_ranks_leave_behind_ends_with_their_group(host: LocalHost, mark: str) -> None:
+def test_processes_left_by_ranks_end_with_their_group(host: LocalHost, mark: str) -> None:
     ranks = start(host)
     daemons = run(ranks, leave_daemon)
     assert set(daemons) <= set(survivors(mark))
@@ -51,7 +51,7 @@ def test_orphans_of_a_living_rank_are_left_alone(host: LocalHost, mark: str) -> 
     ranks.close()
 
 
-def test_a_rank_that_is_killed_takes_its_own_along(host: LocalHost, mark: str) -> None:
+def test_descendants_of_a_killed_rank_are_killed(host: LocalHost, mark: str) -> None:
     ranks = start(host)
     run(ranks, leave_daemon)
     os.kill(ranks.ranks[0].pid, signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_a_rank_that_is_killed_takes_its_own_along(host: LocalHost, mark: str) -
     assert len(survivors(mark)) == 2
 
 
-def test_ranks_that_hold_the_interpreters_lock_end_too_and_say_where_they_were(host: LocalHost) -> None:
+def test_ranks_that_hold_the_interpreters_lock_are_killed_and_show_their_stacks(host: LocalHost) -> None:
     ranks = start(host)
     with pytest.raises(WorkerError, match=r"did not answer within 0.5 s; the ranks were ended") as caught:
         run(ranks, hold_the_lock_of_the_interpreter, timeout_s=0.5)
@@ -81,7 +81,7 @@ def test_groups_follow_one_another_under_one_supervisor(host: LocalHost) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_supervisor_that_is_ended_takes_its_ranks_along_and_is_replaced(
+def test_ranks_of_a_killed_supervisor_end_and_it_is_replaced(
     host: LocalHost, mark: str, number: signal.Signals
 ) -> None:
     ranks = start(host)
@@ -104,7 +104,7 @@ def test_a_supervisor_that_is_ended_takes_its_ranks_along_and_is_replaced(
 
 
 def leave_stranger() -> int:
-    """A grandchild as above that nothing in its environment tells of either."""
+    """Leave a grandchild with an empty environment."""
 
     code = "import os, time; print(os.getpid(), flush=True); os.close(1); time.sleep(300)"
     with subprocess.Popen(
@@ -128,7 +128,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("which", ["supervisor", "guard"])
-def test_either_of_supervisor_and_guard_ends_all_that_the_other_leaves(
+def test_supervisor_and_guard_clean_up_after_each_other(
     host: LocalHost, mark: str, which: str, number: signal.Signals
 ) -> None:
     ranks = start(host, 1)
@@ -160,7 +160,7 @@ def test_ranks_outlive_the_thread_that_has_started_them(host: LocalHost) -> None
     ranks.close()
 
 
-def test_an_environment_that_is_too_large_is_told_and_leaves_no_directory(
+def test_a_too_large_environment_is_reported_and_leaves_no_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -193,7 +193,7 @@ def test_a_supervisor_that_does_not_answer_is_replaced(
 
 
 @pytest.mark.timeout(90)
-def test_a_supervisor_that_is_stopped_is_not_waited_for(
+def test_a_stopped_supervisor_is_not_waited_for(
     host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "SUPERVISOR_ANSWER_TIMEOUT_S", 120.0)
@@ -215,7 +215,7 @@ def test_a_supervisor_that_is_stopped_is_not_waited_for(
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("which", ["supervisor", "guard"])
-def test_nor_is_one_that_is_stopped_while_nobody_asks(
+def test_a_supervisor_or_guard_stopped_while_idle_is_not_waited_for(
     host: LocalHost, mark: str, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     monkeypatch.setattr(timeouts, "SUPERVISOR_STOP_TIMEOUT_S", 120.0)
@@ -228,7 +228,7 @@ def test_nor_is_one_that_is_stopped_while_nobody_asks(
     assert await_none(mark) == {}
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(host: LocalHost) -> None:
+def test_a_late_answer_is_not_taken_for_the_next(host: LocalHost) -> None:
     ranks = start(host, 1)
 
     def interrupt(*_: object) -> None:
@@ -252,9 +252,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(host: LocalH
     again.close()
 
 
-def test_half_a_message_is_a_failure_and_no_endless_wait(
-    host: LocalHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_a_message_is_a_failure(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "PARTIAL_MESSAGE_TIMEOUT_S", 1)
     ranks = start(host, 1)
 
@@ -275,7 +273,7 @@ def test_half_a_message_is_a_failure_and_no_endless_wait(
         run(ranks, begin_to_answer)
 
 
-def test_the_start_method_is_what_happened_and_not_what_was_asked_for(mark: str) -> None:
+def test_the_reported_start_method_is_the_real_one(mark: str) -> None:
     host = LocalHost("forkserver")
     # With nothing to preload there is nothing to fork from.
     for preload, method in (((), "spawn"), (("decimal",), "forkserver")):
@@ -287,7 +285,7 @@ def test_the_start_method_is_what_happened_and_not_what_was_asked_for(mark: str)
     host.close()
 
 
-def test_a_process_whose_first_thread_has_ended_is_ended_too(host: LocalHost, mark: str) -> None:
+def test_a_process_whose_first_thread_has_ended_is_killed(host: LocalHost, mark: str) -> None:
     def leave_leaderless() -> int:
         import ctypes
         import os

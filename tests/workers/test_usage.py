@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.workers.usage import cpu_time_used_s, cpu_times_s
 
-#: Works as long as it is told to, by its own count, and then waits.
+#: Uses as much CPU time as each line of its input says, and then waits.
 BUSY = """
 import sys, time
 print("ready", flush=True)
@@ -24,7 +24,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the clocks of other processes are Linux's")
-def test_work_of_another_process_counts_and_waiting_does_not() -> None:
+def test_cpu_time_counts_work_and_not_waiting() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -39,13 +39,13 @@ def test_work_of_another_process_counts_and_waiting_does_not() -> None:
         busy = cpu_times_s([child.pid])
         assert busy[child.pid] - idle[child.pid] >= 0.2
         assert cpu_time_used_s(idle, busy) >= 0.2
-        told = psutil.Process(child.pid).cpu_times()
+        counted = psutil.Process(child.pid).cpu_times()
         # psutil's are in ticks of ten milliseconds.
-        assert busy[child.pid] <= told.user + told.system + 0.02
+        assert busy[child.pid] <= counted.user + counted.system + 0.02
         child.kill()
 
 
-def test_a_process_that_has_ended_meanwhile_is_left_out() -> None:
+def test_cpu_time_leaves_out_ended_processes() -> None:
     child = subprocess.Popen(["sleep", "300"])
     before = cpu_times_s([child.pid])
     child.kill()

@@ -61,7 +61,7 @@ def test_functions_of_the_test_file_run_on_every_rank(
     assert len({rank["pid"] for record in records for rank in record["ranks"]}) == 2
 
 
-def test_failures_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_report: Read) -> None:
+def test_failures_and_skips_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
         import pytest
@@ -89,7 +89,7 @@ def test_failures_in_ranks_are_those_of_the_test(quick: pytest.Pytester, read_re
     )
 
 
-def test_the_record_is_of_the_ranks_that_were_measured(quick: pytest.Pytester, read_report: Read) -> None:
+def test_the_record_names_the_measured_ranks(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
         import os
@@ -109,7 +109,7 @@ def test_the_record_is_of_the_ranks_that_were_measured(quick: pytest.Pytester, r
     assert f"measured {record['ranks'][0]['pid']}" in result.stdout.str()
 
 
-def test_ranks_are_interpreters_like_that_of_pytest(pytester: pytest.Pytester) -> None:
+def test_ranks_have_the_interpreter_flags_of_pytest(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import sys
@@ -127,7 +127,7 @@ def test_ranks_are_interpreters_like_that_of_pytest(pytester: pytest.Pytester) -
         result.assert_outcomes(passed=1)
 
 
-def test_what_has_no_room_on_the_disk_fails_and_names_its_rank(pytester: pytest.Pytester) -> None:
+def test_a_full_disk_is_reported_with_its_rank(pytester: pytest.Pytester) -> None:
     """The limit of a file's size stands for a full disk: what is large goes by file."""
     pytester.makepyfile(
         """
@@ -172,7 +172,7 @@ def test_what_has_no_room_on_the_disk_fails_and_names_its_rank(pytester: pytest.
     )
 
 
-def test_a_working_directory_that_is_gone(pytester: pytest.Pytester) -> None:
+def test_ranks_start_in_a_removed_working_directory(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import os
@@ -236,9 +236,7 @@ def test_a_result_leaves_the_classes_of_the_test_as_they_are(pytester: pytest.Py
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
-def test_what_is_measured_in_this_process_has_no_ranks_in_its_record(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
+def test_a_record_of_this_process_has_no_ranks(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
         import time
@@ -271,7 +269,7 @@ def test_the_exit_code_of_a_run_that_a_rank_ends(pytester: pytest.Pytester) -> N
     assert pytester.runpytest_subprocess("-p", "no:cacheprovider").ret == 7
 
 
-def test_a_skip_in_a_rank_is_told_with_the_place_of_its_test(pytester: pytest.Pytester) -> None:
+def test_a_skip_in_a_rank_has_the_line_of_its_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_places="""
         import pytest
@@ -293,7 +291,7 @@ def test_a_skip_in_a_rank_is_told_with_the_place_of_its_test(pytester: pytest.Py
     )
 
 
-def test_odd_calls_are_told_in_a_line_with_the_place_in_the_test(pytester: pytest.Pytester) -> None:
+def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_odd="""
         import os, pytest, sys, threading, unittest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell besides their timeline: the highest memory of each, and the operations of a job."""
+"""What ranks report besides their timeline: their peak memory, and the operations of a job."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Whole(Plain):
 """
 
 
-def told(name: str, prompts: list[str], parallel: Parallel) -> Flops:
-    """What four ranks tell of a batch."""
+def count_flops(name: str, prompts: list[str], parallel: Parallel) -> Flops:
+    """Return the operations that four ranks report for a batch."""
     row = Capabilities(data=True, tensor=True)
     spec = BackendSpec("counted", f"counted:{name}", (), "", row)
     pool = RankPool(60.0)
@@ -81,18 +81,20 @@ def test_the_operations_of_shards_are_counted_once(
     """Three prompts over two replicas of two shards: 2 · 100 and 1 · 100, told by whichever ranks."""
     (tmp_path / "counted.py").write_text(COUNTED)
     monkeypatch.syspath_prepend(tmp_path)
-    flops = told(name, ["a", "b", "c"], Parallel(data=2, tensor=2))
+    flops = count_flops(name, ["a", "b", "c"], Parallel(data=2, tensor=2))
     assert flops == Flops(count=300, source={"Shards": "counted", "Whole": "analytic"}[name])
 
 
-def test_an_engine_that_does_not_count_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_does_not_count_operations_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "counted.py").write_text(COUNTED)
     monkeypatch.syspath_prepend(tmp_path)
-    flops = told("Plain", list("abcd"), Parallel(data=4))
+    flops = count_flops("Plain", list("abcd"), Parallel(data=4))
     assert flops == Flops.unknown("counted does not tell its operations")
 
 
-def test_one_rank_that_cannot_tell_leaves_no_number() -> None:
+def test_operations_are_unknown_if_those_of_one_rank_are() -> None:
     known = Flops(count=100, source="counted")
     assert sum_flops([known, Flops.unknown("it cannot"), known]) == Flops.unknown("it cannot")
     assert sum_flops([known, known]) == Flops(count=200, source="counted")
@@ -104,7 +106,7 @@ def test_the_operations_of_a_function_are_not_counted(pair: RankGroup) -> None:
     assert workload.flops() == Flops.unknown(FUNCTION_FLOPS_REASON)
 
 
-def test_each_rank_has_its_own_highest_memory(hosts: dict[str, Host]) -> None:
+def test_each_rank_has_its_own_peak_memory(hosts: dict[str, Host]) -> None:
     """Rank 0 touches 16 MiB, rank 1 touches 16 MiB and 48 more: that is what they differ by."""
     ranks = RankGroup(plan(2), hosts)
 
@@ -132,7 +134,7 @@ def test_each_rank_has_its_own_highest_memory(hosts: dict[str, Host]) -> None:
     assert workload.peak_memory_bytes == first + second
 
 
-def test_the_highest_memory_of_a_rank_is_that_of_its_highest_round(pair: RankGroup) -> None:
+def test_peak_memory_of_a_rank_is_that_of_its_highest_round(pair: RankGroup) -> None:
     def touch(state: list[int]) -> int:
         state.append(len(state))
         return len(bytearray(b"x") * ((64 if len(state) == 1 else 8) * 1024 * 1024))
