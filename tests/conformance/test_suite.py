@@ -7,17 +7,17 @@ import textwrap
 
 import pytest
 
-from .tiny import DERIVED, ENGINE, HOOK, JOBS, SUITE, SUITE_OF_DERIVED
+from .tiny import BACKEND, DERIVED, HOOK, JOBS, SUITE, SUITE_OF_DERIVED
 
-#: One rank does for all that needs one.
+#: All tests share one rank.
 OPTIONS = ("-rsf", "-p", "no:cacheprovider", "--energy-isolation=run")
 DEGREE = "test_a_requested_degree_is_used_or_refused"
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A project with the example in it."""
-    (pytester.path / "tiny_engine.py").write_text(ENGINE)
+    """A project that contains the example."""
+    (pytester.path / "tiny_engine.py").write_text(BACKEND)
     pytester.makeconftest(HOOK)
     return pytester
 
@@ -30,14 +30,14 @@ def check(
     attributes: str = "",
     only: str = "",
 ) -> pytest.RunResult:
-    """Run the suite for what is derived from the example."""
+    """Run the suite for a backend that is derived from the example."""
     derived = DERIVED.format(code=code, row=row, spec=spec)
     (project.path / "derived.py").write_text(derived)
     project.makepyfile(SUITE_OF_DERIVED.format(attributes=textwrap.indent(attributes, "    ")))
     return project.runpytest(*OPTIONS, *(["-k", only] if only else []))
 
 
-def said(result: pytest.RunResult) -> str:
+def output_of(result: pytest.RunResult) -> str:
     return " ".join(result.stdout.str().split())
 
 
@@ -50,8 +50,8 @@ def test_the_example_of_the_documentation_passes(project: pytest.Pytester) -> No
     project.makepyfile(SUITE)
     result = project.runpytest("-rs", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=14, skipped=2)
-    assert "nobody else has these weights" in said(result)
-    assert "it is greedy" in said(result)
+    assert "nobody else has these weights" in output_of(result)
+    assert "it is greedy" in output_of(result)
 
 
 def test_the_example_measures(project: pytest.Pytester) -> None:
@@ -219,7 +219,7 @@ ENDS = "[(each.kill(), each.wait()) for each in self.started]"
 DEGREES_ASKED = "context.parallel.tensor * context.parallel.data"
 BY_ENGINE = "launch='engine', replicas='engine', tensor=True"
 
-#: Of each wrong backend what it is made of, the check that fails, and a part of what that says.
+#: Wrong backends: the code, the check that fails, and a part of its message.
 WRONG = {
     "counts-padding": (
         {"code": COUNTS_PADDING},
@@ -377,14 +377,22 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_backend_fails_the_check_that_is_for_it_and_no_other(
-    project: pytest.Pytester, name: str
+@pytest.mark.parametrize(
+    ("name", "whole_suite"),
+    [
+        *((name, False) for name in WRONG),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in WRONG),
+    ],
+)
+def test_a_wrong_backend_fails_the_check_for_it(
+    project: pytest.Pytester, name: str, whole_suite: bool
 ) -> None:
-    made, test, message = WRONG[name]
-    result = check(project, **made)
+    """With the whole suite: and no other check."""
+    backend, test, message = WRONG[name]
+    only = "" if whole_suite else test.replace("[", " and ").removesuffix("]")
+    result = check(project, **backend, only=only)
     assert failed(result) == [test]
-    assert message in said(result)
+    assert message in output_of(result)
 
 
 RIGHT = {
@@ -405,7 +413,10 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "starts-its-own" else pytest.param(name, marks=pytest.mark.slow) for name in RIGHT],
+)
 def test_a_right_backend_passes(project: pytest.Pytester, name: str) -> None:
     result = check(project, **RIGHT[name])
     assert failed(result) == []
@@ -413,7 +424,7 @@ def test_a_right_backend_passes(project: pytest.Pytester, name: str) -> None:
     assert result.parseoutcomes()["passed"] >= 13
 
 
-#: Each rank has one half of the weights, and a state is the sum of what they say.
+#: Each rank has one half of the weights, and a state is the sum of both halves.
 SHARDS = """
 class Derived(TinyBackend):
     def prepare(self, prompts, params):
@@ -441,10 +452,10 @@ def test_ranks_that_need_one_another_are_shards(project: pytest.Pytester) -> Non
 def test_a_model_that_the_backend_refuses_is_reported(project: pytest.Pytester) -> None:
     result = check(project, AS_IT_IS, spec="refuses=lambda model: 'it reads nothing'", only="counted")
     result.assert_outcomes(errors=2, deselected=14)
-    assert "model = 'random:llama-tiny': it reads nothing; name another" in said(result)
+    assert "model = 'random:llama-tiny': it reads nothing; name another" in output_of(result)
 
 
 def test_a_backend_that_is_not_installed_is_skipped_with_the_pip_line(project: pytest.Pytester) -> None:
     result = check(project, AS_IT_IS, spec="requires=('no_such_module',)")
     result.assert_outcomes(skipped=16)
-    assert "derived is not available: no module no_such_module; pip install tiny-engine" in said(result)
+    assert "derived is not available: no module no_such_module; pip install tiny-engine" in output_of(result)

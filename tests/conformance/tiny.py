@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/extending.md, and a suite around what is made of it."""
+"""The example of docs/extending.md, and a suite for backends that are derived from it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from ..docs.pages import ROOT, block
 
 EXTENDING = ROOT / "docs" / "extending.md"
 
-#: The module, the hook and the class of tests, as they stand there.
-ENGINE, HOOK, SUITE = (
+#: The module, the hook and the class of tests of that page.
+BACKEND, HOOK, SUITE = (
     block(EXTENDING, name).code for name in ("tiny_engine.py", "conftest.py", "test_tiny.py")
 )
 
-#: One that is derived from it in ``derived.py``: ``code`` has the class ``Derived``. Data parallelism, which
-#: needs two ranks more, is for those that are about it.
+#: A derived backend: ``code`` has the class ``Derived``. Data parallelism, which needs two ranks, is off by
+#: default.
 DERIVED = """
 import os, random, signal, subprocess, sys, threading, time
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find what is left of a run: processes, by a marker in their environment instead of parentage, and leases."""
+"""Find what is left of a run: processes, by a marker in their environment and not by parentage; leases."""
 
 from __future__ import annotations
 

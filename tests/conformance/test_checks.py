@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which prefix caches are found: the limit that docs/extending.md names."""
+"""Which prefix caches the suite finds: the limit that docs/extending.md states."""
 
 from __future__ import annotations
 
