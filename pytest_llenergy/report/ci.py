@@ -17,19 +17,16 @@ from pytest_llenergy.errors import ReportError
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.model.text import escape_invisible, one_line, short_test_name
 from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, render_comment
-from pytest_llenergy.report.verdicts import count_verdicts, format_change, format_value
+from pytest_llenergy.report.verdicts import count_verdicts, format_change, format_value, summarize_verdicts
 
 if TYPE_CHECKING:
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.report.columns import Layout
 
 
-# Text in the format of OpenMetrics 1.0, https://prometheus.io/docs/specs/om/open_metrics_spec/.
-
-
 @dataclass(frozen=True)
 class Sample:
-    """One value, already written, and what it is of. Labels without a value are left out."""
+    """One formatted value and its labels. Empty labels are left out."""
 
     labels: Mapping[str, str]
     value: str
@@ -37,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Family:
-    """A gauge and its samples; ``unit`` is then the last part of ``name``."""
+    """A gauge and its samples. If it has a ``unit``, ``name`` ends with it."""
 
     name: str
     help: str
@@ -46,7 +43,10 @@ class Family:
 
 
 def render_openmetrics_text(families: Iterable[Family]) -> str:
-    """Every family that has a sample, and the mark of the end."""
+    """Render families with samples as OpenMetrics 1.0.
+
+    See https://prometheus.io/docs/specs/om/open_metrics_spec/.
+    """
     lines: list[str] = []
     for family in families:
         if not family.samples:
@@ -60,32 +60,27 @@ def render_openmetrics_text(families: Iterable[Family]) -> str:
 
 
 def escape_openmetrics(text: str) -> str:
-    """As in the value of a label, or a help text."""
+    """Escape the value of a label, or a help text."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    told = ",".join(f'{name}="{escape_openmetrics(text)}"' for name, text in labels.items() if text)
-    return f"{{{told}}}" if told else ""
+    text = ",".join(f'{name}="{escape_openmetrics(value)}"' for name, value in labels.items() if value)
+    return f"{{{text}}}" if text else ""
 
 
-# Comparisons as GitHub Actions shows them: annotations at the tests, and the summary of the step.
-#
-# The form of a command and its escapes are those of the toolkit, ``packages/core/src/command.ts`` of
-# ``actions/toolkit``.
-
-#: GitHub shows no more of a kind in a step, https://github.com/orgs/community/discussions/68471.
+#: Annotations of a kind that GitHub shows per step, https://github.com/orgs/community/discussions/68471.
 MAX_ANNOTATIONS = 10
 
-#: GitHub takes no summary of a step that is larger.
+#: Limit of GitHub for the summary of a step.
 MAX_SUMMARY_BYTES = 1024 * 1024
 
-#: What is told in one warning, for the gates that were asked for.
+#: Verdicts of gated tests that are counted in one warning.
 WITHOUT_ANNOTATION = ("not comparable", "invalid", "inconclusive")
 
 
 def render_workflow_commands(compared: ComparedReports) -> str:
-    """Workflow commands: an error for each regression, a warning that counts the rest; then how many."""
+    """Render workflow commands: an error per regression, a warning that counts the rest, and a summary."""
     regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
     regressed.sort(key=_size, reverse=True)
     lines = [_error(each) for each in regressed[:MAX_ANNOTATIONS]]
@@ -95,14 +90,17 @@ def render_workflow_commands(compared: ComparedReports) -> str:
         rest.insert(0, f"{len(regressed) - MAX_ANNOTATIONS} more regressed")
     if rest:
         lines.append(workflow_command("warning", {"title": "Energy"}, f"{', '.join(rest)}; see the summary"))
-    # No name of a test: a line of its own could be taken for a command.
-    return "\n".join([*lines, f"energy: {count_verdicts(compared.comparisons)}"]) + "\n"
+    # Without names of tests, which could start a line that GitHub takes for a command.
+    return "\n".join([*lines, f"energy: {summarize_verdicts(compared.comparisons)}"]) + "\n"
 
 
 def workflow_command(name: str, properties: dict[str, str], message: str) -> str:
-    """``::name key=value,key=value::message``."""
-    told = ",".join(f"{key}={_property(text)}" for key, text in properties.items() if text)
-    return f"::{name}{' ' if told else ''}{told}::{_data(message)}"
+    """Return ``::name key=value,key=value::message``.
+
+    Form and escapes are those of ``packages/core/src/command.ts`` in ``actions/toolkit``.
+    """
+    text = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    return f"::{name}{' ' if text else ''}{text}::{_data(message)}"
 
 
 def _data(text: str) -> str:
@@ -114,46 +112,44 @@ def _property(text: str) -> str:
 
 
 def append_comparison_summary(compared: ComparedReports) -> None:
-    """Add the Markdown to the summary of the step; nothing outside GitHub Actions.
+    """Append a comparison to the summary of the step; do nothing outside GitHub Actions.
 
-    Raises ``ReportError`` where the file cannot be written.
+    Raises ``ReportError`` if the file cannot be written.
     """
-    _append(lambda room: _fitting(compared, room))
+    _append_to_summary(lambda room: _render_fitting(compared, room))
 
 
 def append_run_summary(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
-    """Add a table of a run to the summary of the step; nothing outside GitHub Actions.
+    """Append the table of a run to the summary of the step; do nothing outside GitHub Actions.
 
-    Raises ``ReportError`` where the file cannot be written.
+    Raises ``ReportError`` if the file cannot be written.
     """
     from pytest_llenergy.report.markdown import render_run_markdown
 
-    _append(lambda room: render_run_markdown(records, layout, room, complete=complete))
+    _append_to_summary(lambda room: render_run_markdown(records, layout, room, complete=complete))
 
 
-def _append(fitting: Callable[[int], str]) -> None:
-    """Add the text that fits into so many bytes."""
-    named = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not named:
+def _append_to_summary(render: Callable[[int], str]) -> None:
+    """Append what ``render`` returns for the number of bytes that are left."""
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
         return
-    path = Path(named)
+    path = Path(name)
     try:
-        there = path.stat().st_size if path.exists() else 0
-        text = fitting(MAX_SUMMARY_BYTES - there)
+        size = path.stat().st_size if path.exists() else 0
+        text = render(MAX_SUMMARY_BYTES - size)
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ReportError(f"GITHUB_STEP_SUMMARY={named}: {error.strerror}") from None
+        raise ReportError(f"GITHUB_STEP_SUMMARY={name}: {error.strerror}") from None
 
 
-def _fitting(compared: ComparedReports, room: int) -> str:
-    """The comment, longer than one may be elsewhere; its first line where there is no room for more."""
+def _render_fitting(compared: ComparedReports, room: int) -> str:
+    """Return the comment, which may be longer here; its title if there is little room; else nothing."""
     if room >= MAX_COMMENT_BYTES:
-        return render_comment(compared, most_bytes=room)
-    counts = Counter(each.verdict for each in compared.comparisons)
-    told = ", ".join(f"{counts[state]} {state}" for state in VERDICTS if counts[state])
-    line = f"\n### Energy: {told}\n"
-    return line if len(line) <= room else ""
+        return render_comment(compared, max_bytes=room)
+    title = f"\n### Energy: {count_verdicts(compared.comparisons)}\n"
+    return title if len(title) <= room else ""
 
 
 def _size(comparison: Comparison) -> float:
@@ -171,10 +167,7 @@ def _error(comparison: Comparison) -> str:
 
 
 def _place(name: str) -> tuple[str, str]:
-    """File and line of a test, as far as they are known here; from the root of the repository.
-
-    A record has its node id, which begins with a file; the line is that of the function, if the file is here.
-    """
+    """Return the file of a test, from the root of the repository, and its line if the file exists here."""
     plain = name.partition("[")[0]
     file, *inner = plain.split("::")
     path = Path(file)
@@ -190,7 +183,7 @@ def _place(name: str) -> tuple[str, str]:
 
 
 def _line(path: Path, names: Sequence[str]) -> str:
-    """Where a function, or a method of a class, begins; empty where that cannot be told."""
+    """Return the line of a function or of a method of a class; empty if unknown."""
     try:
         found: ast.AST = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -206,20 +199,16 @@ def _line(path: Path, names: Sequence[str]) -> str:
     return str(getattr(found, "lineno", ""))
 
 
-# Comparisons as a metrics report of GitLab (``artifacts:reports:metrics``): OpenMetrics text.
-#
-# GitLab compares the *text* of each value with that of the target branch, and shows first what is not the
-# same. Joules never are, so what is written is the change: 0 for every test that is unchanged, to the
-# letter.
-
-#: Decimal places of a change: a tenth of a per cent.
+#: Decimal places of a change: a tenth of a percent.
 CHANGE_DECIMAL_PLACES = 3
 
 
 def render_gitlab_metrics(compared: ComparedReports) -> str:
-    """How many tests have come to what, and the change of each that was judged.
+    """Render a metrics report of GitLab (``artifacts:reports:metrics``): counts and changes.
 
-    What is inconclusive is ``NaN``, what was not judged is absent.
+    GitLab compares the text of each value with that of the target branch and lists those that differ. Joules
+    always differ, so the report holds the relative change: exactly 0 for unchanged tests, and NaN for
+    inconclusive ones.
     """
     counts = Counter(each.verdict for each in compared.comparisons)
     tests = Family(
@@ -229,7 +218,7 @@ def render_gitlab_metrics(compared: ComparedReports) -> str:
     )
     changes = Family(
         "llenergy_change_ratio",
-        "Relative change from the base; 0 where unchanged, NaN where it cannot be told.",
+        "Relative change from the base; 0 if unchanged, NaN if inconclusive.",
         [
             Sample({"test": _label(each.id), "metric": _label(each.metric)}, _change(each))
             for each in compared.comparisons
@@ -247,19 +236,17 @@ def _change(comparison: Comparison) -> str:
 
 
 def _label(name: str) -> str:
-    """GitLab takes what follows a hash for a comment, wherever it stands (``parsers/metrics/generic.rb``).
+    """Escape hashes, after which GitLab ignores the rest of a line (``parsers/metrics/generic.rb``).
 
-    What cannot be seen is escaped; line breaks are left to the format, which has an escape of its own.
+    Other invisible characters are escaped too, except line breaks, which the format escapes itself.
     """
     return "\n".join(escape_invisible(line) for line in name.replace("#", "%23").split("\n"))
 
 
-# Comparisons as JUnit XML: one test case a comparison.
-
-#: What cannot stand in XML 1.0, not even as a reference (https://www.w3.org/TR/xml/#charsets).
+#: Characters that XML 1.0 cannot contain, not even as a reference (https://www.w3.org/TR/xml/#charsets).
 ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-#: What a verdict is for a test case; of what is not here it is a pass.
+#: Result of the test case for a verdict; all others pass.
 JUNIT_OUTCOMES: dict[Verdict, str] = {
     "regressed": "failure",
     "not comparable": "error",
@@ -271,7 +258,7 @@ JUNIT_OUTCOMES: dict[Verdict, str] = {
 
 
 def render_junit(compared: ComparedReports) -> str:
-    """The document. What nobody has asked to be gated, and could not be judged, is skipped."""
+    """Render one JUnit test case per comparison. Errors of tests that are not gated count as skipped."""
     outcomes = [_outcome(each) for each in compared.comparisons]
     counts = Counter(outcomes)
     numbers = {
@@ -300,8 +287,8 @@ def _case(suite: ElementTree.Element, comparison: Comparison, outcome: str) -> N
     name = f"{function}{bracket}{params} {comparison.metric}"
     case = ElementTree.SubElement(suite, "testcase", {"classname": _legal(classname), "name": _legal(name)})
     properties = ElementTree.SubElement(case, "properties")
-    for key, told in _facts(comparison).items():
-        ElementTree.SubElement(properties, "property", {"name": f"llenergy.{key}", "value": _legal(told)})
+    for key, text in _facts(comparison).items():
+        ElementTree.SubElement(properties, "property", {"name": f"llenergy.{key}", "value": _legal(text)})
     if outcome != "passed":
         about = {"message": _legal(f"{comparison.metric} {comparison.verdict}: {comparison.reason}")}
         if outcome != "skipped":
@@ -310,7 +297,7 @@ def _case(suite: ElementTree.Element, comparison: Comparison, outcome: str) -> N
 
 
 def _facts(comparison: Comparison) -> dict[str, str]:
-    """What is known of it, unrounded; what is not is absent."""
+    """Return the known facts, unrounded."""
     facts = {
         "metric": comparison.metric,
         "verdict": comparison.verdict,

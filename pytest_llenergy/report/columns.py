@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of the summary: content, order and grouping."""
+"""Columns of the summary: their content, and the order and groups of its rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.text import one_line
 
-# What can stand in a column of the summary: metrics, and facts about a test.
-
-#: Metrics that are made of no rounds.
+#: Metrics that are not computed from rounds.
 METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j")
 
-#: What stands above a metric; another has its name there.
+#: Headings of metrics; the others are headed by their name.
 HEADINGS = {
     "energy_j": "J ± u",
     "energy_per_output_token_j": "J/token ± u",
@@ -39,24 +37,23 @@ HEADINGS = {
 
 @dataclass(frozen=True)
 class Column:
-    """``head`` stands above, ``cell`` is what a record has there."""
+    """A heading, and a function that returns the cell of a record."""
 
     head: str
     cell: Callable[[Record], str]
     is_number: bool = False
 
 
-#: Places behind the point from which on a power of ten is written.
+#: With more decimal places than this, a power of ten is written.
 MAX_DECIMAL_PLACES = 5
 
 
 def format_with_uncertainty(value: float, u: float | None) -> str:
-    """Value and standard uncertainty, to the place of the latter's second digit."""
+    """Format a value and its standard uncertainty, to the second significant digit of the latter."""
     if not u or not math.isfinite(u):
         return f"{value:.3g}"
     places = max(0, 1 - math.floor(math.log10(u)))
     if places > MAX_DECIMAL_PLACES:
-        # Microjoules are not told by a row of zeros.
         power = math.floor(math.log10(max(abs(value), u)))
         places = max(0, places + power)
         return f"({value / 10**power:.{places}f} ± {u / 10**power:.{places}f})e{power}"
@@ -64,25 +61,25 @@ def format_with_uncertainty(value: float, u: float | None) -> str:
 
 
 def backend_name(record: Record) -> str:
-    """Its engine, ``-`` without one."""
+    """Return the backend, or ``-``."""
     return one_line(record.backend.name) if record.backend else "-"
 
 
 def model_name(record: Record) -> str:
-    """Its model, ``-`` without one."""
+    """Return the model, or ``-``."""
     return one_line(record.backend.model) if record.backend else "-"
 
 
 def device_names(record: Record) -> str:
-    """What it ran on: ``NVIDIA H200 x 2``, ``cpu``."""
+    """Return the devices, such as ``NVIDIA H200 x 2`` or ``cpu``."""
     kinds = [board.name for board in record.boards] or record.devices
     counts = {kind: kinds.count(kind) for kind in kinds}
-    told = [kind if count == 1 else f"{kind} x {count}" for kind, count in counts.items()]
-    return one_line(", ".join(told)) or "-"
+    names = [kind if count == 1 else f"{kind} x {count}" for kind, count in counts.items()]
+    return one_line(", ".join(names)) or "-"
 
 
 def meter_names(record: Record) -> str:
-    """What it was measured with, or ``estimated``."""
+    """Return the meters, or ``estimated``."""
     if record.kind == "estimated":
         return "estimated"
     return one_line(",".join(dict.fromkeys(meter.name for meter in record.meters))) or "none"
@@ -101,7 +98,7 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
 
 
 def _scientific(metric: Metric) -> str:
-    """Joules for one floating-point operation have more zeros than anybody would read."""
+    """Format small values, such as joules per floating-point operation, with a power of ten."""
     value, u = metric.value or 0.0, metric.uncertainty_absolute
     if value == 0 or abs(value) >= 1e-4:
         return format_with_uncertainty(value, u)
@@ -124,35 +121,31 @@ def _columns() -> dict[str, Column]:
     return {**facts, **metrics}
 
 
-#: Every metric that a record may have.
+#: All metrics of a record.
 METRICS: tuple[str, ...] = (*FIGURES, *METRICS_WITHOUT_ROUNDS)
 
-#: By the words of ``--energy-columns``.
+#: Columns by their names in ``--energy-columns``.
 COLUMNS: Mapping[str, Column] = _columns()
 
-#: Those that are shown where nobody has chosen.
+#: Columns without ``--energy-columns``.
 DEFAULT_COLUMNS = ("backend", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")
 
 
-# How the summary is laid out: which columns, in which order, in which groups.
-#
-# The words are those of pytest-benchmark where it has one for the same thing.
-
-#: What comes before the name of a parameter.
+#: Precedes the name of a parameter in ``--energy-group-by``.
 PARAM_PREFIX = "param:"
 
-#: By what tests may be put together, besides ``param:NAME``.
+#: Keys of ``--energy-group-by``, besides ``param:NAME``. pytest-benchmark has most of them too.
 GROUP_KEYS: dict[str, Callable[[Record], str]] = {
     "name": lambda record: _name(record.id),
-    "func": lambda record: _name(_plain(record.id)),
-    "fullfunc": lambda record: _plain(record.id),
+    "func": lambda record: _name(_without_params(record.id)),
+    "fullfunc": lambda record: _without_params(record.id),
     "param": lambda record: record.id.partition("[")[2].removesuffix("]") or "-",
     "backend": backend_name,
     "model": model_name,
     "device": device_names,
 }
 
-#: By what tests may be sorted, besides metrics.
+#: Keys of ``--energy-sort``, besides metrics.
 NAME_SORT_KEYS: dict[str, Callable[[Record], str]] = {
     "name": GROUP_KEYS["name"],
     "fullname": lambda record: record.id,
@@ -161,25 +154,27 @@ NAME_SORT_KEYS: dict[str, Callable[[Record], str]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """``sort`` is a name or a metric, with ``-`` before it for the largest first; empty is the run's order.
+    """Layout of the summary.
 
-    Without ``columns`` there are those of ``DEFAULT`` that have anything in them. Groups come in the order of
-    their first tests; without ``group_by`` there is one.
+    Attributes:
+        columns: Names of columns; by default those of ``DEFAULT_COLUMNS`` that have a value.
+        sort: A name or a metric, with ``-`` in front for descending order; empty for the order of the run.
+        group_by: Keys that divide the table. Groups come in the order of their first tests.
     """
 
     columns: tuple[str, ...] = ()
     sort: str = ""
     group_by: tuple[str, ...] = ()
 
-    def shown(self, records: Sequence[Record]) -> list[Column]:
-        """The columns of a summary of these records."""
+    def columns_of(self, records: Sequence[Record]) -> list[Column]:
+        """Return the columns for these records."""
         if self.columns:
             return [COLUMNS[name] for name in self.columns]
         columns = [COLUMNS[name] for name in DEFAULT_COLUMNS]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
-        """Records by the title of their group, sorted. The only group has none."""
+        """Return sorted records by the title of their group. A single group has no title."""
         found: dict[str, list[Record]] = {}
         for record in self._sorted(records):
             found.setdefault(self._title(record), []).append(record)
@@ -192,7 +187,7 @@ class Layout:
             return sorted(records, key=NAME_SORT_KEYS[word], reverse=largest_first)
         if not word:
             return list(records)
-        # What has no value comes last, whichever way.
+        # Records without a value come last in either order.
         sign = -1.0 if largest_first else 1.0
         return sorted(records, key=lambda record: sign * _value(record, word, missing=sign * math.inf))
 
@@ -202,41 +197,39 @@ class Layout:
         )
 
 
-#: Where nobody has asked for another.
 DEFAULT_LAYOUT = Layout()
 
 
 def parse_columns(text: str) -> tuple[str, ...]:
-    """``--energy-columns``. Raises ``ValueError`` for what it does not know."""
-    return _known(_words(text), COLUMNS)
+    """Parse ``--energy-columns``. Raises ``ValueError`` for an unknown name."""
+    return _check_names(_words(text), COLUMNS)
 
 
 def parse_sort(text: str) -> str:
-    """``--energy-sort``. Raises ``ValueError`` for what it does not know."""
+    """Parse ``--energy-sort``. Raises ``ValueError`` for an unknown name."""
     word = text.strip()
-    _known(
+    _check_names(
         [word.removeprefix("-")], (*NAME_SORT_KEYS, *METRICS), "; with - before it the largest comes first"
     )
     return word
 
 
 def parse_group_by(text: str) -> tuple[str, ...]:
-    """``--energy-group-by``. Raises ``ValueError`` for what it does not know."""
+    """Parse ``--energy-group-by``. Raises ``ValueError`` for an unknown name."""
     words = _words(text)
     plain = [word for word in words if not (word.startswith(PARAM_PREFIX) and word != PARAM_PREFIX)]
-    _known(plain, (*GROUP_KEYS, f"{PARAM_PREFIX}NAME"))
+    _check_names(plain, (*GROUP_KEYS, f"{PARAM_PREFIX}NAME"))
     return tuple(words)
 
 
 def _words(text: str) -> list[str]:
-    """Each once."""
     words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
     if not words:
         raise ValueError("names nothing")
     return list(words)
 
 
-def _known(words: Sequence[str], known: Collection[str], more: str = "") -> tuple[str, ...]:
+def _check_names(words: Sequence[str], known: Collection[str], more: str = "") -> tuple[str, ...]:
     unknown = [word for word in words if word not in known]
     if unknown:
         raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}{more}")
@@ -255,11 +248,11 @@ def _group(record: Record, word: str) -> str:
     return one_line(GROUP_KEYS[word](record))
 
 
-def _plain(name: str) -> str:
+def _without_params(name: str) -> str:
     return name.partition("[")[0]
 
 
 def _name(name: str) -> str:
-    """What follows file and class; a parameter may hold colons."""
+    """Return the function and its parameters, which may contain colons."""
     test, bracket, params = name.partition("[")
     return f"{test.rpartition('::')[2]}{bracket}{params}"

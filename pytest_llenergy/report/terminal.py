@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table in the terminal."""
+"""The summary in the terminal: tables that lose no digit at 80 columns, reasons, notes and flags.
+
+Columns that do not fit next to each other continue in another table; digits are never cut.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +29,19 @@ from pytest_llenergy.model.text import (
 )
 from pytest_llenergy.report.columns import DEFAULT_LAYOUT, Layout, format_with_uncertainty
 
-# Tables of a terminal that lose no digit: what does not fit gets a table or line of its own.
-
-#: What the first column is given at least, unless all of it is shorter (characters).
+#: Smallest width of the first column, unless all of its cells are shorter (characters).
 MIN_FIRST_WIDTH = 12
 
 #: Characters between two columns.
 COLUMN_GAP = 2
 
-#: Characters before a row that is below its name.
+#: Characters before a row whose name stands above it.
 INDENT = 2
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column: what stands above it, what is in it, one cell a row."""
+    """One column: its heading, and one cell per row."""
 
     head: str
     cells: Sequence[str]
@@ -49,45 +50,45 @@ class TableColumn:
 
     @property
     def width(self) -> int:
-        """Of its widest cell (characters)."""
+        """Width of the widest cell (characters)."""
         return max(map(cell_len, [self.head, *self.cells]))
 
 
-def split_into_tables(first: TableColumn, strips: Sequence[TableColumn], width: int) -> Iterator[Table]:
-    """Tables that are no wider than ``width`` characters, each with the first column and some of the others.
+def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width: int) -> Iterator[Table]:
+    """Yield tables of at most ``width`` characters, each with the first column and some of the others.
 
-    The first column is folded where it must be, and so is another that would not fit by itself.
+    The first column is folded if necessary, and so is another one that does not fit by itself.
     """
     least = min(MIN_FIRST_WIDTH, first.width)
     kept: list[TableColumn] = []
-    for strip in strips:
-        if kept and least + sum(each.width + COLUMN_GAP for each in [*kept, strip]) > width:
+    for column in columns:
+        if kept and least + sum(each.width + COLUMN_GAP for each in [*kept, column]) > width:
             yield _table(first, kept)
             kept = []
-        kept.append(strip)
+        kept.append(column)
     yield _table(first, kept)
 
 
 def tables_with_whole_names(
-    names: TableColumn, strips: Sequence[TableColumn], width: int
+    names: TableColumn, columns: Sequence[TableColumn], width: int
 ) -> Iterator[Table | NamesAboveRows]:
-    """One table in which no name is folded: behind the first column, or above its row where it must be.
+    """Yield one table without folded names: after the first column or, if they do not fit, above their rows.
 
-    Where not even the other columns fit beside each other they are as ``grids`` has them.
+    If not even the other columns fit, fall back to ``split_into_tables``.
     """
-    others = sum(each.width + COLUMN_GAP for each in strips)
-    first, *rest = strips
+    others = sum(each.width + COLUMN_GAP for each in columns)
+    first, *rest = columns
     if names.width + others <= width:
         yield _table(first, [names, *rest])
     elif INDENT + others - COLUMN_GAP <= width:
         yield NamesAboveRows(names.cells, _table(first, rest))
     else:
-        yield from split_into_tables(names, strips, width)
+        yield from split_into_tables(names, columns, width)
 
 
 @dataclass(frozen=True)
 class NamesAboveRows:
-    """A table, of one line for each row, with a name above each."""
+    """A table with one line per row, and a name above each row."""
 
     names: Sequence[str]
     table: Table
@@ -106,62 +107,60 @@ def _indented(line: Sequence[Segment]) -> Iterator[Segment]:
     yield from (Segment(" " * INDENT), *line, Segment.line())
 
 
-def _table(first: TableColumn, strips: Sequence[TableColumn]) -> Table:
+def _table(first: TableColumn, columns: Sequence[TableColumn]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first.head, overflow="fold")
-    for strip in strips:
-        alone = len(strips) == 1
-        justify = "right" if strip.is_number else "left"
-        table.add_column(strip.head, justify=justify, no_wrap=not alone, overflow="fold")  # type: ignore[arg-type]
-    for row in zip(*map(_texts, [first, *strips]), strict=True):
+    for column in columns:
+        alone = len(columns) == 1
+        justify = "right" if column.is_number else "left"
+        table.add_column(column.head, justify=justify, no_wrap=not alone, overflow="fold")  # type: ignore[arg-type]
+    for row in zip(*map(_texts, [first, *columns]), strict=True):
         table.add_row(*row)
     return table
 
 
-def _texts(strip: TableColumn) -> Iterator[Text]:
-    styles = strip.styles or [""] * len(strip.cells)
-    return (Text(cell, style=style) for cell, style in zip(strip.cells, styles, strict=True))
+def _texts(column: TableColumn) -> Iterator[Text]:
+    styles = column.styles or [""] * len(column.cells)
+    return (Text(cell, style=style) for cell, style in zip(column.cells, styles, strict=True))
 
 
-# One test in detail: its rounds, and with more verbosity what is not known of them and every flag.
-
-#: How a line on a flag looks.
+#: Style of a line about a flag.
 SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
 
-#: What is not known of an energy, by cause.
+#: Uncertainty of an energy, by cause.
 UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
 
 
 def round_details(record: Record, name: str, width: int, *, with_terms: bool) -> Iterator[Table | Text]:
-    """What ``-v`` shows of a test, and ``-vv`` if ``with_terms``; nothing of one without rounds."""
+    """Yield the rounds of a test for ``-v``; ``with_terms`` adds uncertainty and flags for ``-vv``."""
     if not record.rounds:
         return
     yield Text(f"{name}: {_procedure(record)}", style="bold")
     numbers = TableColumn("round", [str(number) for number in range(1, len(record.rounds) + 1)])
-    yield from split_into_tables(numbers, _strips(record.rounds), width)
+    yield from split_into_tables(numbers, _round_columns(record.rounds), width)
     if with_terms:
         yield from split_into_tables(
-            numbers, [_terms(term, record.rounds) for term in UNCERTAINTY_TERMS], width
+            numbers, [_term_column(term, record.rounds) for term in UNCERTAINTY_TERMS], width
         )
         yield from _uncertainty(record)
         yield from _flags(record)
 
 
-def _strips(rounds: Sequence[Round]) -> list[TableColumn]:
-    """Columns without those that no round has anything in."""
-    strips = [
+def _round_columns(rounds: Sequence[Round]) -> list[TableColumn]:
+    """Return the columns of which any round has a value."""
+    columns = [
         TableColumn("s", [f"{each.duration_s:.3g}" for each in rounds]),
-        TableColumn("J ± u", [_joules(each) for each in rounds]),
+        TableColumn("J ± u", [_energy(each) for each in rounds]),
         TableColumn("idle W", [_number(each.idle_power_w) for each in rounds]),
         TableColumn("token", [str(each.tokens.output) if each.tokens else "-" for each in rounds]),
         TableColumn("°C", [_number(each.temperature_start_c) for each in rounds]),
         TableColumn("other CPU s", [_number(each.other_cpu_s) for each in rounds]),
         TableColumn("flags", [",".join(flag.name for flag in each.flags) or "-" for each in rounds], False),
     ]
-    return [strip for strip in strips if set(strip.cells) != {"-"}]
+    return [column for column in columns if set(column.cells) != {"-"}]
 
 
-def _terms(name: str, rounds: Sequence[Round]) -> TableColumn:
+def _term_column(name: str, rounds: Sequence[Round]) -> TableColumn:
     terms = [each.terms for each in rounds]
     return TableColumn(f"{name.removesuffix('_j')} J", [_term(each, name) for each in terms])
 
@@ -170,12 +169,10 @@ def _term(terms: Terms | None, name: str) -> str:
     return "-" if terms is None else f"{getattr(terms, name):.2g}"
 
 
-def _joules(round_: Round) -> str:
-    return (
-        "-"
-        if round_.energy_j is None
-        else format_with_uncertainty(round_.energy_j, round_.energy_u_absolute_j)
-    )
+def _energy(round_: Round) -> str:
+    if round_.energy_j is None:
+        return "-"
+    return format_with_uncertainty(round_.energy_j, round_.energy_u_absolute_j)
 
 
 def _number(value: float | None) -> str:
@@ -183,14 +180,14 @@ def _number(value: float | None) -> str:
 
 
 def _procedure(record: Record) -> str:
-    """``6 rounds of 2 iterations after a warm-up of 3 (settled)``."""
+    """Return ``6 rounds of 2 iterations after a warm-up of 3 (settled)``."""
     rounds = _count(len(record.rounds), "round")
-    done = record.procedure
-    if done is None:
+    procedure = record.procedure
+    if procedure is None:
         return rounds
-    settled = {True: " (settled)", False: " (not settled)", None: ""}[done.settled]
-    each = _count(done.iterations, "iteration")
-    return f"{rounds} of {each} after a warm-up of {done.warmup_iterations}{settled}"
+    settled = {True: " (settled)", False: " (not settled)", None: ""}[procedure.settled]
+    each = _count(procedure.iterations, "iteration")
+    return f"{rounds} of {each} after a warm-up of {procedure.warmup_iterations}{settled}"
 
 
 def _count(number: int, what: str) -> str:
@@ -198,22 +195,21 @@ def _count(number: int, what: str) -> str:
 
 
 def _uncertainty(record: Record) -> Iterator[Text]:
-    """Where that of the mean comes from."""
+    """Yield where the uncertainty of the mean comes from."""
     metric = record.metrics.get("energy_j")
     if metric is None or metric.value is None or metric.uncertainty is None:
         return
-    told = [f"{metric.uncertainty:.2g} J between runs on these devices"]
+    parts = [f"{metric.uncertainty:.2g} J between runs on these devices"]
     if metric.spread is not None:
-        told.append(f"{metric.spread:.2g} J of it from the scatter of {_count(metric.n, 'round')}")
+        parts.append(f"{metric.spread:.2g} J of it from the scatter of {_count(metric.n, 'round')}")
     if metric.uncertainty_absolute is not None:
-        told.append(f"{metric.uncertainty_absolute:.2g} J with the accuracy of the source")
+        parts.append(f"{metric.uncertainty_absolute:.2g} J with the accuracy of the source")
     if record.procedure is not None and record.procedure.reached is not None:
-        told.append(f"reached {record.procedure.reached:.1%}, target {record.procedure.target:.1%}")
-    yield Text(f"u of an iteration: {', '.join(told)}")
+        parts.append(f"reached {record.procedure.reached:.1%}, target {record.procedure.target:.1%}")
+    yield Text(f"u of an iteration: {', '.join(parts)}")
 
 
 def _flags(record: Record) -> Iterator[Text]:
-    """Those of the test, then those of each round."""
     for flag in record.flags:
         yield _line(flag, flag.name)
     for number, round_ in enumerate(record.rounds, 1):
@@ -227,12 +223,10 @@ def _line(flag: Flag, where: str) -> Text:
     )
 
 
-# The table that a person reads, 80 columns wide if need be.
-
-#: Parameters that have a column of their own.
+#: Parameters that are shown in a column.
 PARAMS_WITH_COLUMN = frozenset({"backend"})
 
-#: A parameter with a longer text than this is shown as pytest names it.
+#: A longer text is replaced by the id that pytest gives the parameter.
 MAX_PARAM_LENGTH = 40
 
 
@@ -244,9 +238,9 @@ def render_summary(
     layout: Layout = DEFAULT_LAYOUT,
     verbosity: int = 0,
 ) -> str:
-    """Measured tests as a table, the others as lines with their reasons.
+    """Render measured tests as a table, and the others as lines with their reasons.
 
-    With a ``verbosity`` of 1 the rounds of each test follow, with 2 their flags and uncertainty terms too.
+    A ``verbosity`` of 1 adds the rounds of each test, and 2 their flags and uncertainty terms.
     """
     stream = io.StringIO()
     console = Console(
@@ -257,52 +251,49 @@ def render_summary(
         no_color=not color,
         highlight=False,
     )
-    named = unique_function_names(record.id for record in records)
+    names = unique_function_names(record.id for record in records)
     tabled = [record for record in records if has_values(record)]
-    groups, columns = layout.groups(tabled), layout.shown(tabled)
+    groups, chosen = layout.groups(tabled), layout.columns_of(tabled)
     for title, group in groups.items():
         if title:
             console.print(Text(shorten(title, MAX_NAME_LENGTH), style="bold"))
-        tests = TableColumn("test", [record_label(record, named) for record in group], is_number=False)
-        strips = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in columns]
-        for table in split_into_tables(tests, strips, width):
+        tests = TableColumn("test", [record_label(record, names) for record in group], is_number=False)
+        columns = [TableColumn(each.head, list(map(each.cell, group)), each.is_number) for each in chosen]
+        for table in split_into_tables(tests, columns, width):
             console.print(table)
     for record in [record for group in groups.values() for record in group] if verbosity > 0 else ():
-        for part in round_details(record, record_label(record, named), width, with_terms=verbosity > 1):
+        for part in round_details(record, record_label(record, names), width, with_terms=verbosity > 1):
             console.print(part)
     for record in records:
         for window in record.windows:
             name = f"{short_test_name(record.id)} · {one_line(window.name)}"
             console.print(Text(f"{name}: {format_window_energy(window, record)}"))
-    for line in [
-        *_without_result(records),
-        *_skipped(records),
-        *_notes([record for record in records if record.meters], named),
-    ]:
+    metered = [record for record in records if record.meters]
+    for line in [*_without_result(records), *_skipped(records), *map(Text, summary_notes(metered))]:
         console.print(line)
+    for severity, text in summary_flags(metered, names):
+        console.print(Text(text, style=SEVERITY_STYLES.get(severity, "")))
     return strip_trailing_space(stream.getvalue())
 
 
 def has_values(record: Record) -> bool:
-    """Whether there is anything to show of it in a table."""
+    """Whether the record has a row in the table."""
     return any(metric.value is not None for metric in record.metrics.values())
 
 
-def record_label(record: Record, named: Mapping[str, str]) -> str:
-    """Function, as ``named`` by id, and parameters, without what has a column of its own."""
-    test, ids = named[record.id], record.id.partition("[")[2]
+def record_label(record: Record, names: Mapping[str, str]) -> str:
+    """Return the name of a test by its id in ``names``, and the parameters that have no column."""
+    test, ids = names[record.id], record.id.partition("[")[2]
     if any(isinstance(value, str) and len(value) > MAX_PARAM_LENGTH for value in record.params.values()):
-        # Objects are known by the ids that the suite gives them.
         return shorten(one_line(f"{test} {ids.removesuffix(']')}"), MAX_NAME_LENGTH)
-    own = {name: value for name, value in record.params.items() if name not in PARAMS_WITH_COLUMN}
-    params = [f"{name}={value}" for name, value in own.items()]
+    params = [f"{name}={value}" for name, value in record.params.items() if name not in PARAMS_WITH_COLUMN]
     if len(record.ranks) > 1:
         params.append(f"ranks={len(record.ranks)}")
     return shorten(one_line(f"{test} {' '.join(params)}"), MAX_NAME_LENGTH)
 
 
 def format_window_energy(window: Window, record: Record) -> str:
-    """``12.50 ± 0.50 J in 1 s``, or why there are none."""
+    """Return ``12.50 ± 0.50 J in 1 s``, or why there is no energy."""
     if window.energy_j is None:
         return f"no joules: {window.reason}"
     label = " estimated" if record.kind == "estimated" else ""
@@ -311,7 +302,7 @@ def format_window_energy(window: Window, record: Record) -> str:
 
 
 def _without_result(records: Sequence[Record]) -> list[Text]:
-    """One line for each state and reason. Failures have been told by pytest already."""
+    """Return one line for each status and reason. Failures are reported by pytest itself."""
     alike: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.status in ("invalid", "crashed"):
@@ -324,47 +315,38 @@ def _without_result(records: Sequence[Record]) -> list[Text]:
 
 
 def _skipped(records: Sequence[Record]) -> list[Text]:
-    """One line a reason."""
     reasons = Counter(record.reason for record in records if record.status == "skipped")
     return [Text(one_line(f"skipped {count}: {reason}")) for reason, count in reasons.items()]
 
 
-def _notes(records: Sequence[Record], named: Mapping[str, str]) -> list[Text]:
-    flagged = [
-        Text(told, style=SEVERITY_STYLES.get(severity, ""))
-        for severity, told in summary_flags(records, named)
-    ]
-    return [*map(Text, summary_notes(records)), *flagged]
-
-
 def summary_notes(records: Sequence[Record]) -> list[str]:
-    """What holds for all figures."""
-    told: list[str] = []
+    """Return what holds for all values."""
+    lines: list[str] = []
     estimated = next((record for record in records if record.kind == "estimated"), None)
     if estimated is not None:
         meter = estimated.meters[0]
-        told.append(f"estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU.")
+        lines.append(f"estimated, not measured: {meter.source}; {meter.accuracy}. No memory, no GPU.")
     if records:
-        told.append("u: standard uncertainty (k=1), accuracy of the source included")
-    return told
+        lines.append("u: standard uncertainty (k=1), accuracy of the source included")
+    return lines
 
 
-def summary_flags(records: Sequence[Record], named: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Severity and a line for each flag that a reader must heed: the first test that has it, and how many."""
+def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return severity and text of each important flag: the first test that has it, and how many others."""
     first: dict[str, tuple[Record, Flag]] = {}
     count: Counter[str] = Counter()
     for record in records:
-        own = [*record.flags, *(flag for window in record.windows for flag in window.flags)]
-        for flag in {flag.name: flag for flag in reversed(own) if _heeded(flag)}.values():
+        flags = [*record.flags, *(flag for window in record.windows for flag in window.flags)]
+        for flag in {flag.name: flag for flag in reversed(flags) if _is_important(flag)}.values():
             first.setdefault(flag.name, (record, flag))
             count[flag.name] += 1
     lines: list[tuple[str, str]] = []
     for name, (record, flag) in first.items():
         more = f" and {count[name] - 1} more" if count[name] > 1 else ""
-        told = one_line(f"{name}: {record_label(record, named)}{more}: {flag.detail}")
-        lines.append((flag.severity, told))
+        text = one_line(f"{name}: {record_label(record, names)}{more}: {flag.detail}")
+        lines.append((flag.severity, text))
     return lines
 
 
-def _heeded(flag: Flag) -> bool:
+def _is_important(flag: Flag) -> bool:
     return flag.severity != "note" or flag.name == "unread-meter"

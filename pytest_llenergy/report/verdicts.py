@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons as a person reads them in a terminal, 80 columns wide if need be."""
+"""Comparisons in the terminal, and the formats of their values everywhere."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ VERDICT_STYLES: dict[Verdict, str] = {
     "improved": "green",
 }
 
-#: From so many rows on those that are unchanged are only counted.
+#: With more rows than this, unchanged tests are only counted.
 MAX_UNFILTERED_ROWS = 40
 
-#: Below the table.
-LEGEND = "finds: least change found 9 times in 10; noise: scatter of a side's rounds"
+LEGEND = "finds: smallest change found 9 times in 10; noise: scatter of a side's rounds"
 
-#: Lines for tests of one state, before the rest is only counted.
+#: Further tests with the same verdict are only counted.
 MAX_LINES_PER_VERDICT = 10
 
 
 def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: bool) -> str:
-    """Tests that were judged as a table, worst first; a line for each of the others; then how many."""
+    """Render comparisons as a table, most urgent first, then a line for each other test, then counts."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
-    judged = [each for each in sort_by_verdict(comparisons) if each.rule_applied]
-    shown = judged
-    if len(judged) > MAX_UNFILTERED_ROWS:
-        shown = [each for each in judged if each.verdict != "unchanged"]
+    compared = [each for each in sort_by_verdict(comparisons) if each.rule_applied]
+    shown = compared
+    if len(compared) > MAX_UNFILTERED_ROWS:
+        shown = [each for each in compared if each.verdict != "unchanged"]
     if shown:
-        for table in tables_with_whole_names(_tests(shown), _strips(shown), width):
+        for table in tables_with_whole_names(_names(shown), _columns(shown), width):
             console.print(table)
     for state in VERDICTS:
         found = [each for each in comparisons if each.verdict == state and state != "unchanged"]
@@ -58,33 +57,36 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
         for each in found[:MAX_LINES_PER_VERDICT]:
             console.print(
                 Text(
-                    f"{state}: {short_test_name(each.id)}: {_told(each)}", style=VERDICT_STYLES.get(state, "")
+                    f"{state}: {short_test_name(each.id)}: {_reason(each)}",
+                    style=VERDICT_STYLES.get(state, ""),
                 )
             )
         if len(found) > MAX_LINES_PER_VERDICT:
             console.print(f"{state}: {len(found) - MAX_LINES_PER_VERDICT} more", markup=False)
-    console.print(count_verdicts(comparisons), markup=False)
-    if judged:
+    console.print(summarize_verdicts(comparisons), markup=False)
+    if compared:
         console.print(LEGEND, markup=False)
     return strip_trailing_space(stream.getvalue())
 
 
 def sort_by_verdict(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The worst first; within a state in the order given."""
+    """Sort by urgency, and within a verdict keep the given order."""
     return sorted(comparisons, key=lambda each: VERDICTS.index(each.verdict))
 
 
 def count_verdicts(comparisons: Sequence[Comparison]) -> str:
-    """``1 regressed, 46 unchanged; noise 0.6% median, 3.4% at most``."""
+    """Return ``1 regressed, 46 unchanged``."""
     counts = Counter(each.verdict for each in comparisons)
-    told = (
-        ", ".join(f"{counts[state]} {state}" for state in VERDICTS if counts[state]) or "nothing to compare"
-    )
-    return "; ".join(filter(None, (told, describe_noise(comparisons))))
+    return ", ".join(f"{counts[each]} {each}" for each in VERDICTS if counts[each]) or "nothing to compare"
+
+
+def summarize_verdicts(comparisons: Sequence[Comparison]) -> str:
+    """Return ``1 regressed, 46 unchanged; noise 0.6% median, 3.4% at most``."""
+    return "; ".join(filter(None, (count_verdicts(comparisons), describe_noise(comparisons))))
 
 
 def describe_noise(comparisons: Sequence[Comparison]) -> str:
-    """How much the rounds of a side scatter; empty where nothing was judged."""
+    """Return the scatter of the rounds of a side, or an empty string if nothing was compared."""
     noises = [each.noise for each in comparisons if each.noise is not None]
     if not noises:
         return ""
@@ -92,28 +94,28 @@ def describe_noise(comparisons: Sequence[Comparison]) -> str:
 
 
 def format_change(comparison: Comparison) -> str:
-    """``+4.6%``."""
+    """Return ``+4.6%``, or ``-``."""
     return "-" if comparison.ratio is None else f"{comparison.ratio - 1:+.1%}"
 
 
 def format_interval(comparison: Comparison) -> str:
-    """``+3.1% … +6.0%``: where the change lies."""
+    """Return the limits of the change, ``+3.1% … +6.0%``, or ``-``."""
     if comparison.low is None or comparison.high is None:
         return "-"
     return f"{comparison.low - 1:+.1%} … {comparison.high - 1:+.1%}"
 
 
 def format_value(number: float | None, unit: str = "") -> str:
-    """Four digits of it, with its unit."""
+    """Return four significant digits and the unit, or ``-``."""
     return "-" if number is None else f"{number:.4g}{f' {unit}' if unit else ''}"
 
 
-def _tests(comparisons: Sequence[Comparison]) -> TableColumn:
+def _names(comparisons: Sequence[Comparison]) -> TableColumn:
     named = unique_function_names(each.id for each in comparisons)
     return TableColumn("test", [_test(each.id, named[each.id]) for each in comparisons], is_number=False)
 
 
-def _strips(comparisons: Sequence[Comparison]) -> list[TableColumn]:
+def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
     verdicts, styles = (
         [each.verdict for each in comparisons],
         [VERDICT_STYLES.get(each.verdict, "") for each in comparisons],
@@ -134,6 +136,6 @@ def _test(name: str, function: str) -> str:
     return shorten(one_line(f"{function}{bracket}{params}"), MAX_NAME_LENGTH)
 
 
-def _told(comparison: Comparison) -> str:
-    told = [] if comparison.verdict in ("regressed", "improved") else [comparison.reason]
-    return one_line("; ".join([*told, *comparison.notes]))
+def _reason(comparison: Comparison) -> str:
+    reasons = [] if comparison.verdict in ("regressed", "improved") else [comparison.reason]
+    return one_line("; ".join([*reasons, *comparison.notes]))

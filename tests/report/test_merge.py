@@ -86,8 +86,7 @@ def test_a_record_that_is_twice_the_same_is_kept_once(
 def test_a_test_with_other_figures_is_refused() -> None:
     other = msgspec.structs.replace(shard("b"), records=[record_of("t.py::a", scaled(1.1))])
     assert refusal(shard("a", "t.py::a"), other) == (
-        "t.py::a is in 0.json and, with other figures, in 1.json (attempt 1): which of them counts would be "
-        "chance; leave one out"
+        "t.py::a is in 0.json and, with other values, in 1.json (attempt 1); leave one of them out"
     )
 
 
@@ -99,8 +98,8 @@ def test_reruns_of_a_test_stay_apart() -> None:
 def test_another_commit_is_refused() -> None:
     source = msgspec.structs.replace(REPORT.source, commit="def")
     assert refusal(shard("a", "t.py::a"), shard("b", "t.py::b", source=source)) == (
-        "0.json is of commit abc, 1.json of def: a report is of one commit; llenergy compare holds two "
-        "against each other"
+        "0.json has commit abc, 1.json has def, and a report has one commit; compare them with llenergy "
+        "compare"
     )
 
 
@@ -123,14 +122,14 @@ def elsewhere(**host: Any) -> Any:
 def test_other_hardware_is_refused_with_what_differs() -> None:
     other = shard("b", "t.py::b", environment=elsewhere(logical_cpus=8))
     assert refusal(shard("a", "t.py::a"), other) == (
-        "0.json and 1.json are of different hardware (cores: 64 -> 8): a report is of one kind of machine; "
-        "merge them apart"
+        "0.json and 1.json ran on different hardware (cores: 64 -> 8), and a report has one kind; merge them "
+        "separately"
     )
 
 
 def test_a_part_of_unknown_hardware_is_refused() -> None:
     assert refusal(shard("a", "t.py::a"), shard("b", "t.py::b", environment=None)) == (
-        "1.json does not say what it ran on; merge it apart"
+        "1.json does not name its machine; merge it separately"
     )
 
 
