@@ -72,7 +72,7 @@ def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pyte
             "@pytest.mark.gpus: got an unexpected keyword argument 'nmber' (it takes: n, name, ",
         ),
         ("gpus(0)", "@pytest.mark.gpus: n is 0, needs a whole number, 1 or more"),
-        ("gpus(1, fallback='cuda')", "fallback is 'cuda', knows only \"cpu\""),
+        ("gpus(1, fallback='cuda')", "fallback is 'cuda', must be \"cpu\""),
         ("gpus(1, name='')", "name is '', needs a part of the product name, such as \"H200\""),
         (
             "gpus(1, memory='40')",

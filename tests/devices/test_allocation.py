@@ -79,7 +79,7 @@ def test_a_selection_overrides_the_environment(
 
 def test_a_selection_by_uuid(uuids: list[str]) -> None:
     assert select_devices(GpuRequest(1), uuids[2], {VISIBLE_DEVICES: "0"}).indices == (2,)
-    with pytest.raises(DeviceError, match="'GPU-f00d' names no single GPU"):
+    with pytest.raises(DeviceError, match="'GPU-f00d' does not match exactly one GPU"):
         select_devices(GpuRequest(1), "GPU-f00d", {})
 
 
@@ -103,7 +103,7 @@ def test_an_element_that_cuts_the_list_short_is_named(uuids: list[str]) -> None:
         select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: f"{uuids[1]},GPU-f00d,{uuids[2]}"})
     assert str(caught.value) == (
         f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES='{uuids[1]},GPU-f00d,{uuids[2]}': "
-        "'GPU-f00d' names none that the driver shows; --energy-gpus=all overrides it on purpose)"
+        "'GPU-f00d' matches no device that the driver shows; --energy-gpus=all overrides it on purpose)"
     )
 
 
@@ -194,7 +194,7 @@ def test_boards_that_are_divided_are_not_leased_whole(parted: World) -> None:
         select_devices(GpuRequest(2), environment={})
     assert str(caught.value) == (
         "gpus(2): only 1 of 3 GPUs may be used here (2 divided by MIG; name instances with "
-        "--energy-gpus=MIG-a,MIG-b,MIG-c, or ask for them with gpus(mig=...))"
+        "--energy-gpus=MIG-a,MIG-b,MIG-c, or request them with gpus(mig=...))"
     )
 
 

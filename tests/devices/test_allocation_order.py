@@ -129,7 +129,7 @@ def test_a_shortage_says_too_what_the_environment_leaves_out(host: Host) -> None
     value = f"{a},GPU-f00d"
     assert refusal(GpuRequest(1, name="H100"), visible=value) == (
         f"gpus(1, name='H100'): only 0 of 1 GPUs fit (others: NVIDIA L4; CUDA_VISIBLE_DEVICES={value!r}: "
-        "'GPU-f00d' names none that the driver shows; --energy-gpus=all overrides it on purpose)"
+        "'GPU-f00d' matches no device that the driver shows; --energy-gpus=all overrides it on purpose)"
     )
 
 

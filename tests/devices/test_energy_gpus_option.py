@@ -53,14 +53,18 @@ def test_instances_one_a_rank(selection: str, expected: tuple[str, ...]) -> None
 def test_an_element_that_fits_no_board_is_named(element: str) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection(f"0,{element}", WHOLE)
-    assert str(caught.value) == f"--energy-gpus: {element!r} names no single GPU; present: {A}, {B}, {C}"
+    assert (
+        str(caught.value)
+        == f"--energy-gpus: {element!r} does not match exactly one GPU; present: {A}, {B}, {C}"
+    )
 
 
 def test_an_element_that_fits_several_instances_is_named_with_all_there_are() -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection("MIG-7", DIVIDED)
     assert str(caught.value) == (
-        f"--energy-gpus: 'MIG-7' names no single GPU; present: {A}, {B}, {C}, {FIRST} (1g.10gb), {SECOND}"
+        f"--energy-gpus: 'MIG-7' does not match exactly one GPU; present: {A}, {B}, {C}, {FIRST} "
+        f"(1g.10gb), {SECOND}"
     )
 
 
@@ -69,18 +73,20 @@ def test_a_board_that_is_divided_is_not_used_whole(element: str) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection(element, DIVIDED)
     assert str(caught.value) == (
-        f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name of it: "
+        f"--energy-gpus: {element!r} is divided by MIG and cannot be used whole; name an instance: "
         f"{FIRST} (1g.10gb), {SECOND}"
     )
 
 
 def test_a_number_of_any_length_names_none() -> None:
-    with pytest.raises(DeviceError, match=r"'9{5000}' names no single GPU; present: "):
+    with pytest.raises(DeviceError, match=r"'9{5000}' does not match exactly one GPU; present: "):
         parse_selection("9" * 5000, DIVIDED)
 
 
 def test_a_host_without_boards() -> None:
-    with pytest.raises(DeviceError, match=r"'0' names no single GPU; present: none \(NVML shows none\)$"):
+    with pytest.raises(
+        DeviceError, match=r"'0' does not match exactly one GPU; present: none \(NVML shows none\)$"
+    ):
         parse_selection("0", Inventory())
 
 
@@ -91,6 +97,4 @@ def test_a_host_without_boards() -> None:
 def test_a_repeat_is_named(selection: str, element: str, uuid: str) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection(selection, DIVIDED)
-    assert str(caught.value) == (
-        f"--energy-gpus: {element!r} is {uuid}, which is named before; name each once"
-    )
+    assert str(caught.value) == (f"--energy-gpus: {element!r} is {uuid}, which is already in the list")

@@ -175,8 +175,8 @@ class TestV3Names:
     @pytest.mark.parametrize(
         ("value", "told"),
         [
-            (f"{A},GPU-f00d", "'GPU-f00d' names none that the driver shows"),
-            (f"{C},GPU-a", "'GPU-a' is the beginning of more than one"),
+            (f"{A},GPU-f00d", "'GPU-f00d' matches no device that the driver shows"),
+            (f"{C},GPU-a", "'GPU-a' matches more than one device"),
             (f"{A},1", "'1' does not begin with GPU- as the first does"),
             ("0,9,1", "'9' is out of range: the driver shows 3, counted from 0"),
         ],
@@ -190,14 +190,15 @@ class TestV3Names:
     def test_a_device_named_twice_leaves_none_as_in_cuda(self, run: Run) -> None:
         result = run(BOTH, CUDA_VISIBLE_DEVICES="0,0")
         result.assert_outcomes(skipped=1)
-        assert "which allows no GPU ('0' names what is named before it, and CUDA then shows none)" in (
-            result.stdout.str()
-        )
+        assert "which allows no GPU ('0' repeats a device, so CUDA shows none)" in (result.stdout.str())
 
     def test_on_purpose_nothing_is_cut_short(self, run: Run) -> None:
         result = run(BOTH, "--energy-gpus=0,9")
         result.assert_outcomes(errors=1)
-        assert f"--energy-gpus: '9' names no single GPU; present: {A}, {B}, {C}" in result.stdout.str()
+        assert (
+            f"--energy-gpus: '9' does not match exactly one GPU; present: {A}, {B}, {C}"
+            in result.stdout.str()
+        )
 
 
 class TestDeadBoard:
@@ -247,7 +248,8 @@ class TestV4Order:
         result = run(ONE, CUDA_VISIBLE_DEVICES="0")
         result.assert_outcomes(skipped=1)
         assert (
-            "CUDA_VISIBLE_DEVICES='0' counts the fastest GPU first, which NVML cannot tell of different "
+            "CUDA_VISIBLE_DEVICES='0' counts the fastest GPU first, an order that NVML does not know for "
+            "different "
             f"models: NVIDIA L4 {A}, NVIDIA H100 {B}, NVIDIA H100 {C}; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
             "or list UUIDs"
         ) in result.stdout.str()
@@ -300,12 +302,13 @@ class TestV7Mig:
         result.assert_outcomes(skipped=1)
         assert (
             "gpus(3): only 2 of 3 GPUs may be used here (1 divided by MIG; name instances with "
-            "--energy-gpus=MIG-a,MIG-b, or ask for them with gpus(mig=...))"
+            "--energy-gpus=MIG-a,MIG-b, or request them with gpus(mig=...))"
         ) in result.stdout.str()
         named = run(BOTH, f"--energy-gpus={B}")
         named.assert_outcomes(errors=1)
         assert (
-            f"--energy-gpus: '{B}' is divided by MIG and cannot be used whole; name of it: MIG-a (1g.10gb), "
+            f"--energy-gpus: '{B}' is divided by MIG and cannot be used whole; name an instance: MIG-a "
+            "(1g.10gb), "
             "MIG-b (1g.10gb)"
         ) in named.stdout.str()
 

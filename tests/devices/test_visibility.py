@@ -218,16 +218,16 @@ def test_drivers_before_470_have_no_other_name_for_an_instance() -> None:
         ("3,1", None),
         ("4", "'4' is out of range: the driver shows 4, counted from 0"),
         ("0,9,1", "'9' is out of range: the driver shows 4, counted from 0"),
-        ("all", "'all' neither is a number nor begins with GPU- or MIG-"),
-        (" GPU-b", "' GPU-b' neither is a number nor begins with GPU- or MIG-"),
-        ("1,GPU-b", "'GPU-b' is no number as the first is"),
+        ("all", "'all' is not a number and does not begin with GPU- or MIG-"),
+        (" GPU-b", "' GPU-b' is not a number and does not begin with GPU- or MIG-"),
+        ("1,GPU-b", "'GPU-b' is not a number as the first is"),
         ("GPU-b,1", "'1' does not begin with GPU- as the first does"),
         ("GPU-b,", None),
-        ("GPU-f00d", "'GPU-f00d' names none that the driver shows"),
-        ("GPU-b,GPU-a,GPU-c", "'GPU-a' is the beginning of more than one"),
-        ("0,1,0x", "'0x' names what is named before it, and CUDA then shows none"),
-        ("GPU-b,GPU-b7", "'GPU-b7' names what is named before it, and CUDA then shows none"),
-        ("MIG-gone", "'MIG-gone' names none that the driver shows"),
+        ("GPU-f00d", "'GPU-f00d' matches no device that the driver shows"),
+        ("GPU-b,GPU-a,GPU-c", "'GPU-a' matches more than one device"),
+        ("0,1,0x", "'0x' repeats a device, so CUDA shows none"),
+        ("GPU-b,GPU-b7", "'GPU-b7' repeats a device, so CUDA shows none"),
+        ("MIG-gone", "'MIG-gone' matches no device that the driver shows"),
         (f"{FIRST},", None),
     ],
 )
@@ -250,7 +250,8 @@ def test_numbers_among_different_models_are_not_guessed(value: str, order: str |
     with pytest.raises(DeviceError) as caught:
         parse_visible_devices(environment(value, order), MIXED)
     assert str(caught.value) == (
-        f"CUDA_VISIBLE_DEVICES={value!r} counts the fastest GPU first, which NVML cannot tell of different "
+        f"CUDA_VISIBLE_DEVICES={value!r} counts the fastest GPU first, an order that NVML does not know "
+        "for different "
         f"models: L4 {A}, H100 {B}, H100 {C}, L4 {D}; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs"
     )
 

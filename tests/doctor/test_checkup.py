@@ -145,7 +145,8 @@ def test_the_allotment_is_told_with_what_it_resolves_to(
 def test_an_element_that_fits_nothing_is_a_fault_and_named(visit: Visit) -> None:
     _, text = visit(Board(uuid="GPU-a"), CUDA_VISIBLE_DEVICES="GPU-x")
     assert (
-        "wrong    CUDA_VISIBLE_DEVICES='GPU-x': 'GPU-x' names none that the driver shows; llenergy doctor "
+        "wrong    CUDA_VISIBLE_DEVICES='GPU-x': 'GPU-x' matches no device that the driver shows; "
+        "llenergy doctor "
         "lists the UUIDs\n"
     ) in text
 

@@ -274,7 +274,7 @@ class TestPlainScripts:
             ("", ""),
             ("-1", ""),
             ("7", " ('7' is out of range: the driver shows 1, counted from 0)"),
-            ("MIG-gone", " ('MIG-gone' names none that the driver shows)"),
+            ("MIG-gone", " ('MIG-gone' matches no device that the driver shows)"),
         ],
     )
     def test_boards_that_the_environment_hides_are_not_replaced_by_the_cpu(
