@@ -38,7 +38,9 @@ def backends_page(specs: Sequence[BackendSpec]) -> str:
         parts.append([f"## {title}", "", *table(head, cells)])
     parts.append(["## Reasons"])
     for backend, row in rows.items():
-        parts.append(list(lines_of(f"**{backend}**", list(_reasons(row.values())))))
+        reasons = list(_reasons(row.values()))
+        if reasons:
+            parts.append(list(lines_of(f"**{backend}**", reasons)))
     return page("# Capabilities of backends", INTRODUCTION, *parts)
 
 
@@ -51,6 +53,3 @@ def _reasons(row: Iterable[Fact]) -> Iterator[str]:
     for fact in row:
         if fact.reason:
             yield f"- {fact.title} is `{fact.value}`: {fact.reason}"
-    untested = [fact.title for fact in row if fact.source != "tested"]
-    if untested:
-        yield f"- Not tested here: {', '.join(untested)}"

@@ -21,7 +21,6 @@ from pytest_llenergy.backends.tasks import (
     ServeParams,
 )
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.measure.metrics import FIGURES
 from pytest_llenergy.meters import Measuring, Window, measure
 
 from .text import code, lines_of, page, parameters, prose, table, typed
@@ -78,13 +77,12 @@ examples; `pytest --fixtures` lists the fixtures. `Round`, `Metric`, `DomainEner
 report](schema.md)."""
 
 METRICS = """\
-Every metric is an attribute of a run; one without a value fails the test with the reason.
-[What they mean](../numbers.md#metrics)."""
+Every [metric](../numbers.md#metrics) is an attribute of a run; one without a value fails the test with the
+reason."""
 
 
 def fixtures_page() -> str:
     """Return the whole page."""
-    units = [[code(name), figure.unit] for name, figure in FIGURES.items()]
     return page(
         "# Fixtures",
         INTRODUCTION,
@@ -99,7 +97,6 @@ def fixtures_page() -> str:
         *(list(_parameters(each)) for each in PARAMETERS),
         "## Metrics",
         METRICS,
-        table(["metric", "unit"], units),
     )
 
 
