@@ -4,8 +4,7 @@
 cloudpickle does the work. This module decides which of the user's modules are pickled by value, that is, with
 the code of their functions and classes:
 
-- the module of the called function,
-- test files and ``conftest.py``, which only pytest imports as it does (``--import-mode``, rewritten asserts),
+- the modules of the called function, and of functions and classes among its arguments,
 - any other module of the user that a rank could not import, such as a helper beside a test file under
   ``--import-mode=importlib``.
 
@@ -20,11 +19,11 @@ import io
 import pickle
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -51,10 +50,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file)
         self._registered: list[ModuleType] = []
 
-    def dump_and_unregister(self, value: Any, module: ModuleType | None = None) -> None:
-        """Pickle a value, and ``module`` by value with it. Registrations by the user stay."""
+    def dump_and_unregister(self, value: Any, modules: Iterable[ModuleType | None] = ()) -> None:
+        """Pickle a value, with definitions of ``modules`` by value. Registrations by the user stay."""
         try:
-            self._register(module)
+            for module in modules:
+                self._register(module)
             self.dump(value)
         finally:
             for registered in self._registered:
@@ -100,11 +100,10 @@ class _ResultUnpickler(pickle.Unpickler):
 
 def dump_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Pickle a function, or the name of one, with its arguments. Raises whatever these raise."""
-    called = function
-    while isinstance(called, functools.partial):
-        called = called.func
-    called = inspect.unwrap(called) if callable(called) else called
-    return _dump((function, args, kwargs), _defining_module(called))
+    arguments = [_unwrap(each) for each in (*args, *kwargs.values())]
+    definitions = [each for each in arguments if isinstance(each, (type, FunctionType, MethodType))]
+    modules = [_defining_module(each) for each in (_unwrap(function), *definitions)]
+    return _dump((function, args, kwargs), modules)
 
 
 def load_call(data: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -123,10 +122,18 @@ def load_result(data: bytes) -> Any:
     return _ResultUnpickler(io.BytesIO(data)).load()
 
 
-def _dump(value: Any, module: ModuleType | None = None) -> bytes:
+def _dump(value: Any, modules: Iterable[ModuleType | None] = ()) -> bytes:
     with io.BytesIO() as file:
-        _Pickler(file).dump_and_unregister(value, module)
+        _Pickler(file).dump_and_unregister(value, modules)
         return file.getvalue()
+
+
+def _unwrap(function: Any) -> Any:
+    """Return the function inside ``functools.partial`` and decorators; other objects as they are."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_function = isinstance(function, (FunctionType, CachedFunction))
+    return inspect.unwrap(function) if is_function else function
 
 
 def _cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
@@ -165,11 +172,8 @@ def _is_users_own(module: ModuleType) -> bool:
 
 
 def _needs_value(module: ModuleType | None) -> bool:
-    """Return whether a module is the user's own and pytest alone has imported it, or alone could."""
-    if module is None or not _is_users_own(module):
-        return False
-    by_pytest = type(getattr(module, "__loader__", None)).__module__.startswith("_pytest")
-    return by_pytest or not _can_be_imported(module)
+    """Return whether a module is the user's own and ranks cannot import it."""
+    return module is not None and _is_users_own(module) and not _can_be_imported(module)
 
 
 @functools.cache
