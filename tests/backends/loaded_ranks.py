@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends in real ranks."""
+"""Backends in real ranks, which are kept warm for the models of later tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.model.record import Parallel
 from pytest_llenergy.model.timeline import RoundTimeline
-from pytest_llenergy.workers.plan import plan_processes
+from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load, RankPool
 from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 TINY = "random:llama-tiny"
-#: Three, eleven and one token of the random models, which have one a byte and add none.
+#: Three, eleven and one token of the random models, whose tokens are bytes.
 PROMPTS = ["abc", "hello world", "x"]
 
-#: Two tokens of SmolLM2, 28120 and 905, and six, one a word.
+#: Two tokens of SmolLM2, 28120 and 905, and six, one per word.
 SMOLLM_PROMPTS = ["hello world", "The capital of France is a"]
 #: Its 21 tokens ask for an answer that is short.
 SMOLLM_CHAT = (
@@ -36,11 +36,28 @@ SMOLLM_CHAT = (
 TIMEOUT_S = 300.0
 
 
-class LoadedRanks:
-    """Ranks that have loaded a model, each with one thread; they end with the ``with`` block or ``close``.
+#: Ranks without a user, by backend and plan; the latest last. Starting them and importing torch takes longer
+#: than most tests.
+IDLE: list[tuple[str, ProcessPlan, RankPool]] = []
+MAX_IDLE = 2
 
-    They are on the CPU; those of a backend that does not run there are on boards that only the plan knows.
-    ``model`` is a name as ``resolve`` takes it.
+
+def close_idle_ranks() -> None:
+    """Close the ranks that no test uses."""
+    while IDLE:
+        IDLE.pop()[2].close()
+
+
+class LoadedRanks:
+    """Ranks that have loaded a model, each with one thread. After the ``with`` block they are idle.
+
+    They run on the CPU. Those of a backend that needs GPUs have GPUs that only the plan knows.
+
+    Args:
+        spec: The backend.
+        model: Name of the model, as ``resolve_model`` takes it.
+        degrees: Parallel degrees.
+        options: Load options.
     """
 
     def __init__(
@@ -56,13 +73,11 @@ class LoadedRanks:
         self.plan = plan_processes(
             spec.capabilities, self.degrees, Lease(devices=devices), usable_cpus(), 1, spec.python
         )
-        # The same ranks take another load.
-        self.pool = RankPool(TIMEOUT_S, isolation="run")
+        self.pool = self._take_idle_pool() or RankPool(TIMEOUT_S, isolation="run")
         try:
             self.load(**options)
         except BaseException:
-            # Nobody could close it yet.
-            self.close()
+            self._release()
             raise
 
     def load(self, **options: Any) -> None:
@@ -71,25 +86,40 @@ class LoadedRanks:
         self.group, self.info = self.pool.get_loaded(self.plan, load)
 
     def prepare(self, inputs: Sequence[str], params: Params) -> RankWorkload:
-        """A batch that can be run as often as it takes."""
+        """Prepare a batch that can run any number of times."""
         return task_workload(self.group, inputs, params, TIMEOUT_S)
 
     def generate(self, prompts: Sequence[str], **params: Any) -> tuple[Generation, RoundTimeline]:
-        """One round: eight tokens a prompt, whatever ends a sequence, unless told otherwise."""
-        told = GenerationParams.parse({"max_new_tokens": 8, "ignore_eos": True, **params})
-        workload = self.prepare(prompts, told)
+        """Run one round: by default eight tokens per prompt, ends of sequence ignored."""
+        parsed = GenerationParams.parse({"max_new_tokens": 8, "ignore_eos": True, **params})
+        workload = self.prepare(prompts, parsed)
         timeline = workload.run_round()
         return Generation.merge(workload.results()), timeline
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What a function returns in each rank."""
+        """Return what a function returns in each rank."""
         workload = call_workload(self.group, function, args, {}, TIMEOUT_S)
         workload.run_round()
         return workload.results()
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the ranks, such as those that a test has altered."""
         self.pool.close()
+
+    def _take_idle_pool(self) -> RankPool | None:
+        for entry in IDLE:
+            if entry[:2] == (self.spec.name, self.plan):
+                IDLE.remove(entry)
+                return entry[2]
+        return None
+
+    def _release(self) -> None:
+        if self.pool.devices:
+            IDLE.append((self.spec.name, self.plan, self.pool))
+            if len(IDLE) > MAX_IDLE:
+                IDLE.pop(0)[2].close()
+        else:
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +127,7 @@ class LoadedRanks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._release()
 
 
 def counts(made: Result) -> list[tuple[int, int]]:

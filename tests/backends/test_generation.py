@@ -117,6 +117,7 @@ class TestTransformers:
         assert tiny.info.options["attn_implementation"] == "sdpa"
         assert tiny.info.load_s is not None
 
+    @pytest.mark.slow
     def test_an_unknown_dtype_is_refused(self) -> None:
         with pytest.raises(
             BackendError, match=r"dtype is 'float33', needs one of auto, float32, bfloat16, float16"

@@ -120,6 +120,7 @@ class TestTokens:
         )
         assert once == again != other
 
+    @pytest.mark.slow
     def test_two_ranks_split_the_batch(self, smollm: LoadedRanks) -> None:
         prompts = [*SMOLLM_PROMPTS, "x"]
         with LoadedRanks(SPEC, model=None, degrees=Parallel(data=2)) as pair:

@@ -142,6 +142,7 @@ class TestTokens:
         )
         assert once == again != other
 
+    @pytest.mark.slow
     def test_two_ranks_split_the_batch(self, tiny: LoadedRanks) -> None:
         with LoadedRanks(SPEC, degrees=Parallel(data=2)) as pair:
             both, timeline = pair.generate(PROMPTS)
@@ -171,6 +172,7 @@ class TestModels:
         told = {"precision": "fp32", "threads": 1, "device": "CPU", "padding_token": 0}
         assert told.items() <= tiny.info.options.items()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["int8", "int4"])
     def test_quantised_precisions_are_separate_models(self, tiny: LoadedRanks, precision: str) -> None:
         with LoadedRanks(SPEC, precision=precision) as small:

@@ -91,6 +91,7 @@ def test_prefix_caching_despite_being_off_is_detected(name: str, monkeypatch: py
             made.generate(["abc"], max_new_tokens=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_a_refused_option_gives_a_one_line_error(name: str) -> None:
     with pytest.raises(BackendError) as told:
@@ -98,6 +99,7 @@ def test_a_refused_option_gives_a_one_line_error(name: str) -> None:
     assert str(told.value) == f"{name} refuses to load random:llama-tiny: unknown dtype float3"
 
 
+@pytest.mark.slow
 def test_sglang_creates_its_replicas_and_the_plugin_those_of_tensorrt_llm() -> None:
     degrees = Parallel(data=2, tensor=2)
     with LoadedRanks(sglang.SPEC, degrees=degrees) as theirs:
@@ -107,6 +109,7 @@ def test_sglang_creates_its_replicas_and_the_plugin_those_of_tensorrt_llm() -> N
         assert [rank.device for rank in ours.group.ranks] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_workers_of_a_replaced_model_exit(name: str) -> None:
     with LoadedRanks(SPECS[name], degrees=Parallel(pipeline=2)) as made:
@@ -118,6 +121,7 @@ def test_workers_of_a_replaced_model_exit(name: str) -> None:
         assert not any(psutil.pid_exists(pid) for pid in before.workers)
 
 
+@pytest.mark.slow
 def test_sglang_samples_by_seed_with_deterministic_inference() -> None:
     with LoadedRanks(sglang.SPEC, enable_deterministic_inference=True) as made:
         once, again, other = (

@@ -107,6 +107,7 @@ def test_drafting_options_are_recorded(same: LoadedRanks) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     message = (
         "transformers: assistant other has a vocabulary of 100 tokens and the model one of 259; name a model "
@@ -117,6 +118,7 @@ def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None
         LoadedRanks(assistant=other, dtype="float32")
 
 
+@pytest.mark.slow
 def test_a_missing_assistant_gives_a_one_line_error() -> None:
     message = r"model '\./nowhere': no such file or directory, and not a hub id"
     with pytest.raises(ModelError, match=message):

@@ -67,6 +67,7 @@ def test_tokens_match_a_static_batch(static: LoadedRanks, continuous: LoadedRank
     assert counts(generation) == [(3, 8), (11, 8), (1, 8)]
 
 
+@pytest.mark.slow
 def test_eager_attention_gives_the_same_tokens(static: LoadedRanks) -> None:
     expected, _ = static.generate(PROMPTS)
     with LoadedRanks(batching="continuous", attn_implementation="eager", dtype="float32") as eager:
@@ -112,6 +113,7 @@ def test_all_requests_run_at_once(continuous: LoadedRanks) -> None:
     assert first < min(request.token_ns[-1] for request in timeline.requests)
 
 
+@pytest.mark.slow
 def test_with_one_block_requests_wait_for_each_other(static: LoadedRanks) -> None:
     expected, _ = static.generate(PROMPTS)
     with LoadedRanks(batching="continuous", num_blocks=1, max_batch_tokens=5, dtype="float32") as ranks:
@@ -151,6 +153,7 @@ def test_no_thread_is_left_after_a_round(continuous: LoadedRanks) -> None:
     assert [name for name in names if "generation" in name] == []
 
 
+@pytest.mark.slow
 def test_a_request_larger_than_the_cache_is_refused() -> None:
     message = "transformers: num_blocks is 1, but the longest request needs 2 blocks of 256 tokens"
     with (
@@ -160,6 +163,7 @@ def test_a_request_larger_than_the_cache_is_refused() -> None:
         ranks.generate(["abc"], max_new_tokens=300)
 
 
+@pytest.mark.slow
 def test_the_record_holds_the_batching_options(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
