@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy of generating text: engines side by side on one model.
+"""Energy of generating text: backends side by side on one model.
 
-Every test runs once for each backend that is available here. ``ignore_eos`` keeps the number of tokens,
-and so the work, the same in every run. GPUs are used where there are any; elsewhere the CPU, which the
-records say.
+Every test runs once per available backend. ``ignore_eos`` keeps the number of tokens, and so the work, equal
+in every run. Tests run on GPUs if there are any, else on the CPU; the records say which.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ DECODE_TOKENS = 12
 
 @pytest.mark.parametrize("words", [16, 128])
 def test_prefill(energy: Energy, backend: BackendHandle, prompts: Prompts, words: int) -> None:
-    """A prompt of so many words and one token: nearly all of it is prefill."""
+    """Almost pure prefill: a prompt of ``words`` words, and one output token."""
     text = " ".join(islice(cycle(" ".join(prompts).split()), words))
     run = energy(backend.generate, [text], max_new_tokens=1, ignore_eos=True)
     assert run.result.output_tokens == 1
@@ -30,7 +29,7 @@ def test_prefill(energy: Energy, backend: BackendHandle, prompts: Prompts, words
 
 @pytest.mark.parametrize("batch_size", [1, 4, 32])
 def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts, batch_size: int) -> None:
-    """Short prompts of two lengths in one batch: most of it is decode."""
+    """Mostly decode: short prompts of two lengths in one batch."""
     batch = list(islice(cycle(sorted(prompts, key=len)[:2]), batch_size))
     run = energy(backend.generate, batch, max_new_tokens=DECODE_TOKENS, ignore_eos=True)
     assert run.result.output_tokens == batch_size * DECODE_TOKENS
@@ -39,7 +38,7 @@ def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts, batch_
 @pytest.mark.gpus(2, fallback="cpu")
 @pytest.mark.parallel(data=2)
 def test_data_parallel(energy: Energy, backend: BackendHandle, prompts: Prompts) -> None:
-    """The batch of four again, half of it on each of two ranks."""
+    """The batch of four, half of it on each of two ranks."""
     batch = 2 * sorted(prompts, key=len)[:2]
     run = energy(backend.generate, batch, max_new_tokens=DECODE_TOKENS, ignore_eos=True)
     assert run.result.output_tokens == 4 * DECODE_TOKENS

@@ -22,11 +22,55 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
-from pytest_llenergy.backends.models import ModelSource, gguf_hint
+from pytest_llenergy.backends.models import ModelSource, check_context_length, gguf_hint
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
+
+
+def refuses(model: ModelSource) -> str | None:
+    """Return why llama.cpp cannot read a model. It reads GGUF files."""
+    return (
+        None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}{gguf_hint(model)}"
+    )
+
+
+SPEC = BackendSpec(
+    name="llama-cpp",
+    factory="pytest_llenergy.backends.llama_cpp:LlamaCppBackend",
+    requires=("xllamacpp",),
+    install="pip install 'pytest-llenergy[llama-cpp]'",
+    capabilities=Capabilities(
+        data=True,
+        prefix_cache="switched off",
+        timestamps="step",
+        clock="llama.cpp's durations of prompt and generation, counted back from the arrival of its answer",
+        reasons={
+            "tensor": "it splits a model over GPUs only, and its wheel is for the CPU",
+            "pipeline": "it splits a model over GPUs only, and its wheel is for the CPU",
+            "placement": "its wheel is for the CPU",
+            "gpu": "its wheel is for the CPU",
+            "batching": "one slot per prompt, all prompts in one prefill",
+            "caches": "sized for the batch; attention covers the part in use",
+            "exact": "late by the latency of a local socket, a millisecond on a quiet machine",
+            "stop_token_ids": "its server stops at texts, not at tokens",
+        },
+        sources={
+            **dict.fromkeys(
+                ("launch", "managed_by", "cpu", "tasks", "caches", "options", "hardware"), "tested"
+            ),
+            **dict.fromkeys(("gpu", "tensor", "pipeline", "placement"), "this adapter"),
+            "data": "tested",
+            "batching": "tested",
+            "prefix_cache": "tested",
+            "timestamps": "tools/server/README.md of llama.cpp, timings",
+            "stop_token_ids": "tools/server/README.md of llama.cpp, POST /completion",
+        },
+        hardware="CPU",
+    ),
+    refuses=refuses,
+)
 
 #: Longest path in ``sockaddr_un.sun_path`` on every system, without the closing zero (104 bytes on macOS).
 MAX_SOCKET_PATH_BYTES = 103
@@ -173,50 +217,6 @@ def _error_message(answer: Any) -> str:
     error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return str(message or answer)
-
-
-def refuses(model: ModelSource) -> str | None:
-    """Return why llama.cpp cannot read a model. It reads GGUF files."""
-    return (
-        None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}{gguf_hint(model)}"
-    )
-
-
-SPEC = BackendSpec(
-    name="llama-cpp",
-    factory="pytest_llenergy.backends.llama_cpp:LlamaCppBackend",
-    requires=("xllamacpp",),
-    install="pip install 'pytest-llenergy[llama-cpp]'",
-    capabilities=Capabilities(
-        data=True,
-        prefix_cache="switched off",
-        timestamps="step",
-        clock="llama.cpp's durations of prompt and generation, counted back from the arrival of its answer",
-        reasons={
-            "tensor": "it splits a model over GPUs only, and its wheel is for the CPU",
-            "pipeline": "it splits a model over GPUs only, and its wheel is for the CPU",
-            "placement": "its wheel is for the CPU",
-            "gpu": "its wheel is for the CPU",
-            "batching": "one slot per prompt, all prompts in one prefill",
-            "caches": "sized for the batch; attention covers the part in use",
-            "exact": "late by the latency of a local socket, a millisecond on a quiet machine",
-            "stop_token_ids": "its server stops at texts, not at tokens",
-        },
-        sources={
-            **dict.fromkeys(
-                ("launch", "managed_by", "cpu", "tasks", "caches", "options", "hardware"), "tested"
-            ),
-            **dict.fromkeys(("gpu", "tensor", "pipeline", "placement"), "this adapter"),
-            "data": "tested",
-            "batching": "tested",
-            "prefix_cache": "tested",
-            "timestamps": "tools/server/README.md of llama.cpp, timings",
-            "stop_token_ids": "tools/server/README.md of llama.cpp, POST /completion",
-        },
-        hardware="CPU",
-    ),
-    refuses=refuses,
-)
 
 
 #: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
@@ -393,12 +393,8 @@ class LlamaCppBackend:
         if self._server is None or self._server.capacity != capacity:
             self.close()
             self._server = self._serve(capacity)
-        has = int(self._server.request("GET", "/props")["default_generation_settings"]["n_ctx"])
-        if needed > has:
-            raise BackendError(
-                f"llama-cpp: longest prompt and max_new_tokens are {needed} tokens; the model has room for "
-                f"{has}"
-            )
+        limit = int(self._server.request("GET", "/props")["default_generation_settings"]["n_ctx"])
+        check_context_length("llama-cpp", needed, limit)
         return self._server
 
     def _serve(self, capacity: Capacity) -> Server:

@@ -220,6 +220,18 @@ def encode_prompts(backend: str, tokenizer: Any, prompts: Sequence[str]) -> list
     return ids
 
 
+def check_context_length(backend: str, tokens: int, limit: int | None) -> None:
+    """Raise ``BackendError`` if a prompt and its output exceed the context length.
+
+    Beyond it most libraries silently generate nonsense.
+    """
+    if limit is not None and tokens > limit:
+        raise BackendError(
+            f"{backend}: longest prompt and max_new_tokens are {tokens} tokens; the model has room "
+            f"for {limit}"
+        )
+
+
 def first_error_line(error: BaseException) -> str:
     """Return the first line of an error; for pydantic's, its first field and message."""
     errors = getattr(error, "errors", None)

@@ -21,8 +21,8 @@ from pytest_llenergy.backends.convert import (
     is_onnx_directory,
     onnx_directory,
 )
-from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.backends.models import ModelSource, check_context_length, encode_prompts
+from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -125,7 +125,7 @@ class OnnxRuntimeJob:
 
     def result(self, outcome: Steps) -> Generation:
         rows = zip(*outcome.tokens, strict=True)
-        token_ids = [self._produced(list(row)) for row in rows]
+        token_ids = [cut_at_end(list(row), self.ends) for row in rows]
         requests = [
             RequestTimeline(
                 input_tokens=length,
@@ -138,13 +138,6 @@ class OnnxRuntimeJob:
         ]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
-
-    def _produced(self, row: list[int]) -> list[int]:
-        """Return a row up to and including the first token that ended it."""
-        for index, token in enumerate(row):
-            if token in self.ends:
-                return row[: index + 1]
-        return row
 
 
 #: The builder's precisions for the CPU, with the names of weights in records.
@@ -241,13 +234,13 @@ class OnnxRuntimeBackend:
         import numpy
 
         shape = self._shape
-        rows = [[int(token) for token in self._tokenizer.encode(prompt)] for prompt in prompts]
+        rows = encode_prompts("onnxruntime", self._tokenizer, prompts)
         lengths = [len(row) for row in rows]
         longest = max(lengths)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else shape.ends)})
-        self._check_batch(rows, ends, params, longest + params.max_new_tokens)
-        padded = [row + [shape.pad] * (longest - len(row)) for row in rows]
         total = longest + params.max_new_tokens
+        self._check_batch(rows, ends, params, total)
+        padded = [row + [shape.pad] * (longest - len(row)) for row in rows]
         search = {
             **PLAIN_SEARCH,
             "batch_size": len(rows),
@@ -273,12 +266,10 @@ class OnnxRuntimeBackend:
         )
 
     def _check_batch(
-        self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams, whole: int
+        self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams, total: int
     ) -> None:
         """Raise ``BackendError`` for batches that would fail or be computed wrongly."""
         shape = self._shape
-        if not all(rows):
-            raise BackendError("onnxruntime: a prompt has no tokens; leave empty prompts out")
         if any(shape.pad in row for row in rows) or shape.pad in ends:
             raise BackendError(
                 f"onnxruntime: token {shape.pad} pads the rows of a batch and cannot be in a prompt or be a "
@@ -289,11 +280,7 @@ class OnnxRuntimeBackend:
                 "onnxruntime: this model takes position_ids and is wrong for prompts of unequal length in "
                 "one batch; give one prompt at a time, or name the original model to have it converted"
             )
-        if whole > shape.context:
-            raise BackendError(
-                f"onnxruntime: longest prompt and max_new_tokens are {whole} tokens; the model has room for "
-                f"{shape.context}"
-            )
+        check_context_length("onnxruntime", total, shape.context)
         if params.seed >= SEED_LIMIT:
             raise BackendError(f"onnxruntime: seed is {params.seed}, needs less than 2**31")
 

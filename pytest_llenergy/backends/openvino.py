@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.flops import estimate_flops_from_file
-from pytest_llenergy.backends.models import ModelSource, gguf_hint, read_max_positions
+from pytest_llenergy.backends.models import ModelSource, check_context_length, gguf_hint, read_max_positions
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, Result
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.record import BackendInfo
@@ -125,7 +125,7 @@ class OpenVinoBackend:
         self._source = model
         if model.kind == "gguf":
             _check_header(model)
-        self._positions = read_max_positions(model)
+        self._max_positions = read_max_positions(model)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
@@ -155,7 +155,7 @@ class OpenVinoBackend:
             raise BackendError(
                 f"openvino: {sum(lengths)} prompt tokens in one batch; {MAX_BATCHED_TOKENS} fit one prefill"
             )
-        self._check_length(max(lengths) + params.max_new_tokens)
+        check_context_length("openvino", max(lengths) + params.max_new_tokens, self._max_positions)
         # A new one: the model's own defaults would not be recorded.
         config = self._genai.GenerationConfig()
         config.max_new_tokens = params.max_new_tokens
@@ -179,14 +179,6 @@ class OpenVinoBackend:
     def flops(self, _job: OpenVinoJob, done: Result) -> Flops:
         # The scheduler packs sequences without padding and ends each by itself.
         return estimate_flops_from_file(self._source, done, padded=False)
-
-    def _check_length(self, tokens: int) -> None:
-        """Beyond its positions a model silently generates nonsense."""
-        if self._positions is not None and tokens > self._positions:
-            raise BackendError(
-                f"openvino: longest prompt and max_new_tokens are {tokens} tokens; the model has room for "
-                f"{self._positions}"
-            )
 
     def synchronize(self) -> None:
         """``generate`` returns when the CPU has finished."""

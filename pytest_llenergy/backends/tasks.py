@@ -11,7 +11,7 @@ import math
 import random
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -144,6 +144,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
             token_ids=[ids for part in parts for ids in part.token_ids],
             requests=[request for part in parts for request in part.requests],
         )
+
+
+def cut_at_end(row: list[int], ends: Set[int]) -> list[int]:
+    """Return a row of a static batch up to and including the first token that ends it, without padding."""
+    return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
 
 
 class EmbeddingParams(Params, frozen=True):

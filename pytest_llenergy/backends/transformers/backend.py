@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.models import ModelSource, explain_load_error
+from pytest_llenergy.backends.models import ModelSource, check_context_length, explain_load_error
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
 from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
@@ -131,7 +131,8 @@ class TransformersBackend:
         mask = inputs["attention_mask"]
         if int(mask.sum(dim=1).min()) == 0:
             raise BackendError("transformers: a prompt has no tokens; leave empty prompts out")
-        self._check_length(int(mask.sum(dim=1).max()) + params.max_new_tokens)
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        check_context_length("transformers", int(mask.sum(dim=1).max()) + params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
         pad = self._tokenizer.pad_token_id
         if self._options.continuous:
@@ -195,15 +196,6 @@ class TransformersBackend:
             self._assistant, described = jobs.load_assistant(load_options.assistant, self._model)
             recorded |= described
         return recorded | jobs.prompt_lookup_options(load_options.prompt_lookup_num_tokens)
-
-    def _check_length(self, tokens: int) -> None:
-        """Beyond its positions a model silently generates nonsense."""
-        room = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        if room is not None and tokens > room:
-            raise BackendError(
-                f"transformers: longest prompt and max_new_tokens are {tokens} tokens; the model has room "
-                f"for {room}"
-            )
 
     def _close_batcher(self) -> None:
         """Free the cache of the last continuous batch."""

@@ -10,7 +10,13 @@ from typing import Any
 
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import explain_load_error, resolve_model
-from pytest_llenergy.backends.tasks import Embedding, EmbeddingParams, Generation, GenerationParams
+from pytest_llenergy.backends.tasks import (
+    Embedding,
+    EmbeddingParams,
+    Generation,
+    GenerationParams,
+    cut_at_end,
+)
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.model.base import Primitive
 from pytest_llenergy.model.timeline import RequestTimeline
@@ -92,7 +98,7 @@ class TransformersJob:
     def result(self, outcome: tuple[Any, StepClock]) -> Generation:
         output, clock = outcome
         mask = self.inputs["attention_mask"]
-        token_ids = [_produced_tokens(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
+        token_ids = [cut_at_end(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
         steps_ns = clock.steps_ns
         requests = [
             RequestTimeline(
@@ -106,14 +112,6 @@ class TransformersJob:
         ]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
-
-
-def _produced_tokens(row: list[int], ends: frozenset[int]) -> list[int]:
-    """Return a row up to and including the first token that ended it; the rest is padding."""
-    for index, token in enumerate(row):
-        if token in ends:
-            return row[: index + 1]
-    return row
 
 
 #: How an assistant drafts: transformers' defaults, set explicitly so that no model overrides them. Within a

