@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest command after ``--``: what may be in it, and what ``llenergy ab`` says itself."""
+"""The pytest command after ``--``: parsing, and the options that it must not contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_llenergy.errors import PlanError
 
-#: Options of pytest that each session is given by ``ab``, or that compare, with what to say instead.
+#: Options that ``ab`` sets itself or that compare, with what to use instead.
 RESERVED_OPTIONS = {
     "--energy-report": "ab writes the reports; -o FILE.json names the one of both sides",
     "--energy-rounds": "use --pairs and --rounds-per-session of ab",
@@ -21,7 +21,7 @@ RESERVED_OPTIONS = {
     "--energy-inconclusive": "use --inconclusive of ab",
 }
 
-#: Options by which the sessions would run different tests.
+#: Options that depend on earlier runs, so that sessions would run different tests.
 SELECTING_OPTIONS = (
     "--lf",
     "--last-failed",
@@ -33,7 +33,7 @@ SELECTING_OPTIONS = (
     "--stepwise",
 )
 
-#: Options by which a session would end before its tests do.
+#: Options that end a session before all of its tests have run.
 STOPPING_OPTIONS = ("-x", "--exitfirst", "--maxfail")
 
 GPUS_OPTION = "--energy-gpus"
@@ -43,10 +43,12 @@ EXAMPLE = "such as: llenergy ab --base origin/main -- pytest benchmarks"
 
 @dataclass(frozen=True)
 class Command:
-    """``python -X dev -m pytest benchmarks -k x`` without its interpreter.
+    """A command such as ``python -X dev -m pytest benchmarks -k x``, without its interpreter.
 
-    ``interpreter`` are the options of Python, ``args`` those of pytest. ``gpus`` is whether the user has
-    chosen GPUs.
+    Attributes:
+        interpreter: Options of Python.
+        args: Arguments of pytest.
+        gpus: Whether the user chose GPUs.
     """
 
     interpreter: tuple[str, ...]
@@ -58,9 +60,13 @@ class Command:
 
 
 def parse_command(words: Sequence[str]) -> Command:
-    """Read ``pytest …`` or ``python -m pytest …``. Raises ``PlanError`` for what is none or cannot be."""
+    """Parse ``pytest …`` or ``python -m pytest …``.
+
+    Raises:
+        PlanError: If it is another command, or has an option that sessions cannot have.
+    """
     if not words:
-        raise PlanError(f"no command to run; write it after --, {EXAMPLE}")
+        raise PlanError(f"no command; write it after --, {EXAMPLE}")
     program = Path(words[0]).name
     interpreter: tuple[str, ...] = ()
     if program in ("pytest", "py.test"):
@@ -69,13 +75,13 @@ def parse_command(words: Sequence[str]) -> Command:
         place = words.index("-m")
         interpreter, args = tuple(words[1:place]), tuple(words[place + 2 :])
     else:
-        raise PlanError(f"{shlex.join(words[:3])!r} is no pytest command; write it after --, {EXAMPLE}")
+        raise PlanError(f"{shlex.join(words[:3])!r} is not a pytest command; write one after --, {EXAMPLE}")
     check_options(args, "")
     return Command(interpreter, args, gpus=_has_option(args, GPUS_OPTION))
 
 
 def parse_options(text: str, name: str) -> tuple[str, ...]:
-    """The options of one side, as a shell would split them. Raises ``PlanError``."""
+    """Split the options of one side like a shell. Raises ``PlanError`` for invalid options."""
     try:
         options = tuple(shlex.split(text))
     except ValueError as error:
@@ -85,7 +91,7 @@ def parse_options(text: str, name: str) -> tuple[str, ...]:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """The same of ``PYTEST_ADDOPTS``, which sessions inherit. Raises ``PlanError``."""
+    """Check ``PYTEST_ADDOPTS``, which sessions inherit. Raises ``PlanError`` for invalid options."""
     try:
         check_options(shlex.split(environment.get("PYTEST_ADDOPTS", "")), "PYTEST_ADDOPTS: ")
     except ValueError as error:
@@ -93,14 +99,14 @@ def check_environment(environment: Mapping[str, str]) -> None:
 
 
 def check_options(args: Sequence[str], where: str) -> None:
-    """Raises ``PlanError`` for the first option that a session cannot have."""
+    """Raise ``PlanError`` for the first option that a session cannot have."""
     for name, instead in RESERVED_OPTIONS.items():
         if _has_option(args, name):
-            raise PlanError(f"{where}{name} cannot be in the pytest command: {instead}")
+            raise PlanError(f"{where}{name} is not allowed in the pytest command: {instead}")
     for name in (*SELECTING_OPTIONS, *STOPPING_OPTIONS):
         if _has_option(args, name):
             raise PlanError(
-                f"{where}{name} cannot be in the pytest command: every session runs the same tests"
+                f"{where}{name} is not allowed in the pytest command: every session must run the same tests"
             )
 
 

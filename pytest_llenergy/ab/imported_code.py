@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that a side imports its own code."""
+"""Check that each side imports its own code.
+
+If the project is installed from the user's checkout, or from anywhere else, both sides import the same code
+no matter what was checked out for them, and nothing can differ. There are two checks: what the environment
+names before anything is measured, and what was imported by the first session of each side.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +20,15 @@ from pytest_llenergy.ab.checkouts import Repository
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.errors import PlanError
 
-# What a checkout has that can be imported: where a side's own code would come from.
-
-#: Directories that namespaces are usually below. Any directory that holds Python could be one.
+#: Directories that usually hold packages. Any other directory with Python files could be a namespace.
 SOURCE_ROOTS = ("src", "python", "lib")
 
-#: Beside one of these lies a project, whose packages are next to it or one level below.
+#: Files that mark a project. Its packages are next to them or one level below.
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
 class ImportableCode:
-    """Modules, packages and namespaces in the files of a checkout, by their top-level name."""
+    """Packages, modules and namespaces among the files of a checkout, by their top-level name."""
 
     def __init__(self, files: Iterable[str]) -> None:
         self._packages: dict[str, list[PurePosixPath]] = {}
@@ -36,7 +39,7 @@ class ImportableCode:
         found = [path for path in paths if path.suffix == ".py"]
         packages = {path.parent for path in found if path.name == "__init__.py"}
         for path in found:
-            # What lies in a package is imported below its name.
+            # A module in a package is imported under the name of the package.
             top = next((each for each in reversed(_parents(path)) if each in packages), None)
             if top is not None:
                 _add(self._packages, top.name, top)
@@ -46,11 +49,11 @@ class ImportableCode:
                 if each.parent == PurePosixPath() or each.parent.name in SOURCE_ROOTS:
                     _add(self._namespaces, each.name, each)
 
-    def of(self, name: str, place: Path) -> str | None:
-        """What the checkout has itself of something that was imported from ``place``; ``None`` for nothing.
+    def find(self, name: str, place: Path) -> str | None:
+        """Return the checkout's own path of a module that was imported from ``place``, or ``None``.
 
-        At the top and below ``src`` whatever has the name; elsewhere what is of the same kind: a script
-        may be called as a package is that it uses.
+        At the top and below ``src`` any kind matches. Elsewhere the kind must be the same, because a script
+        may have the name of a package that it uses.
         """
         parent, _, last = name.rpartition(".")
         if (parent or last) in sys.stdlib_module_names or name == "test":
@@ -71,7 +74,7 @@ class ImportableCode:
         return next(map(str, [*sure, *alike]), None)
 
     def _is_importable(self, path: PurePosixPath, parent: str) -> bool:
-        """Whether it would be found, and is no fake or copy of what others have made."""
+        """Whether the path is importable, and not a stub or a vendored copy."""
         if parent:
             return path.parent.name == parent
         above = path.parent
@@ -83,7 +86,7 @@ class ImportableCode:
 
 
 def _parents(path: PurePosixPath) -> list[PurePosixPath]:
-    """The directories that hold a file, the innermost first, without the top."""
+    """The directories above a file, innermost first, without the top."""
     return [each for each in path.parents if each != PurePosixPath()]
 
 
@@ -93,13 +96,12 @@ def _add(found: dict[str, list[PurePosixPath]], name: str, path: PurePosixPath) 
         known.append(path)
 
 
-# Does a side run its own code?
-#
-# With the project installed from the user's checkout, or from anywhere else, both sides import one and the
-# same code whatever was checked out for them, and nothing can differ. Looked at twice: what the environment
-# names before anything is measured, and what was imported after the first session of a side.
+#: End of the messages of both checks.
+SAME_CODE = (
+    "so both sides would measure the same code; create an environment for each: --setup 'pip install -e .'"
+)
 
-#: Asked of a side's interpreter, in its directory: where its modules can come from.
+#: Run by a side's interpreter in its directory: prints where modules can come from.
 PROBE = r"""
 import ast, importlib.metadata as metadata, importlib.util, json, os, site, sys
 from urllib.parse import unquote, urlparse
@@ -109,21 +111,21 @@ def file_of(url):
     parsed = urlparse(url)
     return url2pathname(unquote(parsed.path)) if parsed.scheme == "file" else None
 
-named = []
+sources = []
 for name in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     if name:
-        named.append(["PYTHONPATH", os.path.abspath(name)])
+        sources.append(["PYTHONPATH", os.path.abspath(name)])
 for dist in metadata.distributions():
     try:
-        told = json.loads(dist.read_text("direct_url.json") or "{}")
+        origin = json.loads(dist.read_text("direct_url.json") or "{}")
     except ValueError:
         continue
-    place = file_of(told.get("url", ""))
+    place = file_of(origin.get("url", ""))
     if place:
-        how = "editable" if told.get("dir_info", {}).get("editable") else "installed"
-        named.append([how + " " + str(dist.metadata["Name"]), place])
+        how = "editable" if origin.get("dir_info", {}).get("editable") else "installed"
+        sources.append([how + " " + str(dist.metadata["Name"]), place])
 for path in sys.path[1:]:
-    named.append(["sys.path", os.path.abspath(path)])
+    sources.append(["sys.path", os.path.abspath(path)])
     try:
         finders = [each for each in os.listdir(path) if each[:12] == "__editable__" and each[-3:] == ".py"]
     except OSError:
@@ -134,43 +136,45 @@ for path in sys.path[1:]:
         for node in tree.body:
             targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
             if any(getattr(target, "id", "") == "MAPPING" for target in targets):
-                named += [["editable " + name, place] for name, place in ast.literal_eval(node.value).items()]
+                mapping = ast.literal_eval(node.value)
+                sources += [["editable " + name, place] for name, place in mapping.items()]
 try:
     version = metadata.version("pytest-llenergy")
 except metadata.PackageNotFoundError:
     version = "unknown" if importlib.util.find_spec("pytest_llenergy") else None
 print(json.dumps({
-    "named": named, "version": version, "pytest": importlib.util.find_spec("pytest") is not None,
+    "sources": sources, "version": version, "pytest": importlib.util.find_spec("pytest") is not None,
     "prefixes": [sys.prefix, sys.base_prefix],
 }))
 """
 
-#: Where installed packages are.
+#: Names of the directories of installed packages.
 INSTALL_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
 class InterpreterInfo:
-    """What an interpreter says. ``named`` are pairs of who names a place, and the place."""
+    """What ``PROBE`` prints. ``sources`` are pairs: who names a directory, and the directory."""
 
-    named: list[list[str]]
+    sources: list[list[str]]
     prefixes: list[str]
     pytest: bool
     version: str | None
 
     def holds(self, place: Path, repository: Path) -> bool:
-        """Whether a place is in an environment that lies in the checkout, such as ``.venv``.
+        """Whether a path is in an environment inside the user's checkout, such as ``.venv``.
 
-        A checkout that lies below the prefix of the system, such as ``/usr/src``, is in none.
+        A checkout below the system's prefix, such as ``/usr/src``, does not count as an environment.
         """
         prefixes = [Path(each).resolve() for each in self.prefixes]
         return any(_within(place, each) for each in prefixes if _within(each, repository.resolve()))
 
 
 def inspect_interpreter(side: Side) -> InterpreterInfo:
-    """Ask a side's interpreter.
+    """Ask a side's interpreter where its modules come from.
 
-    Raises ``PlanError`` for one that does not run, and one that has no pytest or no pytest-llenergy.
+    Raises:
+        PlanError: If it does not run, or has no pytest or no pytest-llenergy.
     """
     try:
         done = subprocess.run(
@@ -181,54 +185,69 @@ def inspect_interpreter(side: Side) -> InterpreterInfo:
             text=True,
             check=False,
         )
-        told = InterpreterInfo(**json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
+        output = done.stdout.splitlines()
+        info = InterpreterInfo(**json.loads(output[-1])) if done.returncode == 0 else None
     except OSError as error:
         raise PlanError(f"{side.name}: {side.python} cannot be run ({error.strerror})") from None
-    if told is None:
-        lines = done.stderr.strip().splitlines() or ["no reason was given"]
+    if info is None:
+        lines = done.stderr.strip().splitlines() or ["no error message"]
         raise PlanError(f"{side.name}: {side.python} does not run: {lines[-1]}")
-    for name, there in (("pytest", told.pytest), ("pytest-llenergy", told.version is not None)):
-        if not there:
+    for name, installed in (("pytest", info.pytest), ("pytest-llenergy", info.version is not None)):
+        if not installed:
             raise PlanError(
-                f"{side.name}: {name} is not installed for {side.python}; install it, with --setup as one of "
-                "its commands"
+                f"{side.name}: {name} is not installed for {side.python}; install it, for example in --setup"
             )
-    return told
+    return info
 
 
-def check_import_sources(side: Side, told: InterpreterInfo, repository: Path, other: Path) -> None:
-    """Refuse an environment that names the user's checkout, or that of the ``other`` side.
+def check_import_sources(side: Side, info: InterpreterInfo, repository: Path, other: Path) -> None:
+    """Check that the environment does not name foreign code.
 
-    Raises ``PlanError`` saying who names it.
+    Args:
+        side: The side whose interpreter was inspected.
+        info: What the interpreter printed.
+        repository: The user's checkout.
+        other: The checkout of the other side.
+
+    Raises:
+        PlanError: If the environment names the user's checkout or that of the other side.
     """
-    for who, named in told.named:
-        place = Path(named).resolve()
-        if not _is_foreign(place, side, repository, other) or told.holds(place, repository):
+    for source, directory in info.sources:
+        place = Path(directory).resolve()
+        if not _is_foreign(place, side, repository, other) or info.holds(place, repository):
             continue
         raise PlanError(
-            f"{side.name} would import its code from {place} ({who}) and not from its own checkout, so that "
-            "both sides measure the same; give each an environment of its own: --setup 'pip install -e .'"
+            f"{side.name} would import its code from {place} ({source}) instead of its own checkout, "
+            f"{SAME_CODE}"
         )
 
 
 def check_imported_modules(
-    side: Side, told: InterpreterInfo, modules: Sequence[Path], repository: Path, other: Path
+    side: Side, info: InterpreterInfo, modules: Sequence[Path], repository: Path, other: Path
 ) -> None:
-    """The same of what a session has really imported. Raises ``PlanError`` naming the first module."""
+    """Check what a session imported.
+
+    Args:
+        side: The side of the session.
+        info: What the interpreter printed.
+        modules: Directories in which the session listed its imports.
+        repository: The user's checkout.
+        other: The checkout of the other side.
+
+    Raises:
+        PlanError: If a module did not come from the side's own checkout.
+    """
     code = ImportableCode(Repository(side.root).files())
     for name, places in _read_imports(modules):
         if any(_belongs_to_side(place, side) for place in places):
             continue
         place = places[0]
-        own = code.of(name, place)
-        installed = _is_installed(place) or told.holds(place, repository)
+        own = code.find(name, place)
+        installed = _is_installed(place) or info.holds(place, repository)
         if own is None and (installed or not _is_foreign(place, side, repository, other)):
             continue
-        whose = f"although it has {own}" if own is not None else "which is not its checkout"
-        raise PlanError(
-            f"{side.name} has imported {name} from {place}, {whose}, so that both sides measure the same; "
-            "give each an environment of its own: --setup 'pip install -e .'"
-        )
+        expected = f" instead of its own {own}" if own is not None else ", outside its checkout"
+        raise PlanError(f"{side.name} imported {name} from {place}{expected}, {SAME_CODE}")
 
 
 def _read_imports(modules: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
@@ -239,10 +258,10 @@ def _read_imports(modules: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
 
 
 def _belongs_to_side(place: Path, side: Side) -> bool:
-    """Whether it is of the checkout or of the environment that was made for this side."""
+    """Whether a path is in the side's checkout, or in the environment that was created for it."""
     if side.venv is not None and _within(place, side.venv.resolve()):
         return True
-    # An environment may lie in the checkout.
+    # An environment may be inside the checkout.
     return _within(place, side.root.resolve()) and not _is_installed(place)
 
 
@@ -251,7 +270,7 @@ def _is_installed(place: Path) -> bool:
 
 
 def _is_foreign(place: Path, side: Side, repository: Path, other: Path) -> bool:
-    """Whether this is code of the user's checkout or of the other side, and not of this one."""
+    """Whether a path is in the user's checkout or that of the other side, and not in this side's."""
     if _within(place, side.root.resolve()):
         return False
     places: Sequence[Path] = (repository.resolve(), other.resolve())

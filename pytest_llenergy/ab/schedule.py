@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two sides and the order of their sessions."""
+"""The two sides of a comparison and the order of their sessions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from pathlib import Path
 from pytest_llenergy.compare.stages import Stages
 from pytest_llenergy.model.report import SideName
 
-# What a side is: code, interpreter, environment and options of pytest.
-
 
 @dataclass(frozen=True)
 class Side:
-    """One side. ``origin`` is what people call it, ``short`` is its name in a line.
+    """What runs on one side: code, interpreter, environment and pytest options.
 
-    ``root`` is its checkout, ``directory`` where pytest is started, ``venv`` the environment that was made
-    for it.
+    Attributes:
+        name: ``"base"`` or ``"head"``.
+        origin: The name that the user gave, for reports.
+        short: An abbreviated name for progress lines.
+        root: The checkout.
+        directory: The directory in which pytest starts.
+        python: The interpreter.
+        environment: The environment variables.
+        options: Options of pytest for this side alone.
+        venv: The virtual environment that was created for this side, if any.
     """
 
     name: SideName
@@ -33,12 +39,9 @@ class Side:
     venv: Path | None = None
 
 
-# In which order sessions run: in turn, so that what drifts hits both sides alike.
-
-
 @dataclass(frozen=True)
 class Turn:
-    """One session: the ``number``-th of all, counted from 1."""
+    """One session; ``number`` counts all sessions from 1."""
 
     number: int
     side: SideName
@@ -46,7 +49,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Pairs of sessions of each stage, with ``rounds`` of each test in a session."""
+    """Pairs of sessions for each stage, with ``rounds`` of each test in a session."""
 
     pairs: tuple[int, ...]
     rounds: int
@@ -57,11 +60,14 @@ class Schedule:
         return Stages(tuple(count * self.rounds for count in self.pairs))
 
     def sessions_after(self, stage: int) -> int:
-        """Sessions in all after so many stages."""
+        """Return the total number of sessions after ``stage`` stages."""
         return 2 * sum(self.pairs[:stage])
 
     def turns(self, stage: int) -> Iterator[tuple[Turn, Turn]]:
-        """The pairs of a stage (counted from 1) as they follow: base head, head base, base head, …"""
+        """Yield the pairs of a stage (counted from 1) in order: base head, head base, base head, …
+
+        The alternation makes drift affect both sides alike.
+        """
         first = sum(self.pairs[: stage - 1])
         for pair in range(first, first + self.pairs[stage - 1]):
             sides: tuple[SideName, SideName] = ("base", "head") if pair % 2 == 0 else ("head", "base")
@@ -69,5 +75,5 @@ class Schedule:
 
 
 def plan_schedule(stages: Stages, rounds: int) -> Schedule:
-    """As many sessions as each stage needs; a stage that ``rounds`` do not divide is rounded up."""
+    """Return the sessions for each stage; a stage that ``rounds`` do not divide is rounded up."""
     return Schedule(tuple(math.ceil(count / rounds) for count in stages.pairs), rounds)

@@ -12,8 +12,4 @@ from .project import Project
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    (tmp_path / "locks").mkdir()
-    return Project(
-        tmp_path / "project",
-        {"LLENERGY_CACHE_DIR": str(tmp_path / "cache"), "LLENERGY_LOCK_DIR": str(tmp_path / "locks")},
-    )
+    return Project(tmp_path)

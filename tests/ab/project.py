@@ -1,47 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A project under git whose tests tell what they use: real commits, real sessions, joules that are known."""
+"""A git repository with energy tests: real commits and real pytest sessions, but known joules."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from unittest import mock
 
 import pytest_llenergy
+from pytest_llenergy.cli import main
 from pytest_llenergy.model.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
 
-#: What a measurement would have told: joules that ``work.py`` says, a little scattered.
 CONFTEST = """
-import os, re
-import pytest_llenergy.api
-from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.metrics import summarise
-from pytest_llenergy.model.record import MeterInfo, Procedure, Round
+from tests.ab import known_joules
 import work
 
-SCATTER = (1, 1.002, 0.997, 1.001, 0.998, 1.002)
-METER = MeterInfo(name="told", domain="cpu:told", kind="measured", source="told", scope="test",
-                  update_period_s=0.1, resolution_j=0.001, accuracy="exact")
-PROCEDURE = Procedure(warmup_iterations=0, settled=None, criterion="none", iterations=1, gap_s=0.1,
-                      target=0.02, budget_s=1.0, measuring_s=2.0, reached=None)
-
-def told(workload, plan, selection, lease, tell):
-    selection.close()
-    work.joules = 10.0
-    workload.work(1)
-    number = int(re.search(r"(\\d+)-(?:base|head)", os.environ["LLENERGY_AB_DONE"]).group(1))
-    rounds = [
-        Round(start_s=number + each, duration_s=2.0, energy_j=work.joules * SCATTER[(number + each) % 6],
-              energy_u_j=0.001, energy_u_absolute_j=0.1)
-        for each in range(plan.rounds)
-    ]
-    return Experiment(rounds, summarise(rounds, None), [METER], 0.1, PROCEDURE, [])
-
-pytest_llenergy.api.measure = told
+known_joules.install(work)
 """
 
 WORK = """
@@ -65,8 +45,8 @@ def test_a(energy):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a command has told."""
+class Result:
+    """Exit code and output of a command."""
 
     status: int
     out: str
@@ -78,21 +58,22 @@ class Outcome:
 
 
 class Project:
-    """A repository in a directory."""
+    """A repository in a directory of its own."""
 
-    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
-        self.path = path
-        own = Path(pytest_llenergy.__file__).parents[1]
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "project"
+        (directory / "locks").mkdir()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
-            # Of ours alone: a session of a test need not pay for others.
+            # Sessions load no plugin but ours, which makes them start faster.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTEST_ADDOPTS": "-p pytest_llenergy.plugin -p no:cacheprovider",
-            "PYTHONPATH": str(own),
+            "PYTHONPATH": str(Path(pytest_llenergy.__file__).parents[1]),
             "COLUMNS": "120",
-            **environment,
+            "LLENERGY_CACHE_DIR": str(directory / "cache"),
+            "LLENERGY_LOCK_DIR": str(directory / "locks"),
         }
-        path.mkdir(parents=True)
+        self.path.mkdir()
         self.git("init", "-q", "-b", "main")
         self.write("conftest.py", CONFTEST)
         self.write("work.py", WORK)
@@ -121,7 +102,13 @@ class Project:
         self.git("commit", "-q", "--allow-empty", "-m", "more")
         return self.git("rev-parse", "HEAD")
 
+    def extend_path(self, *directories: Path) -> None:
+        """Add directories to the ``PYTHONPATH`` of all sessions."""
+        parts = [self.environment["PYTHONPATH"], *map(str, directories)]
+        self.environment["PYTHONPATH"] = os.pathsep.join(parts)
+
     def start(self, *args: str) -> subprocess.Popen[str]:
+        """Start ``llenergy ab`` as a process, for tests that stop it."""
         return subprocess.Popen(
             [sys.executable, "-m", "pytest_llenergy.cli", "ab", *args],
             cwd=self.path,
@@ -131,10 +118,32 @@ class Project:
             text=True,
         )
 
-    def ab(self, *args: str) -> Outcome:
-        process = self.start(*args)
-        out, err = process.communicate(timeout=300)
-        return Outcome(process.returncode, out, err)
+    def ab(self, *args: str) -> Result:
+        """Run ``llenergy ab`` in this process, which saves starting one; its sessions are processes."""
+        out, err = StringIO(), StringIO()
+        before = Path.cwd()
+        os.chdir(self.path)
+        try:
+            with (
+                mock.patch.dict(os.environ, self.environment, clear=True),
+                redirect_stdout(out),
+                redirect_stderr(err),
+            ):
+                status = main(["ab", *args])
+        finally:
+            os.chdir(before)
+        return Result(status, out.getvalue(), err.getvalue())
 
     def paired(self) -> PairedReport:
         return read_paired_report(self.path / ".llenergy" / "ab.json")
+
+    def error(self, *args: str) -> str:
+        """Run a command that must fail with a usage error, and return its last line."""
+        result = self.ab(*args)
+        assert (result.status, result.out) == (2, "")
+        last = result.lines[-1]
+        assert last.startswith("llenergy ab: ")
+        return last.removeprefix("llenergy ab: ")
+
+    def session_logs(self) -> list[str]:
+        return sorted(path.name for path in (self.path / ".llenergy").rglob("*.log"))

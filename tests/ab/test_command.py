@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest command: what is understood, what is refused, and what a session is started with."""
+"""The pytest command: parsing, refused options, and the command line of a session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_llenergy.errors import PlanError
         ("python3.12 -X dev -m pytest -q", ("-X", "dev"), ("-q",)),
     ],
 )
-def test_what_is_understood(text: str, interpreter: tuple[str, ...], args: tuple[str, ...]) -> None:
+def test_pytest_command_is_parsed(text: str, interpreter: tuple[str, ...], args: tuple[str, ...]) -> None:
     command = parse_command(text.split())
     assert (command.interpreter, command.args, command.gpus) == (interpreter, args, False)
 
@@ -31,42 +31,51 @@ def test_what_is_understood(text: str, interpreter: tuple[str, ...], args: tuple
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("python -m unittest", "'python -m unittest' is no pytest command; "),
-        ("python pytest", "'python pytest' is no pytest command; "),
-        ("tox run", "'tox run' is no pytest command; "),
+        ("python -m unittest", "'python -m unittest' is not a pytest command; "),
+        ("python pytest", "'python pytest' is not a pytest command; "),
+        ("tox run", "'tox run' is not a pytest command; "),
         (
             "pytest --energy-report",
-            "--energy-report cannot be in the pytest command: ab writes the reports; ",
+            "--energy-report is not allowed in the pytest command: ab writes the reports; ",
         ),
-        ("pytest --energy-report=x.json", "--energy-report cannot be in the pytest command: "),
-        ("pytest --energy-rounds 3", "--energy-rounds cannot be in the pytest command: use --pairs and "),
+        ("pytest --energy-report=x.json", "--energy-report is not allowed in the pytest command: "),
+        (
+            "pytest --energy-rounds 3",
+            "--energy-rounds is not allowed in the pytest command: ",
+        ),
         (
             "pytest --energy-save=main",
-            "--energy-save cannot be in the pytest command: use -o FILE.json of ab",
+            "--energy-save is not allowed in the pytest command: use -o FILE.json of ab",
         ),
         (
             "pytest --energy-compare=main",
-            "--energy-compare cannot be in the pytest command: ab compares the ",
+            "--energy-compare is not allowed in the pytest command: ab compares the ",
         ),
         (
             "pytest --energy-fail-on=energy_j:3%",
-            "--energy-fail-on cannot be in the pytest command: use --fail-on ",
+            "--energy-fail-on is not allowed in the pytest command: use --fail-on ",
         ),
-        ("pytest --energy-inconclusive=fail", "--energy-inconclusive cannot be in the pytest command: use "),
-        ("pytest --lf", "--lf cannot be in the pytest command: every session runs the same tests"),
-        ("pytest -x", "-x cannot be in the pytest command: every session runs the same tests"),
-        ("pytest --maxfail=2", "--maxfail cannot be in the pytest command: every session runs the same "),
+        (
+            "pytest --energy-inconclusive=fail",
+            "--energy-inconclusive is not allowed in the pytest command: ",
+        ),
+        ("pytest --lf", "--lf is not allowed in the pytest command: every session must run the same tests"),
+        ("pytest -x", "-x is not allowed in the pytest command: every session must run the same tests"),
+        (
+            "pytest --maxfail=2",
+            "--maxfail is not allowed in the pytest command: every session must run ",
+        ),
     ],
 )
-def test_what_is_refused(text: str, told: str) -> None:
+def test_unsuitable_command_is_refused(text: str, told: str) -> None:
     with pytest.raises(PlanError) as raised:
         parse_command(text.split())
     assert str(raised.value).startswith(told)
 
 
-def test_the_environment_may_not_say_it_either() -> None:
+def test_unsuitable_options_in_the_environment_are_refused() -> None:
     check_environment({"PYTEST_ADDOPTS": "-q --energy-target=5%"})
-    with pytest.raises(PlanError, match=r"^PYTEST_ADDOPTS: --energy-save cannot be"):
+    with pytest.raises(PlanError, match=r"^PYTEST_ADDOPTS: --energy-save is not allowed"):
         check_environment({"PYTEST_ADDOPTS": "-q --energy-save=x"})
 
 
@@ -83,7 +92,7 @@ SIDE = Side(
 FILES = SessionFiles(Path("/s"), "002-head.1")
 
 
-def test_a_session_gets_ours_first_so_that_the_user_decides() -> None:
+def test_options_of_the_user_come_last_and_win() -> None:
     words = session_arguments(
         SIDE, parse_command(["python", "-Xdev", "-m", "pytest", "-k", "x"]), FILES, 3, []
     )
@@ -92,7 +101,7 @@ def test_a_session_gets_ours_first_so_that_the_user_decides() -> None:
     assert words[-3:] == ["-k", "x", "--energy-backend=openvino"]
 
 
-def test_later_sessions_are_told_the_boards_of_the_first() -> None:
+def test_later_sessions_use_the_gpus_of_the_first() -> None:
     words = session_arguments(SIDE, parse_command(["pytest"]), FILES, 1, ["GPU-a", "MIG-b"])
     assert "--energy-gpus=GPU-a,MIG-b" in words
     assert parse_command(["pytest", "--energy-gpus=0"]).gpus

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that measure: a meter of known watts, which are another number on each side."""
+"""Sessions with a real measurement: a meter whose power differs between the commits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a(energy):
 OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-warmup=0", "--energy-gap=0.05"]
 
 
-def test_watts_that_a_commit_adds_are_found_in_the_joules(project: Project) -> None:
+def test_higher_power_of_a_commit_is_found(project: Project) -> None:
     project.write("conftest.py", CONFTEST)
     project.write("work.py", "WATTS = 10\n")
     project.write("test_some.py", TESTS)
@@ -34,7 +34,9 @@ def test_watts_that_a_commit_adds_are_found_in_the_joules(project: Project) -> N
     paired = project.paired()
     assert [session.side for session in paired.sessions] == ["base", "head", "head", "base"]
     (found,) = paired.compared.comparisons
-    assert (found.verdict, found.n_base, found.n_head, found.kind) == ("regressed", 4, 4, "measured")
+    assert (found.verdict, found.kind) == ("regressed", "measured")
+    # A noisy machine may take more rounds than were asked for.
+    assert min(found.n_base, found.n_head) >= 4
     assert found.ratio == pytest.approx(1.3, rel=0.02)
     for report, watts in ((paired.base, 10), (paired.head, 13)):
         (record,) = report.records

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base and head in turn, over the stages."""
+"""The order of sessions over the stages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from pytest_llenergy.compare.stages import parse_pairs
         ("5+1", 2, "6+2", [6, 8]),
     ],
 )
-def test_stages_are_whole_sessions(pairs: str, rounds: int, measured: str, sessions: list[int]) -> None:
+def test_stages_are_rounded_up_to_whole_sessions(
+    pairs: str, rounds: int, measured: str, sessions: list[int]
+) -> None:
     made = plan_schedule(parse_pairs(pairs), rounds)
     assert str(made.stages) == measured
     assert [made.sessions_after(stage) for stage in (1, 2)] == sessions
 
 
-def test_the_order_goes_on_over_the_stages() -> None:
+def test_alternation_continues_over_the_stages() -> None:
     made = plan_schedule(parse_pairs("5+4"), 1)
     turns = [turn for stage in (1, 2) for pair in made.turns(stage) for turn in pair]
     assert "".join(turn.side[0] for turn in turns) == "bhhbbhhbbh" + "hbbhhbbh"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a comparison the same one, and what is kept of it."""
+"""The state of a comparison on disk: what identifies it, and when a session is finished."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WHOLE = msgspec.structs.replace(REPORT, run=msgspec.structs.replace(REPORT.run, 
         {"across": True},
     ],
 )
-def test_whatever_differs_is_another_comparison(change: dict[str, Any]) -> None:
+def test_every_input_identifies_the_comparison(change: dict[str, Any]) -> None:
     assert msgspec.structs.replace(ASKED, **change).key != ASKED.key
 
 
@@ -85,7 +85,7 @@ def ended(
         (0, False, False),
     ],
 )
-def test_a_session_is_done_that_came_to_its_end_and_has_measured(
+def test_session_is_finished_if_it_ended_and_measured(
     tmp_path: Path, exit_status: int, report: bool, done: bool
 ) -> None:
     state = State(tmp_path, ASKED)
@@ -111,7 +111,7 @@ def test_a_session_is_done_that_came_to_its_end_and_has_measured(
         (SessionSummary(failed=["t"], measured=False, cut=False), False, None),
     ],
 )
-def test_an_exit_code_alone_is_no_end(
+def test_exit_code_alone_does_not_finish_a_session(
     tmp_path: Path, told: SessionSummary | None, report: bool, how: str | None
 ) -> None:
     state = State(tmp_path, ASKED)
@@ -120,13 +120,13 @@ def test_an_exit_code_alone_is_no_end(
     assert state.sessions == (how is None)
 
 
-def test_an_incomplete_report_is_no_end(tmp_path: Path) -> None:
+def test_incomplete_report_does_not_finish_a_session(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 0, measured=REPORT)
     assert state.unfinished(FIRST, 0) == "ended with exit code 0 and an incomplete report"
 
 
-def test_an_attempt_that_had_nothing_left_to_do_ends_its_session(tmp_path: Path) -> None:
+def test_attempt_without_remaining_tests_finishes_its_session(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 2)
     ended(state, 5, report=False)
@@ -135,7 +135,7 @@ def test_an_attempt_that_had_nothing_left_to_do_ends_its_session(tmp_path: Path)
     assert [report.records for report in found[0]] == [REPORT.records]
 
 
-def test_what_is_kept_at_the_end_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_kept_comparison_is_not_resumed(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 0)
     assert (state.sessions, list(list_unfinished(tmp_path))) == (1, [ASKED.key])
@@ -144,7 +144,7 @@ def test_what_is_kept_at_the_end_is_not_gone_on_with(tmp_path: Path) -> None:
     assert State(tmp_path, ASKED).sessions == 0
 
 
-def test_what_somebody_is_at_is_not_thrown_away(tmp_path: Path) -> None:
+def test_comparison_in_use_is_not_discarded(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     with pytest.raises(PlanError, match=r"^process \d+ is at this comparison; "):
         State(tmp_path, ASKED)

@@ -25,11 +25,7 @@ class Clone:
     """The checkout of a CI job, one commit deep, of a branch that was begun before main went on."""
 
     def __init__(self, tmp_path: Path, each: float) -> None:
-        (tmp_path / "locks").mkdir()
-        self.project = Project(
-            tmp_path / "origin",
-            {"LLENERGY_CACHE_DIR": str(tmp_path / "cache"), "LLENERGY_LOCK_DIR": str(tmp_path / "locks")},
-        )
+        self.project = Project(tmp_path)
         self.begun = self.project.git("rev-parse", "HEAD")
         self.project.git("checkout", "-q", "-b", "feature")
         self.project.edit("work.py", "EACH = 10.0", f"EACH = {each}")

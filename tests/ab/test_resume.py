@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is stopped goes on: nothing that was measured is lost, nothing that was started stays."""
+"""A stopped comparison can be resumed: no measurement is lost and no process is left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .project import Project
 
 QUICK = ["--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=2"]
 
-#: In the third session the second test waits to be stopped, and says who it is.
+#: In the third session, the second test writes its process id and waits to be stopped.
 WAITING = """
 import os, time
 from pathlib import Path
@@ -48,14 +48,14 @@ def until(met: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-def stopped(waiting: Project, number: signal.Signals) -> tuple[int, str]:
-    """A comparison that was sent a signal while the second test of its third session ran."""
+def stop(waiting: Project, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal while the second test of the third session runs."""
     process = waiting.start(*QUICK, "--", "pytest")
     pid = Path(waiting.environment["GO_ON"])
     until(lambda: pid.exists() and pid.read_text())
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    # Nobody goes on measuring, whoever was stopped and how.
+    # The session must end with its parent, however that was stopped.
     until(lambda: not alive(int(pid.read_text())))
     return process.returncode, err
 
@@ -68,43 +68,45 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def goes_on(waiting: Project) -> None:
-    outcome = waiting.ab(*QUICK, "--", "pytest")
-    assert outcome.status == 0
-    assert "going on with a comparison that was stopped: 2 sessions are there" in outcome.lines
+def check_resumes(waiting: Project) -> None:
+    result = waiting.ab(*QUICK, "--", "pytest")
+    assert result.status == 0
+    assert "going on with a comparison that was stopped: 2 sessions are there" in result.lines
     paired = waiting.paired()
-    # The third was begun twice: the first time it had measured one test of two.
+    # The third session ran twice: the first time it measured one of two tests.
     assert [each.side for each in paired.sessions] == ["base", "head", "head", "head", "base"]
     for side in (paired.base, paired.head):
         assert [len(each.rounds) for each in side.records] == [4, 4]
     assert paired.complete
 
 
-def test_what_was_killed_goes_on_where_it_was(waiting: Project) -> None:
-    stopped(waiting, signal.SIGKILL)
+def test_killed_comparison_resumes(waiting: Project) -> None:
+    stop(waiting, signal.SIGKILL)
     (journal,) = (waiting.path / ".llenergy").rglob("003-*.journal.jsonl")
     assert journal.read_bytes().count(b"\n") == 2
-    # As if the machine had been started anew since.
+    # As if the machine had rebooted since.
     (end,) = (waiting.path / ".llenergy").rglob("001-*.end")
     end.write_text(end.read_text().replace('"boot":"', '"boot":"another-'))
-    goes_on(waiting)
+    check_resumes(waiting)
     notes = waiting.paired().compared.notes
     assert "rounds of 2 boots: the machine was restarted in between" in notes
     assert len(waiting.paired().sessions) == len({each.run_id for each in waiting.paired().sessions})
 
 
-def test_what_was_interrupted_goes_on_where_it_was(waiting: Project) -> None:
-    status, err = stopped(waiting, signal.SIGINT)
+@pytest.mark.slow
+def test_interrupted_comparison_resumes(waiting: Project) -> None:
+    status, err = stop(waiting, signal.SIGINT)
     assert status == 130
     assert err.splitlines()[-1] == "llenergy ab: interrupted; the same command goes on where it has stopped"
     (log,) = (waiting.path / ".llenergy").rglob("003-*.log")
-    # Interrupted once: a second time would have been in the middle of pytest's own end.
+    # A second interrupt would have hit pytest while it shuts down.
     assert len(re.findall("!! KeyboardInterrupt !!", log.read_text())) == 1
     assert re.search(r"1 passed in [\d.]+s", log.read_text().splitlines()[-1])
-    goes_on(waiting)
+    check_resumes(waiting)
 
 
-def test_two_at_once_are_refused_and_fresh_throws_away(waiting: Project) -> None:
+@pytest.mark.slow
+def test_second_process_is_refused_and_fresh_discards(waiting: Project) -> None:
     first = waiting.start(*QUICK, "--", "pytest")
     until(lambda: Path(waiting.environment["GO_ON"]).exists())
     second = waiting.ab(*QUICK, "--", "pytest")
@@ -114,7 +116,7 @@ def test_two_at_once_are_refused_and_fresh_throws_away(waiting: Project) -> None
     assert second.status == 2
     told = f"llenergy ab: process {first.pid} is at this comparison; wait for it or end it, "
     assert second.lines[-1] == f"{told}what it has measured is kept"
-    # Of those that have measured nothing nothing is kept.
+    # Comparisons that measured nothing are not kept.
     waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=6", "--", "pytest", "--no-such-option")
     other = waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=5", "--", "pytest", "--no-such-option")
     (line,) = [line for line in other.lines if "unfinished" in line]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets and tests that fail in sessions are told, and a budget that the head alone breaks is red."""
+"""Failures in sessions are noted, and a budget that only the head exceeds fails the comparison."""
 
 from __future__ import annotations
 
 from pytest_llenergy.ab.campaign import FailureCounts
 
-from .project import Outcome, Project
+from .project import Project, Result
 
 GATED = """
 import pytest
@@ -20,38 +20,38 @@ def test_plain():
 """
 
 
-def compared(project: Project, budgets: tuple[str, str], *, fine: bool = True) -> Outcome:
+def compared(project: Project, budgets: tuple[str, str], *, fine: bool = True) -> Result:
     project.write("test_some.py", GATED.replace("BUDGET", budgets[0]).replace("FINE", "True"))
     project.commit()
     project.git("checkout", "-q", "-b", "feature")
     project.write("test_some.py", GATED.replace("BUDGET", budgets[1]).replace("FINE", str(fine)))
     project.commit()
-    return project.ab("--base=main", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q")
+    return project.ab("--base=main", "--pairs=4", "--rounds-per-session=4", "--", "pytest", "-q")
 
 
-def test_a_budget_that_the_head_alone_breaks_is_red(project: Project) -> None:
-    outcome = compared(project, ("11", "9"))
-    assert outcome.status == 1
-    assert outcome.lines[-1] == "llenergy ab: over budget on the head alone: test_some.py::test_a"
+def test_budget_that_only_the_head_exceeds_fails_the_comparison(project: Project) -> None:
+    result = compared(project, ("11", "9"))
+    assert result.status == 1
+    assert result.lines[-1] == "llenergy ab: over budget on the head alone: test_some.py::test_a"
     paired = project.paired()
     assert [each.verdict for each in paired.compared.comparisons] == ["unchanged"]
     first, second = paired.compared.notes
-    assert first == "head: failed in sessions: test_some.py::test_a (2 of 2)"
+    assert first == "head: failed in sessions: test_some.py::test_a (1 of 1)"
     assert second.startswith(
-        "head: test_some.py::test_a is over its budget, which base is not (2 of 2 sessions: Failed: energy_"
+        "head: test_some.py::test_a is over its budget, which base is not (1 of 1 sessions: Failed: energy_"
     )
 
 
-def test_a_budget_that_both_sides_break_is_told(project: Project) -> None:
+def test_budget_that_both_sides_exceed_is_noted(project: Project) -> None:
     assert compared(project, ("9", "9")).status == 0
-    told = "failed in sessions: test_some.py::test_a (2 of 2)"
+    told = "failed in sessions: test_some.py::test_a (1 of 1)"
     assert project.paired().compared.notes == [f"base: {told}", f"head: {told}"]
 
 
-def test_a_plain_test_that_fails_is_told(project: Project) -> None:
+def test_failure_of_a_test_without_energy_is_noted(project: Project) -> None:
     assert compared(project, ("11", "11"), fine=False).status == 0
     (note,) = project.paired().compared.notes
-    assert note == "head: failed in sessions: test_some.py::test_plain (2 of 2)"
+    assert note == "head: failed in sessions: test_some.py::test_plain (1 of 1)"
 
 
 def test_many_failures_are_one_line() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two commits, compared by real sessions: who is measured when, and what becomes of each test."""
+"""Comparing two commits by real sessions: their order, and the verdict on each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
-from .project import Outcome, Project
+from .project import Project, Result
 
 MANY = """
 import pytest
@@ -45,14 +45,9 @@ PAIRS = ["--pairs=4+4", "--rounds-per-session=2", "--metric=energy_j", "--keep"]
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Outcome]:
-    """Ten per cent more joules on the head, and everything else that may become of a test."""
-    place = tmp_path_factory.mktemp("compared")
-    (place / "locks").mkdir()
-    project = Project(
-        place / "project",
-        {"LLENERGY_CACHE_DIR": str(place / "cache"), "LLENERGY_LOCK_DIR": str(place / "locks")},
-    )
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]:
+    """Ten percent more joules on the head, and a test for every other verdict."""
+    project = Project(tmp_path_factory.mktemp("compared"))
     project.write("test_some.py", "FINE = True\n" + MANY.replace("{old}", "old"))
     project.commit()
     project.git("checkout", "-q", "-b", "feature")
@@ -62,7 +57,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Outcome
     return project, project.ab(*PAIRS, "--", "pytest", "-q")
 
 
-def comparison(compared: tuple[Project, Outcome], name: str) -> Comparison:
+def comparison(compared: tuple[Project, Result], name: str) -> Comparison:
     found = {each.id: each for each in compared[0].paired().compared.comparisons}
     return found[f"test_some.py::{name}"]
 
@@ -71,9 +66,9 @@ def record(report: Report, name: str) -> Record:
     return next(each for each in report.records if each.id == f"test_some.py::{name}")
 
 
-def test_ten_per_cent_more_is_red(compared: tuple[Project, Outcome]) -> None:
-    project, outcome = compared
-    assert outcome.status == 1
+def test_ten_percent_more_is_a_regression(compared: tuple[Project, Result]) -> None:
+    project, result = compared
+    assert result.status == 1
     found = comparison(compared, "test_a")
     assert (found.verdict, found.n_base, found.n_head) == ("regressed", 8, 8)
     assert found.ratio == pytest.approx(1.1, rel=0.001)
@@ -83,14 +78,14 @@ def test_ten_per_cent_more_is_red(compared: tuple[Project, Outcome]) -> None:
     assert (paired.pairs, paired.complete) == ("4+4", True)
 
 
-def test_sides_run_in_turn(compared: tuple[Project, Outcome]) -> None:
+def test_sessions_alternate(compared: tuple[Project, Result]) -> None:
     sessions = compared[0].paired().sessions
     assert "".join(each.side[0] for each in sessions) == "bhhb" * 2
     assert [each.started_at for each in sessions] == sorted(each.started_at for each in sessions)
 
 
-def test_only_what_is_not_clear_is_measured_again(compared: tuple[Project, Outcome]) -> None:
-    project, outcome = compared
+def test_only_tests_without_a_clear_verdict_are_measured_again(compared: tuple[Project, Result]) -> None:
+    project, result = compared
     base = project.paired().base
     rounds = {each.id.partition("::")[2]: len(each.rounds) for each in base.records}
     assert rounds.pop("test_a") == 8
@@ -99,11 +94,11 @@ def test_only_what_is_not_clear_is_measured_again(compared: tuple[Project, Outco
         "test_same_again": 4,
     }
     assert comparison(compared, "test_same_again").verdict == "unchanged"
-    (last,) = [line for line in outcome.lines if line.startswith("[8/8] ")]
+    (last,) = [line for line in result.lines if line.startswith("[8/8] ")]
     assert "  1 test  " in last
 
 
-def test_a_test_that_fails_is_invalid_and_not_run_again(compared: tuple[Project, Outcome]) -> None:
+def test_failing_test_is_invalid_and_not_run_again(compared: tuple[Project, Result]) -> None:
     paired = compared[0].paired()
     found = comparison(compared, "test_fails")
     assert found.verdict == "invalid"
@@ -111,46 +106,46 @@ def test_a_test_that_fails_is_invalid_and_not_run_again(compared: tuple[Project,
     assert len(record(paired.base, "test_fails").rounds) == len(record(paired.head, "test_fails").rounds) == 2
 
 
-def test_tests_of_one_side_are_new_and_removed_and_not_run_again(compared: tuple[Project, Outcome]) -> None:
+def test_tests_of_one_side_are_new_or_removed_and_not_run_again(compared: tuple[Project, Result]) -> None:
     paired = compared[0].paired()
     assert comparison(compared, "test_new").verdict == "new"
     assert comparison(compared, "test_old").verdict == "removed"
     assert len(record(paired.base, "test_old").rounds) == len(record(paired.head, "test_new").rounds) == 2
 
 
-def test_rounds_are_in_the_order_of_the_sessions(compared: tuple[Project, Outcome]) -> None:
+def test_rounds_are_in_session_order(compared: tuple[Project, Result]) -> None:
     paired = compared[0].paired()
     starts = [[each.start_s for each in record(side, "test_a").rounds] for side in (paired.base, paired.head)]
     assert starts == [[1, 2, 4, 5, 5, 6, 8, 9], [2, 3, 3, 4, 6, 7, 7, 8]]
 
 
-def test_compare_prints_the_file_again(
-    compared: tuple[Project, Outcome], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_compare_prints_the_same_report(
+    compared: tuple[Project, Result], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    project, outcome = compared
+    project, result = compared
     assert main(["compare", str(project.path / ".llenergy" / "ab.json")]) == 1
-    assert capsys.readouterr().out == outcome.out
+    assert capsys.readouterr().out == result.out
 
 
-def test_what_it_says(compared: tuple[Project, Outcome]) -> None:
-    project, outcome = compared
+def test_progress_lines_and_summary(compared: tuple[Project, Result]) -> None:
+    project, result = compared
     base, head = (project.git("rev-parse", name)[:10] for name in ("main", "feature"))
-    assert outcome.lines[:2] == [
+    assert result.lines[:2] == [
         f"base {base} (main), head {head} (HEAD)",
         "4+4 pairs, 4 sessions in the first stage",
     ]
-    assert outcome.lines[2].startswith(f"[1/4] base {base[:7]}  9 tests  0:0")
-    assert outcome.lines[-1] == f"both sides, all rounds: {project.path / '.llenergy' / 'ab.json'}"
-    assert "1 regressed, 1 invalid, 1 new, 1 removed, 6 unchanged; noise " in outcome.out
+    assert result.lines[2].startswith(f"[1/4] base {base[:7]}  9 tests  0:0")
+    assert result.lines[-1] == f"both sides, all rounds: {project.path / '.llenergy' / 'ab.json'}"
+    assert "1 regressed, 1 invalid, 1 new, 1 removed, 6 unchanged; noise " in result.out
 
 
-def test_the_same_commit_is_not_red_and_leaves_nothing_behind(project: Project) -> None:
+def test_same_commit_is_unchanged_and_leaves_nothing_behind(project: Project) -> None:
     project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
-    outcome = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
-    assert outcome.status == 0
-    assert outcome.lines[0] == "4 pairs with 3 rounds a session: 6"
-    told = json.loads(outcome.out)
+    result = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
+    assert result.status == 0
+    assert result.lines[0] == "4 pairs with 3 rounds a session: 6"
+    told = json.loads(result.out)
     assert [(each["verdict"], each["n_base"]) for each in told["comparisons"]] == [("unchanged", 6)]
     assert told["notes"] == [
         "both sides are the same commit: what differs is noise (A/A)",
@@ -163,7 +158,7 @@ def test_the_same_commit_is_not_red_and_leaves_nothing_behind(project: Project) 
     assert not list((project.path.parent / "cache").rglob("*.py"))
 
 
-def test_the_whole_order_is_on_disk(compared: tuple[Project, Outcome]) -> None:
+def test_kept_reports_are_named_by_session(compared: tuple[Project, Result]) -> None:
     (directory,) = (compared[0].path / ".llenergy" / "ab").glob("*/sessions")
     reports = sorted(each.name for each in directory.glob("*.json"))
     order = itertools.islice(itertools.cycle(["base", "head", "head", "base"]), 8)

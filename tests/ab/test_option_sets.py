@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two option sets on one and the same code."""
+"""Comparing two option sets on the same code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def backends(project: Project) -> Project:
 
 
 def test_two_backends_are_compared_test_by_test(backends: Project) -> None:
-    outcome = backends.ab(
+    result = backends.ab(
         "--a=--energy-backend=slow",
         "--b=--energy-backend=fast",
         "--pairs=6",
@@ -48,7 +48,7 @@ def test_two_backends_are_compared_test_by_test(backends: Project) -> None:
         "--",
         "pytest",
     )
-    assert outcome.status == 0
+    assert result.status == 0
     paired = backends.paired()
     found = {each.id: each for each in paired.compared.comparisons}
     assert list(found) == ["test_some.py::test_decode[1]", "test_some.py::test_decode[8]"]
@@ -60,27 +60,27 @@ def test_two_backends_are_compared_test_by_test(backends: Project) -> None:
     )
     sides = paired.compared.base, paired.compared.head
     assert [each.origin for each in sides] == ["--energy-backend=slow", "--energy-backend=fast"]
-    assert outcome.lines[0] == "a: --energy-backend=slow; b: --energy-backend=fast"
+    assert result.lines[0] == "a: --energy-backend=slow; b: --energy-backend=fast"
 
 
-def of(*tests: tuple[str, dict[str, Primitive]]) -> dict[str, Record]:
+def records(*tests: tuple[str, dict[str, Primitive]]) -> dict[str, Record]:
     return {
         name: Record(id=name, attempt=1, status="measured", params=dict(params)) for name, params in tests
     }
 
 
-def test_a_test_of_the_same_name_goes_first() -> None:
-    a = of(("t.py::test[x-1]", {"backend": "x", "n": 1}), ("t.py::test[y-1]", {"backend": "y", "n": 1}))
-    b = of(("t.py::test[x-1]", {"backend": "x", "n": 1}))
+def test_same_id_is_paired_first() -> None:
+    a = records(("t.py::test[x-1]", {"backend": "x", "n": 1}), ("t.py::test[y-1]", {"backend": "y", "n": 1}))
+    b = records(("t.py::test[x-1]", {"backend": "x", "n": 1}))
     names = pair_by_parameters(a, b)
     assert names.base == {"t.py::test[x-1]": "t.py::test[x-1]", "t.py::test[y-1]": "t.py::test[y-1]"}
     assert names.head == {"t.py::test[x-1]": "t.py::test[x-1]"}
     assert names.lonely == ("t.py::test[y-1]",)
 
 
-def test_the_backend_alone_may_differ() -> None:
-    a = of(("t.py::test[x]", {"backend": "x"}), ("t.py::other[x-1]", {"backend": "x", "n": 1}))
-    b = of(("t.py::test[y]", {"backend": "y"}), ("t.py::other[y-2]", {"backend": "y", "n": 2}))
+def test_tests_are_paired_if_only_the_backend_differs() -> None:
+    a = records(("t.py::test[x]", {"backend": "x"}), ("t.py::other[x-1]", {"backend": "x", "n": 1}))
+    b = records(("t.py::test[y]", {"backend": "y"}), ("t.py::other[y-2]", {"backend": "y", "n": 2}))
     names = pair_by_parameters(a, b)
     assert names.base["t.py::test[x]"] == names.head["t.py::test[y]"] == "t.py::test"
     assert names.lonely == ("t.py::other[x-1]", "t.py::other[y-2]")
@@ -89,7 +89,7 @@ def test_the_backend_alone_may_differ() -> None:
     )
 
 
-def test_two_that_could_be_the_one_are_none() -> None:
-    a = of(("t.py::test[x]", {"backend": "x"}))
-    b = of(("t.py::test[y]", {"backend": "y"}), ("t.py::test[z]", {"backend": "z"}))
+def test_ambiguous_tests_are_not_paired() -> None:
+    a = records(("t.py::test[x]", {"backend": "x"}))
+    b = records(("t.py::test[y]", {"backend": "y"}), ("t.py::test[z]", {"backend": "z"}))
     assert len(pair_by_parameters(a, b).lonely) == 3

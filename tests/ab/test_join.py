@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of one side put together: a record a test, and no round that was measured in another way."""
+"""Joining the sessions of one side into one report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..compare.runs import LEVEL, TEST, record_of, report_of
 from ..model.reports import HOST, REPORT
 
 
-def gathered(*reports: Report, name: SideName = "base") -> SideSessions:
+def sessions_of(*reports: Report, name: SideName = "base") -> SideSessions:
     side = SideSessions(name)
     for number, report in enumerate(reports, 1):
         side.add(number, [report])
     return side
 
 
-def joined(side: SideSessions) -> Record:
+def join(side: SideSessions) -> Record:
     anchors = {name: parts[0] for name, parts in side.parts.items()}
     report = side.report(anchors, argv=["-q"])
     assert report is not None
@@ -36,100 +36,100 @@ def one(joules: float | None, **changes: Any) -> Report:
     return report_of(record_of(joules=[joules], **changes))
 
 
-def test_rounds_are_those_of_all_sessions_and_metrics_are_of_all_rounds() -> None:
-    record = joined(gathered(*[one(each) for each in LEVEL]))
+def test_record_has_the_rounds_of_all_sessions() -> None:
+    record = join(sessions_of(*[one(each) for each in LEVEL]))
     assert [each.energy_j for each in record.rounds] == list(LEVEL)
     assert (record.status, record.metrics["energy_j"].n) == ("measured", 6)
     assert record.metrics["energy_j"].value == pytest.approx(sum(LEVEL) / 12)
 
 
-def test_operations_are_those_of_one_session_and_joules_for_each_of_all() -> None:
+def test_flops_come_from_the_first_session() -> None:
     flops = {"flops": Metric(value=1000, unit="FLOP", n=1, source="counted")}
     reports = [one(each) for each in LEVEL]
     first = msgspec.structs.replace(reports[0].records[0], metrics={**reports[0].records[0].metrics, **flops})
-    metrics = joined(gathered(report_of(first), *reports[1:])).metrics
+    metrics = join(sessions_of(report_of(first), *reports[1:])).metrics
     energy = metrics["energy_j"].value
     assert energy is not None
     assert metrics["flops"].value == 1000
     assert metrics["energy_per_flop_j"].value == pytest.approx(energy / 1000)
 
 
-def test_a_round_without_joules_costs_itself_only() -> None:
+def test_session_without_joules_loses_only_its_round() -> None:
     lost = one(None, status="invalid", reason="the counter stood still")
-    side = gathered(one(10.0), lost, one(10.0))
+    side = sessions_of(one(10.0), lost, one(10.0))
     assert not side.hopeless
-    assert (joined(side).status, joined(side).metrics["energy_j"].n) == ("measured", 2)
+    assert (join(side).status, join(side).metrics["energy_j"].n) == ("measured", 2)
 
 
-def test_a_failure_in_any_session_is_one() -> None:
-    side = gathered(one(10.0), report_of(Record(id=TEST, attempt=1, status="failed", reason="boom")))
+def test_failure_in_any_session_is_a_failure() -> None:
+    side = sessions_of(one(10.0), report_of(Record(id=TEST, attempt=1, status="failed", reason="boom")))
     assert side.hopeless == {TEST}
-    record = joined(side)
+    record = join(side)
     assert (record.status, record.reason, len(record.rounds)) == ("failed", "session 2: boom", 1)
 
 
-def test_a_budget_that_was_not_kept_is_a_measurement() -> None:
-    side = gathered(one(10.0, status="failed", failed_gate=True), one(10.0), name="head")
+def test_test_over_its_budget_is_still_measured() -> None:
+    side = sessions_of(one(10.0, status="failed", failed_gate=True), one(10.0), name="head")
     assert not side.hopeless
-    assert (joined(side).status, joined(side).failed_gate) == ("measured", False)
+    assert (join(side).status, join(side).failed_gate) == ("measured", False)
 
 
 def test_a_budget_that_one_session_of_the_base_has_broken_is_close() -> None:
     over = one(10.0, status="failed", reason="energy_gate: too much", failed_gate=True)
-    record = joined(gathered(one(9.0), one(9.0), over))
+    record = join(sessions_of(one(9.0), one(9.0), over))
     assert (record.failed_gate, record.counts) == (True, True)
 
 
 def test_a_budget_that_most_sessions_have_broken_is_broken() -> None:
     over = one(10.0, status="failed", reason="energy_gate: too much", failed_gate=True)
-    record = joined(gathered(over, one(9.0), over, name="head"))
+    record = join(sessions_of(over, one(9.0), over, name="head"))
     assert (record.status, record.failed_gate, record.counts) == ("failed", True, True)
     assert (record.reason, len(record.rounds)) == ("2 of 3 sessions: energy_gate: too much", 3)
 
 
-def test_a_budget_that_is_expected_to_be_broken_is_not() -> None:
+def test_expected_budget_failure_does_not_count() -> None:
     expected = one(10.0, status="failed", reason="xfail: known", failed_gate=True)
-    assert joined(gathered(expected, expected)).status == "measured"
+    assert join(sessions_of(expected, expected)).status == "measured"
 
 
-def test_rounds_on_other_boards_are_put_aside() -> None:
-    record = joined(gathered(one(10.0), one(20.0, devices=["GPU-b"]), one(10.0)))
+def test_rounds_on_different_boards_are_excluded() -> None:
+    record = join(sessions_of(one(10.0), one(20.0, devices=["GPU-b"]), one(10.0)))
     assert [is_valid(each) for each in record.rounds] == [True, False, True]
     assert list_excluded_rounds([record]) == {TEST: ["session 2: ran on GPU-b, session 1 on GPU-a"]}
     assert record.metrics["energy_j"].value == pytest.approx(5.0)
 
 
-def test_rounds_of_another_meter_or_machine_are_put_aside() -> None:
+def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
     meter = msgspec.structs.replace(record_of().meters[0], source="power")
     assert REPORT.environment is not None
     elsewhere = msgspec.structs.replace(
         REPORT.environment, host=msgspec.structs.replace(HOST, logical_cpus=2, load_average=9.0)
     )
     moved = msgspec.structs.replace(one(10.0), environment=elsewhere)
-    told = list_excluded_rounds([joined(gathered(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
+    told = list_excluded_rounds([join(sessions_of(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
     assert told[0] == "session 2: not as in session 1 (meter.source: counter -> power)"
     assert told[1] == "session 3: not as in session 1 (cpu.count: 64 -> 2)"
 
 
-def test_load_and_temperature_are_no_other_machine() -> None:
+def test_load_does_not_exclude_rounds() -> None:
     assert REPORT.environment is not None
     busy = msgspec.structs.replace(REPORT.environment, host=msgspec.structs.replace(HOST, load_average=9.0))
     assert (
         list_excluded_rounds(
-            [joined(gathered(one(10.0), msgspec.structs.replace(one(10.0), environment=busy)))]
+            [join(sessions_of(one(10.0), msgspec.structs.replace(one(10.0), environment=busy)))]
         )
         == {}
     )
 
 
-def test_what_an_attempt_had_measured_counts_once() -> None:
+def test_measurement_of_an_earlier_attempt_counts_once() -> None:
     side = SideSessions("head")
     assert side.add(1, [one(10.0), one(20.0)]) == 1
-    assert [each.energy_j for each in joined(side).rounds] == [10.0]
+    assert [each.energy_j for each in join(side).rounds] == [10.0]
     assert len(side.sessions) == 2
 
 
-def test_a_workload_that_changes_between_sessions_is_told() -> None:
+def test_workload_change_between_sessions_is_listed() -> None:
     parts = [
         SessionRecord(1, record_of(), None),
         SessionRecord(2, msgspec.structs.replace(record_of(), launch="engine"), None),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What git is asked: which commits are meant, what is not committed, and checkouts that are whole."""
+"""Resolving commits, naming the working tree, and checkouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .project import Project
 
 @pytest.fixture
 def forked(project: Project) -> tuple[Repository, str]:
-    """A branch, a main that has moved on, and where they parted."""
+    """A branch, a main branch that has moved on, and their merge base."""
     parted = project.git("rev-parse", "HEAD")
     project.git("checkout", "-q", "-b", "feature")
     project.commit()
@@ -39,36 +39,34 @@ def test_three_dots_are_the_merge_base(forked: tuple[Repository, str]) -> None:
     assert found.commit("main") not in (parted, found.commit("HEAD"))
 
 
-def test_without_a_name_the_base_is_where_it_parted_from_the_default_branch(
+def test_default_base_is_the_merge_base_with_the_default_branch(
     forked: tuple[Repository, str],
 ) -> None:
     found, parted = forked
     assert found.default_base(found.commit("HEAD")) == (parted, "main")
 
 
-def test_without_a_default_branch_one_is_to_be_named(
-    forked: tuple[Repository, str], project: Project
-) -> None:
+def test_missing_default_branch_asks_for_a_base(forked: tuple[Repository, str], project: Project) -> None:
     project.git("branch", "-q", "-M", "main", "trunk")
-    with pytest.raises(PlanError, match=r"^no default branch was found .*; name one: --base REF$"):
+    with pytest.raises(PlanError, match=r"^found no default branch .*; name the baseline with --base REF$"):
         forked[0].default_base("HEAD")
 
 
-def test_a_shallow_clone_says_why(project: Project, tmp_path: Path) -> None:
+def test_shallow_clone_is_named_as_the_reason(project: Project, tmp_path: Path) -> None:
     project.commit()
     project.git("clone", "-q", "--depth=1", project.path.as_uri(), str(tmp_path / "shallow"))
     with pytest.raises(PlanError, match=r"this clone is shallow: git fetch --unshallow"):
         find_repository(tmp_path / "shallow").commit("HEAD~1")
 
 
-def test_a_hook_of_another_repository_does_not_mislead(
+def test_git_variables_of_a_hook_are_ignored(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     assert find_repository(project.path).root == project.path
 
 
-def test_the_name_of_a_working_tree_is_of_what_runs(project: Project) -> None:
+def test_working_tree_name_depends_on_files_that_matter(project: Project) -> None:
     found = find_repository(project.path)
     clean = found.working_tree()
     project.write(".git/info/exclude", "*.log\n")
@@ -87,7 +85,7 @@ def test_the_name_of_a_working_tree_is_of_what_runs(project: Project) -> None:
     assert len({clean, untracked, edited, added, found.working_tree()}) == 5
 
 
-def test_a_checkout_that_was_made_half_is_made_again(project: Project, tmp_path: Path) -> None:
+def test_incomplete_checkout_is_made_again(project: Project, tmp_path: Path) -> None:
     found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
     commit = found.commit("HEAD")
     check_out(found, commit, place)
@@ -100,7 +98,7 @@ def test_a_checkout_that_was_made_half_is_made_again(project: Project, tmp_path:
     assert (place / "work.py").exists()
 
 
-def test_the_worktrees_of_the_user_stay(project: Project, tmp_path: Path) -> None:
+def test_worktrees_of_the_user_are_kept(project: Project, tmp_path: Path) -> None:
     """Also one whose disk is not there just now."""
     found, place = find_repository(project.path), tmp_path / "base"
     project.git("worktree", "add", "-q", "--detach", str(tmp_path / "users"))
@@ -111,7 +109,9 @@ def test_the_worktrees_of_the_user_stay(project: Project, tmp_path: Path) -> Non
     assert str(place) not in project.git("worktree", "list")
 
 
-def test_what_a_checkout_leaves_out_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submodules_and_lfs_files_are_noted_as_missing(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = find_repository(project.path)
     assert list_omissions(found, found.commit("HEAD")) == []
     project.write(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ../x\n')
@@ -121,4 +121,4 @@ def test_what_a_checkout_leaves_out_is_told(project: Project, monkeypatch: pytes
     told = list_omissions(found, commit)
     assert [line.split(" ", 1)[0] for line in told] == [commit[:10], commit[:10]]
     assert "submodules, which are not checked out" in told[0]
-    assert "in Git LFS, which is not installed here" in told[1]
+    assert "uses Git LFS, which is not installed" in told[1]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replace the measurement in the sessions of a ``Project``: joules as its ``work.py`` states them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from pytest_llenergy import api
+from pytest_llenergy.measure.experiment import Experiment
+from pytest_llenergy.measure.metrics import compute_metrics
+from pytest_llenergy.model.record import MeterInfo, Procedure, Round
+
+SPREAD = (1, 1.002, 0.997, 1.001, 0.998, 1.002)
+METER = MeterInfo(
+    name="known",
+    domain="cpu:known",
+    kind="measured",
+    source="known",
+    scope="test",
+    update_period_s=0.1,
+    resolution_j=0.001,
+    accuracy="exact",
+)
+PROCEDURE = Procedure(
+    warmup_iterations=0,
+    settled=None,
+    criterion="none",
+    iterations=1,
+    gap_s=0.1,
+    target=0.02,
+    budget_s=1.0,
+    measuring_s=2.0,
+    reached=None,
+)
+
+
+def install(work: Any) -> None:
+    """Measure ``work.joules`` after each call, with a little spread by session and round."""
+
+    def measure(workload: Any, plan: Any, selection: Any, *_: Any) -> Experiment:
+        selection.close()
+        work.joules = 10.0
+        workload.work(1)
+        match = re.search(r"(\d+)-(?:base|head)", os.environ["LLENERGY_AB_DONE"])
+        assert match is not None
+        number = int(match.group(1))
+        rounds = [
+            Round(
+                start_s=number + each,
+                duration_s=2.0,
+                energy_j=work.joules * SPREAD[(number + each) % len(SPREAD)],
+                energy_u_j=0.001,
+                energy_u_absolute_j=0.1,
+            )
+            for each in range(plan.rounds)
+        ]
+        return Experiment(rounds, compute_metrics(rounds, None), [METER], 0.1, PROCEDURE, [])
+
+    setattr(api, "measure", measure)  # noqa: B010

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which code a side imports: its own is recognised, any other is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.ab.checkouts import session_environment
+from pytest_llenergy.ab.imported_code import (
+    SAME_CODE,
+    ImportableCode,
+    InterpreterInfo,
+    check_import_sources,
+    check_imported_modules,
+    inspect_interpreter,
+)
+from pytest_llenergy.ab.schedule import Side
+from pytest_llenergy.errors import PlanError
+
+from .project import Project
+
+PACKAGE = Path("/site-packages/thing/__init__.py")
+MODULE = Path("/site-packages/thing.py")
+NAMESPACE = Path("/site-packages/thing")
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "own"),
+    [
+        ("thing/__init__.py", PACKAGE, "thing"),
+        ("packages/one/src/thing/__init__.py", PACKAGE, "packages/one/src/thing"),
+        ("src/thing.py", MODULE, "src/thing.py"),
+        # Another commit may have the other kind.
+        ("src/thing.py", PACKAGE, "src/thing.py"),
+        ("src/thing/deep/work.py", NAMESPACE, "src/thing"),
+        ("src/thing/deep/__init__.py", NAMESPACE, "src/thing"),
+        # Vendored code, or a stub.
+        ("third_party/thing/__init__.py", PACKAGE, None),
+        ("tests/stubs/thing/__init__.py", PACKAGE, None),
+        # A script or a directory of tests may have the name of the package that it uses.
+        ("examples/thing.py", PACKAGE, None),
+        ("tests/thing/test_it.py", PACKAGE, None),
+        ("tests/thing/test_it.py", NAMESPACE, None),
+    ],
+)
+def test_own_code_is_found_by_name_and_kind(file: str, place: Path, own: str | None) -> None:
+    assert ImportableCode([file]).find("thing", place) == own
+
+
+def test_module_in_a_package_is_not_top_level() -> None:
+    code = ImportableCode(["src/thing/__init__.py", "src/thing/numpy/__init__.py", "src/thing/six.py"])
+    assert code.find("numpy", Path("/site-packages/numpy/__init__.py")) is None
+    assert code.find("six", Path("/site-packages/six.py")) is None
+
+
+def test_standard_library_is_not_own_code() -> None:
+    assert ImportableCode(["tools/queue.py"]).find("queue", Path("/usr/lib/python3/queue.py")) is None
+
+
+def test_nested_project_has_packages_beside_or_below_its_project_file() -> None:
+    code = ImportableCode(
+        ["libs/one/pyproject.toml", "libs/one/thing/__init__.py", "libs/two/code/thing/__init__.py"]
+    )
+    assert code.find("thing", PACKAGE) == "libs/one/thing"
+
+
+@pytest.mark.parametrize("file", ["src/acme/thing/__init__.py", "acme/thing.py", "python/acme/thing.py"])
+def test_part_of_a_namespace_is_own_code(file: str) -> None:
+    code = ImportableCode([file])
+    assert code.find("acme.thing", PACKAGE if "__init__" in file else MODULE) is not None
+    assert code.find("acme.other", Path("/site-packages/acme/other.py")) is None
+    assert code.find("other.thing", PACKAGE) is None
+
+
+def side_at(root: Path, project: Project) -> Side:
+    return Side(
+        name="base",
+        origin="main",
+        short="abc",
+        root=root,
+        directory=root,
+        python=Path(sys.executable),
+        environment={**session_environment(), "PYTHONPATH": project.environment["PYTHONPATH"]},
+    )
+
+
+def refusal(project: Project, tmp_path: Path) -> str:
+    """Check what an interpreter names, for a side whose checkout is empty."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    side = side_at(checkout, project)
+    with pytest.raises(PlanError) as caught:
+        check_import_sources(side, inspect_interpreter(side), project.path, tmp_path / "other")
+    return str(caught.value)
+
+
+def write_metadata(site: Path, direct_url: str) -> None:
+    info = site / "thing-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+    (info / "direct_url.json").write_text(direct_url)
+
+
+@pytest.mark.parametrize("how", ["editable", "installed"])
+def test_installation_of_the_users_checkout_is_refused(project: Project, tmp_path: Path, how: str) -> None:
+    directory = {"editable": True} if how == "editable" else {}
+    write_metadata(tmp_path / "site", json.dumps({"url": project.path.as_uri(), "dir_info": directory}))
+    project.extend_path(tmp_path / "site")
+    told = f"base would import its code from {project.path} ({how} thing) instead of its own checkout, "
+    assert refusal(project, tmp_path) == told + SAME_CODE
+
+
+def test_setuptools_finder_into_the_users_checkout_is_refused(project: Project, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    mapping = f"MAPPING: dict[str, str] = {{'thing': {str(project.path / 'src' / 'thing')!r}}}\n"
+    (site / "__editable___thing_1_0_finder.py").write_text(mapping)
+    project.extend_path(site)
+    told = f"base would import its code from {project.path / 'src' / 'thing'} (editable thing) instead"
+    assert refusal(project, tmp_path).startswith(told)
+
+
+@pytest.mark.parametrize("below", ["", "src"])
+def test_pythonpath_into_the_users_checkout_is_refused(project: Project, tmp_path: Path, below: str) -> None:
+    project.extend_path(project.path / below)
+    told = f"base would import its code from {project.path / below} (PYTHONPATH) instead of its own "
+    assert refusal(project, tmp_path).startswith(told)
+
+
+def test_path_file_into_the_users_checkout_is_refused(project: Project, tmp_path: Path) -> None:
+    """An editable installation without metadata leaves such a file."""
+    site = tmp_path / "site"
+    for directory in (site, project.path / "src"):
+        directory.mkdir()
+    (site / "thing.pth").write_text(f"{project.path}/src\n")
+    (site / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
+    project.extend_path(site)
+    told = f"base would import its code from {project.path}/src (sys.path) instead of its own checkout, "
+    assert refusal(project, tmp_path).startswith(told)
+
+
+def test_check_happens_before_anything_is_measured(project: Project) -> None:
+    project.extend_path(project.path)
+    told = f"base would import its code from {project.path} (PYTHONPATH) instead of its own checkout, "
+    assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == told + SAME_CODE
+    assert project.session_logs() == []
+
+
+@pytest.mark.parametrize("own", ["src/thing/__init__.py", "python/thing/__init__.py", "src/thing.py"])
+@pytest.mark.parametrize("place", ["site-packages", "clone/src"])
+def test_own_code_imported_from_elsewhere_is_refused(
+    project: Project, tmp_path: Path, own: str, place: str
+) -> None:
+    """A copy that is installed, or an editable installation of another clone."""
+    project.write(own, "")
+    module = tmp_path / place / own.split("/", 1)[1]
+    imports = tmp_path / "imports"
+    imports.mkdir()
+    (imports / "1.json").write_text(json.dumps({"thing": [str(module)]}))
+    info = InterpreterInfo([], [sys.prefix], pytest=True, version="1")
+    with pytest.raises(PlanError) as caught:
+        check_imported_modules(side_at(project.path, project), info, [imports], project.path, tmp_path)
+    shown = own.removesuffix("/__init__.py")
+    assert str(caught.value) == f"base imported thing from {module} instead of its own {shown}, {SAME_CODE}"
+
+
+@pytest.mark.parametrize("by", ["test", "rank"])
+def test_session_that_imported_foreign_code_is_refused_and_discarded(
+    project: Project, tmp_path: Path, by: str
+) -> None:
+    """Nothing names the checkout, but its package is also installed. A rank may import it later."""
+    project.write("src/thing/__init__.py", "")
+    if by == "test":
+        project.edit("test_some.py", "from work", "import thing\nfrom work")
+    project.commit()
+    installed = tmp_path / "site-packages" / "thing" / "__init__.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    project.extend_path(tmp_path / "site-packages")
+    told = f"base imported thing from {installed} instead of its own src/thing, {SAME_CODE}"
+    assert project.error("--base=HEAD", "--head=HEAD", "--", "pytest") == told
+    assert project.session_logs() == []

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions that do not finish stop the comparison; their measurements are kept but not taken as complete."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.cli import main
+
+from .project import Project, Result
+
+#: Two tests that measure and one between them in which something happens on the head.
+BETWEEN = """
+import os
+import pytest
+from pathlib import Path
+from work import use, work
+
+def test_a(energy):
+    energy(work)
+
+def test_between():
+    HAPPENS
+
+def test_b(energy):
+    energy(use, 5.0)
+"""
+
+#: Like a full disk: the report is longer than the limit, the output of pytest is not.
+FULL = """import resource
+    if Path(os.environ["FULL"]).exists():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))"""
+
+
+def compared(project: Project) -> Result:
+    return project.ab("--base=main", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q")
+
+
+def on_the_head(project: Project, happens: str) -> str:
+    """Commit a head on which something happens. Return the beginning of the error message."""
+    project.write("test_some.py", BETWEEN.replace("HAPPENS", "pass"))
+    project.commit()
+    project.git("checkout", "-q", "-b", "feature")
+    project.write("test_some.py", BETWEEN.replace("HAPPENS", happens))
+    return f"llenergy ab: session 2 (head {project.commit()[:7]})"
+
+
+def test_usage_error_of_pytest_stops_the_comparison(project: Project) -> None:
+    told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest", "--no-such-option")
+    (log,) = (project.path / ".llenergy").rglob("001-base.1.log")
+    commit = project.git("rev-parse", "HEAD")[:7]
+    assert told.startswith(f"session 1 (base {commit}) ended with exit code 4: '")
+    assert told.endswith(f"; the whole log: {log}")
+
+
+def test_killed_session_stops_the_comparison(project: Project) -> None:
+    project.write("test_some.py", "import os\ndef test_a(): os.kill(os.getpid(), 9)")
+    project.commit()
+    told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
+    assert "was ended by signal 9: " in told
+
+
+def test_collection_error_stops_the_comparison(project: Project) -> None:
+    project.write("test_some.py", "import no_such_module")
+    project.commit()
+    result = project.ab("--base=HEAD", "--head=HEAD", "--", "pytest", "-q")
+    assert "ended with exit code 2: " in result.lines[-1]
+    assert "  | ERROR test_some.py" in result.err
+
+
+def test_session_without_measurements_stops_the_comparison(project: Project) -> None:
+    project.write("test_some.py", "def test_a(): pass")
+    project.commit()
+    for _ in range(2):
+        told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
+        assert "has measured no test; the whole log: " in told
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("-qx", "--maxfail (-x) is set, "), pytest.param("--sw", "--stepwise is set, ", marks=pytest.mark.slow)],
+)
+def test_project_settings_that_stop_sessions_are_refused(project: Project, option: str, told: str) -> None:
+    project.environment["PYTEST_ADDOPTS"] = "-p pytest_llenergy.plugin"
+    project.write("pytest.ini", f"[pytest]\naddopts = {option}\n")
+    project.commit()
+    found = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
+    assert f"ended with exit code 4: 'ERROR: {told}" in found.replace('"', "'")
+
+
+@pytest.mark.parametrize(
+    ("happens", "how"),
+    [
+        ("os._exit(0)", "ended with exit code 0 before pytest's own end: "),
+        pytest.param(
+            "pytest.exit('enough', returncode=0)",
+            "ended with exit code 0 and was stopped before all its tests had run: ",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_session_that_exits_early_stops_the_comparison(project: Project, happens: str, how: str) -> None:
+    told = on_the_head(project, happens)
+    for _ in range(2):
+        result = compared(project)
+        assert (result.status, result.out) == (2, "")
+        assert result.lines[-1].startswith(f"{told} {how}")
+    assert "going on with a comparison that was stopped: 1 sessions are there" in result.lines
+
+
+def test_session_that_could_not_write_its_report_is_repeated(project: Project, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    project.environment["FULL"] = str(full)
+    told = on_the_head(project, FULL)
+    full.touch()
+    result = compared(project)
+    assert result.status == 2
+    assert result.lines[-1].startswith(f"{told} ended with exit code 1 before pytest's own end: ")
+    full.unlink()
+    assert compared(project).status == 0
+    paired = project.paired()
+    assert [each.verdict for each in paired.compared.comparisons] == ["unchanged", "unchanged"]
+    assert [len(each.rounds) for each in paired.head.records] == [4, 4]
+    assert (paired.complete, paired.compared.notes) == (True, [])
+
+
+def test_import_error_stops_the_comparison_despite_continue_option(project: Project) -> None:
+    told = on_the_head(project, "pass")
+    project.write("test_other.py", "import nothing\n")
+    project.commit()
+    result = project.ab("--base=main", "--pairs=4", "--", "pytest", "-q", "--continue-on-collection-errors")
+    assert result.status == 2
+    assert "was stopped before all its tests had run" in result.lines[-1]
+    assert told.partition("(")[0] in result.lines[-1]
+
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    """Raise KeyboardInterrupt during an import."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "pytest_llenergy.ab.campaign":
+            raise KeyboardInterrupt
+
+
+def test_interrupt_during_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "pytest_llenergy.ab.campaign", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert main(["ab", "--", "pytest"]) == 130
+    assert capsys.readouterr().err.startswith("llenergy ab: interrupted; ")
