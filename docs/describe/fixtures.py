@@ -23,7 +23,7 @@ from pytest_llenergy.backends.tasks import (
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.meters import Measuring, Window, measure
 
-from .text import code, lines_of, page, parameters, prose, table, typed
+from .text import code, lines_of, page, parameters, prose, split_attributes, table, typed
 
 
 class Object(NamedTuple):
@@ -114,12 +114,15 @@ def _fixture(fixture: ast.FunctionDef) -> Iterator[str]:
 
 
 def _object(each: Object) -> Iterator[str]:
-    paragraphs = prose(each.kind.__doc__).split("\n\n")[: each.paragraphs]
-    rows = [_member(each, name) for name in each.members]
-    yield from lines_of(f"### {each.kind.__name__}", "\n\n".join(paragraphs), table(["", "type", ""], rows))
+    text, meanings = split_attributes(each.kind.__doc__)
+    paragraphs = prose(text).split("\n\n")[: each.paragraphs]
+    rows = [_member(each, name, meanings.get(name, "")) for name in each.members]
+    yield from lines_of(
+        f"### {each.kind.__name__}", "\n\n".join(paragraphs), table(["", "type", "meaning"], rows)
+    )
 
 
-def _member(of: Object, name: str) -> list[str]:
+def _member(of: Object, name: str, meaning: str) -> list[str]:
     kind = of.kind
     found = inspect.getattr_static(kind, name, None)
     if isinstance(found, property):
@@ -130,7 +133,7 @@ def _member(of: Object, name: str) -> list[str]:
         call = parameters(found).replace("(/, ", "(").replace("(self, ", "(")
         name = of.called if name == "__call__" else name
         return [code(f"{name}{call}"), code(returned), prose(found.__doc__, inline=True)]
-    return [code(name), code(_annotation(kind, name)), ""]
+    return [code(name), code(_annotation(kind, name)), meaning]
 
 
 def _annotation(kind: type, name: str) -> str:

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from importlib.resources import files
-from inspect import cleandoc
 from typing import Any
 
-from .text import code, lines_of, page, prose, table
+from .text import code, lines_of, page, prose, split_attributes, table
 
 #: The schema files, and what each describes.
 SCHEMAS = {
@@ -48,15 +46,14 @@ def _objects(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _object(title: str, part: dict[str, Any]) -> Iterator[str]:
     required = set(part.get("required", ()))
-    text, _, attributes = cleandoc(part.get("description", "")).partition("\n\nAttributes:\n")
-    meanings = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE))
+    text, meanings = split_attributes(part.get("description", ""))
     columns = ["field", "type", "default", *(["meaning"] if meanings else [])]
     rows = [
         [
             code(name),
             _type(about),
             "" if name in required else code(json.dumps(about.get("default"))),
-            prose(meanings.get(name, "")),
+            meanings.get(name, ""),
         ][: len(columns)]
         for name, about in part["properties"].items()
     ]

@@ -45,6 +45,17 @@ def prose(docstring: str | None, *, inline: bool = False) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
+def split_attributes(docstring: str | None) -> tuple[str, dict[str, str]]:
+    """Split a docstring into its text without ``Attributes``, and the meaning of each attribute."""
+    text = inspect.cleandoc(docstring or "") + "\n"
+    meanings: dict[str, str] = {}
+    for found in SECTION.finditer(text):
+        if found[1] == "Attributes":
+            meanings = {name: prose(meaning) for name, meaning in ENTRY.findall(inspect.cleandoc(found[2]))}
+            text = text.replace(found[0], "")
+    return text, meanings
+
+
 def _section(title: str, body: str, *, inline: bool) -> str:
     body = inspect.cleandoc(body)
     entries = [(name, " ".join(text.split())) for name, text in ENTRY.findall(body)]

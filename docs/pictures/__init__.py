@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of the documentation, made by a script: python -m docs.pictures."""
+"""Generate the pictures of the documentation: python -m docs.pictures."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the pictures, all or those that are named: python -m docs.pictures [terminal] [pages]."""
+"""Generate all pictures or the named ones: python -m docs.pictures [terminal] [pages]."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .pages import photograph
 from .recording import record
 from .svg import animated, still
 
-#: Beside the pages that show them.
+#: Next to the pages that show them.
 IMAGES = Path(__file__).parents[1] / "images"
 
 PROJECT = Path(__file__).parent / "project"
 
-#: Real models, really run. On a machine without counters the joules are an estimate, and the table says so.
+#: Runs real models. Without counters the joules are an estimate, and the table says so.
 COMMAND = "pytest --energy-report"
 
 
 def terminal() -> None:
-    """The run as it is, as it goes by, and as it can be played."""
+    """Record a run as an animation, a still picture and a playable cast."""
     recording = record(COMMAND, PROJECT, columns=80, rows=34)
     (IMAGES / "terminal.cast").write_text(recording.cast())
     (IMAGES / "terminal.svg").write_text(animated(recording))
@@ -28,7 +28,7 @@ def terminal() -> None:
 
 
 def pages() -> None:
-    """The page of a comparison."""
+    """Photograph the page of a comparison."""
     photograph(IMAGES)
 
 

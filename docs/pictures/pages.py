@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a comparison in a browser, light on a desktop and dark on a phone. The figures are made up."""
+"""Photograph the page of a comparison, light on a desktop and dark on a phone. Its figures are made up."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def photograph(images: Path) -> None:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         light = browser.new_page(viewport=DESKTOP, color_scheme="light")
         light.goto(shown.as_uri())
-        _kept(light, images / "html-light.png")
+        _save(light, images / "html-light.png")
         dark = browser.new_page(viewport=PHONE, color_scheme="dark")
         dark.goto(shown.as_uri())
-        _to_the_first_test(dark)
-        _kept(dark, images / "html-dark.png")
+        _scroll_to_first_test(dark)
+        _save(dark, images / "html-dark.png")
         browser.close()
 
 
-def _kept(page: Page, path: Path) -> None:
-    """With as many colours as it needs, which is a third of the size."""
+def _save(page: Page, path: Path) -> None:
+    """Save a screenshot with 64 colours, a third of the size."""
     picture = Image.open(BytesIO(page.screenshot()))
     picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def _to_the_first_test(page: Page) -> None:
-    """What needs a look is unfolded."""
+def _scroll_to_first_test(page: Page) -> None:
+    """Scroll to the first unfolded test."""
     page.locator("details").first.evaluate("element => element.scrollIntoView()")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of pytest on a pseudo-terminal: what it wrote, when, and what was then on the screen."""
+"""Record a pytest run on a pseudo-terminal: what it wrote, when, and what the screen then showed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from typing import Any
 
 import pyte
 
-#: What would decide about width and colours in place of the terminal, or is of this machine alone.
+#: Variables that would override the terminal's width and colours, or belong to this machine only.
 DECIDING = ("COLUMNS", "LINES", "NO_COLOR", "CI", "COLORTERM", "PYTEST_ADDOPTS", "GITHUB_ACTIONS")
 
-#: Longer pauses are shortened to this in what is shown, and the last picture stays as long (seconds).
+#: Longest pause shown, and how long the last picture stays (seconds).
 LONGEST_S, LAST_S = 0.8, 8.0
 
-#: Changes within this time are one picture (seconds).
+#: Changes within this time form one picture (seconds).
 FRAME_S = 0.08
 
-#: Between two keys (seconds).
+#: Time between two keys (seconds).
 TYPING_S = 0.05
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Characters of one look, from a column on."""
+    """Characters of one colour and weight, from a column on."""
 
     column: int
     text: str
@@ -45,7 +45,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Frame:
-    """What is on the screen from a moment on: of each row its runs."""
+    """The screen from a moment on, as stretches per row."""
 
     at_s: float
     rows: tuple[tuple[Stretch, ...], ...]
@@ -53,7 +53,7 @@ class Frame:
 
 @dataclass
 class Recording:
-    """What was written and when, in seconds that are shown; pauses are shortened."""
+    """Written text with its time, in seconds after pauses are shortened."""
 
     title: str
     columns: int
@@ -61,17 +61,17 @@ class Recording:
     events: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, after_s: float, text: str) -> None:
-        """What was written after a pause."""
+        """Add text written after a pause."""
         last_s = self.events[-1][0] if self.events else 0.0
         self.events.append((round(last_s + min(after_s, LONGEST_S), 3), text))
 
     @property
     def length_s(self) -> float:
-        """With a while to read the end."""
+        """Length with time to read the end (seconds)."""
         return self.events[-1][0] + LAST_S
 
     def cast(self) -> str:
-        """As a file of asciinema, version 2."""
+        """Return an asciinema file, version 2."""
         header: dict[str, Any] = {"version": 2, "width": self.columns, "height": self.rows}
         header |= {"title": self.title, "env": {"TERM": "xterm-256color"}}
         lines: list[Any] = [header, *([at, "o", text] for at, text in self.events)]
@@ -79,14 +79,14 @@ class Recording:
 
     @classmethod
     def read(cls, text: str) -> Recording:
-        """Of such a file."""
+        """Read an asciinema file."""
         header, *events = (json.loads(line) for line in text.splitlines())
         made = cls(header["title"], header["width"], header["height"])
         made.events = [(at_s, written) for at_s, _, written in events]
         return made
 
     def frames(self) -> list[Frame]:
-        """The screen after each change, as a terminal emulator draws it."""
+        """Return the screen after each change, as a terminal emulator draws it."""
         screen = pyte.Screen(self.columns, self.rows)
         stream, found = pyte.Stream(screen), list[Frame]()
         for number, (at_s, text) in enumerate(self.events):
@@ -101,7 +101,7 @@ class Recording:
 
 
 def record(command: str, project: Path, *, columns: int, rows: int) -> Recording:
-    """Type a command, and run it in a copy of a project."""
+    """Record a command in a copy of a project."""
     recording = Recording(command, columns, rows)
     recording.add(0.0, "\x1b[32m$\x1b[0m ")
     for key in command:
@@ -111,7 +111,7 @@ def record(command: str, project: Path, *, columns: int, rows: int) -> Recording
         for path in project.iterdir():
             if path.is_file():
                 (Path(place) / path.name).write_bytes(path.read_bytes())
-        # Leases of others are no part of the picture.
+        # Leases of other runs must not delay the recording.
         with tempfile.TemporaryDirectory() as locks:
             environment = {"LLENERGY_LOCK_DIR": locks}
             _run(recording, [sys.executable, "-m", *command.split()], Path(place), environment)
@@ -134,7 +134,7 @@ def _run(recording: Recording, arguments: Sequence[str], place: Path, environmen
         try:
             chunk = os.read(master, 1 << 16)
         except OSError:
-            # Linux says so when nobody has the other side any more.
+            # Linux raises this when the other side is closed.
             chunk = b""
         if not chunk:
             break
@@ -144,12 +144,12 @@ def _run(recording: Recording, arguments: Sequence[str], place: Path, environmen
         except UnicodeDecodeError:
             continue
         now_s = time.monotonic()
-        # Where it ran is nobody's business.
+        # Do not publish the temporary directory.
         recording.add(now_s - last_s, text.replace(str(place), "/home/you/project"))
         last_s = now_s
     os.close(master)
     if process.wait() != 0:
-        raise SystemExit(f"the run that was recorded ended with {process.returncode}\n{recording.cast()}")
+        raise SystemExit(f"the recorded run ended with {process.returncode}\n{recording.cast()}")
 
 
 def _row(screen: pyte.Screen, number: int) -> tuple[Stretch, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screens as SVG, still or moving: without script and fonts, and at rest for those who want no motion."""
+"""Draw screens as SVG, still or animated, without scripts or fonts; reduced motion is respected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from .recording import Frame, Recording, Stretch
 
-#: Of a character, and of the frame around them (pixels).
+#: Size of a character, the margin and the title bar (pixels).
 WIDTH, HEIGHT, MARGIN, BAR = 8.4, 18.0, 14.0, 34.0
 
 COLORS = {
@@ -33,7 +33,7 @@ text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 
 
 def still(recording: Recording) -> str:
-    """The last screen, as high as what is on it."""
+    """Draw the last screen, without empty rows at the end."""
     rows = recording.frames()[-1].rows
     while rows and not rows[-1]:
         rows = rows[:-1]
@@ -42,7 +42,7 @@ def still(recording: Recording) -> str:
 
 
 def animated(recording: Recording) -> str:
-    """Every screen in its time, again and again. A row that stays is drawn once."""
+    """Draw every screen at its time, in a loop. A row that stays is drawn once."""
     frames, length_s = recording.frames(), recording.length_s
     rules, body = [STYLE], []
     steps: dict[tuple[float, float], list[str]] = defaultdict(list)
@@ -62,7 +62,7 @@ def animated(recording: Recording) -> str:
 
 
 def _stays(frames: list[Frame], length_s: float) -> Iterator[tuple[int, tuple[Stretch, ...], float, float]]:
-    """Each row with the time from which to which it is as it is."""
+    """Yield each row with the times between which it does not change."""
     timed = list(zip(frames, [*(frame.at_s for frame in frames[1:]), length_s], strict=True))
     for number in range(len(frames[0].rows)):
         for row, same in groupby(timed, key=lambda each: each[0].rows[number]):
