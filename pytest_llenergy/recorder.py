@@ -19,15 +19,7 @@ from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.meters.window import Window
 from pytest_llenergy.model.comparison import Comparison
-from pytest_llenergy.model.record import (
-    BackendInfo,
-    Flag,
-    MeterInfo,
-    Parallel,
-    RankInfo,
-    Record,
-    Status,
-)
+from pytest_llenergy.model.record import BackendInfo, Flag, MeterInfo, Parallel, RankInfo, Record, Status
 from pytest_llenergy.model.text import escape_invisible, escape_surrogates
 from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import params_of

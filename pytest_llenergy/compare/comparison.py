@@ -32,7 +32,7 @@ from pytest_llenergy.compare.statistics import (
     correct_multiple_comparisons,
 )
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import FIGURES, Value, applies_to_rounds, round_values
+from pytest_llenergy.measure.metrics import ROUND_METRICS, RoundValue, applies_to_rounds, round_values
 from pytest_llenergy.model.base import pause_garbage_collection
 from pytest_llenergy.model.comparison import AppliedRule, ComparedReports, Comparison, Side, Verdict
 from pytest_llenergy.model.environment import Environment
@@ -173,7 +173,7 @@ class _Case:
         return Comparison(
             id=record.id,
             metric=self.metric,
-            unit=FIGURES[self.metric].unit,
+            unit=ROUND_METRICS[self.metric].unit,
             verdict=verdict,
             reason=reason,
             better=METRICS[self.metric].better,
@@ -310,7 +310,7 @@ def _compare_records(
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
     metric = criterion.metric or default_metric(old, new)
-    figure = FIGURES[metric]
+    figure = ROUND_METRICS[metric]
     case = _Case(metric, criterion, old, new, criterion.gated)
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
@@ -357,7 +357,7 @@ def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) 
     return comparisons
 
 
-def _make_sample(values: Sequence[Value]) -> Sample:
+def _make_sample(values: Sequence[RoundValue]) -> Sample:
     """Combine each round's uncertainties: of the meter, and of what a part-time sensor did not see."""
     return Sample(
         tuple([each.value for each in values]),

@@ -13,7 +13,7 @@ from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, Rule
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.comparison import Comparison
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
@@ -107,8 +107,8 @@ def check_metric(name: str) -> str:
         PlanError: For other names, and for metrics with one value for all rounds.
     """
     if name not in METRICS:
-        raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(FIGURES)}")
-    if name not in FIGURES:
+        raise PlanError(f"unknown metric {name!r}; choose from: {', '.join(ROUND_METRICS)}")
+    if name not in ROUND_METRICS:
         raise PlanError(f"{name} has one value per test and cannot be compared; limit it with a budget")
     return name
 

@@ -25,7 +25,7 @@ from pytest_llenergy.history.store import (
     matches_name,
     read_entries,
 )
-from pytest_llenergy.measure.metrics import FIGURES, round_values
+from pytest_llenergy.measure.metrics import ROUND_METRICS, round_values
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
@@ -91,7 +91,7 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
     device_key = fingerprint(device_facts(record, report.environment))
     device = describe_devices(record, report.environment)
     workload = workload_key(record)
-    for metric, figure in FIGURES.items():
+    for metric, figure in ROUND_METRICS.items():
         values = [each.value for each in round_values(metric, record.rounds)[0]]
         if not values:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assign joules and latencies to rounds and phases."""
+"""Accounting: assign joules and latencies to rounds and phases."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ from pytest_llenergy.meters.window_arithmetic import energy_between, require_res
 from pytest_llenergy.model.record import Phase, Round, ServedRequests, Tokens
 from pytest_llenergy.model.timeline import RequestTimeline, RoundTimeline
 
-# Time to first token and inter-token latency, per request and then averaged over requests.
-
 
 def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
-    """Mean TTFT over requests (seconds): from when the engine was given it to its first token."""
+    """Return the mean over requests of the time from when the backend got it to its first token (seconds)."""
     waits: list[float] = []
     for iteration in (each for rank in timeline.ranks if not rank.repeats_others for each in rank.iterations):
         for request in iteration.requests:
@@ -39,9 +37,9 @@ def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
 
 
 def inter_token_latency_s(timeline: RoundTimeline) -> float | None:
-    """Mean over requests of the time between consecutive output tokens (seconds).
+    """Return the mean over requests of the time between consecutive output tokens (seconds).
 
-    Requests with one output token have no gap and are left out; ``None`` when that leaves none.
+    Requests with one output token are left out; ``None`` if no other remains.
     """
     gaps: list[float] = []
     for request in timeline.requests:
@@ -54,7 +52,7 @@ def inter_token_latency_s(timeline: RoundTimeline) -> float | None:
 
 
 def served_requests(timeline: RoundTimeline) -> ServedRequests | None:
-    """The latencies of each request of a served load, to the microsecond; ``None`` for other work."""
+    """Return the latencies of each request of a served load, to the microsecond; ``None`` for other work."""
     if not timeline.served:
         return None
     served: list[tuple[float, float, float | None, float, int]] = []
@@ -89,12 +87,9 @@ def _seconds(nanoseconds: float) -> float:
     return round(nanoseconds / 1e9, 6)
 
 
-# Marks × trace: the joules of each round and phase.
-
-
 @dataclass(frozen=True)
 class DomainRound:
-    """One domain in one round: the whole window, its phases by name, and the idle power around it."""
+    """Energy of one domain in one round: in total, by phase, and the idle power around it."""
 
     series: Series
     whole: Energy
@@ -103,9 +98,12 @@ class DomainRound:
 
 
 def account_round(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()) -> Round:
-    """Join one round with what the meters said. Joules of all domains are summed, or none are.
+    """Return the record of a round. Joules are the sum of all domains, or missing if one has none.
 
-    ``reasons`` say why meters could not be opened, for the case that none was.
+    Args:
+        measured: The round.
+        trace: One series for each domain.
+        reasons: Why meters could not be opened, for a round without any.
     """
     timeline = measured.timeline
     domains = [_domain_round(measured, series) for series in trace]
@@ -163,13 +161,13 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
 
 
 def phase_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
-    """When each phase was, by name, one stretch an iteration (monotonic nanoseconds).
+    """Return start and end of each phase by name, one span for each iteration (monotonic nanoseconds).
 
-    Prefill runs to the first token of the last rank to have one, decode from there. A served load says itself
-    what its phases are.
+    Prefill lasts until the last rank has its first token, decode from there on. A served load reports its own
+    phases.
     """
     if timeline.served:
-        return _told_spans(timeline)
+        return _reported_spans(timeline)
     borders = timeline.borders_ns
     if not borders:
         return {}
@@ -178,33 +176,33 @@ def phase_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
     return {"prefill": list(borders), "decode": decode}
 
 
-def _told_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
-    """Those of the rank that served; the last one of an iteration ends where the next begins."""
+def _reported_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
+    """Return the phases that the serving rank reported; the last of an iteration ends with it."""
     iterations = timeline.ranks[0].iterations
     starts = [timeline.start_ns, *(each.start_ns for each in iterations[1:]), timeline.end_ns]
     spans: dict[str, list[tuple[int, int]]] = {}
     for number, iteration in enumerate(iterations):
-        told = iteration.spans or ()
-        if not told:
-            # A part of the round without phases would be missing in their sum.
+        reported = iteration.spans or ()
+        if not reported:
+            # The energy of a part without phases would be missing from their sum.
             return {}
-        for span in told:
-            start_ns = starts[number] if span is told[0] else span.start_ns
-            end_ns = starts[number + 1] if span is told[-1] else span.end_ns
+        for span in reported:
+            start_ns = starts[number] if span is reported[0] else span.start_ns
+            end_ns = starts[number + 1] if span is reported[-1] else span.end_ns
             spans.setdefault(span.name, []).append((start_ns, end_ns))
     return spans
 
 
 def _span_tokens(timeline: RoundTimeline, name: str) -> int | None:
-    """Output tokens of a phase, where the task tells."""
-    told = [
+    """Return the output tokens of a phase, if the task reports them."""
+    counts = [
         span.output_tokens
         for each in timeline.ranks[0].iterations
         for span in each.spans or ()
         if span.name == name
     ]
-    known = [count for count in told if count is not None]
-    return sum(known) if told and len(known) == len(told) else None
+    known = [count for count in counts if count is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
 
 
 def _phase(
@@ -214,7 +212,7 @@ def _phase(
     before: Quiet,
     after: Quiet,
 ) -> Energy:
-    """The parts of a phase, one an iteration. Only the outermost edges of a round are quiet."""
+    """Sum a phase over its iterations. Only the outermost edges of a round are quiet."""
     energies = [
         energy_between(
             series,

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one measurement from open meters to figures.
+"""Run one measurement, from open meters to metrics.
 
-Warm-up, calibration, then rounds until the target is met or the budget is spent; each joined with the
-trace, and all of them summarised.
+Warm-up and calibration come first, then rounds until the target is met or the budget is spent.
 """
 
 from __future__ import annotations
@@ -44,19 +43,23 @@ FIRST_TICK_S = 1.5
 
 
 class MemoryAware(Workload, Protocol):
-    """A workload that knows the highest memory it used, in bytes."""
+    """A workload that reports its peak memory."""
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """``None`` where it cannot be told."""
+        """Peak memory in bytes; ``None`` if unknown."""
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """How to measure. ``rounds`` is the least number of them, ``warmup`` a number of iterations or ``None``.
+    """How to measure. Iterations and further rounds are added until ``target`` is met or the budget is spent.
 
-    Iterations and further rounds are chosen so that the relative standard uncertainty of the energy meets
-    ``target``, within ``budget_s`` seconds. ``gap_s`` is the least length of the quiet gaps.
+    Attributes:
+        rounds: Smallest number of rounds.
+        warmup: Number of warm-up iterations; ``None`` warms up until stable.
+        gap_s: Shortest quiet gap.
+        target: Relative standard uncertainty of the energy.
+        budget_s: Seconds after which no round is added.
     """
 
     rounds: int = 6
@@ -68,7 +71,7 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a measurement gave. ``flags`` are those that no single round has."""
+    """Result of a measurement. ``flags`` are those of the measurement, not of a round."""
 
     rounds: list[Round]
     metrics: dict[str, Metric]
@@ -84,26 +87,25 @@ def measure(
     plan: RoundPlan,
     selection: Selection,
     lease: Lease,
-    tell: StepCallback = ignore_step,
+    on_step: StepCallback = ignore_step,
 ) -> Experiment:
-    """Measure a workload that is ready to run. Closes the meters. ``tell`` is told each step as it begins."""
+    """Measure a workload that is ready to run. Closes the meters. Calls ``on_step`` before each step."""
     load = load_average()
     with Sampler(selection.meters) as sampler, watch_boards(lease.uuids) as watch:
         sampler.await_ticks(0, FIRST_TICK_S)
-        warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler, tell)
+        warmup = warm_up(workload, plan.warmup, plan.budget_s, sampler, on_step)
         gap_s = required_gap_s(sampler.series, plan.gap_s)
         iterations = calibrate_iterations(warmup, plan.rounds, gap_s, plan.target, plan.budget_s, sampler)
         start_s = time.monotonic()
         coverage = min((series.domain.coverage for series in sampler.series), default=1.0)
         dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
-        outlook = _outlook(plan, warmup, iterations, gap_s, coverage)
+        forecast = _forecast(plan, warmup, iterations, gap_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
         while not _enough(rounds, plan, spent_s := time.monotonic() - start_s, coverage):
-            # Here and nowhere else: after the last quiet gap and before the next. What telling costs this
-            # process, and a terminal of this host that draws it, would be idle power in a gap, and joules of
-            # the work in a round.
-            tell(outlook.next_round(rounds, spent_s))
+            # Only here, between two quiet gaps: the cost of reporting a step, and of a terminal that draws
+            # it, would otherwise count as idle power or as joules of the work.
+            on_step(forecast.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch))
             rounds.append(account_round(measured[-1], sampler.series, selection.reasons))
         measuring_s = time.monotonic() - start_s
@@ -123,22 +125,22 @@ def measure(
     return Experiment(rounds, metrics, infos, load, procedure, flags, course)
 
 
-def _outlook(plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, coverage: float) -> Forecast:
+def _forecast(plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, coverage: float) -> Forecast:
     round_s = warmup.iteration_s * iterations + 2 * gap_s if warmup.iteration_s else None
     return Forecast(plan.rounds, plan.target, plan.budget_s, round_s, coverage)
 
 
 class NoBoards:
-    """Where there are no boards."""
+    """A ``BoardMonitor`` without boards."""
 
     def read(self) -> dict[str, Condition]:
-        """Nothing."""
+        """Return no conditions."""
         return {}
 
 
 @contextmanager
 def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
-    """Watch the boards of a lease. Joules that can be measured are not given up for want of it."""
+    """Monitor the boards of a lease. If that is impossible, measure without it."""
     try:
         watch = ConditionReader(uuids) if uuids else None
     except DeviceError:
@@ -153,7 +155,7 @@ def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
 
 
 def _enough(rounds: Sequence[Round], plan: RoundPlan, spent_s: float, coverage: float) -> bool:
-    """Whether the target is met, or cannot be: the budget is spent, or rounds give no energy."""
+    """Return whether the target is met, or cannot be: the budget is spent, or rounds give no energy."""
     if len(rounds) < plan.rounds:
         return False
     if plan.rounds == 1 or spent_s >= plan.budget_s:
@@ -195,12 +197,12 @@ def _inconclusive(procedure: Procedure, rounds: int) -> list[Flag]:
 
 
 def unread_meter_flags(reasons: Sequence[str]) -> list[Flag]:
-    """Meters that might have measured and could not be read."""
+    """Return flags for applicable meters that could not be opened."""
     return [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons]
 
 
 def meter_info(series: Series) -> MeterInfo:
-    """A period that only shows by watching is filled in from the trace; it never shows without ticks."""
+    """Return a domain for the record, with the observed period if it has no nominal one."""
     info = series.domain.info(series.meter)
     if info.update_period_s is not None or series.domain.max_age_s is not None:
         return info

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds that another benchmark tool chose and timed."""
+"""Rounds that the measured code chose and timed itself, such as those of another benchmark tool.
+
+There are no quiet gaps between them, and a round may last microseconds. Rounds that are long enough for the
+counters are measured one by one. Shorter ones are joined, one straight after the other, into stretches that
+are long enough. Between the rounds of a stretch run the tool's own loop and its set-up; that time is
+assumed to draw the mean power of the stretch. Its true power lies between idle and twice as much: these
+limits are part of the absolute uncertainty of the rounds.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +30,7 @@ from pytest_llenergy.measure.experiment import (
     watch_boards,
 )
 from pytest_llenergy.measure.metrics import (
-    FIGURES,
+    ROUND_METRICS,
     compute_metrics,
     is_valid,
     relative_uncertainty,
@@ -49,33 +56,29 @@ from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
 from pytest_llenergy.model.record import Flag, Metric, Procedure, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
 
-# Rounds that the measured code chose and timed itself, such as those of another benchmark tool.
-#
-# Nobody stands between them: there are no quiet gaps, and a round may last microseconds. Rounds that are long
-# enough for the counters are taken one by one. Shorter ones are joined, one straight after the other, into
-# stretches that are. What lies between the rounds of a stretch is the tool's own loop and what it sets up; it
-# is taken to have drawn the power of the whole. It may have drawn none above idle, or twice as much: these
-# are limits of the joules of the rounds, and part of their absolute uncertainty.
-
-#: Ticks of the slowest counter that a stretch lasts for, or times the age that a reading of it may have, and
-#: seconds; the share of that which will do, as it ends where a round does.
+#: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds; and
+#: the share of it that the last stretch needs, since stretches end where a round does.
 STRETCH_TICKS, STRETCH_AGES, STRETCH_S, ENOUGH = 2.0, 10.0, 0.05, 0.75
 
-#: Stretches into which rounds are joined at most.
+#: Largest number of stretches.
 MOST = 10
 
-#: Share of the time between the first and the last round that must be theirs for them to be joined.
+#: Rounds are joined only if they take at least this share of the time from the first to the last.
 DENSE = 0.9
 
 
 @dataclass(frozen=True)
 class ForeignRounds:
-    """What the code tells of its rounds.
+    """Rounds as the measured code reports them.
 
-    ``durations_s`` is how long each took by its own timer, ``iterations`` how often it did the work. ``ends``
-    tell when some of the rounds had ended: how many were over, and the moment (monotonic nanoseconds), that
-    of the first and of the last among them. ``begin_ns`` is a moment before the first.
-    ``timer`` names one that is not known to tell wall-clock time; then the durations are not used.
+    Attributes:
+        durations_s: Duration of each round by the code's own timer.
+        iterations: Iterations of the work in each round.
+        ends: When rounds ended, of the first, the last, and some in between: the number of rounds that were
+            over,
+            and the moment (monotonic nanoseconds).
+        begin_ns: A moment before the first round.
+        timer: Name of a timer that may not report wall-clock time; then the durations are not used.
     """
 
     durations_s: Sequence[float]
@@ -87,7 +90,7 @@ class ForeignRounds:
 
 @dataclass(frozen=True)
 class Stretch:
-    """One or more rounds in a row (monotonic nanoseconds). ``timed_s`` is how much of it they were."""
+    """One or more consecutive rounds (monotonic nanoseconds). ``timed_s`` is the sum of their durations."""
 
     start_ns: int
     end_ns: int
@@ -97,19 +100,19 @@ class Stretch:
 
     @property
     def share(self) -> float:
-        """Of its time, how much was rounds."""
+        """Share of the time that the rounds took."""
         return min(1.0, self.timed_s * 1e9 / max(1, self.end_ns - self.start_ns))
 
 
 def min_stretch_s(trace: Sequence[Series]) -> float:
-    """How long a stretch must be for its joules to be told (seconds)."""
+    """Return how long a stretch must be for its joules to be measured (seconds)."""
     ticks = [STRETCH_TICKS * (series.period_s or 0.0) + series.domain.smear_s for series in trace]
     ages = [STRETCH_AGES * (series.domain.max_age_s or 0.0) for series in trace]
     return max([STRETCH_S, *ticks, *ages])
 
 
 def split_into_stretches(own: ForeignRounds, least_s: float) -> list[Stretch]:
-    """The rounds one by one where each is long enough, or where much else lies between them; else joined."""
+    """Return each round as a stretch if all are long enough or far apart, else join them."""
     every_end_is_known = len(own.ends) == len(own.durations_s)
     if own.timer is None and every_end_is_known:
         alone = _cut(own, range(len(own.ends)))
@@ -120,7 +123,7 @@ def split_into_stretches(own: ForeignRounds, least_s: float) -> list[Stretch]:
 
 
 def _borders(own: ForeignRounds, least_s: float) -> list[int]:
-    """Which of the known ends are those of stretches that are all about as long."""
+    """Return indices of ``ends`` that divide the rounds into stretches of about equal length."""
     start_ns, last = own.begin_ns, len(own.ends) - 1
     if own.timer is None:
         start_ns = own.ends[0][1] - round(own.durations_s[0] * 1e9)
@@ -136,7 +139,7 @@ def _borders(own: ForeignRounds, least_s: float) -> list[int]:
 
 
 def _cut(own: ForeignRounds, borders: Sequence[int]) -> list[Stretch]:
-    """Stretches that end at these of the known ends."""
+    """Return the stretches that end at these indices of ``ends``."""
     found: list[Stretch] = []
     known = dict(own.ends)
     over, before_ns = 0, own.begin_ns
@@ -155,22 +158,25 @@ def _cut(own: ForeignRounds, borders: Sequence[int]) -> list[Stretch]:
 def account_stretch(
     stretch: Stretch, whole: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()
 ) -> Round:
-    """Join a stretch with what the meters said: the joules of its rounds, without what lies between them.
+    """Return the record of a stretch: the joules of its rounds, without those of the time between them.
 
-    ``whole`` are the quiet gaps around all of the tool's work, and who else worked meanwhile; ``reasons`` say
-    why meters could not be opened.
+    Args:
+        stretch: The stretch.
+        whole: All of the tool's work with the quiet gaps around it.
+        trace: One series for each domain.
+        reasons: Why meters could not be opened.
     """
     powers = [_idle(series, whole) for series in trace]
     idle_w = sum(power.watts for power in powers if power is not None)
     window = {series.domain.name: _energy(stretch, series, whole) for series in trace}
-    rounds = {name: _times(energy, stretch.share) for name, energy in window.items()}
+    rounds = {name: _scale_energy(energy, stretch.share) for name, energy in window.items()}
     by_domain = {
         series.domain.name: domain_energy(rounds[series.domain.name], series, stretch.timed_s)
         for series in trace
     }
     total = sum_energies(list(rounds.values()), reasons)
     between_u_j = _between_u_j(stretch, sum_energies(list(window.values())), idle_w)
-    total = _told(total, between_u_j)
+    total = _require_distinct(total, between_u_j)
     known = all(power is not None for power in powers) and bool(powers)
     own_u_j = absolute_uncertainty_j(total, list(by_domain.values()))
     return Round(
@@ -193,18 +199,18 @@ def account_stretch(
 
 
 def are_far_apart(found: Sequence[Stretch]) -> bool:
-    """Whether much else ran between them."""
+    """Return whether much else ran between the stretches."""
     span_s = (found[-1].end_ns - found[0].start_ns) / 1e9
     return sum(each.timed_s for each in found) < DENSE * span_s
 
 
 def foreign_round_flags(own: ForeignRounds, found: Sequence[Stretch]) -> list[Flag]:
-    """What a reader must know of how rounds became those of the record."""
+    """Return flags that explain how rounds became those of the record."""
     flags: list[Flag] = []
     rounds = len(own.durations_s)
     if own.timer is not None:
         detail = (
-            f"{own.timer} is not known to tell wall-clock time: the joules are of all that ran from the "
+            f"{own.timer} may not report wall-clock time: the joules are those of everything from the "
             "first of its rounds to the last"
         )
         flags.append(Flag(name="own-timer", severity="warning", detail=detail))
@@ -214,17 +220,18 @@ def foreign_round_flags(own: ForeignRounds, found: Sequence[Stretch]) -> list[Fl
             (each.end_ns - each.start_ns) / 1e9 for each in found
         )
         detail = (
-            f"{rounds} rounds of {mean_s * 1e3:.3g} ms are joined into {len(found)}: the meters do not tell "
-            f"them one by one; {share:.0%} of that time were rounds, and so much of its joules is theirs"
+            f"{rounds} rounds of {mean_s * 1e3:.3g} ms are joined into {len(found)}, since each is too short "
+            f"for the meters; rounds took {share:.0%} of that time and are assigned that share of its joules"
         )
         flags.append(Flag(name="joined-rounds", severity="note", detail=detail))
     return flags
 
 
 def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
-    """As the counter tells it, or from one of the gaps on or up to the other, without what lies in between.
+    """Return the most certain energy of a stretch: between its own edges, or those of the whole work.
 
-    A gap tells the energy at an edge much better than a counter under load, if the edge is not far from it.
+    A quiet gap gives the energy at an edge much better than a counter under load, if the edge is not far
+    from it.
     """
     before, after = _gaps(series, whole)
     start_ns, end_ns = whole.timeline.start_ns, whole.timeline.end_ns
@@ -241,13 +248,13 @@ def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
 
 
 def _part_of(energy: Energy, stretch: Stretch, length_ns: int, idle: Power | None) -> Energy:
-    """The share of a window that is longer; what the rest may have used, as between rounds."""
+    """Return the share of a longer window, with the uncertainty of what the rest of it used."""
     rest = 1 - (stretch.end_ns - stretch.start_ns) / length_ns
     if energy.energy_j is None or rest <= 0:
         return energy
     idle_j = idle.watts * length_ns / 1e9 if idle is not None else 0.0
     outside = (rest * max(0.0, energy.energy_j - idle_j)) ** 2 / 3
-    shared = _times(energy, 1 - rest)
+    shared = _scale_energy(energy, 1 - rest)
     return replace(shared, variances=shared.variances + Variances(outside=outside))
 
 
@@ -265,7 +272,7 @@ def _idle(series: Series, whole: MeasuredRound) -> Power | None:
     return Power((before.watts + after.watts) / 2, u_watts)
 
 
-def _times(energy: Energy, share: float) -> Energy:
+def _scale_energy(energy: Energy, share: float) -> Energy:
     if energy.energy_j is None:
         return energy
     variances = energy.variances
@@ -279,20 +286,20 @@ def _times(energy: Energy, share: float) -> Energy:
 
 
 def _between_u_j(stretch: Stretch, window: Energy, idle_w: float) -> float:
-    """What is not known of the joules between the rounds, within the limits of idle and of twice as much."""
+    """Return the uncertainty of the joules between rounds, with limits of idle and twice the power."""
     if window.energy_j is None:
         return 0.0
     above_idle_j = max(0.0, window.energy_j - idle_w * (stretch.end_ns - stretch.start_ns) / 1e9)
     return (1 - stretch.share) * above_idle_j / math.sqrt(3)
 
 
-def _told(total: Energy, between_u_j: float) -> Energy:
-    """No joules where most of them may have been used between the rounds."""
+def _require_distinct(total: Energy, between_u_j: float) -> Energy:
+    """Drop an energy that may mostly have been used between the rounds."""
     if total.energy_j is None or between_u_j <= RESOLVABLE * total.energy_j:
         return total
     reason = (
-        "not resolvable: the rounds are too short to be told from what runs between them; make them longer "
-        "(iterations, min_time), or set up less for each"
+        "not resolvable: the rounds are too short to be separated from what runs between them; make them "
+        "longer (iterations, min_time), or set up less for each"
     )
     return Energy(None, reason=reason)
 
@@ -307,31 +314,28 @@ def _measured(stretch: Stretch, whole: MeasuredRound) -> MeasuredRound:
     return replace(whole, timeline=RoundTimeline(ranks=(rank,)))
 
 
-# The figures of rounds that the measured code chose itself.
-
-
 def foreign_metrics(
     rounds: Sequence[Round], found: Sequence[Stretch], coverage: float = 1.0
 ) -> dict[str, Metric]:
-    """Every figure, of all iterations alike: stretches have more or fewer of them.
+    """Return every metric, weighted by iterations, since stretches differ in their number.
 
-    What the meters cannot know counts in full where rounds are far apart: nobody shuffles when they start, so
-    they may all fall into the same part of a tick, and are then all wrong by the same. What is wrong at an
-    edge that two stretches share is too much in one and too little in the other.
+    The meters' uncertainty counts in full where rounds are far apart: their starts are not shuffled, so
+    they may all fall into the same part of a tick and have the same error. Where stretches share an edge,
+    an error there is added to one and subtracted from the other.
     """
     metrics = {
-        name: _of_all(name, metric, rounds)
+        name: _weight_by_iterations(name, metric, rounds)
         for name, metric in compute_metrics(rounds, None, coverage).items()
     }
     if not are_far_apart(found):
         return metrics
-    return {name: _in_full(name, metric, rounds) for name, metric in metrics.items()}
+    return {name: _count_in_full(name, metric, rounds) for name, metric in metrics.items()}
 
 
-def _of_all(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
-    if metric.value is None or name not in FIGURES:
+def _weight_by_iterations(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
+    if metric.value is None or name not in ROUND_METRICS:
         return metric
-    figure = FIGURES[name]
+    figure = ROUND_METRICS[name]
     weighted = [
         (value.value, round_.duration_s if figure.unit == "W" else round_.iterations)
         for round_ in rounds
@@ -343,9 +347,9 @@ def _of_all(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
 
 
 def drop_unresolvable(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
-    """As they are, or none with joules where all together drown in what is not known.
+    """Return the rounds, all without joules if their mean is not resolvable.
 
-    To leave out single ones would leave out those that happened to come out too low.
+    Dropping single rounds would drop those that came out too low by chance, which biases the mean.
     """
     known = [each for each in rounds if each.energy_j is not None and each.energy_u_j is not None]
     if not known:
@@ -373,8 +377,8 @@ def drop_unresolvable(rounds: Sequence[Round], found: Sequence[Stretch]) -> list
     ]
 
 
-def _in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
-    if metric.uncertainty is None or metric.uncertainty_absolute is None or name not in FIGURES:
+def _count_in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
+    if metric.uncertainty is None or metric.uncertainty_absolute is None or name not in ROUND_METRICS:
         return metric
     values, _ = round_values(name, rounds)
     in_full = max(metric.uncertainty, math.sqrt(fmean(each.meter**2 for each in values)))
@@ -382,21 +386,22 @@ def _in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric:
     return msgspec.structs.replace(metric, uncertainty=in_full, uncertainty_absolute=math.hypot(in_full, own))
 
 
-# Measuring work that runs its own rounds: quiet gap, all of the work, quiet gap.
-#
-# Nothing is asked of the work but when its rounds ended, and nothing is done while one of them runs.
-
 ForeignWork = Callable[[Callable[[], None]], ForeignRounds]
-"""The work, which tells its rounds. What it is given is to be called between two, ever so often."""
+"""The work, which returns its rounds. It is given a function to call between rounds, as often as it likes."""
 
 
 def measure_foreign_rounds(
     work: ForeignWork, criterion: str, least_gap_s: float, target: float, selection: Selection, lease: Lease
 ) -> Experiment:
-    """Let the work run and measure its rounds. Closes the meters, also when the work raises.
+    """Run the work between two quiet gaps and measure its rounds. Closes the meters, even if the work raises.
 
-    ``criterion`` is what decided on rounds and iterations, ``target`` the relative standard uncertainty that
-    is wished for; nothing is repeated to reach it.
+    Args:
+        work: The work.
+        criterion: What decided on rounds and iterations, for the record.
+        least_gap_s: Shortest quiet gap.
+        target: Relative standard uncertainty for the record; nothing is repeated to reach it.
+        selection: The open meters.
+        lease: The leased devices.
     """
     __tracebackhide__ = True
     load = load_average()
@@ -405,13 +410,13 @@ def measure_foreign_rounds(
         watch = stack.enter_context(watch_boards(lease.uuids))
         sampler.await_ticks(0, FIRST_TICK_S)
         gap_s = required_gap_s(sampler.series, least_gap_s)
-        # What was queued before is not to be in the gap, nor what the rounds queue in the gap after them.
+        # Neither gap may contain work that is still queued on the GPU.
         synchronize_gpus()
         before = watch.read()
         gap_start_ns = time.monotonic_ns()
         with sampler.closely():
             time.sleep(gap_s)
-            cpu_before, own_before_s = read_cpu_time(), _own_cpu_s()
+            cpu_before, process_before_s = read_cpu_time(), _process_cpu_s()
         sampler.read_now()
         least_s = min_stretch_s(sampler.series)
         with sampler.at_work(), collect_conditions(watch) as during:
@@ -421,17 +426,17 @@ def measure_foreign_rounds(
             end_ns = time.monotonic_ns()
         sampler.read_now()
         with sampler.closely():
-            cpu_after, own_after_s = read_cpu_time(), _own_cpu_s()
+            cpu_after, process_after_s = read_cpu_time(), _process_cpu_s()
             after = watch.read()
             time.sleep(gap_s)
         gap_end_ns = time.monotonic_ns()
         trace = sampler.series
     busy_s = cpu_after.busy_s - cpu_before.busy_s
     whole = MeasuredRound(
-        timeline=_timeline(start_ns, end_ns, own_after_s - own_before_s),
+        timeline=_timeline(start_ns, end_ns, process_after_s - process_before_s),
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
-        other_cpu_s=max(0.0, busy_s - (own_after_s - own_before_s)),
+        other_cpu_s=max(0.0, busy_s - (process_after_s - process_before_s)),
         stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
         before=before,
         during=during,
@@ -458,7 +463,7 @@ def measure_foreign_rounds(
 
 
 class _Between:
-    """Called between two rounds: reads what is never old, and lets the ticks of the others be seen there."""
+    """Called between rounds: reads counters that are always fresh, and notes an edge for the others."""
 
     def __init__(self, sampler: Sampler, every_s: float) -> None:
         self._sampler = sampler
@@ -470,7 +475,7 @@ class _Between:
         now_ns = time.monotonic_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + self._every_ns
-            self._sampler.border()
+            self._sampler.note_edge()
 
 
 def _timeline(start_ns: int, end_ns: int, cpu_time_s: float) -> RoundTimeline:
@@ -478,7 +483,7 @@ def _timeline(start_ns: int, end_ns: int, cpu_time_s: float) -> RoundTimeline:
     return RoundTimeline(ranks=(RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=cpu_time_s),))
 
 
-def _own_cpu_s() -> float:
-    """CPU time of this process, and of those that it has started and waited for."""
+def _process_cpu_s() -> float:
+    """Return the CPU time of this process and of the children it has waited for."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system

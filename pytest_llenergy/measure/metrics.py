@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a test, computed from its rounds."""
+"""Metrics of a test, computed from its rounds, for one iteration of the work.
+
+A metric is the mean over the valid rounds. The meters' errors at the edges of a round differ from round to
+round, because rounds start in shuffled phase to the ticks. They therefore show in the spread of the rounds,
+s/√n, which is the standard uncertainty, unless the rounds happen to agree better than the meter can
+measure: then it is the meter's uncertainty over √n. What a part-time sensor did not sample counts in full
+where the rounds did not start all over a tick. ``uncertainty_absolute`` adds the accuracy of the source,
+which does not shrink with n.
+
+A percentile of latencies is that of all requests of all valid rounds together; its uncertainty is the
+spread of the percentiles of single rounds (batch means).
+"""
 
 from __future__ import annotations
 
@@ -15,28 +26,23 @@ from pytest_llenergy.meters.uncertainty import student_factor
 from pytest_llenergy.model.record import Metric, Phase, Round, Terms
 from pytest_llenergy.model.timeline import Flops
 
-# Percentiles of latencies.
-
-#: Those that are told of every latency of a served load.
+#: Percentiles of each latency of a served load.
 PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """By ``statistics.quantiles(method="inclusive")``; needs one value.
+    """Return a percentile of at least one value.
 
-    That is linear interpolation between order statistics (definition 7 of Hyndman and Fan, 1996), the default
-    of ``numpy.percentile``, which the benchmarks of vLLM and ML.ENERGY use.
+    This is linear interpolation between order statistics (definition 7 of Hyndman and Fan, 1996), the
+    default of ``numpy.percentile``, which the benchmarks of vLLM and ML.ENERGY use.
     """
     if len(values) == 1:
         return values[0]
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-# Figures for one operation, made of joules that were measured and operations that were counted apart.
-
-
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
-    """``flops`` of an iteration, and joules for each. ``energy`` is that of an iteration (J)."""
+    """Return ``flops`` of an iteration and the joules of each. ``energy`` is that of an iteration (J)."""
     count = Metric(
         value=flops.count,
         unit="FLOP",
@@ -48,7 +54,7 @@ def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
 
 
 def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
-    """Joules for one floating-point operation; relative uncertainties are those of the energy."""
+    """Return the joules of one floating-point operation; relative uncertainties are those of the energy."""
     if not flops.value:
         reason = flops.reason or "no floating-point operations were counted"
         return Metric(value=None, unit="J", reason=reason, source=flops.source)
@@ -60,21 +66,18 @@ def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
     return msgspec.structs.replace(energy, unit="J", source=flops.source, **scaled)
 
 
-# What the scatter of the rounds says about their mean.
-
-
 def uncertainty_of_mean(values: Sequence[float]) -> float:
-    """s/√n, widened for few values (GUM 4.2.3, G.3.2). Needs two values."""
+    """Return s/√n, widened for few values (GUM 4.2.3, G.3.2). Needs two values."""
     n = len(values)
     return stdev(values) / math.sqrt(n) * student_factor(n - 1)
 
 
 def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
-    """The same for values of which each was taken in a stratum of its own.
+    """Return the same for values that were each taken in a stratum of the phase.
 
-    Only neighbouring strata differ by chance; what changes slowly over the phase is averaged out. Uses
-    the successive differences in the order of phase, a closed ring (Wolter, Introduction to Variance
-    Estimation, 2nd ed., chapter 8); these count for two thirds of as many independent values.
+    Only neighbouring strata differ by chance; slow changes over the phase average out. Uses the successive
+    differences in the order of phase, a closed ring (Wolter, Introduction to Variance Estimation, 2nd ed.,
+    chapter 8), which are worth two thirds as many independent values.
     """
     n = len(values)
     ordered = [value for _, value in sorted(zip(phases, values, strict=True))]
@@ -83,10 +86,10 @@ def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float
 
 
 def phases_cover_tick(phases: Sequence[float | None], seen: float) -> bool:
-    """Whether rounds started all over a tick, so that their mean is that of every phase.
+    """Return whether rounds started all over the tick, so that their mean covers every phase.
 
-    A sensor that sees the share ``seen`` of each tick sees something of any load, however short, unless
-    all rounds miss a stretch of the tick as long as that.
+    A sensor that samples the share ``seen`` of each tick samples part of any load, however short, unless all
+    rounds miss a stretch of the tick of that length.
     """
     known = sorted(phase for phase in phases if phase is not None)
     if not known or len(known) < len(phases):
@@ -96,7 +99,7 @@ def phases_cover_tick(phases: Sequence[float | None], seen: float) -> bool:
 
 
 def linear_drift(values: Sequence[float]) -> tuple[float, float] | None:
-    """Change from the first to the last value by a straight line, relative to their mean, and its t value.
+    """Fit a line; returns the change from the first to the last value relative to the mean, and its t value.
 
     ``None`` below four values.
     """
@@ -111,27 +114,19 @@ def linear_drift(values: Sequence[float]) -> tuple[float, float] | None:
     return change, slope / error if error else math.copysign(math.inf, slope) if slope else 0.0
 
 
-# Rounds → the figures of a test, each per iteration of the work.
-#
-# Each figure is the mean over the valid rounds. What a meter cannot know at the edges of a round differs
-# from round to round, because rounds start in shuffled phase to its ticks. It therefore shows in the scatter
-# of the rounds, s/√n, and that is the standard uncertainty; unless the rounds happen to agree better than
-# the meter can know, which is no knowledge: then it is the meter's, over √n. What a part-time sensor did not
-# see counts in full where the rounds did not start all over a tick. ``uncertainty_absolute`` adds the
-# source's own accuracy, which does not shrink with n.
-#
-# A percentile of latencies is that of all requests of all valid rounds together, and how the percentiles of
-# single rounds scatter about each other tells its uncertainty (batch means).
-
-#: Why a served load may have no figure of its steady state.
-NO_STEADY = "the load has no steady state (send more requests), or how many tokens a chunk holds is not told"
+#: Why a served load may have no metric of its steady state.
+NO_STEADY = "the load has no steady state (send more requests), or the number of tokens in a chunk is unknown"
 
 
-class Value(msgspec.Struct, frozen=True, gc=False):
-    """What one round says, in the unit of the figure.
+class RoundValue(msgspec.Struct, frozen=True, gc=False):
+    """Value of a metric in one round.
 
-    ``meter`` is the standard uncertainty of its edges, ``unseen`` that of a part-time sensor, ``own`` that
-    of the source's accuracy; ``phase`` is where in a tick the round started.
+    Attributes:
+        value: The value, in the unit of the metric.
+        meter: Standard uncertainty from the edges of the round.
+        unseen: Standard uncertainty from what a part-time sensor did not sample.
+        own: Standard uncertainty from the accuracy of the source.
+        phase: Phase of the tick in which the round started.
     """
 
     value: float
@@ -140,24 +135,29 @@ class Value(msgspec.Struct, frozen=True, gc=False):
     own: float = 0.0
     phase: float | None = None
 
-    def times(self, factor: float) -> Value:
-        """In another unit."""
-        return Value(
+    def scale(self, factor: float) -> RoundValue:
+        """Return the value in another unit."""
+        return RoundValue(
             self.value * factor, self.meter * factor, self.unseen * factor, self.own * factor, self.phase
         )
 
 
 @dataclass(frozen=True)
-class Figure:
-    """How rounds give a figure: ``of`` one round, ``None`` where it has none.
+class RoundMetric:
+    """How a metric is computed from rounds.
 
-    ``missing`` says why a workload may not have it. ``applies`` is whether a round has what the figure is
-    made of, joules aside. ``phase`` is the phase that it is of. ``pooled`` gives the figure of all valid
-    rounds at once, where that is not the mean of theirs. One that is ``served`` is told of served loads only.
+    Attributes:
+        unit: Unit of the metric.
+        of: Returns the value of one round; ``None`` if it has none.
+        missing: Why a workload may not have the metric.
+        applies: Returns whether a round has what the metric needs, apart from joules.
+        phase: Phase that the metric describes, if any.
+        pooled: Returns the metric of all valid rounds together, if it is not the mean of theirs.
+        served: Whether only served loads have the metric.
     """
 
     unit: str
-    of: Callable[[Round], Value | None]
+    of: Callable[[Round], RoundValue | None]
     missing: str = "no valid round"
     applies: Callable[[Round], bool] = lambda _: True
     phase: str | None = None
@@ -166,23 +166,23 @@ class Figure:
 
     @property
     def is_energy(self) -> bool:
-        """Whether it is made of joules."""
+        """Whether the metric is computed from joules."""
         return "J" in self.unit or self.unit == "W"
 
 
 def is_valid(round_: Round) -> bool:
-    """Whether a round may enter a figure."""
+    """Return whether a round counts in metrics."""
     return not any(flag.severity == "invalid" for flag in round_.flags)
 
 
-def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[Value], str | None]:
-    """What each valid round says of a figure, in the order of the rounds; why none does where that is so."""
-    figure = FIGURES[name]
+def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:
+    """Return the value of a metric in each valid round that has one, in order; or the reason if none has."""
+    figure = ROUND_METRICS[name]
     valid = [round_ for round_ in rounds if not round_.flags or is_valid(round_)]
     missing = figure.missing
     unresolved = _unresolved(valid, figure.phase) if figure.phase is not None else []
     if unresolved:
-        # Rounds whose phase was long enough to be resolved would give too high a mean.
+        # The mean over only those rounds whose phase was resolved would be too high.
         missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
     else:
         values = [value for round_ in valid if (value := figure.of(round_)) is not None]
@@ -193,24 +193,27 @@ def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[Value], str |
 
 
 def applies_to_rounds(name: str, rounds: Iterable[Round]) -> bool:
-    """Whether a workload has what a figure is made of, such as tokens, whatever the meters could tell."""
-    return any(FIGURES[name].applies(round_) for round_ in rounds)
+    """Return whether a workload has what a metric needs, such as tokens, apart from the meters."""
+    return any(ROUND_METRICS[name].applies(round_) for round_ in rounds)
 
 
 def compute_metrics(
     rounds: Sequence[Round], peak_memory_bytes: int | None, coverage: float = 1.0
 ) -> dict[str, Metric]:
-    """Every metric of a test, by name. A metric that cannot be had is there with its reason.
+    """Return every metric of a test by name; one that is unavailable has a reason.
 
-    ``coverage`` is the share of the time in which the sensors look.
+    Args:
+        rounds: All rounds.
+        peak_memory_bytes: Highest memory use, if known.
+        coverage: Share of the time in which the sensors sample.
     """
     metrics: dict[str, Metric] = {}
-    for name, figure in FIGURES.items():
+    for name, figure in ROUND_METRICS.items():
         if figure.served and not any(round_.served for round_ in rounds):
             continue
         values, reason = round_values(name, rounds)
         if values:
-            # Net of idle there may be nothing left; gross there cannot.
+            # Net energy may be zero or less, gross energy may not.
             gross = "J" in figure.unit and name != "net_energy_j"
             metrics[name] = _mean(values, figure.unit, coverage, gross=gross)
             if figure.pooled is not None:
@@ -218,7 +221,7 @@ def compute_metrics(
                 metrics[name] = msgspec.structs.replace(metrics[name], value=pooled)
         else:
             metrics[name] = Metric(value=None, unit=figure.unit, reason=reason)
-    reason = None if peak_memory_bytes is not None else "this system does not tell the peak"
+    reason = None if peak_memory_bytes is not None else "this system does not report the peak"
     metrics["peak_memory_bytes"] = Metric(
         value=peak_memory_bytes, unit="B", n=int(peak_memory_bytes is not None), reason=reason
     )
@@ -226,7 +229,7 @@ def compute_metrics(
 
 
 def _why_no_energy(rounds: Sequence[Round]) -> str | None:
-    """Why no round has joules, or none that may count; ``None`` when one has."""
+    """Return why no valid round has joules, or ``None`` if one has."""
     if any(is_valid(round_) and round_.energy_j is not None for round_ in rounds):
         return None
     reasons = [round_.reason for round_ in rounds if round_.reason]
@@ -235,7 +238,7 @@ def _why_no_energy(rounds: Sequence[Round]) -> str | None:
 
 
 def relative_uncertainty(rounds: Sequence[Round], coverage: float = 1.0) -> float | None:
-    """Of the energy of an iteration, over the valid rounds; ``None`` below two, or without energy."""
+    """Return that of the energy of an iteration; ``None`` below two valid rounds, or without energy."""
     values = [value for round_ in rounds if is_valid(round_) and (value := _energy(round_)) is not None]
     if len(values) < 2:
         return None
@@ -245,7 +248,7 @@ def relative_uncertainty(rounds: Sequence[Round], coverage: float = 1.0) -> floa
     return metric.uncertainty / metric.value
 
 
-def _mean(values: Sequence[Value], unit: str, coverage: float, *, gross: bool) -> Metric:
+def _mean(values: Sequence[RoundValue], unit: str, coverage: float, *, gross: bool) -> Metric:
     n, mean = len(values), fmean(each.value for each in values)
     if gross and mean <= 0:
         return Metric(
@@ -275,28 +278,28 @@ def _mean(values: Sequence[Value], unit: str, coverage: float, *, gross: bool) -
     )
 
 
-def _energy(round_: Round) -> Value | None:
+def _energy(round_: Round) -> RoundValue | None:
     return _joules(round_, round_.iterations)
 
 
-def _whole(round_: Round) -> Value | None:
+def _whole(round_: Round) -> RoundValue | None:
     return _joules(round_, 1)
 
 
-def _per_token(round_: Round) -> Value | None:
+def _per_token(round_: Round) -> RoundValue | None:
     return _joules(round_, round_.tokens.output) if round_.tokens is not None else None
 
 
-def _per_request(round_: Round) -> Value | None:
+def _per_request(round_: Round) -> RoundValue | None:
     return _joules(round_, round_.requests) if round_.requests is not None else None
 
 
-def _mean_power(round_: Round) -> Value | None:
+def _mean_power(round_: Round) -> RoundValue | None:
     return _joules(round_, round_.duration_s)
 
 
-def _joules(round_: Round, over: float) -> Value | None:
-    """The energy of a round by so many of what it is of; ``None`` without energy, and of none."""
+def _joules(round_: Round, over: float) -> RoundValue | None:
+    """Divide a round's energy by ``over``. Returns ``None`` if either is missing."""
     energy_j, u_j, u_absolute_j = round_.energy_j, round_.energy_u_j, round_.energy_u_absolute_j
     if energy_j is None or u_j is None or u_absolute_j is None or not over:
         return None
@@ -305,33 +308,33 @@ def _joules(round_: Round, over: float) -> Value | None:
     if round_.terms is not None:
         unseen = round_.terms.coverage_j
         meter = math.sqrt(max(0.0, u_j**2 - unseen**2))
-    return Value(energy_j / over, meter / over, unseen / over, own, round_.phase)
+    return RoundValue(energy_j / over, meter / over, unseen / over, own, round_.phase)
 
 
-def _net(round_: Round) -> Value | None:
+def _net(round_: Round) -> RoundValue | None:
     energy = _energy(round_)
     if energy is None or round_.idle_power_w is None:
         return None
     duration_s = round_.duration_s / round_.iterations
     idle_u_j = (round_.idle_power_u_w or 0.0) * duration_s
     net_j = energy.value - round_.idle_power_w * duration_s
-    # A gain that is off is off for idle as well.
+    # An error of the gain affects idle power as well.
     own = energy.own * abs(net_j / energy.value) if energy.value else 0.0
-    return Value(net_j, math.hypot(energy.meter, idle_u_j), energy.unseen, own, energy.phase)
+    return RoundValue(net_j, math.hypot(energy.meter, idle_u_j), energy.unseen, own, energy.phase)
 
 
-def _throughput(round_: Round) -> Value | None:
+def _throughput(round_: Round) -> RoundValue | None:
     if round_.tokens is None or not round_.tokens.output:
         return None
-    return Value(round_.tokens.output / round_.duration_s)
+    return RoundValue(round_.tokens.output / round_.duration_s)
 
 
-def _exact(value: float | None) -> Value | None:
-    return Value(value) if value is not None else None
+def _exact(value: float | None) -> RoundValue | None:
+    return RoundValue(value) if value is not None else None
 
 
-def _duration(round_: Round) -> Value:
-    return Value(round_.duration_s / round_.iterations)
+def _duration(round_: Round) -> RoundValue:
+    return RoundValue(round_.duration_s / round_.iterations)
 
 
 def _unresolved(valid: Sequence[Round], name: str) -> list[str]:
@@ -343,22 +346,22 @@ def _phase(round_: Round, name: str) -> Phase | None:
     return next((phase for phase in round_.phases if phase.name == name), None)
 
 
-def _phase_energy(name: str, round_: Round) -> Value | None:
+def _phase_energy(name: str, round_: Round) -> RoundValue | None:
     phase, whole = _phase(round_, name), _whole(round_)
     if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
         return None
     unseen = _coverage_j(phase.terms)
     meter = math.sqrt(max(0.0, phase.energy_u_j**2 - unseen**2))
     own = whole.own * phase.energy_j / whole.value if whole.value else 0.0
-    return Value(phase.energy_j, meter, unseen, own, round_.phase).times(1 / round_.iterations)
+    return RoundValue(phase.energy_j, meter, unseen, own, round_.phase).scale(1 / round_.iterations)
 
 
 def _coverage_j(terms: Terms | None) -> float:
     return terms.coverage_j if terms is not None else 0.0
 
 
-def _of_phase(name: str) -> Figure:
-    return Figure(
+def _of_phase(name: str) -> RoundMetric:
+    return RoundMetric(
         "J",
         partial(_phase_energy, name),
         "the workload has no phases",
@@ -372,26 +375,26 @@ def _steady_tokens(name: str, round_: Round) -> int | None:
     return phase.output_tokens if phase is not None else None
 
 
-def _steady_per_token(round_: Round) -> Value | None:
+def _steady_per_token(round_: Round) -> RoundValue | None:
     tokens, energy = _steady_tokens("steady", round_), _phase_energy("steady", round_)
     if energy is None or not tokens:
         return None
     # The energy is that of an iteration, the tokens are those of all.
-    return energy.times(round_.iterations / tokens)
+    return energy.scale(round_.iterations / tokens)
 
 
-def _steady_throughput(round_: Round) -> Value | None:
+def _steady_throughput(round_: Round) -> RoundValue | None:
     phase, tokens = _phase(round_, "steady"), _steady_tokens("steady", round_)
-    return Value(tokens / phase.duration_s) if phase is not None and tokens is not None else None
+    return RoundValue(tokens / phase.duration_s) if phase is not None and tokens is not None else None
 
 
-def _request_throughput(round_: Round) -> Value | None:
+def _request_throughput(round_: Round) -> RoundValue | None:
     served = round_.served is not None and round_.requests is not None
-    return Value(round_.requests / round_.duration_s) if served and round_.requests else None
+    return RoundValue(round_.requests / round_.duration_s) if served and round_.requests else None
 
 
 def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:
-    """That latency of every request that has one."""
+    """Return a latency of every request that has it."""
     served = [getattr(round_.served, column) for round_ in rounds if round_.served is not None]
     return [value for values in served for value in values if value is not None]
 
@@ -400,20 +403,20 @@ def _latency_percentile(column: str, percent: int, rounds: Sequence[Round]) -> f
     return percentile(_latencies(column, rounds), percent)
 
 
-def _latency_of_round(column: str, percent: int, round_: Round) -> Value | None:
+def _latency_of_round(column: str, percent: int, round_: Round) -> RoundValue | None:
     found = _latencies(column, [round_])
-    return Value(percentile(found, percent)) if found else None
+    return RoundValue(percentile(found, percent)) if found else None
 
 
-def _mean_latency(column: str, round_: Round) -> Value | None:
+def _mean_latency(column: str, round_: Round) -> RoundValue | None:
     found = _latencies(column, [round_])
-    return Value(fmean(found)) if found else None
+    return RoundValue(fmean(found)) if found else None
 
 
-def _percentiles(column: str) -> dict[str, Figure]:
-    """The percentiles of one latency, by name: ``time_to_first_token_p50_s`` and so on."""
+def _percentiles(column: str) -> dict[str, RoundMetric]:
+    """Return the percentiles of one latency by name: ``time_to_first_token_p50_s`` and so on."""
     return {
-        f"{column.removesuffix('_s')}_p{percent}_s": Figure(
+        f"{column.removesuffix('_s')}_p{percent}_s": RoundMetric(
             "s",
             partial(_latency_of_round, column, percent),
             "no request has one",
@@ -433,31 +436,31 @@ def _has_tokens(round_: Round) -> bool:
     return round_.tokens is not None and round_.tokens.output > 0
 
 
-#: Every figure that is made of rounds, in the order of the report.
-FIGURES: dict[str, Figure] = {
-    "energy_j": Figure("J", _energy),
-    "energy_per_output_token_j": Figure(
+#: Every metric that is computed from rounds, in the order of the report.
+ROUND_METRICS: dict[str, RoundMetric] = {
+    "energy_j": RoundMetric("J", _energy),
+    "energy_per_output_token_j": RoundMetric(
         "J/token", _per_token, "the workload makes no output tokens", applies=_has_tokens
     ),
-    "energy_per_request_j": Figure(
+    "energy_per_request_j": RoundMetric(
         "J/request",
         _per_request,
         "the workload has no requests",
         applies=lambda round_: round_.requests is not None,
     ),
-    "net_energy_j": Figure("J", _net, "the idle power is not known"),
-    "mean_power_w": Figure("W", _mean_power),
-    "duration_s": Figure("s", _duration),
-    "output_tokens_per_s": Figure(
+    "net_energy_j": RoundMetric("J", _net, "the idle power is unknown"),
+    "mean_power_w": RoundMetric("W", _mean_power),
+    "duration_s": RoundMetric("s", _duration),
+    "output_tokens_per_s": RoundMetric(
         "token/s", _throughput, "the workload makes no output tokens", applies=_has_tokens
     ),
-    "time_to_first_token_s": Figure(
+    "time_to_first_token_s": RoundMetric(
         "s",
         lambda round_: _exact(round_.time_to_first_token_s),
         "no token timestamps",
         applies=lambda round_: round_.time_to_first_token_s is not None,
     ),
-    "inter_token_latency_s": Figure(
+    "inter_token_latency_s": RoundMetric(
         "s",
         lambda round_: _exact(round_.inter_token_latency_s),
         "fewer than two tokens",
@@ -465,14 +468,14 @@ FIGURES: dict[str, Figure] = {
     ),
     "prefill_energy_j": _of_phase("prefill"),
     "decode_energy_j": _of_phase("decode"),
-    "steady_energy_per_output_token_j": Figure(
+    "steady_energy_per_output_token_j": RoundMetric(
         "J/token", _steady_per_token, NO_STEADY, applies=_is_served, phase="steady", served=True
     ),
-    "steady_output_tokens_per_s": Figure(
+    "steady_output_tokens_per_s": RoundMetric(
         "token/s", _steady_throughput, NO_STEADY, applies=_is_served, served=True
     ),
-    "requests_per_s": Figure("request/s", _request_throughput, applies=_is_served, served=True),
-    "end_to_end_latency_s": Figure(
+    "requests_per_s": RoundMetric("request/s", _request_throughput, applies=_is_served, served=True),
+    "end_to_end_latency_s": RoundMetric(
         "s", partial(_mean_latency, "end_to_end_latency_s"), applies=_is_served, served=True
     ),
     **_percentiles("time_to_first_token_s"),

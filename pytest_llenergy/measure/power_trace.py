@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How power went in one round, for people to look at.
+"""Power over time in one round, for charts.
 
-Power is only known from tick to tick of a counter, and a round begins and ends between two ticks. At its
-edges the energy is the one that the window arithmetic has found there, so that the course of power adds up
-to the joules of the round.
+Power is known only from tick to tick of a counter, and a round begins and ends between two ticks. At its
+edges the energy of the window arithmetic is used, so that the power adds up to the joules of the round.
 """
 
 from __future__ import annotations
@@ -19,26 +18,27 @@ from pytest_llenergy.meters.edges import Quiet, energy_at_end, energy_at_start, 
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainPower, PhaseSpan, PowerTrace, Round
 
-#: Steps of a domain that are kept; more cannot be told apart in a picture, and would swell the report.
+#: Largest number of steps of a domain; more could not be distinguished in a chart and would enlarge the
+#: report.
 MOST_STEPS = 120
 
-#: Phases that are kept. Those of more iterations would be a hatching.
+#: Largest number of phases; more could not be distinguished in a chart.
 MOST_SPANS = 100
 
-#: How much of each quiet gap is shown, as a share of the round, and at least (seconds).
+#: Part of each quiet gap that is kept: as a share of the round, and at least (seconds).
 GAP_SHARE, LEAST_GAP_S = 0.25, 0.1
 
-#: Shorter steps than this (nanoseconds) are not told apart; edges are told to the microsecond.
+#: Shortest step (nanoseconds); edges are stored to the microsecond.
 LEAST_STEP_NS = 10_000
 
-#: Digits of a power: joules agree to this.
+#: Significant digits of a power, and hence of its joules.
 DIGITS = 7
 
 Point = tuple[int, float]
 
 
 def median_round_index(rounds: Sequence[Round]) -> int | None:
-    """Which of the valid rounds has the median energy, the lower of two; ``None`` where none has any."""
+    """Return the index of the valid round with the (lower) median energy; ``None`` if none has any."""
     known = [
         (round_.energy_j, index)
         for index, round_ in enumerate(rounds)
@@ -48,13 +48,13 @@ def median_round_index(rounds: Sequence[Round]) -> int | None:
 
 
 def power_trace(measured: MeasuredRound, trace: Sequence[Series]) -> PowerTrace | None:
-    """The course of power of every domain that has one; ``None`` where no domain has."""
+    """Return the power over time of every domain that has it; ``None`` if no domain has."""
     timeline = measured.timeline
     start_ns = timeline.start_ns
     by_domain = {
         series.domain.name: DomainPower(kind=series.domain.kind, edges_s=edges_s, power_w=power_w)
         for series in trace
-        for edges_s, power_w in [_course(measured, series)]
+        for edges_s, power_w in [_power_steps(measured, series)]
         if power_w
     }
     if not by_domain:
@@ -72,8 +72,8 @@ def power_trace(measured: MeasuredRound, trace: Sequence[Series]) -> PowerTrace 
     )
 
 
-def _course(measured: MeasuredRound, series: Series) -> tuple[list[float], list[float]]:
-    """Edges (seconds from the start) and the powers between them (W); none without two quiet gaps."""
+def _power_steps(measured: MeasuredRound, series: Series) -> tuple[list[float], list[float]]:
+    """Return edges (seconds from the start) and the powers between them (W); empty without two quiet gaps."""
     start_ns, end_ns = measured.timeline.start_ns, measured.timeline.end_ns
     before = quiet_power(series, measured.gap_start_ns, start_ns)
     after = quiet_power(series, end_ns, measured.gap_end_ns)
@@ -87,14 +87,14 @@ def _course(measured: MeasuredRound, series: Series) -> tuple[list[float], list[
         [last, *_quiet(series, end_ns, measured.gap_end_ns, after)],
     )
     reach_ns = round(max(GAP_SHARE * (end_ns - start_ns), LEAST_GAP_S * 1e9))
-    # What of the gaps is far from the round is left out; the nearest tick may be too near to be a step.
+    # Leave out what is far from the round; keep three points, as the nearest tick may be too near for a step.
     lead = [point for point in parts[0][:-3] if start_ns - point[0] <= reach_ns] + parts[0][-3:]
     trail = parts[2][:3] + [point for point in parts[2][3:] if point[0] - end_ns <= reach_ns]
-    least_ns = _least_ns(lead, parts[1], trail)
+    least_ns = _shortest_step_ns(lead, parts[1], trail)
     points = [
-        *_thinned(lead, least_ns)[:-1],
-        *_thinned(parts[1], least_ns),
-        *_thinned(trail, least_ns)[1:],
+        *_thin(lead, least_ns)[:-1],
+        *_thin(parts[1], least_ns),
+        *_thin(trail, least_ns)[1:],
     ]
     edges_s = [round((time_ns - start_ns) / 1e9, 6) for time_ns, _ in points]
     power_w = [
@@ -105,31 +105,31 @@ def _course(measured: MeasuredRound, series: Series) -> tuple[list[float], list[
 
 
 def _quiet(series: Series, start_ns: int, end_ns: int, quiet: Quiet) -> list[Point]:
-    """The ticks of a gap from which its power was taken."""
+    """Return the ticks of a gap from which its power was computed."""
     ticks = series.as_one(series.between(start_ns + series.smear_ns, end_ns))
     inside = [tick for tick in ticks if quiet.first.time_ns <= tick.time_ns <= quiet.last.time_ns]
     return [(tick.time_ns, tick.energy_j) for tick in inside]
 
 
 def _inside(series: Series, first: Point, last: Point) -> list[Point]:
-    """The ticks within the round, except those that what is known of its edges contradicts.
+    """Return the ticks within the round, except those that contradict the energy at its edges.
 
-    A running average over s tells of the moment s/2 before.
+    A running average over s lags by s/2.
     """
     lag_ns = series.smear_ns // 2
     ticks = series.between(first[0] + lag_ns + 1, last[0] + lag_ns - 1)
     return [(tick.time_ns - lag_ns, tick.energy_j) for tick in ticks if first[1] <= tick.energy_j <= last[1]]
 
 
-def _least_ns(*parts: Sequence[Point]) -> int:
-    """How short a step may be: half of a usual one, and long enough for there to be few."""
+def _shortest_step_ns(*parts: Sequence[Point]) -> int:
+    """Return the shortest step: half the median, and long enough for at most ``MOST_STEPS`` steps."""
     steps = [b - a for points in parts for (a, _), (b, _) in pairwise(points)]
     span_ns = parts[-1][-1][0] - parts[0][0][0]
     return max(span_ns // (MOST_STEPS - len(parts)), round(median(steps) / 2), LEAST_STEP_NS)
 
 
-def _thinned(points: Sequence[Point], least_ns: int) -> list[Point]:
-    """The first, the last, and of those between them no two that are closer than ``least_ns``."""
+def _thin(points: Sequence[Point], least_ns: int) -> list[Point]:
+    """Keep the first and the last point, and of those between no two closer than ``least_ns``."""
     kept = [points[0]]
     for point in points[1:-1]:
         if point[0] - kept[-1][0] >= least_ns and points[-1][0] - point[0] >= least_ns:

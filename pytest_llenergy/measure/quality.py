@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags: what a reader must know about a round. An ``invalid`` round is never part of a figure."""
+"""Flags of rounds: what a reader must know about them. An ``invalid`` round counts in no metric."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import trace_flags
 from pytest_llenergy.model.record import Flag, Round
 
-#: Cores that others may use during a round before it is called contended, or stolen by a hypervisor.
+#: A round during which others use more cores than this is contended, or stolen by a hypervisor.
 CONTENDED_CORES = 0.25
 
-#: Below a few ticks of 10 ms the system's count of CPU time says nothing.
+#: CPU time below this is not significant, since the system counts it in ticks of 10 ms (seconds).
 LEAST_CPU_S = 0.05
 
-#: Relative standard uncertainty of a round above which it is called imprecise.
+#: A round is imprecise above this relative standard uncertainty.
 IMPRECISE = 0.10
 
-#: Standard uncertainties by which a reading must be below zero to be impossible, not merely imprecise.
+#: An energy this many standard uncertainties below zero is impossible.
 BELOW_ZERO = 3.0
 
-#: Share of a round for which a board may be held back before it is called throttled.
+#: A round is throttled if a board is held back for more than this share of it.
 THROTTLED = 0.01
 
-#: Degrees by which the board of a round may be warmer or colder at its start than at that of the first.
+#: Temperature at the start of a round may differ from that of the first round by this much (K).
 TEMPERATURE_C = 5.0
 
-#: Share by which the clock of a round may differ from the median of the rounds.
+#: Clock of a round may differ from the median of the rounds by this share.
 CLOCK = 0.03
 
-#: A change over the rounds is called a drift when it is this large and its t value this high.
+#: A change over the rounds is a drift if it is at least this large and its t value this high.
 DRIFT, DRIFT_T = 0.02, 4.0
 
 
 def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy) -> list[Flag]:
-    """Every flag that one round can have by itself."""
+    """Return every flag that one round can have by itself."""
     timeline = measured.timeline
     flags = _energy_flags(total)
     flags += _short_flags(timeline.duration_s, trace)
@@ -61,7 +61,7 @@ def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy)
 def stretch_flags(
     stretch: MeasuredRound, whole: MeasuredRound, trace: Sequence[Series], total: Energy
 ) -> list[Flag]:
-    """Those of a part of some work that was not interrupted: who else worked is known of the ``whole``."""
+    """Return the flags of a part of uninterrupted work; use by others is known for the ``whole`` only."""
     flags = _energy_flags(total)
     flags += _short_flags(stretch.timeline.duration_s, trace)
     flags += trace_flags(trace, stretch.timeline.start_ns, stretch.timeline.end_ns)
@@ -70,7 +70,7 @@ def stretch_flags(
 
 
 def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRound]) -> list[Round]:
-    """Add the flags that only show beside the other rounds: temperature and clock."""
+    """Add the flags that follow from comparison with other rounds: temperature and clock."""
     clocks = [_clocks_mhz(each) for each in measured]
     return [
         msgspec.structs.replace(
@@ -81,7 +81,7 @@ def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRou
 
 
 def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
-    """Whether the energy of an iteration rises or falls from round to round."""
+    """Return a flag if the energy of an iteration rises or falls from round to round."""
     energies = [round_.energy_j / round_.iterations for round_ in rounds if round_.energy_j is not None]
     found = linear_drift(energies)
     if found is None or abs(found[0]) < DRIFT or abs(found[1]) < DRIFT_T:
@@ -93,10 +93,10 @@ def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
 
 def _energy_flags(total: Energy) -> list[Flag]:
     if total.energy_j is None or total.u_j is None:
-        # Its times and counts are as good as any other's.
+        # A warning only: its times and counts are valid.
         return [Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading")]
     if total.energy_j <= -BELOW_ZERO * total.u_j:
-        detail = f"the counters give {total.energy_j:.3g} J, which no work can use"
+        detail = f"the counters give {total.energy_j:.3g} J, which is impossible"
         return [Flag(name="impossible", severity="invalid", detail=detail)]
     if total.u_j > IMPRECISE * total.energy_j:
         share = f"{total.u_j / total.energy_j:.0%}" if total.energy_j > 0 else "more than all"
@@ -153,7 +153,7 @@ def _throttled(uuid: str, before: Condition | None, after: Condition, duration_s
 
 
 def _elsewhere(uuid: str, conditions: Sequence[Condition], own: Collection[int]) -> list[Flag]:
-    """Where a server ran before its test did, it may be on another board than the leased one."""
+    """Return a flag if a server that was started before the test runs on another board."""
     listed = [condition.processes for condition in conditions if condition.processes is not None]
     if not listed or not sees_all_pids() or any(each.pid in own for several in listed for each in several):
         return []

@@ -14,12 +14,17 @@ from pytest_llenergy.model.record import Round
 
 @dataclass(frozen=True)
 class Step:
-    """What begins now: the ``number``-th block of the warm-up, or round.
+    """A step that begins: a block of the warm-up, or a round.
 
-    ``of`` is how many there will be at least, ``None`` where that is not known. ``energy_j`` are the joules
-    of the rounds so far, ``None`` before the first and without joules; ``estimated`` says what they are.
-    ``reached`` is the relative standard uncertainty so far, to be held against ``target``. ``left_s`` is
-    about how long it will take, this step included, ``None`` where nobody can tell.
+    Attributes:
+        stage: What begins.
+        number: Its number, from 1.
+        of: Smallest number of steps of this stage, if known.
+        energy_j: Joules of the rounds so far, if any.
+        estimated: Whether these are estimated.
+        reached: Relative standard uncertainty so far.
+        target: The uncertainty to reach.
+        left_s: Estimated seconds to the end of the measurement, this step included, if known.
     """
 
     stage: Literal["warm-up", "round"]
@@ -32,20 +37,24 @@ class Step:
     left_s: float | None = None
 
 
-#: Called with each step before it begins, never while something is measured.
+#: Called before each step, never during a measurement.
 StepCallback: TypeAlias = Callable[[Step], None]
 
 
 def ignore_step(step: Step) -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is known before the first round, to tell how long all of them will take.
+    """Estimate of the remaining time of a measurement.
 
-    ``round_s`` is about how long one takes with its quiet gaps (seconds), ``None`` without a warm-up.
-    ``least`` is the least number of them, ``budget_s`` the time after which none is added to these.
+    Attributes:
+        least: Smallest number of rounds.
+        target: Relative standard uncertainty to reach.
+        budget_s: Seconds after which no further round is added.
+        round_s: Estimated seconds of a round with its quiet gaps; ``None`` without a warm-up.
+        coverage: Share of the time in which the sensors sample.
     """
 
     least: int
@@ -55,7 +64,7 @@ class Forecast:
     coverage: float = 1.0
 
     def next_round(self, rounds: Sequence[Round], spent_s: float) -> Step:
-        """The round that follows these, which took ``spent_s`` seconds."""
+        """Return the step of the round that follows ``rounds``, which took ``spent_s`` seconds."""
         joules = [round_.energy_j for round_ in rounds if round_.energy_j is not None]
         reached = relative_uncertainty(rounds, self.coverage)
         return Step(
@@ -73,9 +82,9 @@ class Forecast:
         each_s = spent_s / done if done else self.round_s
         if each_s is None:
             return None
-        surely_s = max(1, self.least - done) * each_s
+        least_s = max(1, self.least - done) * each_s
         if reached is None or reached <= self.target or self.least == 1:
-            return surely_s
-        # The uncertainty of a mean goes with the root of the number of rounds.
+            return least_s
+        # The uncertainty of a mean falls with the root of the number of rounds.
         needed_s = (math.ceil(done * (reached / self.target) ** 2) - done) * each_s
-        return max(surely_s, min(needed_s, self.budget_s - spent_s))
+        return max(least_s, min(needed_s, self.budget_s - spent_s))

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one round: quiet gap, work, quiet gap."""
+"""Run one round: quiet gap, work, quiet gap.
+
+The gaps give the idle power of the live context, which the window arithmetic needs at both edges of a round
+and which net energy subtracts.
+
+Rounds start in shuffled phase to the counter. Work that always starts in the same part of a tick always falls
+into the same part of what a part-time sensor samples, and is wrong by the same amount however often it is
+repeated. Rounds are therefore started in n strata of the tick, one each, in random order.
+"""
 
 from __future__ import annotations
 
@@ -19,90 +27,86 @@ from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series, Tick
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
 
-# Looks at the boards while the work runs: who came and went would not show before or after it.
-
-#: Seconds between two looks: rare enough to cost nothing, often enough to see a process that does harm.
+#: Seconds between two readings of the boards' condition during the work: rare enough to cost nothing, often
+#: enough to notice a process that affects the result.
 EVERY_S = 0.5
 
 
 class BoardMonitor(Protocol):
-    """Tells the condition of the boards that are measured."""
+    """Reads the condition of the measured boards."""
 
     def read(self) -> Mapping[str, Condition]:
-        """By UUID; empty where there are no boards."""
+        """Return conditions by UUID; empty without boards."""
 
 
 @contextmanager
 def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condition]]]:
-    """Collect the conditions of the boards every half second until the block ends."""
-    seen: list[Mapping[str, Condition]] = []
+    """Collect the conditions of the boards every half second until the block ends.
+
+    Processes that come and go during the work show neither before nor after it.
+    """
+    conditions: list[Mapping[str, Condition]] = []
     ended = threading.Event()
 
-    def look() -> None:
+    def collect() -> None:
         while not ended.wait(EVERY_S):
-            seen.append(watch.read())
+            conditions.append(watch.read())
 
     if not watch.read():
-        yield seen
+        yield conditions
         return
-    thread = threading.Thread(target=look, name="llenergy-lookout", daemon=True)
+    thread = threading.Thread(target=collect, name="llenergy-lookout", daemon=True)
     thread.start()
     try:
-        yield seen
+        yield conditions
     finally:
         ended.set()
         thread.join()
 
 
-# A function measured in the process itself.
-
-
 @dataclass
 class CallWorkload:
-    """A callable and what it returned last. ``peak_memory_bytes`` is not known: the process does more."""
+    """A callable measured in this process, and what it returned last.
+
+    ``peak_memory_bytes`` is unknown, since the process does other things too.
+    """
 
     function: Callable[[], Any]
     peak_memory_bytes: int | None = field(default=None, init=False)
     result: Any = field(default=None, init=False)
 
     def ready(self) -> None:
-        """Collect garbage now, so that it is not collected meanwhile."""
+        """Collect garbage now, so that it is not collected during the work."""
         gc.collect()
 
     def work(self, iterations: int = 1) -> None:
-        """Call it so often."""
+        """Call the function ``iterations`` times."""
         cpu_before = time.process_time()
         start_ns = time.monotonic_ns()
         for _ in range(iterations):
             self.result = self.function()
         end_ns = time.monotonic_ns()
         self._cpu_time_s = time.process_time() - cpu_before
-        # A look at the clock after each call would cost more than a short call does.
+        # Reading the clock after each call would cost more than a short call.
         self._iteration = Iteration(start_ns=start_ns, end_ns=end_ns, repeats=iterations)
 
     def timeline(self) -> RoundTimeline:
-        """When it ran."""
+        """Return when the function ran."""
         rank = RankTimeline(rank=0, iterations=(self._iteration,), cpu_time_s=self._cpu_time_s)
         return RoundTimeline(ranks=(rank,))
 
 
-# Rounds start in shuffled phase to the counter.
-#
-# Work that always starts in the same part of a tick always falls into the same part of what a part-time
-# sensor sees, and is wrong by the same amount however often it is repeated. Rounds are therefore started in
-# n strata of the tick, one each, in random order.
-
-#: Counters that tick slower than this are not waited for (seconds).
+#: Counters with a longer period than this are not waited for (seconds).
 LONGEST_WAIT_S = 2.0
 
-#: Ticks among which the one is chosen that the phase is counted from, and the share of a period by which a
-#: period may be off: a tick is worth less the older it is.
+#: Latest ticks among which the reference of the phase is chosen, and the share by which a period may be
+#: off: the older a tick, the less certain the phase.
 LOOK_BACK = 8
 PERIOD_OFF = 0.02
 
 
 class PhaseDither:
-    """Says when the next round may start; ``n`` is the number of strata."""
+    """Delays the start of each round to a random phase; ``n`` is the number of strata."""
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = n
@@ -110,7 +114,7 @@ class PhaseDither:
         self._strata: list[int] = []
 
     def wait(self, trace: Sequence[Series]) -> None:
-        """Sleep until the phase of the next stratum in the ticks of the slowest counter."""
+        """Sleep until a phase in the next stratum of the slowest counter's tick."""
         leader = slowest_series(trace)
         if leader is None or not leader.ticks or not leader.period_s:
             return
@@ -118,18 +122,18 @@ class PhaseDither:
             self._strata = self._random.sample(range(self._n), self._n)
         phase = (self._strata.pop() + self._random.random()) / self._n
         period_ns = round(leader.period_s * 1e9)
-        target_ns = _best_known(leader.ticks[-LOOK_BACK:]).time_ns + round(phase * period_ns)
+        target_ns = _select_reference(leader.ticks[-LOOK_BACK:]).time_ns + round(phase * period_ns)
         ahead_ns = time.monotonic_ns() - target_ns
         time.sleep((-ahead_ns % period_ns) / 1e9)
 
 
 def required_strata(coverage: float) -> int:
-    """Strata in which random starts leave no stretch of a tick out that is as long as the sensor looks."""
+    """Return how many strata leave no gap in a tick as long as the sensor samples, for random starts."""
     return math.ceil(2 / coverage) if coverage < 1 else 1
 
 
 def slowest_series(trace: Sequence[Series]) -> Series | None:
-    """The series whose ticks are furthest apart, among those that can be waited for."""
+    """Return the series with the longest period, among those that can be waited for."""
     ticking = [
         series
         for series in trace
@@ -139,51 +143,47 @@ def slowest_series(trace: Sequence[Series]) -> Series | None:
 
 
 def tick_phase(trace: Sequence[Series], time_ns: int) -> float | None:
-    """Where in a tick of the slowest counter a moment lies, from 0 to 1; ``None`` without ticks."""
+    """Return the phase of a moment in the slowest counter's tick, from 0 to 1; ``None`` without ticks."""
     leader = slowest_series(trace)
     ticks = leader.around(time_ns, LOOK_BACK)[0] if leader is not None else []
     if leader is None or not ticks or not leader.period_s:
         return None
-    return (time_ns - _best_known(ticks).time_ns) / 1e9 / leader.period_s % 1.0
+    return (time_ns - _select_reference(ticks).time_ns) / 1e9 / leader.period_s % 1.0
 
 
-def _best_known(ticks: Sequence[Tick]) -> Tick:
-    """The tick from which the phase after the last one can be told best.
+def _select_reference(ticks: Sequence[Tick]) -> Tick:
+    """Return the tick that gives the phase after the last one most precisely.
 
-    On a busy machine a tick may be known to half a period only, and the one before it to a millisecond.
+    On a busy machine the time of a tick may be known to half a period, and of the one before to a
+    millisecond.
     """
     newest_ns = ticks[-1].time_ns
     return min(ticks, key=lambda tick: tick.gap_s / 2 + (newest_ns - tick.time_ns) / 1e9 * PERIOD_OFF)
 
 
-# One round: quiet gap, work, quiet gap.
-#
-# The gaps are there to be measured: they give the idle power of the live context, which the window
-# arithmetic needs at both edges of a round and which net energy subtracts.
-
-#: Ticks of the slowest counter that a quiet gap must hold, so that three lie within it for certain.
+#: Length of a quiet gap in ticks of the slowest counter, so that it contains three for certain.
 GAP_TICKS = 3.5
 
 
 class Workload(Protocol):
-    """What is measured. Only ``work`` is done between the quiet gaps."""
+    """The measured work. Only ``work`` runs between the quiet gaps."""
 
     def ready(self) -> None:
-        """Do what must not disturb the gap before the work, such as collecting garbage."""
+        """Do what must not happen in the gap before the work, such as collecting garbage."""
 
     def work(self, iterations: int = 1) -> None:
-        """Do the work so often; blocks until it is done everywhere."""
+        """Do the work ``iterations`` times; blocks until it is done on all ranks."""
 
     def timeline(self) -> RoundTimeline:
-        """What happened in ``work``; counting and detokenising are done here."""
+        """Return what happened in ``work``; counting and detokenising are done here."""
 
 
 @dataclass(frozen=True)
 class MeasuredRound:
     """A round with the quiet gaps before and after it (monotonic nanoseconds).
 
-    ``before``, ``during`` and ``after`` are the conditions of the boards at its start, every half second of
-    the work, and right after it.
+    ``before``, ``during`` and ``after`` are the conditions of the boards at its start, every half second
+    during the work, and right after it.
     """
 
     timeline: RoundTimeline
@@ -197,13 +197,13 @@ class MeasuredRound:
 
     @property
     def temperature_start_c(self) -> float | None:
-        """Of the hottest board."""
+        """Temperature of the hottest board at the start (°C)."""
         known = [each.temperature_c for each in (self.before or {}).values()]
         return max((value for value in known if value is not None), default=None)
 
 
 def required_gap_s(trace: Sequence[Series], least_s: float) -> float:
-    """How long a quiet gap must be to show the idle power of every counter (seconds)."""
+    """Return how long a quiet gap must be to give the idle power of every counter (seconds)."""
     late = [series.domain.smear_s + series.domain.late_s[1] for series in trace]
     needed = [late_s + GAP_TICKS * (each.period_s or 0.0) for late_s, each in zip(late, trace, strict=True)]
     return max([least_s, *needed])
@@ -225,7 +225,7 @@ def run_round(
         time.sleep(gap_s)
         cpu_before = read_cpu_time()
         dither.wait(sampler.series)
-    # Edges of work in this process are read as they happen; for ranks it costs nothing.
+    # The edges of work in this process are read as they happen; for work in ranks this is only not needed.
     sampler.read_now()
     with sampler.at_work(), collect_conditions(watch) as during:
         workload.work(iterations)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warm up until stable, then calibrate the iterations of a round."""
+"""Warm up until duration and power are stable, then calibrate the iterations of a round."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from pytest_llenergy.meters.edges import power_between, quiet_power
 from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
 
-# Warm-up: until duration and power have settled, or a cap is reached.
-
-#: Two blocks in a row may differ by this much to count as settled.
+#: Consecutive blocks that differ by no more than this are settled.
 SETTLED = 0.05
 
-#: A block shorter than this (seconds), or than so many ticks, is not judged; it is made longer.
+#: Shortest block that is compared, in seconds and in ticks of the slowest counter.
 LEAST_BLOCK_S = 0.05
 BLOCK_TICKS = 3.5
 
-#: Ticks in a block from which on its power counts.
+#: Smallest number of ticks in a block for its power to count.
 LEAST_TICKS = 3
 
-#: Blocks after which the warm-up ends in any case.
+#: Largest number of blocks.
 MOST_BLOCKS = 10
 
-#: Share of the budget after which the warm-up ends in any case.
+#: Share of the budget after which the warm-up ends.
 MOST_OF_BUDGET = 0.5
 
 CRITERION = (
@@ -40,7 +38,7 @@ GIVEN = "number of iterations given"
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What it took. ``iteration_s`` and ``power_w`` are those of its last block, where they are known."""
+    """Result of a warm-up. ``iteration_s`` and ``power_w`` are those of its last block, if known."""
 
     iterations: int
     settled: bool | None
@@ -61,9 +59,9 @@ class _Block:
         return self.duration_s / self.iterations
 
     def like(self, other: _Block) -> bool:
-        """Whether both differ by no more than the criterion; a power that is not known does not count.
+        """Return whether both blocks agree within the criterion; an unknown power does not count.
 
-        ``blur`` is the share of a power that the times of the ticks leave open.
+        ``blur`` is the relative uncertainty of a power from the times of its ticks.
         """
         settled = abs(self.iteration_s - other.iteration_s) <= SETTLED * max(
             self.iteration_s, other.iteration_s
@@ -75,18 +73,22 @@ class _Block:
 
 
 def warm_up(
-    workload: Workload, given: int | None, budget_s: float, sampler: Sampler, tell: StepCallback = ignore_step
+    workload: Workload,
+    given: int | None,
+    budget_s: float,
+    sampler: Sampler,
+    on_step: StepCallback = ignore_step,
 ) -> WarmUp:
-    """Run ``given`` iterations, or without a number until the work has settled."""
+    """Run ``given`` iterations, or if that is ``None`` until the work has settled."""
     if given is not None:
         blocks = []
         for number in range(1, given + 1):
-            tell(Step("warm-up", number, given))
+            on_step(Step("warm-up", number, given))
             blocks.append(_block(workload, 1, sampler))
         last = blocks[-1] if blocks else None
         return WarmUp(given, None, GIVEN, last.iteration_s if last else None, last.power_w if last else None)
     least_s = max([LEAST_BLOCK_S, *(BLOCK_TICKS * (series.period_s or 0.0) for series in sampler.series)])
-    tell(Step("warm-up", 1))
+    on_step(Step("warm-up", 1))
     block, total, spent_s = _block(workload, 1, sampler), 1, 0.0
     for number in range(2, MOST_BLOCKS + 1):
         spent_s += block.duration_s
@@ -95,7 +97,7 @@ def warm_up(
         iterations = block.iterations
         if block.duration_s < least_s:
             iterations = math.ceil(iterations * min(10.0, 1.2 * least_s / block.duration_s))
-        tell(Step("warm-up", number))
+        on_step(Step("warm-up", number))
         following = _block(workload, iterations, sampler)
         total += iterations
         if iterations == block.iterations and following.like(block):
@@ -120,21 +122,19 @@ def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
     return _Block(iterations, timeline.duration_s, power_w if sampler.series else None, blur)
 
 
-# How many iterations a round needs so that what the meters cannot know stays below the target.
-
-#: Ticks that a round should hold, so that the power inside it is seen.
+#: Ticks that a round should contain, so that the power inside it is observed.
 ROUND_TICKS = 3
 
-#: Share of the target that is left to the meters; the rest is for the scatter of the work itself.
+#: Share of the target for the uncertainty of the meters; the rest is for the spread of the work itself.
 METER_SHARE = 0.5
 
 
 def calibrate_iterations(
     warmup: WarmUp, rounds: int, gap_s: float, target: float, budget_s: float, sampler: Sampler
 ) -> int:
-    """Iterations of each round, as many as the target needs and the budget allows, at least one.
+    """Return the iterations of each round, as many as the target needs and the budget allows, at least one.
 
-    Measures a quiet gap for it. Without a warm-up the duration is not known and the answer is one.
+    Measures a quiet gap. Returns one without a warm-up, since the duration of an iteration is unknown then.
     """
     if not warmup.iteration_s:
         return 1
@@ -154,10 +154,10 @@ def calibrate_iterations(
 def required_round_s(
     series: Series, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
 ) -> float:
-    """Seconds for which the bound of the mean over ``rounds`` rounds meets the target.
+    """Return how long a round must be for the meters' share of the target (seconds).
 
-    The bound of a round does not depend on its length: the time of two ticks at idle power, and for a
-    part-time sensor two steps from idle to busy power (see ``meters.windows.unseen_variance``).
+    The uncertainty of a round does not depend on its length: the time of two ticks at idle power, and for a
+    part-time sensor two steps from idle to busy power (see ``window_arithmetic.coverage_variance``).
     """
     period_s = series.period_s or 0.0
     least_s = ROUND_TICKS * period_s if series.domain.max_age_s is None else period_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measures: cumulative joules per domain on the monotonic clock, and windows of it.
+"""Meters: cumulative joules per domain on the monotonic clock, and windows of them.
 
 ``measure()`` is all that a plain script needs.
 """

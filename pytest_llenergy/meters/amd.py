@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD GPUs: the energy accumulator that AMD SMI reads (extra ``amd``, ``--energy-meter=amd``).
 
-The count times ``counter_resolution`` is microjoules (AMD SMI: ``amdsmi_get_energy_count``). Guests of a
-virtual machine have none, and on some boards it stands still or belongs to two dies (ROCm/amdsmi issues 22
-and 38), so a board whose counter does not move is not measured.
+The count times ``counter_resolution`` is microjoules (AMD SMI: ``amdsmi_get_energy_count``). Virtual machines
+have no counter, and on some boards it stands still or belongs to two dies (ROCm/amdsmi issues 22 and 38),
+so a board whose counter does not move is not measured.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown_accu
 from pytest_llenergy.model.record import Flag
 
 MICRO = 1e-6
-#: A board draws watts, and a count is some 15 µJ: every counter that works moves in this time.
+#: Every working counter moves within this time, since a count is some 15 µJ (seconds).
 STILL_S = 0.5
 PAUSE_S = 0.01
 
 
 class Library:
-    """AMD SMI, open as long as one of its boards is."""
+    """The AMD SMI library, open as long as one of its boards is."""
 
     def __init__(self) -> None:
-        """Raises ``MeterError`` where the package, its library or the driver is missing."""
+        """Initialise AMD SMI. Raises ``MeterError`` if the package, its library or the driver is missing."""
         try:
             self._smi = import_amdsmi()
         except DeviceError as error:
@@ -39,7 +39,7 @@ class Library:
             raise MeterError(f"amd: {one_line(error)}") from None
 
     def boards(self) -> dict[str, Any]:
-        """Handles by UUID. Raises ``MeterError``."""
+        """Return handles by UUID. Raises ``MeterError``."""
         try:
             return {
                 str(self._smi.amdsmi_get_gpu_device_uuid(handle)): handle
@@ -49,7 +49,7 @@ class Library:
             raise MeterError(f"amd: {one_line(error)}") from None
 
     def count(self, handle: Any) -> tuple[float, float]:
-        """Joules since the driver was loaded, and joules of one count. Raises ``MeterError``."""
+        """Return joules since the driver was loaded, and joules of one count. Raises ``MeterError``."""
         try:
             answer = self._smi.amdsmi_get_energy_count(handle)
         except self._smi.AmdSmiException as error:
@@ -58,11 +58,11 @@ class Library:
         return int(answer["energy_accumulator"]) * step_j, step_j
 
     def enter(self) -> None:
-        """One more board is open."""
+        """Count one more open board."""
         self._users += 1
 
     def leave(self) -> None:
-        """One board less; the last one shuts the library down."""
+        """Count one open board less. The last one shuts the library down."""
         self._users -= 1
         if self._users <= 0:
             self._smi.amdsmi_shut_down()
@@ -75,7 +75,7 @@ class AmdMeter:
     poll_period_s: float = 0.01
 
     def __init__(self, library: Library, uuid: str, handle: Any, flags: tuple[Flag, ...] = ()) -> None:
-        """Raises ``MeterError`` when the board has no counter."""
+        """Open a board. Raises ``MeterError`` if it has no counter."""
         self._library = library
         self._handle = handle
         accuracy = unknown_accuracy("AMD SMI")
@@ -104,9 +104,9 @@ class AmdMeter:
 
 
 def open_amd(targets: Targets, pause: Callable[[float], None] = time.sleep) -> list[AmdMeter]:
-    """The boards of the targets; without GPUs among them, every AMD board of this host.
+    """Open the boards of the targets; without GPUs among them, every AMD board of this host.
 
-    Raises ``MeterError`` where AMD SMI or a board of the targets is missing, or no counter moves.
+    Raises ``MeterError`` if AMD SMI or a board of the targets is missing, or no counter moves.
     """
     library = Library()
     try:
@@ -125,7 +125,7 @@ def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None
     if not boards:
         raise MeterError("amd: AMD SMI finds no board")
     chosen = {uuid: boards[uuid] for uuid in wanted or boards}
-    still = _still(library, chosen, pause)
+    still = _select_unmoving(library, chosen, pause)
     if still and (wanted or len(still) == len(chosen)):
         raise MeterError(f"amd: the energy counter of {', '.join(still)} stood still for {STILL_S:g} s")
     detail = f"no energy counter moves on {', '.join(still)}: not in the energy, or in that of the other die"
@@ -133,7 +133,7 @@ def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None
     return [AmdMeter(library, uuid, chosen[uuid], flags) for uuid in chosen if uuid not in still]
 
 
-def _still(library: Library, boards: dict[str, Any], pause: Callable[[float], None]) -> list[str]:
+def _select_unmoving(library: Library, boards: dict[str, Any], pause: Callable[[float], None]) -> list[str]:
     first = {uuid: library.count(handle)[0] for uuid, handle in boards.items()}
     still = list(boards)
     for _ in range(round(STILL_S / PAUSE_S)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of a meter: cumulative joules per domain, and how they are known."""
+"""The protocol of a meter: cumulative joules per domain, with their source and accuracy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     from pytest_llenergy.model.base import EnergyKind
 from pytest_llenergy.model.record import MeterInfo
 
-# What a meter is: cumulative joules per domain, and an honest account of how it knows them.
-
 Limits = Callable[[float, float], tuple[float, float]]
-"""``limits(energy_j, duration_s)``: the lowest and the highest true energy that a reading allows."""
+"""``limits(energy_j, duration_s)``: the lowest and the highest true energy for a reading."""
 
 
 def within(fraction: float) -> Limits:
-    """Limits of a source that is right to ``fraction`` of its reading."""
+    """Return the limits of a source that is accurate to ``fraction`` of its reading."""
 
     def limits(energy_j: float, _duration_s: float) -> tuple[float, float]:
         return energy_j * (1 - fraction), energy_j * (1 + fraction)
@@ -32,22 +30,25 @@ def within(fraction: float) -> Limits:
 class Domain(NamedTuple):
     """One cumulative counter.
 
-    ``limits`` holds when nothing but the source's accuracy is in doubt; ``accuracy`` says it in words.
-
-    What is known of its time behaviour, in seconds:
-
-    - ``update_period_s``: nominal time between two ticks; ``None`` where only watching tells.
-    - ``max_age_s``: no reading is ever older; ``None`` for a counter that stands still between ticks.
-    - ``smear_s``: how long a change of power takes to be over in the readings, for running averages.
-    - ``late_s``: the joules of a reading are those of a moment that was at least and at most so long before.
-
-    ``integrated`` says that the joules are made of power readings as they come: one that is not made is
-    missing from them, while a counter goes on when nobody reads it.
-
-    ``coverage`` is the share of the time in which the sensor looks: a part-time sensor takes what it saw
-    for the whole of each tick. ``highest_w`` is the most that the device may draw, where it is known.
-    ``covers_others`` says that what other meters read may be inside: the joules cannot be added to theirs.
-    ``flags`` are true of every measurement with this domain (a rejected counter, a shared board).
+    Attributes:
+        name: Name in records, such as ``gpu:UUID`` or ``cpu:package-0``.
+        kind: Whether the joules are measured or estimated.
+        source: What is read, for the record.
+        scope: What hardware the joules cover.
+        resolution_j: Step of the counter (J).
+        accuracy: Accuracy of the source in words.
+        limits: Limits of the true energy from the accuracy of the source alone.
+        update_period_s: Nominal time between two ticks; ``None`` if it must be observed.
+        max_age_s: Greatest age of a reading; ``None`` for a counter that stands still between ticks.
+        smear_s: Time until the readings show a change of power in full, for running averages.
+        late_s: By how much the joules of a reading lag, at least and at most.
+        integrated: Whether the joules are integrated from power readings as they come: a reading that is not
+            made is missing from them, while a counter goes on unread.
+        coverage: Share of the time in which the sensor samples. A part-time sensor takes its sample for the
+            whole of each tick.
+        highest_w: Highest power of the device, if known.
+        covers_others: Whether the joules may include those of other meters, so that they cannot be added.
+        flags: Flags of every measurement with this domain, such as a rejected counter or a shared board.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Domain(NamedTuple):
     flags: tuple[Flag, ...] = ()
 
     def info(self, meter: str) -> MeterInfo:
-        """The part that goes into a record."""
+        """Return the part that goes into a record."""
         from pytest_llenergy.model.record import MeterInfo
 
         return MeterInfo(
@@ -85,18 +86,18 @@ class Domain(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What a test uses and a meter must therefore cover: GPUs by full UUID, or the CPU."""
+    """The devices of a test, which meters must cover: GPUs by full UUID, or the CPU."""
 
     gpus: tuple[str, ...] = ()
 
     @property
     def cpu(self) -> bool:
-        """A test without GPUs is a test of the CPU."""
+        """Whether the test uses the CPU: it does if it uses no GPU."""
         return not self.gpus
 
 
 class Meter(Protocol):
-    """What is read in one go. ``read`` is called from one thread at a time, mostly a background one."""
+    """Domains that are read together. ``read`` is called by one thread at a time, mostly a background one."""
 
     @property
     def name(self) -> str:
@@ -104,28 +105,34 @@ class Meter(Protocol):
 
     @property
     def domains(self) -> Sequence[Domain]:
-        """What it reads, in the order of ``read``."""
+        """The domains, in the order of ``read``."""
 
     @property
     def poll_period_s(self) -> float:
-        """Seconds between two readings, until it is known when the counter ticks."""
+        """Seconds between two readings, until the ticks of the counter can be predicted."""
 
     def read(self) -> Sequence[float | str]:
-        """Joules since some fixed moment for each domain, or the reason why there is no value now."""
+        """Return for each domain the joules since some fixed moment, or the reason why there are none."""
 
     def close(self) -> None:
-        """Release what was opened. Called once."""
+        """Release all resources. Called once."""
 
 
 class MeterSpec(NamedTuple):
     """How to open a meter.
 
-    ``open(targets)`` returns the open meters, one for each device whose counter ticks in its own time. It
-    raises ``MeterDoesNotApply`` where it has nothing to do with the targets, and ``MeterError`` with the
-    reason and the remedy when it cannot read them on this machine. ``kind`` decides the order: estimates
-    come last, and only where nothing was measured. With ``takes_argument`` it is chosen as
-    ``NAME:ARGUMENT``, and ``open(targets, argument)`` is called. ``host_wide`` says that it reads more than
-    the targets: a test that is measured by it has the host to itself.
+    Attributes:
+        name: Name, as in ``--energy-meter``.
+        kind: Estimates are opened last, and only where nothing was measured.
+        open: ``open(targets)`` returns the open meters, one for each device whose counter ticks on its own.
+            It
+            raises ``MeterDoesNotApply`` if the meter does not concern the targets, and ``MeterError`` with
+            the reason and the remedy if it cannot read them on this machine.
+        takes_argument: Whether the meter is selected as ``NAME:ARGUMENT``; then ``open(targets, argument)``
+            is
+            called.
+        by_default: Whether the automatic selection includes the meter.
+        host_wide: Whether the meter reads more than the targets, so that a test needs the host to itself.
     """
 
     name: str
@@ -136,14 +143,12 @@ class MeterSpec(NamedTuple):
     host_wide: bool = True
 
 
-# Accuracy of meters that the user names: as the user states it, or not known.
-
 STATED = re.compile(r"^(?P<rest>.*)@(?P<percent>\d+(\.\d+)?)%$", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """For a ``Domain``: words, limits and flags."""
+    """Accuracy of a ``Domain``: in words, as limits, and with its flags."""
 
     words: str
     limits: Limits
@@ -151,15 +156,15 @@ class Accuracy:
 
 
 def unknown_accuracy(source: str) -> Accuracy:
-    """Nobody said how accurate a source is: the limits hold none of its error, and a flag says so."""
-    detail = f"{source} does not say how accurate it is: limits and uncertainties leave its error out"
+    """Return an unknown accuracy: the limits contain no error of the source, and a flag states that."""
+    detail = f"the accuracy of {source} is not known: limits and uncertainties leave its error out"
     return Accuracy(
         "not known", within(0.0), (Flag(name="accuracy-unknown", severity="note", detail=detail),)
     )
 
 
 def parse_accuracy(argument: str, source: str) -> tuple[str, Accuracy]:
-    """``NAME@2%`` is ``NAME``, right to 2 % of its reading. Without it the accuracy is not known."""
+    """Split ``NAME@2%`` into ``NAME`` and an accuracy of 2 % of the reading, unknown if it is missing."""
     match = STATED.match(argument)
     if match is None:
         return argument, unknown_accuracy(source)

@@ -3,9 +3,9 @@
 
     P = TDP · (0.1 + 0.9 · load³)
 
-with the load of the whole host over the time since the sample before (CodeCarbon 3.3,
+with the load of the whole host since the sample before (CodeCarbon 3.3,
 ``codecarbon.external.hardware.CPU``, mode ``cpu_load``). The cube of a mean is not the mean of cubes, so
-the result depends on how often it is taken: once a second, as CodeCarbon does. The TDP is that of the most
+the result depends on how often it is sampled: once a second, as in CodeCarbon. The TDP is that of the most
 similar name in CodeCarbon's table, or 4 W a thread.
 """
 
@@ -20,18 +20,18 @@ from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, unknown_accu
 
 SAMPLE_S = 1.0
 JOULES_PER_KWH = 3.6e6
-#: The model's least share of TDP, at no load.
+#: Share of TDP at no load.
 IDLE_SHARE = 0.1
 
 
 class CodeCarbonMeter:
-    """The whole host's processors as one domain."""
+    """All processors of the host as one domain."""
 
     name = "codecarbon"
     poll_period_s = SAMPLE_S
 
     def __init__(self) -> None:
-        """Raises ``MeterError`` without CodeCarbon, or where it knows no TDP."""
+        """Set up the model. Raises ``MeterError`` without CodeCarbon, or if it knows no TDP."""
         try:
             import codecarbon
             from codecarbon.core.cpu import TDP
@@ -65,7 +65,7 @@ class CodeCarbonMeter:
         )
 
     def _limits(self, _energy_j: float, duration_s: float) -> tuple[float, float]:
-        """What the model can say at all."""
+        """Return the lowest and the highest energy that the model can give."""
         return IDLE_SHARE * self._tdp_w * duration_s, self._tdp_w * duration_s
 
     def read(self) -> list[float | str]:
@@ -82,7 +82,7 @@ class CodeCarbonMeter:
 
 
 def open_codecarbon(targets: Targets) -> list[CodeCarbonMeter]:
-    """Raises ``MeterDoesNotApply`` for tests that use GPUs: the model is one of CPUs."""
+    """Open the model. Raises ``MeterDoesNotApply`` for tests that use GPUs, which it does not model."""
     if not targets.cpu:
         raise MeterDoesNotApply("codecarbon: models the CPU only, and the test uses GPUs")
     return [CodeCarbonMeter()]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A power meter of the user's own: a program that prints watts, one number a line.
+"""An external power meter: a program that prints watts, one number a line.
 
-``--energy-meter='command:PROGRAM ARGS'``, with ``@2%`` at the end where its accuracy is known. Each
-number is the mean power since the line before, and holds from there to the moment at which it arrives.
+``--energy-meter='command:PROGRAM ARGS'``, with ``@2%`` at the end if its accuracy is known. Each number is
+the mean power from the line before to the moment at which it arrives.
 """
 
 from __future__ import annotations
@@ -26,56 +26,58 @@ from typing import IO
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
 
+#: How long to wait for the first line.
 FIRST_LINE_S = 5.0
-#: A program is silent when nothing came for this many of its usual intervals, and at least this long.
+#: A program counts as silent after this many of its usual intervals, and at least this long, without a line.
 SILENT_INTERVALS = 5
 SILENT_AT_LEAST_S = 2.0
 REMEMBERED_INTERVALS = 50
+#: How long to wait for the program to end, and for its output.
 END_S = 2.0
 
-#: Lines that follow one another within this share of the usual time come in a heap.
-HEAPED = 0.2
+#: Lines that follow one another within this share of the usual interval are a burst.
+BURST_SHARE = 0.2
 
 #: Linux: include/uapi/linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 
 
 class CommandMeter:
-    """Runs the program from opening to closing. A thread takes its lines as they come."""
+    """Runs the program until it is closed. A thread reads its lines as they come."""
 
     name = "command"
     poll_period_s: float = 0.01
 
     def __init__(self, command: str, accuracy: Accuracy, first_line_s: float = FIRST_LINE_S) -> None:
-        """Starts the program and waits for its first line. Raises ``MeterError``."""
+        """Start the program and wait for its first line. Raises ``MeterError``."""
         arguments = _split(command)
         self._program = Path(arguments[0]).name
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
-        self._heap: list[float] = []
-        self._heap_from = (0.0, 0.0)
+        self._burst: list[float] = []
+        self._burst_start = (0.0, 0.0)
         self._reason: str | None = None
         self._closing = False
         self._changed = threading.Condition()
-        # A file and no pipe: a program that complains at length must not block.
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the meter
+        # A file instead of a pipe, so that a program with much error output does not block.
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the meter
         try:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=self._complaints,
+                stderr=self._stderr,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
         except OSError as error:
-            self._complaints.close()
+            self._stderr.close()
             raise MeterError(f"command: {self._program} cannot be started ({error.strerror})") from None
         self._owner = os.getpid()
-        # For a meter that is never closed: forgotten, or the program's end.
+        # Kills the program of a meter that is never closed.
         self._abandon = weakref.finalize(self, _kill, self._process.pid, self._owner)
-        self._thread = threading.Thread(target=self._take_lines, name="llenergy-command", daemon=True)
+        self._thread = threading.Thread(target=self._read_lines, name="llenergy-command", daemon=True)
         self._thread.start()
         self._wait_for_first_line(first_line_s)
         self.domains: tuple[Domain] = (
@@ -84,7 +86,7 @@ class CommandMeter:
                 kind="measured",
                 source=f"watts printed by: {command}",
                 scope="external: whatever the meter is plugged to",
-                # Joules are made here and have no step; how coarse the watts are is not known.
+                # Integrated joules have no step; the resolution of the watts is unknown.
                 resolution_j=0.0,
                 accuracy=accuracy.words,
                 limits=accuracy.limits,
@@ -107,14 +109,14 @@ class CommandMeter:
             self.close()
             raise MeterError(reason)
 
-    def _take_lines(self) -> None:
+    def _read_lines(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             now_s = time.monotonic()
             if not line.endswith(b"\n"):
                 # Half a number, cut off by the program's end.
                 continue
-            watts = _watts(line)
+            watts = _parse_watts(line)
             with self._changed:
                 if watts is None:
                     self._fail(
@@ -127,27 +129,27 @@ class CommandMeter:
             self._note_end()
 
     def _add(self, now_s: float, watts: float) -> None:
-        """A line tells the mean since the one before. Lines that come in a heap share the time evenly.
+        """Add a line, the mean power since the one before. Lines in a burst share their time evenly.
 
-        They had piled up: in the program, which printed them late, or here, where nobody took them.
+        They were delayed: in the output of the program, or here.
         """
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
             return
         usual_s = statistics.median(self._intervals) if self._intervals else math.inf
-        if not self._heap or now_s - last_s > HEAPED * usual_s:
-            self._heap, self._heap_from = [], (last_s, self._energy_j)
+        if not self._burst or now_s - last_s > BURST_SHARE * usual_s:
+            self._burst, self._burst_start = [], (last_s, self._energy_j)
             self._intervals.append(now_s - last_s)
-        self._heap.append(watts)
-        since_s, before_j = self._heap_from
-        self._energy_j = before_j + statistics.fmean(self._heap) * (now_s - since_s)
+        self._burst.append(watts)
+        since_s, before_j = self._burst_start
+        self._energy_j = before_j + statistics.fmean(self._burst) * (now_s - since_s)
 
     def _fail(self, what: str) -> None:
         self._reason = self._reason or f"command: {self._program} {what}"
         self._changed.notify()
 
     def _note_end(self) -> None:
-        """Its output has ended: by itself, unless it is being closed."""
+        """Record why the output has ended, unless the meter is being closed."""
         if self._closing:
             return
         try:
@@ -157,14 +159,14 @@ class CommandMeter:
         else:
             self._signal(signal.SIGKILL)
             how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-            complaint = self._last_complaint()
-            what = f"ended {how}" + (f": {complaint}" if complaint else "")
+            error_line = self._last_error_line()
+            what = f"ended {how}" + (f": {error_line}" if error_line else "")
         with self._changed:
             self._fail(what)
 
-    def _last_complaint(self) -> str:
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+    def _last_error_line(self) -> str:
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 
     def read(self) -> list[float | str]:
@@ -181,10 +183,10 @@ class CommandMeter:
         return max(SILENT_AT_LEAST_S, SILENT_INTERVALS * statistics.median(self._intervals))
 
     def close(self) -> None:
-        """End the program and everything that it started in its session."""
+        """End the program and everything in its session."""
         self._abandon.detach()
         if os.getpid() != self._owner:
-            # A forked child: the program is not its to end.
+            # In a forked child the program belongs to the parent.
             return
         self._closing = True
         if self._process.poll() is None:
@@ -196,17 +198,17 @@ class CommandMeter:
         self._thread.join(END_S)
         if self._process.stdout is not None and not self._thread.is_alive():
             self._process.stdout.close()
-        self._complaints.close()
+        self._stderr.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        # The group outlives its leader while anything in it lives. Its number is free once all are gone, so
-        # this comes at once after the leader was reaped, or before.
+        # The process group outlives its leader. Its number is reused once all processes are gone, so this is
+        # called before the leader is reaped, or right after.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
 
 def _die_with_parent() -> None:
-    """Runs in the program's process before it is replaced: it ends when this one does, by any means."""
+    """Make the program end when this process does, by any means. Runs in its process before exec."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -227,7 +229,7 @@ def _split(command: str) -> list[str]:
     return arguments
 
 
-def _watts(line: bytes) -> float | None:
+def _parse_watts(line: bytes) -> float | None:
     try:
         watts = float(line)
     except ValueError:
@@ -236,9 +238,9 @@ def _watts(line: bytes) -> float | None:
 
 
 def open_command(_targets: Targets, argument: str) -> list[CommandMeter]:
-    """Covers CPUs and GPUs alike: what it covers is up to its plug.
+    """Start the program. It may measure CPUs and GPUs alike.
 
-    Raises ``MeterError`` when the program cannot be started, ends, prints what is no number, or prints
+    Raises ``MeterError`` if the program cannot be started, ends, prints anything but numbers, or prints
     nothing for five seconds.
     """
     command, accuracy = parse_accuracy(argument, "the program")

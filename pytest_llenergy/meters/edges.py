@@ -1,5 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cumulative energy at the edges of a window, from a counter that moves in ticks."""
+"""Cumulative energy at the edges of a window, from a counter that moves in ticks.
+
+A counter read at the two ends of a window is wrong by up to a tick at either end. Instead, the cumulative
+energy *at* each edge is inferred from the ticks around it:
+
+- A **quiet edge** has idle power on its outer side, measured in the quiet gap there. The nearest tick outside
+  the window is taken, and the idle power between it and the edge accounted for:
+  E(t) = C(tick) ± P_idle · |t − tick|.
+- An **edge under load** lies between two ticks, and only the mean power between them is known. The powers of
+  the neighbouring ticks are extrapolated from both sides to the moment at which both agree with the counter,
+  as if power had changed once in between.
+- A counter that is **updated all the time** is read at the edge.
+
+A **short window**, with hardly a tick inside, is treated as a whole, since its edges cannot be found one
+without the other. The counter gives the joules from the last tick before it to the first one after it. If
+power was steady on either side, it is assumed steady up to the edges, as in a quiet gap. If not, the joules
+that the power on the two sides does not explain may lie in the window, all of them, none, or in proportion
+to its share of the time: those are the limits.
+
+The remaining uncertainty is kept by cause (``Variances``) and combined by the GUM (JCGM 100:2008): limits
+±a of a quantity with no preferred value give a/√3 (4.3.7), and the time of a tick, known within an interval
+of length g, gives P · g/√12.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +33,39 @@ from itertools import pairwise
 from pytest_llenergy.meters.trace import NEIGHBOURS, Mark, Series, Tick
 from pytest_llenergy.meters.uncertainty import Energy, Power, Reading, Variances, student_factor
 
-# The cumulative energy at a moment, from a counter that only moves in ticks.
-#
-# A counter read at the two ends of a window is wrong by up to a tick at either end. Instead, the value of
-# the cumulative energy *at* each edge is inferred from the ticks around it:
-#
-# - A **quiet edge** has idle power on its outer side, measured in the quiet gap there. The nearest tick
-#   outside the window is taken, and the idle power between it and the edge accounted for:
-#   E(t) = C(tick) ± P_idle · |t − tick|.
-# - An **edge under load** lies between two ticks of which the power in between is only known as a mean.
-#   The powers of the neighbouring ticks are carried on from both sides to the moment at which both agree
-#   with the counter, as if power had changed once in between.
-# - A counter that is **refreshed all the time** is read at the edge.
-#
-# What is left in doubt is kept by cause (`Variances`) and combined by the GUM (JCGM 100:2008): limits ±a of
-# a quantity with no preferred value give a/√3 (4.3.7), and the time of a tick, known within an interval of
-# length g, gives P · g/√12.
-
-#: Ticks needed inside a quiet gap before its power is believed.
+#: Ticks that a quiet gap needs for its power to count.
 MIN_GAP_TICKS = 2
 
-#: Share of the worst shape of power between two ticks that is taken as the limit of an edge under load.
-#: The worst is one full swing exactly at the edge, which `_joined` accounts for; this is for the rest.
+#: Share of the worst shape of power between two ticks that is taken as the limit of an edge under load. The
+#: worst is one full swing exactly at the edge, which ``_join_sides`` accounts for; this is for the rest.
 SHAPE = 0.5
 
-#: A tick in a quiet gap that is known so many times worse than the best, and by so many seconds, is left out.
+#: A tick in a quiet gap whose time is this many times less certain than the best one's, plus this many
+#: seconds, is left out.
 BLUNT, BLUNT_S = 4.0, 0.002
 
-#: How much more than by the blur of its ticks the power of a gap must change to be on the move.
+#: The power of a gap has a trend if it changes by more than this many times the blur from its ticks' times.
 TREND = 4.0
 
-#: Share by which power may go up and down unseen between two ticks, at an edge under load.
+#: Share by which power may go up and down unobserved between two ticks, at an edge under load.
 HIDDEN = 0.6
 
-#: Times the blur of its ticks by which both sides of an edge must differ to say when power changed.
+#: Both sides of an edge must differ by this many times the blur of its ticks to show when power changed.
 BLURRED = 2.0
 
-#: How far an edge may lie beyond the ticks that were seen, in ticks.
+#: How far an edge may lie beyond the observed ticks, in ticks.
 UNBRACKETED_TICKS = 2.0
 
 
 @dataclass(frozen=True)
 class Quiet(Power):
-    """The power of a quiet gap: between its first and its last tick."""
+    """The power of a quiet gap, between its first and its last tick.
+
+    Attributes:
+        fluctuation_w: Standard deviation of the power from tick to tick that the ticks' times do not explain.
+        steps: Mean power between neighbouring ticks (W).
+        blur_w: Standard uncertainty of a step from the times of its ticks.
+    """
 
     first: Tick
     last: Tick
@@ -63,14 +75,15 @@ class Quiet(Power):
 
     @property
     def length_s(self) -> float:
-        """Seconds between the two ticks."""
+        """Time between the two ticks (seconds)."""
         return (self.last.time_ns - self.first.time_ns) / 1e9
 
-    def beside(self, steps: Sequence[float], distance_s: float) -> float:
-        """Power (W) between an edge and the nearest tick, so far away; ``steps`` begin at that tick.
+    def power_at_edge(self, steps: Sequence[float], distance_s: float) -> float:
+        """Return the power (W) between an edge and the nearest tick, ``distance_s`` away.
 
-        The mean of the gap, unless power still rises or falls by more than the times of the ticks explain,
-        as it does while a board cools down or a clock goes back: then the trend is carried on to the edge.
+        This is the mean of the gap, unless power still rises or falls by more than the times of the ticks
+        explain, as while a board cools down or lowers its clock: then the trend is extrapolated to the edge.
+        ``steps`` begin at that tick.
         """
         if len(steps) < 2 or abs(steps[0] - steps[1]) <= TREND * self.blur_w:
             return self.watts
@@ -79,26 +92,26 @@ class Quiet(Power):
 
 
 def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
-    """Mean power between the first and the last tick inside a quiet gap; ``None`` with too few ticks.
+    """Return the mean power between the first and the last tick of a quiet gap; ``None`` with too few ticks.
 
-    The readings of a running average are of the gap only once its smear is over.
+    The readings of a running average belong to the gap only once its smear is over.
     """
     ticks = series.as_one(series.between(start_ns + series.smear_ns, end_ns))
     if series.domain.max_age_s is None:
-        sharp = _sharp(ticks)
-        # Blunt ones are better than none.
+        sharp = _select_sharp(ticks)
+        # Uncertain ticks are better than none.
         ticks = sharp if len(sharp) >= MIN_GAP_TICKS else ticks
     return quiet_power_from_ticks(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
 
 
-def _sharp(ticks: Sequence[Tick]) -> list[Tick]:
-    """Without those that are known much worse in time than others: they came when nobody looked."""
+def _select_sharp(ticks: Sequence[Tick]) -> list[Tick]:
+    """Leave out ticks whose time is much less certain than that of others: no reading was near them."""
     limit_s = BLUNT * min((tick.gap_s for tick in ticks), default=0.0) + BLUNT_S
     return [tick for tick in ticks if tick.gap_s <= limit_s]
 
 
 def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
-    """Mean power from the first to the last of some ticks in a row."""
+    """Return the mean power from the first to the last of consecutive ticks."""
     first, last = ticks[0], ticks[-1]
     watts = power_between(first, last)
     elapsed_s = (last.time_ns - first.time_ns) / 1e9
@@ -110,7 +123,7 @@ def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
 
 
 def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """The energy at the start of a window that follows a quiet gap."""
+    """Return the energy at the start of a window that follows a quiet gap."""
     tick = quiet.last
     head_s = (time_ns - tick.time_ns) / 1e9
     return Reading(
@@ -119,17 +132,17 @@ def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
 
 
 def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """The energy at the end of a window that a quiet gap follows."""
+    """Return the energy at the end of a window that precedes a quiet gap."""
     tick = quiet.first
     tail_s = (tick.time_ns - time_ns) / 1e9
-    watts = quiet.beside(quiet.steps, tail_s)
+    watts = quiet.power_at_edge(quiet.steps, tail_s)
     return Reading(
         tick.energy_j - watts * tail_s, quiet_edge_variances(series, quiet, tick, quiet.last, tail_s)
     )
 
 
 def energy_under_load(series: Series, time_ns: int) -> Reading | None:
-    """The energy at a moment with unknown power on both sides; ``None`` without a tick on either.
+    """Return the energy at a moment with unknown power on both sides; ``None`` without a tick on either.
 
     A running average over s lags by s/2, and rounds off a step of ΔP at the moment by up to ΔP s/8.
     """
@@ -150,21 +163,21 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     right_w = power_between(after, rights[1]) if len(rights) > 1 else mean_w
     from_left, from_right = before.energy_j + left_w * head_s, after.energy_j - right_w * tail_s
     blur_j = mean_w * math.hypot(before.gap_s, after.gap_s) / math.sqrt(12)
-    energy_j = _joined(from_left, from_right, left_w - right_w, (head_s, tail_s), blur_j)
+    energy_j = _join_sides(from_left, from_right, left_w - right_w, (head_s, tail_s), blur_j)
     energy_j = min(max(energy_j, before.energy_j), after.energy_j)
     # Power between its bounds on both sides of the moment cannot take the counter further off than this.
     lever_s = head_s * tail_s / (head_s + tail_s)
     swing_w = max(highest_w - lowest_w, 2 * HIDDEN * mean_w)
     shape = (SHAPE * swing_w * lever_s) ** 2 / 3
     share = head_s / (head_s + tail_s)
-    # The two sides disagree most about the middle, and hardly at all about a moment beside a tick.
+    # The two sides disagree most about the middle, and hardly at all about a moment next to a tick.
     apart = (4 * share * (1 - share) * (from_left - from_right)) ** 2 / 12
     ticks = ((1 - share) * mean_w * before.gap_s) ** 2 / 12 + (share * mean_w * after.gap_s) ** 2 / 12
     return Reading(energy_j, Variances(edges=shape + apart + ticks + smear))
 
 
 def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
-    """The energy at a moment after the last tick, or before the first: the nearest power is carried on.
+    """Return the energy at a moment after the last tick or before the first, from the nearest power.
 
     The limits are those of a counter that stood still, and of twice that power.
     """
@@ -181,14 +194,14 @@ def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
 
 
 def mean_powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
-    """Mean power (W) between neighbouring ticks of an interval, in time order."""
+    """Return the mean power (W) between neighbouring ticks of an interval, in time order."""
     return [power_between(a, b) for a, b in pairwise(series.between(start_ns, end_ns))]
 
 
 def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
-    """What is not known of an edge so far (seconds) from the nearest tick of a quiet gap."""
-    # The idle power was taken from the near tick too: were that later than thought, the power would be
-    # wrong as well, in the direction that makes the joules more wrong.
+    """Return the variances of an edge that lies ``distance_s`` from the nearest tick of a quiet gap."""
+    # The idle power depends on the near tick too: if that tick was later than assumed, the power is wrong as
+    # well, in the direction that increases the error.
     reach = distance_s / quiet.length_s
     return Variances(
         edges=(quiet.watts * near.gap_s * (1 + reach)) ** 2 / 12,
@@ -198,7 +211,7 @@ def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, di
 
 
 def find_tick_at(series: Series, time_ns: int) -> Tick | None:
-    """A tick that came within a small interval around the moment: the counter was read just then."""
+    """Return the tick of a counter that was read at just this moment, if there is one."""
     before, after = series.before(time_ns), series.after(time_ns)
     if before is None or after is None:
         return None
@@ -209,13 +222,13 @@ def find_tick_at(series: Series, time_ns: int) -> Tick | None:
     return found[0] if found[0].gap_s < width_s / 8 else None
 
 
-def _joined(
+def _join_sides(
     from_left: float, from_right: float, drop_w: float, sides_s: tuple[float, float], blur_j: float
 ) -> float:
-    """Carry both sides on to one change of power between the ticks, if one can explain the counter.
+    """Extrapolate both sides to one change of power between the ticks, if one can explain the counter.
 
-    Not where they differ by no more than ``blur_j``, by which the times of the ticks are not known: to
-    take the side that such a difference points to is to take the lower one at one edge and at the other.
+    Not where they differ by no more than ``blur_j``, the uncertainty from the times of the ticks: choosing a
+    side by such a difference would choose the lower one at both edges, which biases the energy.
     """
     head_s, tail_s = sides_s
     apart_j = from_left - from_right
@@ -227,7 +240,7 @@ def _joined(
 
 
 def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
-    """Lowest and highest power that may have been around a moment, from what ticks there showed."""
+    """Return the lowest and the highest power that are possible around a moment, from the ticks there."""
     seen = mean_powers(series, start_ns, end_ns)
     lowest_w, highest_w = min(seen, default=0.0), max(seen, default=0.0)
     margin_w = (highest_w - lowest_w) / 2
@@ -235,53 +248,46 @@ def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
 
 
 def _fluctuation(steps: Sequence[float], blur_w: float) -> float:
-    """Standard deviation (W) of the power from tick to tick that the ticks' times do not explain."""
+    """Return the standard deviation (W) of the power from tick to tick that their times do not explain."""
     n = len(steps)
     if n < 2:
         return 0.0
     from statistics import variance
 
-    # Of one more step, beside those that the mean was taken of.
+    # Of one more step, in addition to those in the mean.
     unexplained = variance(steps) * (1 + 1 / n) - blur_w**2
     return student_factor(n - 1) * math.sqrt(max(0.0, unexplained))
 
 
 def power_between(first: Tick, last: Tick) -> float:
-    """Mean power (W) from one tick to another."""
+    """Return the mean power (W) from one tick to another."""
     return (last.energy_j - first.energy_j) / ((last.time_ns - first.time_ns) / 1e9)
 
 
 def resolution_variance(series: Series) -> float:
-    """Two readings, each cut off to a step of the counter."""
+    """Return the variance (J²) of two readings, each truncated to a step of the counter."""
     return series.domain.resolution_j**2 / 6
 
 
-# Windows with hardly a tick inside: their two edges cannot be found one without the other.
-#
-# The counter tells the joules from the last tick before such a window to the first one after it, and the
-# window is only a part of that. If power was steady on either side, it is taken to have been so up to the
-# edges, as in a quiet gap. If it was not, the joules that the power on the two sides does not explain may
-# lie in the window, all of them, none, or as many as is its share of the time: those are the limits.
-
-#: Ticks inside a window from which on its edges stand for themselves.
+#: From this many ticks inside a window on, its edges are independent.
 INSIDE = 2
 
-#: Moments that are no further apart count as one (nanoseconds).
+#: Moments no further apart than this count as one (nanoseconds).
 SAME_NS = 1_000_000
 
-#: Share by which power may differ from tick to tick and still be called steady.
+#: Share by which steady power may differ from tick to tick.
 STEADY = 0.05
 
 
 def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
-    """Whether fewer than ``INSIDE`` ticks lie in a window and the counter was not read at its edges."""
+    """Return whether a window holds fewer than ``INSIDE`` ticks and was not read at its edges."""
     if len(series.between(start_ns, end_ns)) >= INSIDE:
         return False
     return find_tick_at(series, start_ns) is None or find_tick_at(series, end_ns) is None
 
 
 def short_window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark] = ()) -> Energy:
-    """The energy of a short window. ``marks`` are other moments at which power may have changed."""
+    """Return the energy of a short window. ``marks`` are other moments at which power may have changed."""
     lefts, rights = series.around(start_ns, NEIGHBOURS)[0], series.around(end_ns, NEIGHBOURS)[1]
     if not lefts or not rights:
         side = "after" if lefts else "before"
@@ -311,7 +317,7 @@ def short_window_energy(series: Series, start_ns: int, end_ns: int, marks: Seque
 
 
 def _outside(mark: Mark, before: Tick, after: Tick, start_ns: int, end_ns: int) -> bool:
-    """Whether something else began or ended between the ticks around a window, but not within it.
+    """Return whether something else began or ended between the ticks around a window, but not within it.
 
     What begins at its end, or ends at its start, lies outside too.
     """
@@ -323,21 +329,19 @@ def _outside(mark: Mark, before: Tick, after: Tick, start_ns: int, end_ns: int) 
 
 
 def _steady(series: Series, ticks: Sequence[Tick]) -> Quiet | None:
-    """The power of neighbouring ticks, if it is the same from one to the next."""
+    """Return the power of neighbouring ticks if it is steady."""
     if len(ticks) < NEIGHBOURS:
         return None
     steps = [power_between(a, b) for a, b in pairwise(ticks)]
     blur = max(tick.gap_s for tick in ticks) / ((ticks[1].time_ns - ticks[0].time_ns) / 1e9)
     highest_w = max(steps)
-    return (
-        quiet_power_from_ticks(series, ticks)
-        if highest_w - min(steps) <= (STEADY + blur) * highest_w
-        else None
-    )
+    if highest_w - min(steps) > (STEADY + blur) * highest_w:
+        return None
+    return quiet_power_from_ticks(series, ticks)
 
 
 def _alike(left: Quiet, right: Quiet) -> bool:
-    """Power that is another after the window than before may have changed at any moment in between."""
+    """Return whether power is the same before and after; else it may have changed at any moment between."""
     blur_w = 2 * math.hypot(left.u_watts, right.u_watts)
     return abs(left.watts - right.watts) <= STEADY * max(left.watts, right.watts) + blur_w
 
@@ -350,7 +354,7 @@ def _between_quiet(
     energy_j = last.energy_j - first.energy_j - left.watts * head_s - right.watts * tail_s
     variances = quiet_edge_variances(series, left, first, left.first, head_s)
     variances += quiet_edge_variances(series, right, last, right.last, tail_s)
-    # What goes up and down faster than the counter ticks looks steady.
+    # Power that goes up and down faster than the counter ticks looks steady.
     inside_s = (end_ns - start_ns) / 1e9
     lever_s = inside_s * (head_s + tail_s) / (inside_s + head_s + tail_s)
     variances += Variances(edges=(HIDDEN * (left.watts + right.watts) / 2 * lever_s) ** 2 / 3)
@@ -360,9 +364,9 @@ def _between_quiet(
 def _limits(
     first: Tick, last: Tick, start_ns: int, end_ns: int, outside_w: tuple[float | None, float | None]
 ) -> tuple[float, float]:
-    """Lowest and highest energy of a window, or a part of one, that lies between two ticks.
+    """Return the lowest and the highest energy of a window, or a part of one, between two ticks.
 
-    ``outside_w`` is the power on its left and on its right, where that is outside.
+    ``outside_w`` is the power on its left and on its right, ``None`` on a side that lies inside the window.
     """
     head_s, inside_s = (start_ns - first.time_ns) / 1e9, (end_ns - start_ns) / 1e9
     tail_s = (last.time_ns - end_ns) / 1e9

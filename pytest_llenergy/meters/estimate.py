@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate CPU energy from CPU time where no counter exists."""
+"""Estimate of CPU energy on hosts without any counter: CPU time times published watts per virtual CPU.
+
+    E = n · P_idle · t + (P_full − P_idle) · t_busy
+
+with n logical CPUs of the host and t_busy the sum of their busy seconds. The coefficients are those of the
+Cloud Carbon Footprint project (https://www.cloudcarbonfootprint.org/docs/methodology/, appendix I), derived
+from SPECpower results. The estimate uses its averages over processor families (AWS: 0.74 W and 3.5 W); the
+limits are the lowest and the highest family in its table, so the true value of a given host may lie
+anywhere between them. It covers processor power only: no memory, no fans, no supply losses.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +20,23 @@ from pathlib import Path
 from pytest_llenergy.errors import MeterDoesNotApply
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets
 
-# How much CPU time the host has used, as its kernel counts it.
-
-#: nice, irq, softirq and steal exist on some systems only.
+#: Busy states of psutil; nice, irq and softirq exist on some systems only.
 BUSY_STATES = ("user", "nice", "system", "irq", "softirq")
 
-#: Where the root group of control groups (version 2) may be mounted.
+#: Possible mount points of the root control group (version 2).
 GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds since the host started: ``busy`` with its processes, ``stolen`` by its hypervisor."""
+    """CPU seconds of the host since it started: busy with its processes, and stolen by its hypervisor."""
 
     busy_s: float
     stolen_s: float
 
 
 def read_cpu_time(groups: Sequence[Path] = GROUPS) -> CpuTime:
-    """Summed over all logical CPUs."""
+    """Return the CPU time of the host, summed over all logical CPUs."""
     import psutil
 
     times = psutil.cpu_times()
@@ -40,14 +47,14 @@ def read_cpu_time(groups: Sequence[Path] = GROUPS) -> CpuTime:
 
 
 def read_root_cgroup_busy_s(groups: Sequence[Path]) -> float | None:
-    """The same sum of states as in /proc/stat, in microseconds and not in ticks of 10 ms.
+    """Return the busy CPU seconds of /proc/stat, but to the microsecond instead of ticks of 10 ms.
 
-    The root group's cpu.stat is made of the kernel's CPU states, not of its processes (kernel:
-    kernel/cgroup/rstat.c, ``root_cgroup_cputime``). ``None`` where the root group is not in sight, as in
-    most containers.
+    The root group's cpu.stat is the sum of the kernel's CPU states, not of its processes (kernel:
+    kernel/cgroup/rstat.c, ``root_cgroup_cputime``). ``None`` if the root group is not visible, as in most
+    containers.
     """
     for group in groups:
-        # Every group but the root has this file; such a group holds only a part of the host.
+        # Every group but the root has cgroup.events; any other group is only a part of the host.
         if not (group / "cgroup.events").exists() and (group / "cpu.stat").exists():
             fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
             if "user_usec" in fields:
@@ -55,33 +62,23 @@ def read_root_cgroup_busy_s(groups: Sequence[Path]) -> float | None:
     return None
 
 
-# A model for hosts without any counter: CPU time times published watts per virtual CPU.
-#
-#     E = n · P_idle · t + (P_full − P_idle) · t_busy
-#
-# with n logical CPUs of the host and t_busy their busy seconds summed. The coefficients are those of the
-# Cloud Carbon Footprint project (https://www.cloudcarbonfootprint.org/docs/methodology/, appendix I),
-# derived from SPECpower results. The point uses its averages over processor families (AWS: 0.74 W and
-# 3.5 W); the limits are the lowest and highest family in its table, so the true value of a given host
-# may lie anywhere between them. It covers processor power only: no memory, no fans, no supply losses.
-
 #: Watts per virtual CPU at 0 % and at 100 % load: average over families, lowest, highest.
 AVERAGE_W = (0.74, 3.5)
 LOWEST_W = (0.45, 1.69)
 HIGHEST_W = (3.04, 8.58)
 
-#: Linux counts CPU time in ticks of at most 10 ms, and tells it in such (USER_HZ = 100) where it must.
+#: Coarsest step in which Linux reports CPU time (USER_HZ = 100).
 TICK_S = 0.01
 
 
 def modelled_energy_j(watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float) -> float:
-    """Joules of ``cpus`` logical CPUs over ``elapsed_s`` of which they were busy ``busy_s`` in sum."""
+    """Return the joules of ``cpus`` logical CPUs over ``elapsed_s`` with ``busy_s`` busy in total."""
     idle_w, full_w = watts
     return cpus * idle_w * elapsed_s + (full_w - idle_w) * busy_s
 
 
 class EstimateMeter:
-    """The whole host's processors as one domain, from its CPU time."""
+    """All processors of the host as one domain."""
 
     name = "estimate"
     poll_period_s: float = 0.05
@@ -123,7 +120,7 @@ class EstimateMeter:
 
 
 def open_estimate(targets: Targets) -> list[EstimateMeter]:
-    """Raises ``MeterDoesNotApply`` for tests that use GPUs: there is no model of a GPU."""
+    """Open the estimate. Raises ``MeterDoesNotApply`` for tests that use GPUs, which it does not model."""
     if not targets.cpu:
         raise MeterDoesNotApply("estimate: models the CPU only, and the test uses GPUs")
     return [EstimateMeter()]

@@ -23,19 +23,19 @@ ROOT = Path("/sys/class/hwmon")
 INPUT = re.compile(r"^(?P<channel>(?P<kind>power|energy)\d+)_(input|average)$")
 MICRO = 1e-6
 
-#: What no sensor of a host can mean. Integrated, one such reading would outweigh hours of true ones.
+#: Higher readings are invalid (W). Integrated, one of them would outweigh hours of valid ones.
 MOST_W = 100_000
 #: The kernel counts in 64 bits.
 MOST_MICROJOULES = 2**64 - 1
-#: Longest time that a chip may give for refreshing or averaging (milliseconds).
+#: Longest plausible time for refreshing or averaging (milliseconds).
 LONGEST_INTERVAL_MS = 600_000
-#: Drivers that do not say when they ask the chip again do so within about a second.
+#: Drivers that do not report their refresh period read the chip again within about a second.
 SLOWEST_REFRESH_S = 1.0
 
 
 @dataclass(frozen=True)
 class Sensor:
-    """One channel. Times in seconds; ``update_period_s`` is ``None`` where the chip does not tell."""
+    """One channel. Times in seconds; ``update_period_s`` is ``None`` if the chip does not report it."""
 
     chip: str
     label: str
@@ -53,7 +53,7 @@ class HwmonMeter:
     poll_period_s: float = 0.01
 
     def __init__(self, sensor: Sensor, accuracy: Accuracy) -> None:
-        """Raises ``MeterError`` when the sensor cannot be read."""
+        """Open the sensor. Raises ``MeterError`` if it cannot be read."""
         self._sensor = sensor
         try:
             self._descriptor = os.open(sensor.file, os.O_RDONLY | os.O_CLOEXEC)
@@ -62,7 +62,7 @@ class HwmonMeter:
         try:
             refresh = self._refresh()
         except BaseException:
-            # Watching takes a second, in which the user may interrupt it; the file is not left open.
+            # Watching takes a second, in which the user may interrupt it: do not leave the file open.
             self.close()
             raise
         self._power = refresh.integral()
@@ -86,8 +86,8 @@ class HwmonMeter:
         )
 
     def _refresh(self) -> Refresh:
-        """What the chip tells, or else what watching it tells, which takes a second."""
-        self._asked()
+        """Return the refresh that the chip reports, or else watch the sensor for a second."""
+        self._require_value()
         if not self._sensor.is_power:
             return Refresh(self._sensor.update_period_s or 0.0)
         if self._sensor.update_period_s is not None:
@@ -95,28 +95,28 @@ class HwmonMeter:
         from pytest_llenergy.meters.selfcheck import check_counters
 
         name = self._sensor.label
-        seen = check_counters({name: lambda: (None, self._asked())}, {name: SLOWEST_REFRESH_S})[name]
+        seen = check_counters({name: lambda: (None, self._require_value())}, {name: SLOWEST_REFRESH_S})[name]
         return refresh_from_check(seen, SLOWEST_REFRESH_S)
 
-    def _asked(self) -> float:
-        """Raises ``MeterError`` with the reason when there is no value."""
+    def _require_value(self) -> float:
+        """Return the value. Raises ``MeterError`` with the reason if there is none."""
         value = self._value()
         if isinstance(value, str):
             raise MeterError(value)
         return value
 
     def _value(self) -> float | str:
-        """Watts or joules, or the reason why there are none."""
+        """Return watts or joules, or the reason why there are none."""
         try:
             text = os.pread(self._descriptor, 32, 0)
         except OSError as error:
             return f"hwmon: {self._sensor.file} cannot be read ({error.strerror})"
-        number = _whole(text.decode(errors="replace"))
+        number = _parse_int(text.decode(errors="replace"))
         most = round(MOST_W / MICRO) if self._sensor.is_power else MOST_MICROJOULES
         if number is None or not 0 <= number <= most:
             what = f"power in µW from 0 to {most}" if self._sensor.is_power else "energy in µJ from 0 up"
-            said = text.decode(errors="replace").strip()
-            return f"hwmon: {self._sensor.file} says {said!r}, which is no {what}"
+            content = text.decode(errors="replace").strip()
+            return f"hwmon: {self._sensor.file} reads {content!r}, which is no {what}"
         return number * MICRO
 
     def read(self) -> list[float | str]:
@@ -130,24 +130,24 @@ class HwmonMeter:
 
 
 def _flags(sensor: Sensor, refresh: Refresh) -> list[Flag]:
-    """What the chip leaves in the dark."""
+    """Return flags for what the chip does not report."""
     flags = []
     if not refresh.known:
         detail = (
-            f"{sensor.chip} does not tell how often {sensor.label} is refreshed, and it changed too seldom "
-            f"to show it while it was watched; its joules may be told up to {refresh.late_s[1]:.0f} s late"
+            f"{sensor.chip} does not report how often {sensor.label} is refreshed, and it changed too seldom "
+            f"to show it while it was watched; its joules may lag by up to {refresh.late_s[1]:.0f} s"
         )
         flags.append(Flag(name="refresh-unknown", severity="warning", detail=detail))
     if not sensor.smear_known:
-        detail = f"{sensor.chip} does not tell over how long {sensor.label} is averaged: phases may blur"
+        detail = f"{sensor.chip} does not report over how long {sensor.label} is averaged: phases may blur"
         flags.append(Flag(name="averaging-unknown", severity="note", detail=detail))
     return flags
 
 
 def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
-    """The sensor called ``CHIP[/LABEL]``.
+    """Find the sensor called ``CHIP[/LABEL]``.
 
-    Raises ``MeterError`` listing what there is, or naming a time that the chip tells and that cannot be.
+    Raises ``MeterError`` that lists the sensors of the host, or names an invalid interval of the chip.
     """
     name, _, label = argument.partition("/")
     chip = _find_chip(name, root)
@@ -163,7 +163,7 @@ def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
 
 
 def _find_chip(name: str, root: Path) -> Path:
-    chips = {path: _text(path / "name") or "" for path in sorted(root.glob("hwmon*"))}
+    chips = {path: _read_text(path / "name") or "" for path in sorted(root.glob("hwmon*"))}
     found = [path for path in chips if name in (path.name, chips[path])]
     if len(found) == 1:
         return found[0]
@@ -177,7 +177,7 @@ def _find_chip(name: str, root: Path) -> Path:
 
 
 def _sensors(chip: Path) -> list[Sensor]:
-    """Every channel once: its present value rather than its average."""
+    """Return every channel once, with its present value rather than its average."""
     sensors: dict[str, Sensor] = {}
     for path in sorted(chip.iterdir(), key=lambda path: path.name.replace("_input", "_")):
         match = INPUT.match(path.name)
@@ -188,19 +188,19 @@ def _sensors(chip: Path) -> list[Sensor]:
 
 def _sensor(chip: Path, path: Path, channel: str) -> Sensor:
     return Sensor(
-        chip=_text(chip / "name") or chip.name,
-        label=_text(chip / f"{channel}_label") or channel,
+        chip=_read_text(chip / "name") or chip.name,
+        label=_read_text(chip / f"{channel}_label") or channel,
         file=path,
         is_power=channel.startswith("power"),
     )
 
 
 def _with_times(sensor: Sensor) -> Sensor:
-    """What its chip tells of its time behaviour. Raises ``MeterError`` where that cannot be."""
+    """Add the times that the chip reports. Raises ``MeterError`` for an invalid one."""
     channel, what = sensor.file.name.split("_")
     averaged = what == "average"
     average_ms = _interval_ms(sensor.file.with_name(f"{channel}_average_interval")) if averaged else 0
-    # No interval at all: the chip does not tell.
+    # 0 means that the chip does not report it.
     update_ms = _interval_ms(sensor.file.with_name("update_interval")) or None
     return replace(
         sensor,
@@ -211,24 +211,24 @@ def _with_times(sensor: Sensor) -> Sensor:
 
 
 def _interval_ms(file: Path) -> int | None:
-    """``None`` without the file. Raises ``MeterError`` for what is no interval."""
-    text = _text(file)
+    """Return an interval, ``None`` without the file. Raises ``MeterError`` for an invalid one."""
+    text = _read_text(file)
     if text is None:
         return None
-    interval_ms = _whole(text)
+    interval_ms = _parse_int(text)
     if interval_ms is None or not 0 <= interval_ms <= LONGEST_INTERVAL_MS:
         raise MeterError(
-            f"hwmon: {file} says {text!r}, which is no interval in ms from 0 to {LONGEST_INTERVAL_MS}"
+            f"hwmon: {file} reads {text!r}, which is no interval in ms from 0 to {LONGEST_INTERVAL_MS}"
         )
     return interval_ms
 
 
-def _whole(text: str) -> int | None:
-    # As the kernel prints them; Python's own notion of a number is wider.
+def _parse_int(text: str) -> int | None:
+    # Only numbers as the kernel prints them; int() accepts more.
     return int(text) if re.fullmatch(r"\s*-?[0-9]+\s*", text) else None
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -236,7 +236,7 @@ def _text(path: Path) -> str | None:
 
 
 def open_hwmon(_targets: Targets, argument: str, root: Path = ROOT) -> list[HwmonMeter]:
-    """Raises ``MeterError`` where the sensor is unknown, not the only one of its name, or unreadable."""
+    """Open the sensor. Raises ``MeterError`` if it is unknown, ambiguous or unreadable."""
     chosen, accuracy = parse_accuracy(argument, "hwmon")
     return [HwmonMeter(find_sensor(chosen, root), accuracy)]
 

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA boards: energy counters and power sensors read through NVML."""
+"""NVIDIA boards: the energy counter that the driver keeps, or else its power reading, integrated.
+
+Blind times of power sensors were measured by Yang, Adamek and Armour, "Part-time Power Measurements:
+nvidia-smi's Lack of Attention", SC 2024, and are in the workbook of the authors' code
+(github.com/JimZeyuYang/GPU_Power_Benchmark). They measured the power reading. Whether the energy counter has
+the same blind time is open; it is assumed here, since that can only make an uncertainty too wide.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +26,11 @@ if TYPE_CHECKING:
     from pytest_llenergy.meters.selfcheck import Poll
 
 
-# What is known of the power sensors on NVIDIA boards, by product: when they look and for how long.
-#
-# Measured by Yang, Adamek and Armour, "Part-time Power Measurements: nvidia-smi's Lack of Attention",
-# SC 2024, and in the workbook that comes with the authors' code (github.com/JimZeyuYang/GPU_Power_Benchmark).
-# They measured the power reading. Whether the energy counter has the same blind time is not settled; it is
-# assumed here, since that can only make an uncertainty too wide.
-
-#: The slowest refresh of a power reading that was measured, in seconds: every board since Turing.
+#: Slowest measured refresh of a power reading (seconds): that of every board since Turing.
 SLOWEST_REFRESH_S = 0.1
 
-#: The span over which boards since Ampere, but for GA100, average what nvmlDeviceGetPowerUsage and field
-#: 185 tell, in seconds (nvml.h, nvmlDeviceGetPowerUsage).
+#: Time over which nvmlDeviceGetPowerUsage and field 185 average on boards since Ampere, except GA100
+#: (seconds; nvml.h, nvmlDeviceGetPowerUsage).
 AVERAGING_S = 1.0
 
 #: ``NVML_DEVICE_ARCH_AMPERE`` (nvml.h).
@@ -39,7 +38,7 @@ AMPERE = 7
 
 
 class _Sensor(NamedTuple):
-    """Looks for ``window_s`` seconds in every ``refresh_s``."""
+    """A sensor that samples for ``window_s`` seconds in every ``refresh_s``."""
 
     products: tuple[str, ...]
     window_s: float
@@ -59,30 +58,31 @@ _PART_TIME = (
 
 
 def sensor_coverage(product_name: str, update_period_s: float | None = None) -> tuple[float, str]:
-    """The share of each tick that the sensor of a product sees (0 to 1), and where that is known from.
+    """Return the share of each tick that the sensor of a product samples (0 to 1), and the source of that.
 
-    It is window / max(refresh, ``update_period_s``): ticks in quicker succession than the sensor refreshes
-    do not make it look longer. Products that are not in the table count as always looking, which was
-    measured on Turing, Ampere and Ada boards for desktops and workstations and is a guess on others.
+    The share is window / max(refresh, ``update_period_s``): a counter that ticks faster than the sensor
+    refreshes does not make it sample longer. Products that are not in the table count as sampling all the
+    time, which was measured on Turing, Ampere and Ada boards for desktops and workstations and is assumed
+    for others.
     """
     for sensor in _PART_TIME:
         if _is_one_of(product_name, sensor.products):
             share = sensor.window_s / max(sensor.refresh_s, update_period_s or 0.0)
-            looks = f"{sensor.window_s * 1e3:.0f} ms of each {sensor.refresh_s * 1e3:.0f} ms"
-            return share, f"the power sensor looks for {looks} ({sensor.source})"
+            sampled = f"{sensor.window_s * 1e3:.0f} ms of each {sensor.refresh_s * 1e3:.0f} ms"
+            return share, f"the power sensor samples for {sampled} ({sensor.source})"
     return 1.0, "no blind time of the power sensor is known"
 
 
 def known_coverage(product_name: str) -> float | None:
-    """The share of each refresh of which a power reading is the mean; ``None`` where nobody measured it."""
+    """Return the share of each refresh over which a power reading averages, ``None`` if unmeasured."""
     share, _ = sensor_coverage(product_name)
     return share if share < 1 else None
 
 
 def averaging_time_s(product_name: str, architecture: int | None) -> float:
-    """Seconds over which ``nvmlDeviceGetPowerUsage`` averages; the longest where nothing is known.
+    """Return the seconds over which ``nvmlDeviceGetPowerUsage`` averages, the longest if unknown.
 
-    ``architecture`` is NVML's number, ``None`` where the driver does not tell.
+    ``architecture`` is NVML's number, ``None`` if the driver does not report it.
     """
     if _is_one_of(product_name, _GA100) or (architecture is not None and architecture < AMPERE):
         return 0.0
@@ -90,15 +90,14 @@ def averaging_time_s(product_name: str, architecture: int | None) -> float:
 
 
 def _is_one_of(product_name: str, products: tuple[str, ...]) -> bool:
-    """Whole words: "A1000" is no A100, and neither is a "RTX 8000 Ada" a "Quadro RTX 8000"."""
+    """Match whole words: "A1000" is no A100, and "RTX 8000 Ada" no "Quadro RTX 8000"."""
     return any(
         re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", product_name) for name in products
     )
 
 
-# What an NVIDIA board can be asked for: found by asking, as neither architecture nor product name tells.
-
-#: Counters, the best first. Grace Hopper has none for the GPU by itself: there the whole module counts.
+#: Counters, the best first. What a board has is found by trying, since neither architecture nor product name
+#: determines it. Grace Hopper has no counter for the GPU by itself, only for the whole module.
 COUNTERS = (
     Quantity("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", field=(83, 0)),
     Quantity("NVML_FI_DEV_ENERGY", field=(191, 0)),
@@ -108,7 +107,7 @@ COUNTERS = (
 
 POWER_USAGE = Quantity("nvmlDeviceGetPowerUsage")
 
-#: Power readings, the best first: what is drawn now, then what may be an average.
+#: Power readings, the best first: present power, then possibly averaged power.
 POWERS = (
     Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0)),
     Quantity("NVML_FI_DEV_POWER_INSTANT", "module", field=(186, 1)),
@@ -117,10 +116,15 @@ POWERS = (
 
 
 class Sources(NamedTuple):
-    """The counter of a board, the power to hold it against, and the power to fall back on.
+    """What can be read from a board.
 
-    ``averaging_s`` is the span in seconds over which ``nvmlDeviceGetPowerUsage`` averages on this board.
-    ``limit_w`` is its enforced power limit, ``None`` where the driver does not tell.
+    Attributes:
+        board: The board.
+        counter: Its energy counter, if it has one.
+        cross_check: The power reading that the counter is checked against.
+        power: The power reading to integrate if the counter is rejected.
+        averaging_s: Seconds over which ``nvmlDeviceGetPowerUsage`` averages.
+        limit_w: Enforced power limit, if the driver reports it.
     """
 
     board: BoardHandle
@@ -132,32 +136,32 @@ class Sources(NamedTuple):
 
     @property
     def watched(self) -> Quantity | None:
-        """The power that the self-check polls, beside the counter if there is one."""
+        """The power reading that the self-check polls."""
         return self.cross_check if self.counter is not None else self.power
 
     @property
     def polled(self) -> list[Quantity]:
-        """What the self-check reads."""
+        """The quantities that the self-check polls."""
         return [quantity for quantity in (self.counter, self.watched) if quantity is not None]
 
     def smear_s(self, power: Quantity | None) -> float:
-        """Seconds that a change of power takes to be over in a power reading."""
+        """Return the seconds until a power reading shows a change of power in full."""
         return self.averaging_s if power == POWER_USAGE else 0.0
 
     @property
     def power_age_s(self) -> float:
-        """How late, in seconds, the watched power may tell what was drawn."""
+        """How far the watched power reading may lag (seconds)."""
         return max(SLOWEST_REFRESH_S, self.smear_s(self.watched))
 
 
 def find_sources(session: Session, board: BoardHandle) -> Sources:
-    """Ask a board for everything it may have. Raises ``MeterError`` with every answer if it has nothing."""
+    """Query everything that a board may have. Raises ``MeterError`` with every answer if it has nothing."""
     answers: dict[str, str] = {}
-    counters = _answering(session, board, COUNTERS, answers)
-    powers = _answering(session, board, POWERS, answers)
+    counters = _select_available(session, board, COUNTERS, answers)
+    powers = _select_available(session, board, POWERS, answers)
     if not counters and not powers:
-        said = "; ".join(f"{label}: {answer}" for label, answer in answers.items())
-        raise MeterError(f"nvml: {board.uuid} ({board.name}) tells neither energy nor power ({said})")
+        details = "; ".join(f"{label}: {answer}" for label, answer in answers.items())
+        raise MeterError(f"nvml: {board.uuid} ({board.name}) reports neither energy nor power ({details})")
     counter = counters[0] if counters else None
     limit = _optional(session, board, "nvmlDeviceGetEnforcedPowerLimit")
     architecture = _optional(session, board, "nvmlDeviceGetArchitecture")
@@ -171,10 +175,10 @@ def find_sources(session: Session, board: BoardHandle) -> Sources:
     )
 
 
-def _answering(
+def _select_available(
     session: Session, board: BoardHandle, quantities: Sequence[Quantity], answers: dict[str, str]
 ) -> list[Quantity]:
-    """Those that have a value. Each is asked by itself: one refusal must not pass for that of others."""
+    """Return the quantities that have a value. Each is queried by itself, to get its own error."""
     found = []
     for quantity in quantities:
         (value,) = session.read(board.handle, (quantity,))
@@ -192,28 +196,26 @@ def _optional(session: Session, board: BoardHandle, function: str) -> int | None
         return None
 
 
-# NVIDIA boards: the energy counter that the driver keeps, or else its power reading, integrated.
-
 #: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
 #: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them
-#: by about -5 % (Yang et al., "Part-time Power Measurements: nvidia-smi's Lack of Attention", SC 2024). As
-#: limits of a rectangle ±10 % hold that in two standard uncertainties.
+#: by about -5 % (Yang et al., SC 2024). As limits of a rectangular distribution, ±10 % covers that within two
+#: standard uncertainties.
 GAIN_LIMIT = 0.10
 
 #: Counters and power readings are in mJ and mW.
 STEP = 0.001
 
-#: Seconds between readings, at most and at least; a tenth of the tick period in between. Power is integrated
-#: as it comes, so that readings cannot be put off for what they cost.
+#: Longest and shortest time between readings (seconds); a tenth of the tick period in between. Integrated
+#: power has a higher minimum, since its readings are never put off for their cost.
 SLOWEST_POLL_S = 0.01
 FASTEST_POLL_S = 0.002
 FASTEST_POWER_POLL_S = 0.005
 
 
 class NvmlMeter:
-    """One board, found by UUID: indices differ between CUDA and NVML. Each reading is one call.
+    """One board, found by UUID, since indices differ between CUDA and NVML. Each reading is one call.
 
-    The session belongs to the meter from now on.
+    The meter takes over the session and closes it.
     """
 
     name = "nvml"
@@ -259,9 +261,9 @@ def _poll_period_s(domain: Domain) -> float:
 def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
     what = f"energy counter rejected: {result.reason}" if sources.counter else "no energy counter"
     if sources.power is None:
-        raise MeterError(f"nvml: {sources.board.uuid}: {what}; the driver tells no power to integrate")
+        raise MeterError(f"nvml: {sources.board.uuid}: {what}; the driver reports no power to integrate")
     if sources.power == sources.watched and result.mean_w == 0:
-        raise MeterError(f"nvml: {sources.board.uuid}: {what}; {sources.power.label} says 0 W")
+        raise MeterError(f"nvml: {sources.board.uuid}: {what}; {sources.power.label} reads 0 W")
     return sources.power
 
 
@@ -300,16 +302,16 @@ def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refres
         integrated=True,
         coverage=share,
         highest_w=_highest_w(sources, power),
-        flags=(*_flags(sources, power, result.reason), *_unknown(sources, power, refresh)),
+        flags=(*_flags(sources, power, result.reason), *_unknown_refresh_flags(sources, power, refresh)),
     )
 
 
-def _unknown(sources: Sources, power: Quantity, refresh: Refresh) -> tuple[Flag, ...]:
+def _unknown_refresh_flags(sources: Sources, power: Quantity, refresh: Refresh) -> tuple[Flag, ...]:
     if refresh.known:
         return ()
     detail = (
         f"{sources.board.uuid}: {power.label} changed too seldom while it was checked to show when it is "
-        f"refreshed; its joules may be told up to {refresh.late_s[1] * 1e3:.0f} ms late"
+        f"refreshed; its joules may lag by up to {refresh.late_s[1] * 1e3:.0f} ms"
     )
     return (Flag(name="refresh-unknown", severity="warning", detail=detail),)
 
@@ -319,7 +321,7 @@ def _accuracy(share: float, about_sensor: str) -> str:
 
 
 def _highest_w(sources: Sources, quantity: Quantity) -> float | None:
-    # The limit is the GPU's; CPU and memory of a module come on top.
+    # The limit is that of the GPU; the CPU and memory of a module add to it.
     return sources.limit_w if quantity.scope == "board" else None
 
 
@@ -327,32 +329,33 @@ def _flags(sources: Sources, quantity: Quantity, rejected: str | None) -> tuple[
     uuid = sources.board.uuid
     flags = []
     if quantity.scope == "module":
-        told = "the driver tells only what the whole module uses: its CPU and its memory are inside"
-        flags.append(Flag(name="module-scope", severity="warning", detail=f"{uuid}: {told}"))
+        detail = "the driver reports only the whole module, with its CPU and its memory"
+        flags.append(Flag(name="module-scope", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.board.shared:
-        told = "MIG instances have no joules of their own: those of the whole board, shared with others"
-        flags.append(Flag(name="shared-board", severity="warning", detail=f"{uuid}: {told}"))
+        detail = "MIG instances have no counter of their own: the joules are those of the whole board"
+        flags.append(Flag(name="shared-board", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.counter is not None and rejected is not None:
-        told = f"energy counter rejected: {rejected}; {quantity.label} is integrated instead"
-        flags.append(Flag(name="counter-rejected", severity="warning", detail=f"{uuid}: {told}"))
+        detail = f"energy counter rejected: {rejected}; {quantity.label} is integrated instead"
+        flags.append(Flag(name="counter-rejected", severity="warning", detail=f"{uuid}: {detail}"))
     return tuple(flags)
 
 
 def open_nvml(targets: Targets, cache_dir: Path | None = None) -> list[NvmlMeter]:
-    """One meter for each board that the targets lie on, in their order.
+    """Open one meter for each board of the targets, in their order.
 
-    A board that was not checked since the host was started is watched for one to three seconds, all such
-    boards at once; ``cache_dir`` is where the outcome is kept.
+    Boards that were not checked since the host was started are checked together, which takes one to three
+    seconds. The results are kept in ``cache_dir``.
 
-    Raises ``MeterDoesNotApply`` for targets without GPUs, and ``MeterError`` where there is no driver, or
-    one of the boards does not answer or tells neither energy nor power.
+    Raises:
+        MeterDoesNotApply: The targets have no GPUs.
+        MeterError: There is no driver, or a board does not answer or reports neither energy nor power.
     """
     if not targets.gpus:
         raise MeterDoesNotApply("nvml: the test uses no GPU")
     session = _session()
     try:
         found = [find_sources(session, board) for board in _boards(session, targets.gpus)]
-        results = _checked(session, found, CheckCache(cache_dir))
+        results = _check_boards(session, found, CheckCache(cache_dir))
         meters: list[NvmlMeter] = []
         try:
             for sources in found:
@@ -378,7 +381,7 @@ def _as_meter_error(error: DeviceError) -> MeterError:
 
 
 def _boards(session: Session, uuids: Sequence[str]) -> list[BoardHandle]:
-    """Each board once, also where several of its MIG instances are targets."""
+    """Open each board once, even if several of its MIG instances are targets."""
     boards: dict[str, BoardHandle] = {}
     for uuid in uuids:
         try:
@@ -399,7 +402,7 @@ def _meter(sources: Sources, result: CheckResult) -> NvmlMeter:
         raise
 
 
-def _checked(session: Session, found: Sequence[Sources], cache: CheckCache) -> dict[str, CheckResult]:
+def _check_boards(session: Session, found: Sequence[Sources], cache: CheckCache) -> dict[str, CheckResult]:
     driver, boot = str(session.module.nvmlSystemGetDriverVersion()), read_boot_id()
     keys = {
         sources.board.uuid: CheckedBoard(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU packages and memory through Linux perf events: the ``power`` device, which keeps RAPL in 64 bits.
+"""RAPL counters through Linux perf events: the ``power`` device, which keeps them in 64 bits.
 
 Each event is counted on one CPU of each package (``cpumask``). Its count times its ``.scale`` is joules
 (kernel: arch/x86/events/rapl.c), and the kernel follows the 32-bit register over its wrap-around.
@@ -40,7 +40,7 @@ ONE_REGISTER_A_SOCKET = ("AuthenticAMD", "HygonGenuine")
 
 @dataclass(frozen=True)
 class Event:
-    """An event of the device: what to ask the kernel for, and the joules of one count."""
+    """An event of the device: type and config for the kernel, and the joules of one count."""
 
     name: str
     type: int
@@ -58,7 +58,7 @@ class PerfCounter:
         self._descriptor = perf_event_open(event.type, event.config, cpu)
 
     def energy_j(self) -> float:
-        """Joules since the event was opened. Raises ``OSError`` when there is no count."""
+        """Return joules since the event was opened. Raises ``OSError`` if there is no count."""
         count = os.read(self._descriptor, 8)
         if len(count) != 8:
             raise OSError("the event has no count any more; was its CPU taken offline?")
@@ -70,7 +70,7 @@ class PerfCounter:
 
 
 def perf_event_open(event_type: int, config: int, cpu: int) -> int:
-    """A descriptor that counts an event of all processes on a CPU. Raises ``OSError``."""
+    """Open a descriptor that counts an event of all processes on a CPU. Raises ``OSError``."""
     number = SYSCALLS.get(platform.machine())
     if number is None or sys.platform != "linux":
         raise OSError(f"no perf events on {sys.platform} {platform.machine()}")

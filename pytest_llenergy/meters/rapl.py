@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU packages and memory: RAPL counters through Linux powercap or perf events."""
+"""CPU packages and memory: the RAPL counters (running average power limit) of Intel and AMD processors.
+
+Linux offers them in two places. Powercap is tried first, since it shows when two zones are one counter; perf
+events are for users who may read those but not powercap.
+
+``enabled`` of a powercap zone says whether its power *limit* is on (kernel:
+drivers/powercap/intel_rapl_common.c, ``get_domain_enable``). Zones whose limit is off, or locked by the
+firmware, count all the same.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +22,19 @@ from pytest_llenergy.meters import perf_events
 from pytest_llenergy.meters.base import Domain, MeterSpec, Targets, within
 from pytest_llenergy.model.record import Flag
 
-# CPU packages and memory through Linux powercap: one file for each RAPL counter.
-#
-# ``enabled`` of a zone says whether its power *limit* is on (kernel: drivers/powercap/intel_rapl_common.c,
-# ``get_domain_enable``). Zones whose limit is off, or locked by the firmware, count all the same.
-
 ROOT = Path("/sys/class/powercap")
 
-#: Two zones show one counter when each reading of the second lies between readings of the first around it,
-#: give or take one refresh (1 ms at a kilowatt). Counters of their own are kilojoules apart.
+#: Two zones show one counter if each reading of the second lies between the readings of the first around it,
+#: within one update (1 ms at a kilowatt). Different counters are kilojoules apart.
 MIRROR_UJ = 1_000_000
 MIRROR_PAUSE_S = 0.02
 
 
 class Zone:
-    """One counter: keeps its descriptor open and follows it over wrap-around.
+    """One powercap counter, kept open and followed over wrap-around.
 
     The registers have 32 bits and wrap after 65 to 262 kJ (units of 15 or 61 µJ), a minute or more at a
-    kilowatt, so two readings in less than half of that know every wrap between them.
+    kilowatt. Two readings in less than half of that show every wrap between them.
     """
 
     def __init__(self, directory: Path, domain: str) -> None:
@@ -46,11 +49,11 @@ class Zone:
         self._total_uj = 0
 
     def raw_uj(self) -> int:
-        """The counter as it stands. Raises ``OSError`` or ``ValueError``."""
+        """Return the raw counter. Raises ``OSError`` or ``ValueError``."""
         return int(os.pread(self._descriptor, 32, 0))
 
     def energy_j(self) -> float:
-        """Joules since the zone was opened. Raises ``OSError`` or ``ValueError``, also after a reset."""
+        """Return joules since the zone was opened. Raises ``OSError``, or ``ValueError`` after a reset."""
         last_uj, self._last_uj = self._last_uj, self.raw_uj()
         step_uj = self._last_uj - last_uj
         if step_uj < 0:
@@ -70,11 +73,14 @@ class Zone:
 def open_zones(
     root: Path = ROOT, pause: Callable[[float], None] = time.sleep
 ) -> tuple[list[Zone], list[Flag]]:
-    """Packages and their memory, and notes on those left out.
+    """Open the zones of packages and their memory; returns flags for those left out.
 
-    Cores and graphics lie inside the package, psys lies around everything, and intel-rapl-mmio shows the
-    packages once more: none of them is opened. Raises ``MeterError``; its ``__cause__`` is a
-    ``PermissionError`` where a counter may not be read.
+    Cores and graphics are part of the package, psys contains everything, and intel-rapl-mmio repeats the
+    packages: none of them is opened.
+
+    Raises:
+        MeterError: No package can be read; its ``__cause__`` is a ``PermissionError`` if permission is
+            missing.
     """
     zones: list[Zone] = []
     flags: list[Flag] = []
@@ -102,7 +108,7 @@ def open_zones(
 
 
 def _add(zones: list[Zone], flags: list[Flag], zone: Zone, pause: Callable[[float], None]) -> None:
-    """Keep a zone unless it shows a counter that is there already, as the dies of some AMD sockets do."""
+    """Keep a zone unless it repeats a counter of another zone, as the dies of some AMD sockets do."""
     zones.append(zone)
     for other in zones[:-1]:
         if other.domain == zone.domain or _mirrors(other, zone, pause):
@@ -134,12 +140,7 @@ def close_all(zones: list[Zone]) -> None:
         zone.close()
 
 
-# CPU packages and memory: the running average power limit (RAPL) counters of Intel and AMD processors.
-#
-# Linux shows them in two places. Powercap is asked first: there it shows when two zones are one counter.
-# Perf events are the other way, for those who may use the one but not the other.
-
-#: Permissions of files in /sys are lost at reboot; a udev rule sets them again whenever zones appear.
+#: A udev rule, since permissions of files in /sys are lost at reboot.
 REMEDY = (
     """echo 'ACTION=="add", SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", """
     """RUN+="/bin/chmod a+r /sys%p/energy_uj"' | sudo tee /etc/udev/rules.d/70-rapl.rules """
@@ -149,32 +150,32 @@ REMEDY = (
 #: Intel publishes no accuracy. ±5 % is assumed for the package and memory counters of servers.
 GAIN_LIMIT = 0.05
 
-#: The hardware counters are refreshed about every millisecond (kernel: Documentation/hwmon/amd_energy;
-#: Intel SDM vol. 3B, 15.10.1); not exactly, so that a reading may be somewhat older.
+#: The counters are updated about every millisecond (kernel: Documentation/hwmon/amd_energy; Intel SDM vol.
+#: 3B, 15.10.1), but not exactly, so a reading may be somewhat older.
 UPDATE_PERIOD_S = 0.001
 MAX_AGE_S = 0.002
 
 #: Steps of 61 µJ, the coarsest usual unit of the registers (Intel SDM: 2^-14 J; AMD: 2^-16 J).
 RESOLUTION_J = 2**-14
 
-#: A counter that moves every millisecond and has not for this long is broken.
+#: A counter that has not moved for this long is broken (seconds).
 STILL_S = 0.1
 
 
 class Counter(Protocol):
-    """One domain's counter in either place."""
+    """The counter of one domain, from powercap or perf events."""
 
     domain: str
 
     def energy_j(self) -> float:
-        """Joules since it was opened. Raises ``OSError`` or ``ValueError``."""
+        """Return joules since it was opened. Raises ``OSError`` or ``ValueError``."""
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Release all resources."""
 
 
-class _Watched:
-    """A counter, and since when it stands still."""
+class _WatchedCounter:
+    """A counter, and when it last moved."""
 
     def __init__(self, counter: Counter) -> None:
         self.counter = counter
@@ -197,7 +198,7 @@ class _Watched:
 
 
 class RaplMeter:
-    """Packages and their memory. Cores and graphics lie inside the package, psys around everything."""
+    """CPU packages and their memory."""
 
     name = "rapl"
     poll_period_s: float = 0.01
@@ -211,11 +212,11 @@ class RaplMeter:
         still_s: float = STILL_S,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Takes the counters over. Raises ``MeterError`` when no package's counter moves."""
+        """Take over open counters. Raises ``MeterError`` if no counter of a package moves."""
         self._still_s = still_s
         try:
-            self._watched = [_Watched(counter) for counter in counters]
-            stood = _wait_until_moved(self._watched, still_s, pause)
+            self._watched = [_WatchedCounter(counter) for counter in counters]
+            stood = _select_unmoving(self._watched, still_s, pause)
             if all(each in stood for each in self._watched if _is_package(each)):
                 names = ", ".join(each.counter.domain for each in stood)
                 raise MeterError(f"rapl: no package counter moves ({names} stood still for {still_s:g} s)")
@@ -231,8 +232,8 @@ class RaplMeter:
             for index, each in enumerate(self._watched)
         )
 
-    def _leave_out(self, still: Sequence[_Watched]) -> list[Flag]:
-        """Memory that shows nothing is no reason to refuse the package."""
+    def _leave_out(self, still: Sequence[_WatchedCounter]) -> list[Flag]:
+        """Close counters that stand still; a memory counter that does so does not disqualify the package."""
         for each in still:
             self._watched.remove(each)
             each.counter.close()
@@ -252,14 +253,14 @@ class RaplMeter:
         _close([each.counter for each in self._watched])
 
 
-def _is_package(each: _Watched) -> bool:
+def _is_package(each: _WatchedCounter) -> bool:
     return each.counter.domain.startswith("cpu:")
 
 
-def _wait_until_moved(
-    watched: Sequence[_Watched], still_s: float, pause: Callable[[float], None]
-) -> list[_Watched]:
-    """Those that did not move within ``still_s``."""
+def _select_unmoving(
+    watched: Sequence[_WatchedCounter], still_s: float, pause: Callable[[float], None]
+) -> list[_WatchedCounter]:
+    """Return the counters that did not move within ``still_s``."""
     waiting = list(watched)
     for _ in range(round(STILL_S / UPDATE_PERIOD_S)):
         pause(UPDATE_PERIOD_S)
@@ -299,10 +300,11 @@ def open_rapl(
     still_s: float = STILL_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[RaplMeter]:
-    """One meter of all packages, from powercap or else from perf events.
+    """Open one meter of all packages, from powercap or else from perf events.
 
-    Raises ``MeterDoesNotApply`` for tests that use GPUs, and ``MeterError`` with both reasons, and what to
-    do, where neither can be read or no counter moves.
+    Raises:
+        MeterDoesNotApply: The test uses GPUs.
+        MeterError: Neither can be read, or no counter moves; names both reasons and a remedy.
     """
     if not targets.cpu:
         raise MeterDoesNotApply("rapl: the test uses GPUs; other tests may use the CPU meanwhile")

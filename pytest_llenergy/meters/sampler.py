@@ -46,7 +46,7 @@ LONGEST_SLEEP_S = 0.02
 #: Periods of a counter by which a tick may be late.
 SLOW_TICKS = 1.5
 
-#: How long a reading is waited for before the driver counts as hanging (seconds).
+#: How long to wait for a reading before the driver counts as hanging (seconds).
 HANGING_S = 5.0
 
 
@@ -190,23 +190,22 @@ class Reader:
 
 
 class Sampler:
-    """Reads meters from ``__enter__`` to ``__exit__`` and keeps what they said in ``series``.
+    """Reads meters in a background thread from ``__enter__`` to ``__exit__`` and keeps their ``series``.
 
-    The thread sleeps between readings; ``read_now`` reads at once from the calling thread, for edges
-    in the process itself.
+    ``read_now`` reads at once from the calling thread, for edges in this process.
     """
 
     def __init__(self, meters: Sequence[Meter]) -> None:
         self._reader = Reader(meters)
         self._meters = self._reader.meters
-        self._edges = [each for each in self._meters if each.always_fresh]
+        self._fresh = [each for each in self._meters if each.always_fresh]
         #: When windows began and ended.
         self.marks: list[Mark] = []
         self._lock = threading.Lock()
         self._stopping = False
-        # Locked, but for a moment when the thread is called: to wait for an event would cost twice as much.
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        # Released to wake the thread. Waiting for an Event would cost twice as much.
+        self._wake_up = threading.Lock()
+        self._wake_up.acquire()
         self._hangs = False
         self._owner = os.getpid()
         self._budget = self._reader.budget
@@ -219,7 +218,7 @@ class Sampler:
 
     def __enter__(self) -> Sampler:
         if self._thread.ident is not None:
-            raise MeterError("these meters were read and closed; open them anew, with measure()")
+            raise MeterError("these meters were closed; open new ones with measure()")
         self._reader.begin()
         self._thread.start()
         return self
@@ -231,44 +230,44 @@ class Sampler:
         traceback: TracebackType | None,
     ) -> None:
         if self.is_fork():
-            # The meters are the parent's, and so is the thread that read them.
+            # The meters belong to the parent, and so did the thread that read them.
             return
         self._stopping = True
-        self._ring()
+        self._wake_thread()
         self._thread.join(0 if self._hangs else HANGING_S)
         if not self._thread.is_alive():
-            # A driver that never answers must not keep the program from its end.
+            # Closing a meter whose driver never answers would keep the program from ending.
             for each in self._meters:
                 each.meter.close()
 
     @contextmanager
     def closely(self) -> Iterator[None]:
-        """Read as closely as the timetable wants, unless something is at work beside it."""
+        """Read every tick closely, unless work is under way."""
         with self._budget.closely():
-            self._ring()
+            self._wake_thread()
             yield
 
     def work_begins(self) -> None:
-        """Keep out of the way of what is measured, until ``work_ends`` was called as often."""
+        """Read rarely to spare the measured work until ``work_ends`` has been called as often."""
         self._budget.work_begins()
         if self._reader.asleep:
-            # Within other work that leaves ticks unseen: those beside this edge matter.
-            self._ring()
+            # Ticks of other work are left unobserved, but those next to this edge matter.
+            self._wake_thread()
 
     def work_ends(self) -> None:
-        """See ``work_begins``. The ticks that come now matter again."""
+        """End what ``work_begins`` began. The next ticks matter again."""
         self._budget.work_ends()
-        self._ring()
+        self._wake_thread()
 
-    def border(self) -> None:
-        """Within work, one thing that is measured ends and another begins: the ticks beside that matter."""
+    def note_edge(self) -> None:
+        """Note that, within the work, one measured thing ends and another begins: the next ticks matter."""
         self._budget.note_edge()
         if self._reader.asleep:
-            self._ring()
+            self._wake_thread()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """``work_begins`` and ``work_ends``."""
+        """Call ``work_begins`` and ``work_ends`` around a block."""
         self.work_begins()
         try:
             yield
@@ -276,22 +275,25 @@ class Sampler:
             self.work_ends()
 
     def read_now(self) -> None:
-        """Read every meter that is never old, from the calling thread.
+        """Read every meter whose readings are always fresh, from the calling thread.
 
-        A counter that stands still between its ticks would say nothing new.
+        Reading a counter that stands still between its ticks would gain nothing.
         """
-        if not self._edges or not self._take_lock():
+        if not self._fresh or not self._take_lock():
             return
         try:
-            for each in self._edges:
+            for each in self._fresh:
                 each.read()
         finally:
             self._lock.release()
 
     def await_ticks(self, after_ns: int, timeout_s: float, ticks: int = 1) -> None:
-        """Sleep until every counter has ticked so often after a moment, or the time for it is over.
+        """Sleep until every counter has ticked after a moment.
 
-        Counters that are known to tick slowly have longer.
+        Args:
+            after_ns: The moment (monotonic nanoseconds).
+            timeout_s: How long to wait, in addition to what slow counters need.
+            ticks: How many ticks each counter must make.
         """
         if self.is_fork():
             return
@@ -302,12 +304,12 @@ class Sampler:
             ),
             default=0.0,
         )
-        patience_s = timeout_s + slowest_s
-        deadline = time.monotonic() + patience_s
+        wait_s = timeout_s + slowest_s
+        deadline_s = time.monotonic() + wait_s
         with self.closely():
-            while time.monotonic() < deadline:
-                # One that has stood still for as long already is not waited for again.
-                stale_ns = time.monotonic_ns() - round(patience_s * 1e9)
+            while time.monotonic() < deadline_s:
+                # A counter that has stood still for as long already is not waited for again.
+                stale_ns = time.monotonic_ns() - round(wait_s * 1e9)
                 if all(
                     series.settled(after_ns, ticks) or series.latest_ns(self._reader.start_ns) < stale_ns
                     for series in self.series
@@ -316,7 +318,7 @@ class Sampler:
                 time.sleep(0.002)
 
     def _take_lock(self) -> bool:
-        """Whether the meters may be touched now: not in a fork, and not while one of them hangs."""
+        """Return whether the meters may be read now: not in a fork, and not while one of them hangs."""
         if self.is_fork():
             return False
         if self._lock.acquire(timeout=0 if self._hangs else HANGING_S):
@@ -326,11 +328,11 @@ class Sampler:
         return False
 
     def is_fork(self) -> bool:
-        """A forked child has no reader, and locks that nobody releases."""
+        """Return whether this is a forked child: it has no thread, and locks that nobody releases."""
         return os.getpid() != self._owner
 
     def _note_hanging(self) -> None:
-        """The thread has not come back from a meter; nobody is waited for twice."""
+        """Record an outage for the meter whose driver does not answer, and do not wait for it again."""
         self._hangs, now_ns = True, time.monotonic_ns()
         for each in self._meters:
             if each.asked_ns is not None:
@@ -348,14 +350,14 @@ class Sampler:
                 planned_ns = self._reader.turn()
             self._sleep((planned_ns - time.monotonic_ns()) / 1e9)
 
-    def _ring(self) -> None:
-        """Call the thread from its sleep, or from its next one."""
+    def _wake_thread(self) -> None:
+        """Wake the thread from its sleep, or from its next one."""
         with suppress(RuntimeError):
-            self._bell.release()
+            self._wake_up.release()
 
     def _sleep(self, seconds: float) -> None:
         if seconds > LONGEST_SLEEP_S:
-            self._bell.acquire(timeout=seconds)
+            self._wake_up.acquire(timeout=seconds)
         elif seconds > 0:
-            # Cheaper still.
+            # Cheaper than waiting for a lock.
             time.sleep(seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registry of meters, and the choice of those that measure a test."""
+"""Registry of meters, and the selection of those that measure a test."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.meters.base import Meter, MeterSpec, Targets
 from pytest_llenergy.model.entry_points import BrokenEntryPoint, LoadedEntryPoints, load_entry_points
 
-# The meters that there are: of this package, of others, and of a test suite's own hook.
-
-#: Modules of this package, each with a ``SPEC`` of the same name.
+#: Modules of this package, each with a ``SPEC`` of its name.
 BUILTIN = ("nvml", "rapl", "estimate", "amd", "zeus", "codecarbon", "hwmon", "command")
 
 ENTRY_POINTS = "pytest_llenergy.meters"
 
 
 class MeterRegistry(Mapping[str, MeterSpec]):
-    """By name: built-in meters, those of entry points (group ``pytest_llenergy.meters``), then ``extra``.
+    """Meters by name: built-in, from entry points (group ``pytest_llenergy.meters``), then ``extra``.
 
-    Each is imported when it is asked for, and not before. Of two of a name the later in that order counts,
-    but no installed package takes the place of a built-in meter.
+    A meter is imported when it is looked up. The last one of a name in that order counts, but no installed
+    package replaces a built-in meter.
 
-    Raises ``MeterError`` where an entry point does not give a ``MeterSpec``, as soon as others than built-in
-    meters are asked for; with ``whole_only`` it is left out, and is in ``broken``.
+    Looking up a meter that is not built in raises ``MeterError`` if an entry point does not provide a
+    ``MeterSpec``; with ``whole_only`` such entry points are skipped and listed in ``broken``.
     """
 
     def __init__(self, extra: Sequence[MeterSpec] = (), *, whole_only: bool = False) -> None:
@@ -51,7 +49,7 @@ class MeterRegistry(Mapping[str, MeterSpec]):
 
     @property
     def broken(self) -> tuple[BrokenEntryPoint, ...]:
-        """Entry points that do not give a ``MeterSpec``."""
+        """Entry points that do not provide a ``MeterSpec``."""
         return self._found().broken
 
     def _from_packages(self) -> dict[str, MeterSpec]:
@@ -66,23 +64,20 @@ class MeterRegistry(Mapping[str, MeterSpec]):
         return self._installed
 
 
-# Which meters read a test: everything that measures, and a model only where nothing does.
-
-
 class Selection(NamedTuple):
-    """Open meters, and the reason of each that might have read the targets and could not be opened."""
+    """Open meters, and the reason of each applicable meter that could not be opened."""
 
     meters: tuple[Meter, ...]
     reasons: tuple[str, ...]
 
     def close(self) -> None:
-        """Close the meters unread."""
+        """Close the meters."""
         for meter in self.meters:
             meter.close()
 
 
 def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
-    """Names are ``NAME`` or ``NAME:ARGUMENT``. Raises ``MeterError`` for one that cannot be."""
+    """Check names of the form ``NAME`` or ``NAME:ARGUMENT``. Raises ``MeterError`` for an invalid one."""
     if len(set(names)) < len(names):
         raise MeterError(f"a meter is named twice: {', '.join(names)}")
     for name in names:
@@ -98,17 +93,23 @@ def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
 def open_meters(
     names: Sequence[str], specs: Mapping[str, MeterSpec], targets: Targets, *, require_measured: bool = False
 ) -> Selection:
-    """Open what can read the targets.
+    """Open the meters that can read the targets.
 
-    ``names`` empty means automatic: every meter that measures the targets; where there is none, the
-    estimates. Meters named by the user must open. Raises ``MeterError`` naming every reason when no
-    meter opens, or none that measures with ``require_measured``.
+    Args:
+        names: Meters that the user selected, all of which must open. Empty selects every meter that measures
+            the targets, or the estimates if there is none.
+        specs: The known meters.
+        targets: The devices of the test.
+        require_measured: Whether estimates are not accepted.
+
+    Raises:
+        MeterError: No meter opens, or none that is accepted; names every reason.
     """
     check_names(names, specs)
     wanted = list(names) or [name for name, spec in specs.items() if spec.by_default]
     meters: list[Meter] = []
     reasons: list[str] = []
-    beside: list[str] = []
+    inapplicable: list[str] = []
     for name in sorted(wanted, key=lambda name: _spec(name, specs).kind == "estimated"):
         spec = _spec(name, specs)
         if spec.kind == "estimated" and (require_measured or (meters and not names)):
@@ -117,17 +118,17 @@ def open_meters(
             argument = (name.partition(":")[2],) if spec.takes_argument else ()
             meters += spec.open(targets, *argument)
         except MeterDoesNotApply as error:
-            beside.append(str(error))
+            inapplicable.append(str(error))
         except MeterError as error:
             reasons.append(str(error))
     overlap = _overlap(meters)
-    if meters and not overlap and not (names and (reasons or beside)):
+    if meters and not overlap and not (names and (reasons or inapplicable)):
         return Selection(tuple(meters), tuple(reasons))
     for meter in meters:
         meter.close()
     if overlap:
         raise MeterError(overlap)
-    found = "; ".join([*reasons, *beside]) or "none was tried"
+    found = "; ".join([*reasons, *inapplicable]) or "none was tried"
     required = " that measures (--energy-require=measured)" if require_measured else ""
     raise MeterError(f"no meter{required} for {_describe(targets)}: {found}")
 
@@ -137,7 +138,7 @@ def _spec(name: str, specs: Mapping[str, MeterSpec]) -> MeterSpec:
 
 
 def _overlap(meters: Sequence[Meter]) -> str | None:
-    """Why the joules of these meters cannot be added; ``None`` where nothing is counted twice."""
+    """Return why the joules of these meters cannot be added, or ``None`` if nothing is counted twice."""
     covers_others = [meter.name for meter in meters if any(each.covers_others for each in meter.domains)]
     if not covers_others or len(meters) == 1:
         return None

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-check of an energy counter, once per board, driver and boot."""
+"""Self-check of an energy counter, once per board, driver and boot: is it usable, and when does it tick?
+
+For a second or two the counter is polled together with the board's power. The readings give the period of the
+ticks, and show whether the counter agrees with the integral of power over the same ticks. Counters that stand
+still, run backwards or count half of the joules exist and look like any other.
+
+Results are cached, so that a board is checked once per driver, boot and version of this package.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +26,28 @@ from pytest_llenergy import __version__
 from pytest_llenergy.meters.power_readings import ENOUGH_CHANGES
 from pytest_llenergy.model.base import StoredStruct, cache_directory
 
-# What the self-check of a board found.
-
 #: The largest difference from integrated power that the gains of two sensors explain (nvml.GAIN_LIMIT).
 DISAGREEMENT = 0.05
 
 
 class CheckResult(StoredStruct, frozen=True):
-    """What was found. ``reason`` says why the counter must not be used; ``None`` where it may.
+    """Result of the self-check of a board.
 
-    - ``period_s``: typical time between ticks; ``jitter_s``: median absolute deviation from it;
-      ``longest_s``: the longest time between two ticks. The last two include the time between polls.
-    - ``still_s``: the longest time for which the counter was seen not to move; ``None`` without a counter.
-    - ``continuous``: the counter moved between any two polls, so ``period_s`` is only an upper limit.
-    - ``ratio``: counter over integrated power; ``doubt``: what sampling left open of it, as a share of the
-      energy. Both ``None`` where the power was not told.
-    - ``power_period_s``: typical time between changes of the power reading; ``None`` below three changes.
-    - ``power_changes``: how many there were.
-    - ``power_continuous``: it changed between any two polls.
-    - ``mean_w``: mean of the power readings.
+    Attributes:
+        duration_s: Length of the check.
+        ticks: Number of ticks of the counter.
+        period_s: Typical time between ticks.
+        jitter_s: Median absolute deviation from it, the time between polls included.
+        longest_s: Longest time between two ticks, the time between polls included.
+        still_s: Longest time in which the counter did not move; ``None`` without a counter.
+        continuous: The counter moved between any two polls, so ``period_s`` is only an upper limit.
+        ratio: Counter over integrated power; ``None`` without power readings.
+        doubt: Uncertainty of ``ratio`` from sampling, as a share of the energy.
+        power_period_s: Typical time between changes of the power reading; ``None`` below three changes.
+        power_changes: Number of these changes.
+        power_continuous: The power reading changed between any two polls.
+        mean_w: Mean of the power readings.
+        reason: Why the counter must not be used; ``None`` if it may be.
     """
 
     duration_s: float
@@ -56,33 +66,27 @@ class CheckResult(StoredStruct, frozen=True):
     reason: str | None = None
 
 
-# Is an energy counter fit to measure with, and when does it tick? Asked once per board, driver and boot.
-#
-# For a second or two the counter is polled together with the board's power. From the readings follow the
-# period of the ticks and whether the counter agrees with the integral of power over the same ticks. Counters
-# that stand still, run backwards or count half of the joules exist and look like any other.
-
-#: A counter that has not moved for so long will not bracket any window.
+#: A counter that has not moved for this long cannot bracket a window.
 STANDSTILL_S = 1.0
 
-#: The check ends when this much was seen and all of it was steady, or when its time is up.
+#: The check ends after this many regular ticks and this many seconds, or at the latest after ``LONGEST_S``.
 ENOUGH_TICKS = 10
 ENOUGH_S = 1.0
 LONGEST_S = 2.5
 
-#: What sampling may leave open, as a share of the energy, for the check to end early.
+#: Largest ``doubt`` with which the check may end early.
 ENOUGH_DOUBT = 0.02
 
 POLL_S = 0.0015
 JUDGE_EVERY_S = 0.1
 
-#: A counter that moves between so many of its readings moves all the time.
+#: A counter that moves between at least this share of its readings moves all the time.
 CONTINUOUS = 0.95
 
-#: Ticks are put together into spans of at least this length before counter and power are compared.
+#: Ticks are joined into spans of at least this length before counter and power are compared.
 SPAN_S = 0.05
 
-#: Standard deviations that count as possible.
+#: Deviations up to this many standard deviations count as possible.
 SIGMAS = 3.0
 
 
@@ -113,17 +117,17 @@ class _Tick(NamedTuple):
 
 
 def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> CheckResult:
-    """What the readings of one board say. ``power_age_s`` is how old the power that they tell may be.
+    """Evaluate the readings of one board. ``power_age_s`` is how far the power readings may lag.
 
-    The counter is rejected when it differs from integrated power by more than ``DISAGREEMENT`` and what
-    the sampling cannot tell, which is, in joules,
+    The counter is rejected if it differs from integrated power by more than ``DISAGREEMENT`` plus the
+    uncertainty from sampling, which is, in joules,
 
         SIGMAS sd(d) √n  +  power_age_s (P_max - P_min)  +  P_mean (g_first + g_last) / 2
 
-    d are the n differences between counter and integral over spans of a few ticks: sensors that look at
-    different times, or only part of the time, scatter here when power is not steady. The second term is
-    for power that is told late, so that the integral covers another stretch of time; the third for the
-    gaps g between the polls around the first and the last tick.
+    d are the n differences between counter and integral over spans of a few ticks: they scatter if sensors
+    sample at different times, or part of the time, and power is not steady. The second term is for power
+    readings that lag, so that the integral covers another stretch of time; the third for the gaps g between
+    the polls around the first and the last tick.
     """
     if len(readings) < 2:
         return CheckResult(duration_s=0.0)
@@ -178,7 +182,7 @@ def _timed(
 ) -> CheckResult:
     starts = [0, *(tick.at for tick in ticks)]
     ends = [*(tick.at - 1 for tick in ticks), len(readings) - 1]
-    # Time between two polls proves nothing: from after the first one with a value to before the last one.
+    # Counted from the end of the first reading with a value to the begin of the last one.
     still_s = max(
         (readings[end].begin_ns - readings[start].end_ns) / 1e9
         for start, end in zip(starts, ends, strict=True)
@@ -197,9 +201,9 @@ def _poll_period_s(readings: Sequence[Reading]) -> float:
 
 
 def _typical(gaps: Sequence[float], poll_s: float) -> float:
-    """The mean of the gaps that the time between two polls, or jitter, explains.
+    """Return the mean of the gaps near the median, within jitter or the time between two polls.
 
-    The median by itself is a multiple of that time; the mean of all is spoilt by every tick that was missed.
+    The median itself is a multiple of that time, and the mean of all gaps is biased by missed ticks.
     """
     middle_s = median_low(gaps)
     spread_s = median(abs(gap - middle_s) for gap in gaps)
@@ -234,13 +238,13 @@ def _compare(
     ratio = counter_j / power_j
     reason = None
     if abs(counter_j - power_j) > DISAGREEMENT * power_j + doubt_j:
-        both = f"counter says {_joules(counter_j)} where integrated power says {_joules(power_j)}"
+        both = f"counter reads {_joules(counter_j)}, integrated power {_joules(power_j)}"
         reason = f"{both} ({(ratio - 1) * 100:+.0f} %)"
     return msgspec.structs.replace(result, ratio=ratio, doubt=doubt_j / power_j, reason=reason)
 
 
 def _spans(ticks: Sequence[_Tick]) -> list[_Tick]:
-    """The first tick, and then each that comes at least ``SPAN_S`` after the one before."""
+    """Return the first tick, then each that comes at least ``SPAN_S`` after the one before."""
     borders = [ticks[0]]
     for tick in ticks:
         if tick.time_s - borders[-1].time_s >= SPAN_S:
@@ -255,7 +259,7 @@ def _energy(readings: Sequence[Reading], tick: _Tick) -> float:
 
 
 class _Integral:
-    """Joules from the first reading on, by the trapezoid rule."""
+    """Joules since the first reading, by the trapezoidal rule."""
 
     def __init__(self, times_s: Sequence[float], watts: Sequence[float]) -> None:
         pairs = zip(pairwise(times_s), pairwise(watts), strict=True)
@@ -273,13 +277,13 @@ def _joules(energy_j: float) -> str:
 
 
 Poll = Callable[[], tuple[float | None, float | None]]
-"""Reads one board: joules and watts, ``None`` for what it does not have."""
+"""Reads one board: joules and watts, ``None`` for a quantity that it does not have."""
 
 
 def check_counters(
     polls: Mapping[str, Poll], power_age_s: Mapping[str, float], longest_s: float = LONGEST_S
 ) -> dict[str, CheckResult]:
-    """Check boards, all of them at once, by what their polls return. Takes one to ``longest_s`` seconds."""
+    """Poll boards together and evaluate their readings. Takes one to ``longest_s`` seconds."""
     results: dict[str, CheckResult] = {}
     readings: dict[str, list[Reading]] = {name: [] for name in polls}
     begin_s = judged_s = time.monotonic()
@@ -305,7 +309,7 @@ def _poll(poll: Poll) -> Reading:
 
 
 def is_settled(result: CheckResult) -> bool:
-    """Whether more readings would not change the verdict."""
+    """Return whether more readings would not change the result."""
     if result.duration_s < ENOUGH_S:
         return False
     if result.still_s is None or result.still_s >= STANDSTILL_S:
@@ -316,15 +320,13 @@ def is_settled(result: CheckResult) -> bool:
     return result.ticks >= ENOUGH_TICKS and steady and (result.doubt or 0.0) <= ENOUGH_DOUBT
 
 
-# Results of self-checks, kept so that a board is checked once per driver, boot and version of this tool.
-
-#: After so many seconds a counter that was rejected is given another chance, and one that could not be
-#: compared well, on a busy board, is compared again.
+#: After this many seconds a rejected counter, and one that could not be compared well on a busy board, is
+#: checked again.
 PROVISIONAL_S = 3600.0
 
 
 class CheckedBoard(StoredStruct, frozen=True):
-    """What a result holds for: one that was found under anything else is none."""
+    """What a result is valid for; with any other driver, boot or version the check is repeated."""
 
     uuid: str
     driver: str
@@ -340,31 +342,31 @@ class _Entry(StoredStruct, frozen=True):
 
 
 class CheckCache:
-    """One small file for each board. Nothing that is wrong with a file or directory is an error.
+    """One small file for each board. Problems with files or directories are never errors.
 
-    ``directory`` is ``meters`` in ``LLENERGY_CACHE_DIR``, or in what the platform gives to caches.
+    The default ``directory`` is ``meters`` in ``LLENERGY_CACHE_DIR``, or in the platform's cache directory.
     """
 
-    #: What could not be written, by the path that it should have. It is known to this process alone.
+    #: Results that could not be written, by their path. Only this process knows them.
     _unwritten: ClassVar[dict[Path, _Entry]] = {}
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory if directory is not None else cache_directory() / "meters"
 
     def load(self, board: CheckedBoard) -> CheckResult | None:
-        """The result of an earlier check; ``None`` where there is none, or it is damaged or outdated."""
+        """Return the result of an earlier check; ``None`` if it is missing, damaged or outdated."""
         path = self._path(board)
         entry = self._unwritten.get(path) or _read(path)
         if entry is None or entry.board != board:
             return None
         result, age_s = entry.result, time.time() - entry.checked_s
-        # Without a counter the power is integrated, which takes to know its refresh.
-        told_nothing = result.period_s is None and result.power_changes < ENOUGH_CHANGES
-        provisional = told_nothing or result.reason is not None or (result.doubt or 0.0) > DISAGREEMENT
+        # Without a counter the power is integrated, which needs its refresh.
+        is_empty = result.period_s is None and result.power_changes < ENOUGH_CHANGES
+        provisional = is_empty or result.reason is not None or (result.doubt or 0.0) > DISAGREEMENT
         return None if provisional and not 0 <= age_s <= PROVISIONAL_S else result
 
     def store(self, board: CheckedBoard, result: CheckResult) -> None:
-        """Keep a result, for other processes too where the directory can be written."""
+        """Keep a result, for other processes too if the directory can be written."""
         path = self._path(board)
         entry = _Entry(board=board, result=result, checked_s=time.time())
         try:
@@ -379,7 +381,7 @@ class CheckCache:
 
 
 def read_boot_id() -> str:
-    """Linux's name for the time since it was started. Where there is none, a name for this process alone."""
+    """Return Linux's identifier of this boot, or on other systems an identifier of this process."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -394,7 +396,7 @@ def _read(path: Path) -> _Entry | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """The file appears whole or not at all: other processes may read and write it meanwhile."""
+    """Write a file atomically, since other processes may read and write it."""
     import tempfile
 
     path.parent.mkdir(parents=True, exist_ok=True)

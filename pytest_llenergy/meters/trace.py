@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the meters said: for each domain, the moments at which its counter moved."""
+"""The trace of a meter: for each domain, the moments at which its counter ticked."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import NamedTuple
 
 from pytest_llenergy.meters.base import Domain
 
-#: A counter of known period cannot have been still for longer than this many periods before it was seen
-#: to have moved, however long nobody looked.
+#: A counter of known period has ticked within this many periods before any reading, however long ago the
+#: reading before was.
 LONGEST_TICK = 1.5
 
-#: Ticks from which the period of a counter is taken.
+#: Latest ticks from which the period of a counter is computed.
 LATEST = 256
 
-#: A counter is wrong that moves by so many times the highest power, over so many periods more than passed.
+#: A counter is wrong if it moves by more than this many times the highest power, over the time that passed
+#: and this many periods more.
 JUMP, JUMP_PERIODS = 1.5, 1.0
 
-#: Ticks on either side of a moment from which the power there is taken.
+#: Ticks on either side of a moment from which the power there is computed.
 NEIGHBOURS = 3
 
 
@@ -50,7 +51,7 @@ class Mark(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """From when to when a domain could not be read, or its counter could not be believed, and why."""
+    """A stretch in which a domain could not be read or its counter was wrong, with the reason."""
 
     start_ns: int
     end_ns: int
@@ -60,9 +61,8 @@ class Outage(NamedTuple):
 class Series:
     """The ticks of one domain in time order.
 
-    Joules go on rising over an ``Outage``, so that what lies between two of them stays right; a window
-    that touches one has no number. ``late`` holds the stretches in which nobody read although a reading
-    was due.
+    Joules keep rising over an ``Outage``, so that windows between outages stay right; a window that touches
+    one has no result. ``late`` holds the stretches in which a reading was due and none was made.
     """
 
     def __init__(self, meter: str, domain: Domain) -> None:
@@ -77,7 +77,7 @@ class Series:
         self._out = False
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
-        """Note what a reading between two moments said; only one that moved the counter is a tick."""
+        """Add a reading made between two moments. It is a tick only if the counter moved."""
         last, self._last = self._last, (begin_ns, energy_j)
         if self._out:
             self._out_until(end_ns)
@@ -87,14 +87,14 @@ class Series:
             self._outage(last[0], end_ns, f"{self.meter}: the counter of {self.domain.name} {wrong}")
             self._offset_j += last[1] - energy_j
         elif last is None:
-            # When a counter came to its first value is not known, unless a reading is never old.
+            # When a counter reached its first value is unknown, unless readings are always fresh.
             if self.domain.max_age_s is not None:
                 self._tick(self._oldest(begin_ns), end_ns, energy_j)
         elif energy_j > last[1]:
             self._tick(max(last[0], self._oldest(begin_ns)), end_ns, energy_j)
 
     def _wrong(self, last: tuple[int, float], end_ns: int, energy_j: float) -> str | None:
-        """Why a counter cannot be believed that moved so since the reading before."""
+        """Return why the counter is wrong, judged by its change since the reading before."""
         if energy_j < last[1]:
             return f"went backwards, from {last[1]:.3f} J to {energy_j:.3f} J; it was reset or is broken"
         if self._jumped(last, end_ns, energy_j):
@@ -105,17 +105,17 @@ class Series:
         return None
 
     def _jumped(self, last: tuple[int, float], end_ns: int, energy_j: float) -> bool:
-        """Whether a counter moved by what no board can have used; it tells late, but not by many ticks."""
+        """Return whether a counter moved by more than the board can have used. It may lag by a tick or so."""
         if self.domain.highest_w is None or not self.ticks:
             return False
-        # What it has counted since it last moved; a reading in between told nothing.
+        # The change is over the time since the counter last moved, whatever was read in between.
         since_ns = min(last[0], self.ticks[-1].earliest_ns)
         period_s = self.domain.update_period_s or 0.0
         elapsed_s = (end_ns - since_ns) / 1e9 + JUMP_PERIODS * period_s + self.domain.smear_s
         return energy_j - last[1] > JUMP * self.domain.highest_w * elapsed_s
 
     def fail(self, time_ns: int, reason: str) -> None:
-        """Note that a reading gave a reason instead of joules; the next one that does not ends that."""
+        """Begin an outage: a reading gave a reason instead of joules. The next one with joules ends it."""
         if self._out:
             self._out_until(time_ns)
         else:
@@ -123,8 +123,8 @@ class Series:
             self._out = True
 
     def miss(self, start_ns: int, end_ns: int, reason: str) -> None:
-        """Note a stretch of which later readings do not tell what was used in it."""
-        # One that still goes on stays the last.
+        """Add an outage for a stretch whose energy later readings do not contain."""
+        # An outage that has not ended stays the last one.
         self.outages.insert(
             len(self.outages) - self._out, Outage(start_ns - self._late_ns[1], end_ns, reason)
         )
@@ -135,7 +135,7 @@ class Series:
         return self.outages[-1].reason if self._out else None
 
     def reason_between(self, start_ns: int, end_ns: int) -> str | None:
-        """Why the ticks around an interval say nothing about it; ``None`` if they do."""
+        """Return the reason of the first outage that touches the ticks around an interval, if any."""
         before, after = self.before(start_ns), self.after(end_ns + self.smear_ns)
         for outage in self.outages:
             begins_in_time = after is None or outage.start_ns < after.latest_ns
@@ -155,34 +155,34 @@ class Series:
         self.ticks.append(Tick(earliest_ns, latest_ns, energy_j + self._offset_j))
 
     def _oldest(self, begin_ns: int) -> int:
-        """Before this the counter cannot have moved for the last time."""
+        """Return the earliest moment at which the counter can have moved last before a reading."""
         if self.domain.max_age_s is not None:
             return begin_ns - round(self.domain.max_age_s * 1e9)
         period_s = self.domain.update_period_s
         return begin_ns - round(period_s * LONGEST_TICK * 1e9) if period_s else 0
 
     def before(self, time_ns: int) -> Tick | None:
-        """The last tick that was surely over at a moment."""
+        """Return the last tick that surely came before a moment."""
         index = bisect_right(self.ticks, time_ns, key=_latest) - 1
         return self.ticks[index] if index >= 0 else None
 
     def after(self, time_ns: int) -> Tick | None:
-        """The first tick that surely came at or after a moment."""
+        """Return the first tick that surely came at or after a moment."""
         index = bisect_left(self.ticks, time_ns, key=_earliest)
         return self.ticks[index] if index < len(self.ticks) else None
 
     def settled(self, time_ns: int, ticks: int = 1) -> bool:
-        """Whether so many ticks have come after a moment, or none will."""
+        """Return whether this many ticks have come after a moment, or none will because of an outage."""
         return self.reason is not None or len(self.around(time_ns + self.smear_ns, ticks)[1]) >= ticks
 
     @property
     def shift_s(self) -> float:
-        """The width of what is not known of how late all ticks are alike (seconds)."""
+        """Width of the unknown delay that all ticks have in common (seconds)."""
         at_least_s, at_most_s = self.domain.late_s
         return at_most_s - at_least_s
 
     def as_one(self, ticks: Sequence[Tick]) -> list[Tick]:
-        """Ticks without what is not known of all of them alike: as they lie to one another."""
+        """Return ticks without the unknown delay that they have in common, for differences between them."""
         half_ns = round(self.shift_s * 1e9 / 2)
         return [
             tick._replace(earliest_ns=tick.earliest_ns + half_ns, latest_ns=tick.latest_ns - half_ns)
@@ -190,45 +190,45 @@ class Series:
         ]
 
     def latest_ns(self, default_ns: int) -> int:
-        """When the counter last ticked, or else the default."""
+        """Return when the counter last ticked, or the default."""
         return self.ticks[-1].latest_ns if self.ticks else default_ns
 
     @property
     def smear_ns(self) -> int:
-        """How long after a change of power the readings show it in full (nanoseconds)."""
+        """Time after which the readings show a change of power in full (nanoseconds)."""
         return round(self.domain.smear_s * 1e9)
 
     def between(self, start_ns: int, end_ns: int) -> list[Tick]:
-        """The ticks that surely came within a closed interval."""
+        """Return the ticks that surely came within a closed interval."""
         first = bisect_left(self.ticks, start_ns, key=_earliest)
         last = bisect_right(self.ticks, end_ns, key=_latest)
         return self.ticks[first:last]
 
     def around(self, time_ns: int, n: int) -> tuple[list[Tick], list[Tick]]:
-        """Up to ``n`` ticks surely before a moment and ``n`` surely after it, in time order."""
+        """Return up to ``n`` ticks surely before a moment and ``n`` surely after it, in time order."""
         last = bisect_right(self.ticks, time_ns, key=_latest)
         first = bisect_left(self.ticks, time_ns, key=_earliest)
         return self.ticks[max(0, last - n) : last], self.ticks[first : first + n]
 
     def spanning(self, start_ns: int, end_ns: int, n: int) -> list[Tick]:
-        """All ticks from the ``n``-th that was surely before an interval to the ``n``-th surely after it."""
+        """Return all ticks from the ``n``-th surely before an interval to the ``n``-th surely after it."""
         first = bisect_right(self.ticks, start_ns, key=_latest)
         last = bisect_left(self.ticks, end_ns, key=_earliest)
         return self.ticks[max(0, first - n) : last + n]
 
     def latest_pause_s(self, start_ns: int, end_ns: int) -> float:
-        """The longest stretch without a due reading that touches an interval (seconds)."""
+        """Return the longest stretch without a due reading that touches an interval (seconds)."""
         touching = [end - begin for begin, end in self.late if begin < end_ns and end > start_ns]
         return max(touching, default=0) / 1e9
 
     @property
     def period_s(self) -> float | None:
-        """The period of the counter: as it is known, or else as it was seen."""
+        """Period of the counter: the nominal one, or else the observed one."""
         return self.domain.update_period_s or self.tick_period_s
 
     @property
     def tick_period_s(self) -> float | None:
-        """Median time between the latest ticks as seen; ``None`` below three ticks."""
+        """Median time between the latest observed ticks; ``None`` below three ticks."""
         if len(self.ticks) < 3:
             return None
         steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(self.ticks[-LATEST:]))

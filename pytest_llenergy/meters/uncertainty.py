@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainEnergy, Terms
 
-# Energies and powers with what is not known of them.
-
 
 @dataclass(frozen=True)
 class Variances:
-    """What is not known of an energy, by cause, in J²."""
+    """Variances of an energy by cause, in J²."""
 
     edges: float = 0.0
     outside: float = 0.0
@@ -32,11 +30,11 @@ class Variances:
 
     @property
     def total(self) -> float:
-        """All causes together."""
+        """Sum over all causes."""
         return self.edges + self.outside + self.resolution + self.coverage
 
     def terms(self) -> Terms:
-        """As standard uncertainties, for a record."""
+        """Return standard uncertainties for a record."""
         return Terms(
             edges_j=math.sqrt(self.edges),
             outside_j=math.sqrt(self.outside),
@@ -66,7 +64,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules of a window and what is in doubt of them, or the reason why there are none."""
+    """Joules of a window with their variances, or ``None`` with a reason."""
 
     energy_j: float | None
     variances: Variances = NOTHING
@@ -74,15 +72,12 @@ class Energy:
 
     @property
     def u_j(self) -> float | None:
-        """The combined standard uncertainty (J)."""
+        """Combined standard uncertainty (J)."""
         return None if self.energy_j is None else math.sqrt(self.variances.total)
 
 
-# From the domains of a window to its sum.
-
-
 def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
-    """The sum over domains, or none with the reason of the first that is missing."""
+    """Return the sum over domains, or no energy with the reason of the first that has none."""
     if not energies:
         return Energy(None, reason="; ".join(reasons) or "no meter was open")
     total = Energy(0.0)
@@ -94,7 +89,7 @@ def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Ene
 
 
 def domain_energy(energy: Energy, series: Series, duration_s: float) -> DomainEnergy:
-    """The energy of a domain as it goes into a record, with the limits of its source."""
+    """Return the energy of a domain for a record, with the limits of its source."""
     domain = series.domain
     low_j = high_j = None
     if energy.energy_j is not None:
@@ -111,10 +106,9 @@ def domain_energy(energy: Energy, series: Series, duration_s: float) -> DomainEn
 
 
 def absolute_uncertainty_j(total: Energy, domains: Sequence[DomainEnergy]) -> float | None:
-    """The standard uncertainty with the limits of the sources, rectangular, taken in.
+    """Return the standard uncertainty with the accuracy of the sources, a rectangular distribution, included.
 
-    What is wrong with one sensor is wrong with the next of its kind, in the same direction: the limits of
-    domains are added as they are.
+    Sensors of one kind err in the same direction, so the limits of domains are added linearly.
     """
     if total.energy_j is None:
         return None
@@ -122,13 +116,11 @@ def absolute_uncertainty_j(total: Energy, domains: Sequence[DomainEnergy]) -> fl
     return math.sqrt(total.variances.total + sum(widths) ** 2 / 12)
 
 
-# By how much a standard deviation of few values is too small.
-
 #: Student's t for one standard deviation (p = 68.27 %) by degrees of freedom: GUM (JCGM 100:2008),
 #: table G.2.
 STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.07, 9: 1.06, 10: 1.05}
 
 
 def student_factor(degrees: float) -> float:
-    """By how much a standard uncertainty from few values is too small. Above the table 1 + 1/(2ν)."""
+    """Return the factor that widens a standard uncertainty from few values; above the table 1 + 1/(2ν)."""
     return STUDENT.get(int(degrees), 1 + 0.5 / degrees) if degrees >= 1 else STUDENT[1]

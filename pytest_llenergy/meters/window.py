@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named windows of this process: the objects behind energy_meter."""
+"""Named windows in this process, for tests (``energy_meter``) and for plain scripts.
+
+from pytest_llenergy.meters import measure
+
+with measure() as energy:
+    with energy.window("load"):
+        load()
+    energy.begin("generate")
+    generate()
+    print(energy.end("generate").energy_j)
+print(energy.total.energy_j, "±", energy.total.energy_u_j)
+"""
 
 from __future__ import annotations
 
@@ -22,22 +33,19 @@ if TYPE_CHECKING:
     from pytest_llenergy.model.record import DomainEnergy, Flag
 
 
-# One named window: two moments now, joules when the counters have ticked.
-
 #: How long to wait for a counter to tick (seconds).
 TICK_TIMEOUT_S = 1.0
 
-FORKED = "the meters are read by the process that this one was forked from; open others here, with measure()"
+FORKED = "this process was forked from the one that reads the meters; open its own with measure()"
 
 
 class Window:
-    """A stretch of time and its joules, which are known once it has ended.
+    """A stretch of time and its joules, which are available once it has ended.
 
-    Entering and leaving only mark the time. The counters tick later; whoever first asks for joules waits
-    for that, up to three ticks (``await window.settled()`` where nothing may block). ``start_s`` and
-    ``duration_s`` are monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums
-    over ``by_domain``, or ``None`` with ``reason``. ``at_work`` tells the reader to keep out of the way
-    meanwhile.
+    Entering and leaving only record the time. The counters tick later: the first access to a result waits for
+    up to three ticks (``await window.settled()`` where nothing may block). ``start_s`` and ``duration_s`` are
+    monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums over ``by_domain``,
+    or ``None`` with ``reason``. With ``at_work``, meters are read rarely while the window is open.
     """
 
     def __init__(self, name: str, sampler: Sampler, reasons: Sequence[str], *, at_work: bool = True) -> None:
@@ -51,8 +59,8 @@ class Window:
 
     def __enter__(self) -> Window:
         if self._start_ns is not None:
-            told = "has ended" if self.ended else f"is open already, until end({self.name!r})"
-            raise MeterError(f"window {self.name!r} {told}; make a new one with window({self.name!r})")
+            state = "has ended" if self.ended else f"is open already, until end({self.name!r})"
+            raise MeterError(f"window {self.name!r} {state}; make a new one with window({self.name!r})")
         synchronize_gpus()
         self._sampler.read_now()
         self._start_ns = time.monotonic_ns()
@@ -72,11 +80,11 @@ class Window:
         try:
             synchronize_gpus()
         except Exception:
-            # What the GPU reports late; the error of the work itself says more.
+            # An asynchronous error of the GPU must not hide the error of the work itself.
             if error is None:
                 raise
         finally:
-            # Reading may have to wait for a driver that is slow to answer; the window has ended by then.
+            # Set the end first: a driver may be slow to answer.
             self._end_ns = time.monotonic_ns()
             self._sampler.marks.append(Mark(self._end_ns, begins=False))
             if self._at_work:
@@ -96,18 +104,17 @@ class Window:
 
     async def settled(self) -> Window:
         """Wait for the counters without blocking the event loop."""
-
         await run_in_thread(lambda: self.record)
         return self
 
     @property
     def ended(self) -> bool:
-        """Whether there is a result."""
+        """Whether the window has ended."""
         return self._end_ns is not None
 
     @property
     def record(self) -> record.Window:
-        """The window as stored. Raises ``MeterError`` while it is open."""
+        """The window as a record. Raises ``MeterError`` while it is open."""
         if self._start_ns is None or self._end_ns is None:
             raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
         if self._record is None:
@@ -137,55 +144,42 @@ class Window:
 
     @property
     def energy_u_j(self) -> float | None:
-        """Standard uncertainty of ``energy_j``, for comparing on the same devices."""
+        """Standard uncertainty of ``energy_j`` for comparisons on the same devices."""
         return self.record.energy_u_j
 
     @property
     def energy_u_absolute_j(self) -> float | None:
-        """Standard uncertainty of ``energy_j``, accuracy of the sources included."""
+        """Standard uncertainty of ``energy_j`` that includes the accuracy of the sources."""
         return self.record.energy_u_absolute_j
 
     @property
     def reason(self) -> str | None:
-        """Why there are no joules."""
+        """Why ``energy_j`` is ``None``."""
         return self.record.reason
 
     @property
     def by_domain(self) -> dict[str, DomainEnergy]:
-        """Each domain by name."""
+        """Energy of each domain, by name."""
         return self.record.by_domain
 
     @property
     def flags(self) -> list[Flag]:
-        """What to know about the numbers."""
+        """Flags: what a reader must know about the numbers."""
         return self.record.flags
 
 
 def synchronize_gpus() -> None:
-    """Wait for what this process has queued on its GPUs: it belongs to the window that queued it."""
+    """Wait for the work that this process has queued on its GPUs, which belongs to the window so far."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():
         cuda.synchronize()
 
 
-# Named windows in this process, for tests and for plain scripts.
-#
-# from pytest_llenergy.meters import measure
-#
-# with measure() as energy:
-#     with energy.window("load"):
-#         load()
-#     energy.begin("generate")
-#     generate()
-#     print(energy.end("generate").energy_j)
-# print(energy.total.energy_j, "±", energy.total.energy_u_j)
-
-
 class Measuring:
     """Open meters and the windows measured with them. Windows may nest and overlap.
 
-    A context manager, plain or async; ``total`` is the window of the whole block.
+    A context manager, synchronous or asynchronous; ``total`` is the window of the whole block.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -193,46 +187,46 @@ class Measuring:
         self.windows: list[Window] = []
         self._sampler = Sampler(selection.meters)
         self._open: dict[str, Window] = {}
-        # It is open between the windows too, where the ticks beside them matter.
+        # It is open between the windows too, where ticks must be read closely.
         self.total: Window = Window("total", self._sampler, self.reasons, at_work=False)
 
     @property
     def series(self) -> list[Series]:
-        """What the meters said so far, one series a domain."""
+        """The trace so far, one series for each domain."""
         return self._sampler.series
 
     def start(self) -> None:
-        """Begin to read. Waits for the first tick of every counter: its first value may be old."""
+        """Begin to read. Waits for the first tick of every counter, whose first value may be old."""
         self._sampler.__enter__()
-        # Loaded while the ticks come, so that no window that is still open pays for it.
+        # Imported while waiting for ticks, so that no open window pays for it.
         import_module("pytest_llenergy.meters.window_arithmetic")
         self._sampler.await_ticks(0, TICK_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Wait for the last ticks, then close the meters. Windows left open stay without numbers."""
+        """Wait for the last ticks, then close the meters. Windows that are still open get no result."""
         for window in [*self.windows, self.total]:
             if window.ended:
                 _ = window.record
         self._sampler.__exit__(None, None, None)
 
     def window(self, name: str) -> Window:
-        """A new window, for ``with`` or ``async with``."""
+        """Return a new window, for ``with`` or ``async with``."""
         window = Window(name, self._sampler, self.reasons)
         self.windows.append(window)
         return window
 
     def begin(self, name: str) -> Window:
-        """Open a window by name. Raises ``MeterError`` when one of that name is open."""
+        """Open a window by name. Raises ``MeterError`` if one of that name is open."""
         if name in self._open:
             raise MeterError(f"window {name!r} is open already; end it first, or give another name")
         window = self._open[name] = self.window(name).__enter__()
         return window
 
     def end(self, name: str) -> Window:
-        """Close the window of that name. Raises ``MeterError`` when there is none."""
+        """Close the window of that name. Raises ``MeterError`` if there is none."""
         if name not in self._open:
-            are = ", ".join(map(repr, self._open)) or "none"
-            raise MeterError(f"no window {name!r} is open; open: {are}")
+            names = ", ".join(map(repr, self._open)) or "none"
+            raise MeterError(f"no window {name!r} is open; open: {names}")
         window = self._open.pop(name)
         window.__exit__(None, None, None)
         return window
@@ -252,7 +246,6 @@ class Measuring:
         self.stop()
 
     async def __aenter__(self) -> Measuring:
-
         await run_in_thread(self.start)
         self.total.__enter__()
         return self
@@ -263,7 +256,6 @@ class Measuring:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-
         self.total.__exit__(kind, error, traceback)
         await run_in_thread(self.stop)
 
@@ -273,11 +265,15 @@ def measure(
 ) -> Measuring:
     """Measure a block of a script: ``with measure() as energy: ...; energy.total.energy_j``.
 
-    ``gpus`` are full UUIDs, none of them means the CPU; by default those that ``CUDA_VISIBLE_DEVICES``
-    allows, and the CPU on a host without any. ``meters`` are names as in ``--energy-meter``.
+    Args:
+        gpus: Full UUIDs; empty measures the CPU. The default is the GPUs that ``CUDA_VISIBLE_DEVICES``
+            allows,
+            or the CPU on a host without GPUs.
+        meters: Names as in ``--energy-meter``.
+        require_measured: Whether estimates are not accepted.
 
-    Raises ``MeterError`` with every reason when nothing can be read, or nothing that measures with
-    ``require_measured``, or when the environment hides every GPU of the host.
+    Raises:
+        MeterError: No meter can be read, or none that is accepted; or the environment hides every GPU.
     """
     targets = Targets(tuple(_visible() if gpus is None else gpus))
     return Measuring(open_meters(meters, MeterRegistry(), targets, require_measured=require_measured))
@@ -293,23 +289,20 @@ def _visible() -> Sequence[str]:
     except DeviceError as error:
         raise MeterError(str(error)) from None
     if found.boards and not allowed.uuids:
-        told = f" ({allowed.reason})" if allowed.reason else ""
+        reason = f" ({allowed.reason})" if allowed.reason else ""
         raise MeterError(
-            f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r} allows no GPU{told}, and the driver "
+            f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r} allows no GPU{reason}, and the driver "
             f"shows {len(found.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) what it "
             "names"
         )
-    # By one of its instances, so that it is known to be shared.
+    # A board with MIG is named by one of its instances, so that it counts as shared.
     return [found.instances_of(uuid)[0].uuid if found.instances_of(uuid) else uuid for uuid in allowed.uuids]
 
 
-# What blocks is run in a thread beside the event loop, of asyncio or of trio.
-
-
 async def run_in_thread(function: Callable[[], object]) -> None:
-    """Call it where it may block."""
+    """Call a blocking function in a thread beside the event loop of asyncio or trio."""
     trio: Any = sys.modules.get("trio")
-    if trio is not None and _runs(trio):
+    if trio is not None and _is_running(trio):
         await trio.to_thread.run_sync(function)
         return
     import asyncio
@@ -317,8 +310,8 @@ async def run_in_thread(function: Callable[[], object]) -> None:
     await asyncio.get_running_loop().run_in_executor(None, function)
 
 
-def _runs(trio: Any) -> bool:
-    # Asked first: a loop of asyncio may run around it.
+def _is_running(trio: Any) -> bool:
+    # trio is tried first, since a loop of asyncio may run around it.
     try:
         trio.lowlevel.current_task()
     except RuntimeError:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy and uncertainty of a window, from the trace of a meter."""
+"""Energy, uncertainty and flags of a window, from the trace of a meter.
+
+The formula for an edge depends on what lies outside it: a quiet gap, load, or no tick at all.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,14 @@ from pytest_llenergy.meters.uncertainty import (
 )
 from pytest_llenergy.model.record import Flag, Window
 
-# The joules of a window. The form is chosen for each edge by what is there: quiet, load, nothing.
-
-#: A window whose standard uncertainty is above this share of its energy says nothing.
+#: A window whose standard uncertainty is above this share of its energy has no result.
 RESOLVABLE = 1 / 3
 
-#: A window without quiet gaps must last for this share of the time over which power is averaged: what
-#: happened in a shorter one does not show.
+#: A window without quiet gaps must last for this share of the time over which power is averaged; the power
+#: inside a shorter one does not show.
 SMEARED = 0.3
 
-#: Ticks of integrated power on either side of a window of which the power shows what changed at its edge.
+#: Ticks of integrated power on either side of a window whose power shows what changed at its edge.
 BESIDE = 2
 
 
@@ -52,10 +53,15 @@ def energy_between(
     after: Quiet | None = None,
     marks: Sequence[Mark] = (),
 ) -> Energy:
-    """The energy of one domain between two monotonic moments.
+    """Return the energy of one domain between two moments.
 
-    ``before`` and ``after`` are the quiet gaps at its edges, where there are any, ``marks`` other moments
-    at which power may have changed, such as the edges of other windows.
+    Args:
+        series: Trace of the domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window.
+        before: Quiet gap before the window, if there is one.
+        after: Quiet gap after the window, if there is one.
+        marks: Other moments at which power may have changed, such as the edges of other windows.
     """
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
@@ -70,15 +76,15 @@ def energy_between(
     if short:
         energy = short_window_energy(series, start_ns, end_ns, marks)
     else:
-        start = energy_at_start(series, start_ns, before) if before else edge(series, start_ns)
-        end = energy_at_end(series, end_ns, after) if after else edge(series, end_ns)
+        start = energy_at_start(series, start_ns, before) if before else energy_at_edge(series, start_ns)
+        end = energy_at_end(series, end_ns, after) if after else energy_at_edge(series, end_ns)
         if start is None or end is None:
             side = "before" if start is None else "after"
             return Energy(None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window")
         resolution = Variances(resolution=resolution_variance(series))
         energy = Energy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
         if before and after:
-            # Of ticks that all come as much too late, only the powers outside tell.
+            # If all ticks come equally late, the error depends on the powers outside alone.
             shifted_j = (after.watts - before.watts) * series.shift_s
             energy = replace(energy, variances=energy.variances + Variances(outside=shifted_j**2 / 12))
     sampling = Variances(coverage=_unsampled(series, start_ns, end_ns))
@@ -96,13 +102,15 @@ def energy_between(
 
 
 def _unsampled(series: Series, start_ns: int, end_ns: int) -> float:
-    """What power may have done between the readings of which it was integrated (J²).
+    """Return the variance (J²) from power changes between the readings that were integrated.
 
-    Where each refresh is looked for, a change ΔP of power is put down to a moment within the time g in which
-    it was found: (g ΔP)²/12 each. Where each reading tells the power of its moment, the trapezoid rule is
-    wrong by as much for a step between two readings that are h apart. If power goes up and down faster than
-    that they are a sample, and the energy of h scatters by h σ. The trace holds the means of neighbouring
-    readings. By their differences d the variances are h² Σd²/6 and 2 h² Σd²; h² Σd²/√3 is the geometric mean.
+    Where each refresh is observed, a change ΔP of power is assigned to a moment within the time g in which
+    it was
+    found: (g ΔP)²/12 each. Where each reading is the power of its moment, the trapezoidal rule has the same
+        error for a step between two readings that are h apart. If power goes up and down faster than that,
+        the readings are a sample, and the energy of h scatters by h σ. The trace holds the means of
+        neighbouring readings. In terms of their differences d the variances are h² Σd²/6 and 2 h² Σd²; h²
+        Σd²/√3 is the geometric mean.
     """
     if not series.domain.integrated:
         return 0.0
@@ -115,13 +123,13 @@ def _unsampled(series: Series, start_ns: int, end_ns: int) -> float:
     return spread / math.sqrt(3)
 
 
-def edge(series: Series, time_ns: int) -> Reading | None:
-    """The energy at a moment without a quiet gap beside it."""
+def energy_at_edge(series: Series, time_ns: int) -> Reading | None:
+    """Return the energy at a moment that is not next to a quiet gap."""
     return energy_under_load(series, time_ns) or extrapolated_energy(series, time_ns)
 
 
 def require_resolvable(energy: Energy, series: Series, duration_s: float) -> Energy:
-    """A window is no result when it drowns in its own uncertainty; then there is a reason."""
+    """Replace an energy whose uncertainty is above ``RESOLVABLE`` by a reason."""
     if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
         return energy
     tick_ms = (series.period_s or 0.0) * 1e3
@@ -134,16 +142,18 @@ def require_resolvable(energy: Energy, series: Series, duration_s: float) -> Ene
 def coverage_variance(
     series: Series, start_ns: int, end_ns: int, before: Quiet | None, after: Quiet | None
 ) -> float | None:
-    """What a part-time sensor may have missed (J²), or ``None`` where nothing bounds it.
+    """Return the variance (J²) from what a part-time sensor did not sample, or ``None`` if nothing bounds it.
 
-    The sensor sees a share f of each tick of length T and takes that for the whole. A step of power ΔP
-    at a random moment of a tick is then wrong by an amount that is uniform over (1-f) T ΔP, whatever part
-    of the tick it sees: variance ((1-f) T ΔP)²/12 an edge. A load of length D < T is seen or not: its
-    variance is at most (ΔP D)² (1/f - 1). A change of power from tick to tick inside the window is such a
-    step if power changes slowly, with (1-f)²/12; if it changes fast it is the scatter of a sample, with
-    (1-f)/2. Which it is does not show; (1-f)/5 lies between the two, by the geometric mean of the factors.
-    Where n - 1 of n ticks were left unseen, the differences are of means over n: for power that scatters
-    the sum is n² times smaller than that from tick to tick. Slow changes are then held for such scatter.
+    The sensor samples a share f of each tick of length T and takes that for the whole. A step of power ΔP
+    at a random moment of a tick then causes an error that is uniform over (1-f) T ΔP, whatever part of the
+    tick is
+    sampled: variance ((1-f) T ΔP)²/12 for each edge. A load of length D < T is sampled or not: its variance
+        is at most (ΔP D)² (1/f - 1). A change of power from tick to tick inside the window is such a step
+        if power changes slowly, with (1-f)²/12; if it changes fast it is the scatter of a sample, with
+        (1-f)/2. The trace does not show which; (1-f)/5 lies between the two, by the geometric mean of the
+        factors. Where n - 1 of n ticks were left unobserved, the differences are of means over n: for power
+        that scatters, the sum is n² times smaller than from tick to tick. Slow changes are then taken for
+        such scatter.
     """
     period_s, f = series.period_s, series.domain.coverage
     if period_s is None:
@@ -159,7 +169,7 @@ def coverage_variance(
     if len(inside) < 2:
         if series.domain.highest_w is None:
             return None
-        # Up to the limit, or down to nothing.
+        # The largest possible step: up to the power limit, or down to nothing.
         step_w = max(series.domain.highest_w - min(outside, default=0.0), *outside, 0.0)
         duration_s = (end_ns - start_ns) / 1e9
         return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
@@ -170,20 +180,18 @@ def coverage_variance(
     return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5
 
 
-# Flags that the trace alone can raise: what a reader must know about the joules of any window.
-
-#: A window with fewer ticks of its counter rests on its edges alone.
+#: The energy of a window with fewer ticks of its counter rests on its edges alone.
 FEW_TICKS = 2
 
 #: A reader that was due and did not run for this long may have missed ticks near an edge (seconds).
 READER_GAP_S = 0.1
 
-#: What power did meanwhile no later reading tells (seconds).
+#: The same for integrated power, where no later reading makes up for a missing one (seconds).
 POWER_GAP_S = 0.05
 
 
 def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Flag]:
-    """Every flag of a window between two monotonic moments."""
+    """Return the flags that the trace alone raises for a window between two monotonic moments."""
     flags: list[Flag] = []
     for series in trace:
         domain, duration_ms = series.domain, (end_ns - start_ns) / 1e6
@@ -201,9 +209,6 @@ def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Fla
     return flags
 
 
-# A window that has ended, as it is stored.
-
-
 def window_record(
     name: str,
     trace: Sequence[Series],
@@ -212,9 +217,15 @@ def window_record(
     reasons: Sequence[str],
     marks: Sequence[Mark] = (),
 ) -> Window:
-    """Joules and flags of a window between two monotonic moments, from what the meters said around it.
+    """Return the record of a window that has ended.
 
-    ``marks`` are other moments at which power may have changed.
+    Args:
+        name: Name of the window.
+        trace: One series for each domain.
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window.
+        reasons: Why meters could not be opened.
+        marks: Other moments at which power may have changed.
     """
     energies = {series.domain.name: _domain(series, start_ns, end_ns, marks) for series in trace}
     by_domain = {
@@ -239,7 +250,7 @@ def window_record(
 
 
 def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
-    """What is true of every window of these meters."""
+    """Return the flags that every window of these meters has."""
     flags = [Flag(name="unread-meter", severity="note", detail=reason) for reason in reasons if trace]
     for series in trace:
         domain = series.domain

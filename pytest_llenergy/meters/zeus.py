@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Apple silicon and Jetson through Zeus's device layer (extra ``zeus``).
 
-On Apple silicon the numbers are those of IOReport. Apple does not say how they come about; they are taken
-for a model of Apple's, and called estimated. On Jetson, Zeus integrates the power that the board's INA3221
-sensors measure, at least every 0.1 s, in a process of its own that lives until the end of this one.
+On Apple silicon the numbers come from IOReport. Apple does not document their origin, so they count as
+estimated. On Jetson, Zeus integrates the power that the board's INA3221 sensors measure, at least every 0.1
+s, in a process that lives until this one ends.
 
-Zeus's GPUs are not used here: boards of NVIDIA and AMD are read directly, and Zeus gives no UUID by which
-a board of AMD could be told from another.
+Zeus's GPUs are not used: boards of NVIDIA and AMD are read directly, and Zeus gives no UUID to identify a
+board of AMD.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ JETSON_PERIOD_S = 0.1
 
 @dataclass(frozen=True)
 class Part:
-    """A field of Zeus's measurement that no other chosen field contains."""
+    """A field of Zeus's measurement. Fields that are added up do not contain one another."""
 
     field: str
     name: str
     scope: str
 
 
-#: Clusters and cores lie inside cpu_total.
+#: Clusters and cores are part of cpu_total.
 APPLE = (
     Part("cpu_total_mj", "soc:cpu", "processor cores"),
     Part("gpu_mj", "soc:gpu", "graphics"),
@@ -48,22 +48,22 @@ JETSON_RAILS = (
 
 
 def select_parts(measurement: Any) -> tuple[Part, ...]:
-    """The parts to add up: those the chip has, and none inside another. Raises ``MeterError``."""
+    """Select the parts to add up, those that the chip has. Raises ``MeterError`` if there are none."""
     for parts in (APPLE, JETSON_TOTAL, JETSON_RAILS):
         there = tuple(part for part in parts if getattr(measurement, part.field, None) is not None)
         if there:
             return there
-    raise MeterError(f"zeus: {type(measurement).__name__} holds no energy that is known here")
+    raise MeterError(f"zeus: {type(measurement).__name__} has no known energy field")
 
 
 class ZeusSocMeter:
-    """All parts of the one chip."""
+    """All parts of the chip."""
 
     name = "zeus"
     poll_period_s: float = 0.05
 
     def __init__(self, soc: Any) -> None:
-        """Raises ``MeterError`` when the chip tells no energy."""
+        """Open the chip. Raises ``MeterError`` if it reports no energy."""
         self._soc = soc
         measurement = soc.get_total_energy_consumption()
         self._parts = select_parts(measurement)
@@ -103,7 +103,7 @@ class ZeusSocMeter:
 
 
 def open_zeus(_targets: Targets) -> list[ZeusSocMeter]:
-    """The chip holds CPU and GPU. Raises ``MeterError`` without Zeus, or where it knows no such chip."""
+    """Open the chip, CPU and GPU. Raises ``MeterError`` without Zeus, or if Zeus does not know the chip."""
     try:
         from zeus.device.soc import ZeusSoCInitError, get_soc
     except ImportError:
@@ -115,5 +115,5 @@ def open_zeus(_targets: Targets) -> list[ZeusSocMeter]:
     return [ZeusSocMeter(soc)]
 
 
-#: "estimated", as on Apple silicon, so that it never passes where only measured energy will do.
+#: "estimated", as on Apple silicon, so that it is never selected where measured energy is required.
 SPEC = MeterSpec(name="zeus", kind="estimated", open=open_zeus, by_default=False)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.text import one_line
 
@@ -113,7 +113,7 @@ def _columns() -> dict[str, Column]:
         "meter": Column("meter", meter_names),
         "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
     }
-    energies = {name for name, figure in FIGURES.items() if figure.is_energy} | {"energy_per_flop_j"}
+    energies = {name for name, figure in ROUND_METRICS.items() if figure.is_energy} | {"energy_per_flop_j"}
     metrics = {
         name: Column(HEADINGS.get(name, name), _metric(name, with_u=name in energies), is_number=True)
         for name in METRICS
@@ -122,7 +122,7 @@ def _columns() -> dict[str, Column]:
 
 
 #: All metrics of a record.
-METRICS: tuple[str, ...] = (*FIGURES, *METRICS_WITHOUT_ROUNDS)
+METRICS: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)
 
 #: Columns by their names in ``--energy-columns``.
 COLUMNS: Mapping[str, Column] = _columns()

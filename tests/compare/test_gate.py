@@ -17,7 +17,7 @@ from pytest_llenergy.compare.gate import (
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.statistics import Rule
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.record import Metric
 
 
@@ -88,7 +88,7 @@ def test_threshold_without_a_metric_is_refused() -> None:
 def test_unknown_metric_is_refused(metric: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_fail_on(f"{metric}:3%")
-    assert str(caught.value) == f"unknown metric {metric!r}; choose from: {', '.join(FIGURES)}"
+    assert str(caught.value) == f"unknown metric {metric!r}; choose from: {', '.join(ROUND_METRICS)}"
 
 
 def test_threshold_changes_only_its_part_of_the_rule() -> None:

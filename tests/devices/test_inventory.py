@@ -10,12 +10,7 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.devices.allocation import select_devices
-from pytest_llenergy.devices.inventory import (
-    Inventory,
-    read_answering,
-    read_inventory,
-    read_used_bytes,
-)
+from pytest_llenergy.devices.inventory import Inventory, read_answering, read_inventory, read_used_bytes
 from pytest_llenergy.devices.mig import Instance
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError

@@ -129,7 +129,7 @@ def test_a_board_that_tells_nothing_gives_no_joules_but_a_reason(
     (record,) = read_report()["records"]
     assert record["status"] == "invalid"
     assert record["rounds"][0]["energy_j"] is None
-    assert "tells neither energy nor power" in record["reason"]
+    assert "reports neither energy nor power" in record["reason"]
     required = run(suite, "--energy-require=measured")
     required.assert_outcomes(failed=1)
     required.stdout.fnmatch_lines(

@@ -15,7 +15,7 @@ from pytest_llenergy.cli import COMMANDS
 from pytest_llenergy.doctor.text import list_facts
 from pytest_llenergy.hookspecs import pytest_llenergy_meters
 from pytest_llenergy.marks import MARKS
-from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.options import OPTIONS
 
@@ -51,7 +51,7 @@ def test_every_mark_fixture_command_hook_field_and_metric_is_listed() -> None:
     assert titles("marks.md", 2) == [mark.__name__ for mark in MARKS]
     assert {"energy", "energy_meter", "backend", "gpus", "workers", "prompts"} < set(titles("fixtures.md", 3))
     assert {"Run", "Window"} < set(titles("fixtures.md", 3))
-    assert [name for name in FIGURES if f"`{name}`" not in (DOCS / "numbers.md").read_text()] == []
+    assert [name for name in ROUND_METRICS if f"`{name}`" not in (DOCS / "numbers.md").read_text()] == []
     assert pytest_llenergy_meters.__name__ in titles("hooks.md", 2)
     assert len(titles("commands.md", 2)) == len(COMMANDS)
     fields = set(re.findall(r"^\|`(\w+)`\|", (REFERENCE / "schema.md").read_text(), re.MULTILINE))

@@ -101,7 +101,7 @@ def test_a_counter_that_counts_half_is_replaced_by_integrated_power(world: World
     (round_,) = run(lambda: time.sleep(0.3)).rounds
     check(round_, 200)
     (flag,) = (flag for flag in round_.flags if flag.name == "counter-rejected")
-    assert "where integrated power says" in flag.detail
+    assert ", integrated power" in flag.detail
     assert "(-43 %)" in flag.detail
 
 

@@ -120,7 +120,7 @@ class TestStretches:
         assert [each.timed_s for each in found] == [0.2] * 5
         (flag,) = foreign_round_flags(own, found)
         assert (flag.name, flag.severity) == ("own-timer", "warning")
-        assert flag.detail.startswith("process_time is not known to tell wall-clock time")
+        assert flag.detail.startswith("process_time may not report wall-clock time")
 
     def test_what_is_long_enough_is_decided_by_the_slowest_counter(self) -> None:
         assert min_stretch_s([]) == STRETCH_S
@@ -173,7 +173,7 @@ class TestJoules:
         for round_ in accounted(own, wave_of(own, 400.0, 100.0, 800_000)):
             assert round_.energy_j is None
             assert round_.reason is not None
-            assert round_.reason.startswith("not resolvable: the rounds are too short to be told from")
+            assert round_.reason.startswith("not resolvable: the rounds are too short to be separated")
 
     def test_rounds_that_a_slow_counter_cannot_tell_have_a_reason_and_no_joules(self) -> None:
         """All or none: those that come out too low must not be the ones that are left out."""

@@ -197,7 +197,7 @@ def test_every_figure_without_a_value_has_a_reason() -> None:
     assert {name for name, metric in metrics.items() if metric.value is not None} == TIMES
     without = {name: metric for name, metric in metrics.items() if name not in TIMES}
     assert {metric.n for metric in without.values()} == {0}
-    assert without.pop("peak_memory_bytes").reason == "this system does not tell the peak"
+    assert without.pop("peak_memory_bytes").reason == "this system does not report the peak"
     assert {metric.reason for metric in without.values()} == {"the counter stood still"}
 
 
@@ -219,7 +219,7 @@ def test_a_workload_without_tokens_says_so() -> None:
         "inter_token_latency_s": "fewer than two tokens",
         "prefill_energy_j": "the workload has no phases",
         "decode_energy_j": "the workload has no phases",
-        "peak_memory_bytes": "this system does not tell the peak",
+        "peak_memory_bytes": "this system does not report the peak",
     }
 
 

@@ -56,7 +56,7 @@ def test_a_clean_round_has_no_flag() -> None:
     ("found", "expected"),
     [
         (Energy(None, reason="gone"), "warning: unmeasured: gone"),
-        (energy(-4, 1), "invalid: impossible: the counters give -4 J, which no work can use"),
+        (energy(-4, 1), "invalid: impossible: the counters give -4 J, which is impossible"),
         (
             energy(-2, 1),
             "warning: imprecise: standard uncertainty more than all of the energy; measure longer rounds",

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_llenergy.backends.tasks import phase_spans
 from pytest_llenergy.measure.accounting import account_round
-from pytest_llenergy.measure.metrics import FIGURES, compute_metrics
+from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
 from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
 
@@ -152,7 +152,7 @@ def test_tokens_that_nobody_told_apart_make_no_figure() -> None:
 
 def test_other_work_has_no_figures_of_a_load() -> None:
     metrics = compute_metrics([round_of(iteration(START, END, STEADY[0]))], None)
-    assert [name for name, figure in FIGURES.items() if figure.served and name in metrics] == []
+    assert [name for name, figure in ROUND_METRICS.items() if figure.served and name in metrics] == []
 
 
 def test_what_the_engine_says_is_a_flag_of_the_round() -> None:

@@ -133,7 +133,7 @@ def test_a_sensor_that_makes_no_sense_is_refused_and_closed(tmp_path: Path) -> N
     path = chip(tmp_path, "hwmon0", "ina", power1_input="many")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     assert refusal(tmp_path, "ina") == (
-        f"hwmon: {path}/power1_input says 'many', which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads 'many', which is no power in µW from 0 to 100000000000"
     )
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
@@ -146,7 +146,7 @@ NO_POWER = ("-1", "-5000000", "100000000001", str(2**64 - 1), "9" * 40, "nan", "
 def test_a_power_that_cannot_be_is_refused(tmp_path: Path, said: str) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=said)
     assert refusal(tmp_path, "ina") == (
-        f"hwmon: {path}/power1_input says {said[:32]!r}, which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads {said[:32]!r}, which is no power in µW from 0 to 100000000000"
     )
 
 
@@ -158,7 +158,7 @@ def test_a_power_that_cannot_be_gives_a_reason_and_no_joules(tmp_path: Path, sai
     assert meter.read() == [0.0]
     (path / "power1_input").write_text(f"{said}\n")
     assert meter.read() == [
-        f"hwmon: {path}/power1_input says {said[:32]!r}, which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads {said[:32]!r}, which is no power in µW from 0 to 100000000000"
     ]
     (path / "power1_input").write_text("20000000\n")
     (energy_j,) = meter.read()
@@ -171,7 +171,7 @@ def test_a_power_that_cannot_be_gives_a_reason_and_no_joules(tmp_path: Path, sai
 def test_an_energy_that_cannot_be_is_refused(tmp_path: Path, said: str) -> None:
     path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=said)
     assert refusal(tmp_path, "amd_energy") == (
-        f"hwmon: {path}/energy1_input says {said!r}, which is no energy in µJ from 0 up"
+        f"hwmon: {path}/energy1_input reads {said!r}, which is no energy in µJ from 0 up"
     )
 
 
@@ -180,14 +180,14 @@ def test_an_energy_that_cannot_be_is_refused(tmp_path: Path, said: str) -> None:
 def test_an_interval_that_cannot_be_is_refused(tmp_path: Path, file: str, said: str) -> None:
     path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1_000_000, **{file: said})
     assert refusal(tmp_path, "power_meter") == (
-        f"hwmon: {path}/{file} says {said!r}, which is no interval in ms from 0 to 600000"
+        f"hwmon: {path}/{file} reads {said!r}, which is no interval in ms from 0 to 600000"
     )
 
 
 def test_an_interval_in_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=1)
     (path / "update_interval").write_bytes(b"\xff\xfe\n")
-    assert refusal(tmp_path, "ina").startswith(f"hwmon: {path}/update_interval says ")
+    assert refusal(tmp_path, "ina").startswith(f"hwmon: {path}/update_interval reads ")
 
 
 def test_the_interval_of_another_sensor_does_no_harm(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_an_interval_of_zero_tells_nothing(tmp_path: Path) -> None:
     (domain,) = meter.domains
     assert domain.late_s == (0.0, 2.0)
     assert [flag.detail for flag in domain.flags] == [
-        "ina238 does not tell how often power1 is refreshed, and it changed too seldom to show it while it "
-        "was watched; its joules may be told up to 2 s late"
+        "ina238 does not report how often power1 is refreshed, and it changed too seldom to show it while it "
+        "was watched; its joules may lag by up to 2 s"
     ]
 
 
@@ -239,7 +239,7 @@ def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=1)
     meter = opened(tmp_path, "amd_energy")
     (path / "energy1_input").write_text("")
-    assert meter.read() == [f"hwmon: {path}/energy1_input says '', which is no energy in µJ from 0 up"]
+    assert meter.read() == [f"hwmon: {path}/energy1_input reads '', which is no energy in µJ from 0 up"]
     meter.close()
 
 

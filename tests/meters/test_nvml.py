@@ -184,8 +184,7 @@ def test_a_module_counter_says_what_is_inside(
     (flag,) = domain.flags
     assert (flag.name, flag.severity) == ("module-scope", "warning")
     assert flag.detail == (
-        f"{world.board(0).uuid}: the driver tells only what the whole module uses: "
-        "its CPU and its memory are inside"
+        f"{world.board(0).uuid}: the driver reports only the whole module, with its CPU and its memory"
     )
     with one_meter(world) as meter:
         before_j = joules(meter)
@@ -216,7 +215,7 @@ def test_a_board_that_tells_nothing_is_named_with_every_answer(
     with pytest.raises(MeterError) as raised:
         open_nvml(Targets((world.board(0).uuid, world.board(1).uuid)), tmp_path)
     assert str(raised.value) == (
-        f"nvml: {world.board(1).uuid} (NVIDIA Sim 100) tells neither energy nor power "
+        f"nvml: {world.board(1).uuid} (NVIDIA Sim 100) reports neither energy nor power "
         f"({COUNTER}: Not Supported; "
         "NVML_FI_DEV_ENERGY: Not Supported; "
         "nvmlDeviceGetTotalEnergyConsumption: Not Supported; "
@@ -240,7 +239,7 @@ def test_a_frozen_counter_gives_way_to_integrated_power(
     assert (refresh.name, refresh.severity) == ("refresh-unknown", "warning")
     assert refresh.detail == (
         f"{uuid}: NVML_FI_DEV_POWER_INSTANT changed too seldom while it was checked to show when it "
-        "is refreshed; its joules may be told up to 200 ms late"
+        "is refreshed; its joules may lag by up to 200 ms"
     )
     assert (flag.name, flag.severity) == ("counter-rejected", "warning")
     head, tail = flag.detail.split("stood still for 1.")
@@ -253,7 +252,7 @@ def test_a_counter_that_disagrees_gives_way_too(tmp_path: Path, watched: Callabl
     world = watched(Board(power_w=300.0, latch_ns=20 * MS, energy_gain=0.57))
     (meter,) = open_nvml(Targets((world.board(0).uuid,)), tmp_path)
     flag, _ = meter.domains[0].flags
-    assert "where integrated power says" in flag.detail
+    assert ", integrated power" in flag.detail
     assert "(-43 %); NVML_FI_DEV_POWER_INSTANT is integrated instead" in flag.detail
     meter.close()
 
@@ -297,7 +296,7 @@ def test_a_rejected_counter_without_power_is_an_error(watched: Callable[..., Wor
         only_domain(world, STILL)
     assert str(raised.value) == (
         f"nvml: {world.board(0).uuid}: energy counter rejected: stood still for 1.0 s while the board drew "
-        "60 W; the driver tells no power to integrate"
+        "60 W; the driver reports no power to integrate"
     )
 
 
@@ -306,7 +305,7 @@ def test_zero_watts_are_no_power(watched: Callable[..., World]) -> None:
     with pytest.raises(MeterError) as raised:
         only_domain(world, CheckResult(duration_s=1.0, mean_w=0.0))
     assert str(raised.value) == (
-        f"nvml: {world.board(0).uuid}: no energy counter; NVML_FI_DEV_POWER_INSTANT says 0 W"
+        f"nvml: {world.board(0).uuid}: no energy counter; NVML_FI_DEV_POWER_INSTANT reads 0 W"
     )
 
 
@@ -338,8 +337,8 @@ def test_instances_of_one_board_are_measured_once_and_shared(
     assert [[flag.name for flag in domain.flags] for domain in domains] == [["shared-board"], []]
     assert (domains[0].scope, domains[0].flags[0].severity) == ("board", "warning")
     assert domains[0].flags[0].detail == (
-        f"{world.board(1).uuid}: MIG instances have no joules of their own: those of the whole board, "
-        "shared with others"
+        f"{world.board(1).uuid}: MIG instances have no counter of their own: "
+        "the joules are those of the whole board"
     )
     assert all(joules(meter) > 0 for meter in meters)
     for meter in meters:
@@ -453,7 +452,7 @@ def test_slow_ticks_are_seen_less_and_fast_ones_not_more() -> None:
 
 
 def test_the_source_says_what_was_measured_and_what_assumed() -> None:
-    measured = "the power sensor looks for 25 ms of each 100 ms (Yang, Adamek, Armour, SC 2024)"
+    measured = "the power sensor samples for 25 ms of each 100 ms (Yang, Adamek, Armour, SC 2024)"
     assert sensor_coverage("NVIDIA H100 PCIe")[1] == measured
     assert "as on the H100, of the same die" in sensor_coverage("NVIDIA H200")[1]
     assert sensor_coverage("NVIDIA L4")[1] == "no blind time of the power sensor is known"

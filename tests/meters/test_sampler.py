@@ -270,7 +270,7 @@ def test_work_within_work_calls_a_reader_that_leaves_ticks_unseen(
 ) -> None:
     called = []
     with Sampler([Counting(10.0)]) as sampler, sampler.at_work():
-        monkeypatch.setattr(sampler, "_ring", lambda: called.append(True))
+        monkeypatch.setattr(sampler, "_wake_thread", lambda: called.append(True))
         monkeypatch.setattr(sampler._reader, "asleep", asleep)
         sampler.work_begins()
         assert bool(called) == asleep

@@ -133,9 +133,7 @@ def test_a_counter_that_goes_backwards_is_told() -> None:
 
 def test_a_counter_that_disagrees_with_power_is_told_with_both_numbers() -> None:
     readings = watch(steady(327.0), gain=0.571, seconds=1.15)
-    assert (
-        evaluate_readings(readings).reason == "counter says 205 J where integrated power says 360 J (-43 %)"
-    )
+    assert evaluate_readings(readings).reason == "counter reads 205 J, integrated power 360 J (-43 %)"
 
 
 @pytest.mark.parametrize(("gain", "accepted"), [(0.93, False), (0.96, True), (1.04, True), (1.07, False)])
@@ -188,14 +186,14 @@ def test_a_busy_board_under_a_part_time_sensor_is_given_the_benefit(seed: int) -
 @pytest.mark.parametrize("seed", range(4))
 def test_a_counter_that_counts_thrice_is_found_out_on_a_busy_board_too(seed: int) -> None:
     power = busy(seed)
-    assert "counter says" in (evaluate_readings(watch(power, seconds=2.4, gain=3.0)).reason or "")
+    assert "counter reads" in (evaluate_readings(watch(power, seconds=2.4, gain=3.0)).reason or "")
 
 
 def test_power_that_is_told_late_is_not_held_against_the_counter() -> None:
     """500 W until just before the check, and a reading that is the mean of the last second."""
     ramp = lambda at_s: 60.0 + 440.0 * max(0.0, 1.0 - at_s)  # noqa: E731
     readings = watch(steady(60.0), told_w=ramp, seconds=1.1)
-    assert "counter says" in (evaluate_readings(readings, power_age_s=0.0).reason or "")
+    assert "counter reads" in (evaluate_readings(readings, power_age_s=0.0).reason or "")
     assert evaluate_readings(readings, power_age_s=1.0).reason is None
 
 

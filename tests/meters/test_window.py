@@ -302,7 +302,7 @@ class TestPlainScripts:
         (flag,) = energy.total.flags
         assert (flag.name, flag.severity) == ("shared-board", "warning")
         assert flag.detail == (
-            f"{uuid}: MIG instances have no joules of their own: those of the whole board, shared with others"
+            f"{uuid}: MIG instances have no counter of their own: the joules are those of the whole board"
         )
 
     def test_a_board_that_is_divided_is_known_to_be_shared(
@@ -400,7 +400,7 @@ def test_an_error_of_the_gpu_closes_the_window_and_does_not_hide_that_of_the_wor
 def test_meters_are_read_once(world: World) -> None:
     with sampling(world) as energy:
         pass
-    with pytest.raises(MeterError, match=r"^these meters were read and closed; open them anew, with measure"):
+    with pytest.raises(MeterError, match=r"^these meters were closed; open new ones with measure"):
         energy.start()
 
 

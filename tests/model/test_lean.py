@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.report import Report, decode_lean_report, decode_report, encode_report
 
 from ..compare.runs import record_of, report_of, scaled
@@ -30,7 +30,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
 
 def test_comparisons_of_every_metric_are_the_same() -> None:
     def compared(read: Callable[[bytes, str], Report]) -> object:
-        asked = [Criterion(name, gated=True) for name in FIGURES]
+        asked = [Criterion(name, gated=True) for name in ROUND_METRICS]
         return compare_reports(read(BASE, "base"), read(HEAD, "head"), ("base", "head"), asked)
 
     assert compared(decode_lean_report) == compared(decode_report)

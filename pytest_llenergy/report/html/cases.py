@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.measure.metrics import FIGURES, Value, is_valid
+from pytest_llenergy.measure.metrics import ROUND_METRICS, RoundValue, is_valid
 from pytest_llenergy.model.comparison import VERDICTS, ComparedReports, Comparison
 from pytest_llenergy.model.record import Record, Round
 from pytest_llenergy.model.report import Report
@@ -52,7 +52,7 @@ class Case:
     @property
     def metric(self) -> str:
         """What its figures show: what it was compared by, or else joules per token where it counts tokens."""
-        if self.worst is not None and self.worst.metric in FIGURES:
+        if self.worst is not None and self.worst.metric in ROUND_METRICS:
             return self.worst.metric
         found = [record.metrics.get(PER_TOKEN) for record in self.records.values()]
         known = [each for each in found if each is not None and each.value is not None]
@@ -73,9 +73,9 @@ class OrderedRound:
         """Whether it may enter a figure."""
         return is_valid(self.round)
 
-    def value(self, metric: str) -> Value | None:
+    def value(self, metric: str) -> RoundValue | None:
         """What it says of a metric."""
-        return FIGURES[metric].of(self.round)
+        return ROUND_METRICS[metric].of(self.round)
 
 
 def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.measure.metrics import FIGURES
+from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.record import DomainPower, PowerTrace, Record
 from pytest_llenergy.report.html.cases import Case, OrderedRound, SideName
 from pytest_llenergy.report.html.svg import COLOURS, LegendEntry, Plot, Sheet, label_axes
@@ -28,7 +28,7 @@ SIDES: tuple[SideName, ...] = ("base", "head")
 
 def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: str) -> Plot | None:
     """Its metric round by round; ``None`` where no round has it."""
-    metric, unit = case.metric, FIGURES[case.metric].unit
+    metric, unit = case.metric, ROUND_METRICS[case.metric].unit
     known = [(turn, said) for turn in found if (said := turn.value(metric)) is not None]
     if not known:
         return None
