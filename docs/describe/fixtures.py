@@ -7,7 +7,7 @@ import ast
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import pytest_llenergy
 from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Run, Workers
@@ -149,16 +149,15 @@ def _annotation(kind: type, name: str) -> str:
 
 
 def _parameters(kind: type[Params]) -> Iterator[str]:
-    own: dict[str, Any] = {}
-    for each in reversed(kind.__mro__):
-        own.update(vars(each).get("__annotations__", {}))
+    text, meanings = split_attributes(kind.__doc__)
     defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
+    own = vars(kind).get("__annotations__", {})
     rows = [
-        [code(name), code(typed(own[name])), code(repr(defaults[name]))]
-        for name in kind.__struct_fields__
-        if name in own
+        [code(name), code(typed(annotation)), code(repr(defaults[name])), meanings.get(name, "")]
+        for name, annotation in own.items()
+        if name in defaults
     ]
-    task = get_type_hints(kind, include_extras=True) and kind.task
-    yield from lines_of(
-        f"### backend.{task}", prose(kind.__doc__), table(["argument", "type", "default"], rows)
-    )
+    inherited = [f"`backend.{base.task}`" for base in kind.__mro__[1:] if base in PARAMETERS]
+    more = f"Takes the arguments of {' and '.join(inherited)} too." if inherited else ""
+    columns = ["argument", "type", "default", "meaning"]
+    yield from lines_of(f"### backend.{kind.task}", prose(text), more, table(columns, rows))
