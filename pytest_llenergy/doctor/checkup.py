@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor finds: driver, boards, meters, backends, leases."""
+"""Check a host for ``llenergy doctor``: driver, boards, meters, backends, leases. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ from pytest_llenergy.meters.select import MeterRegistry
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
 from pytest_llenergy.model.environment import Host
 
-# What can measure and what can run here.
-
 
 @dataclass(frozen=True)
 class MeterFacts:
-    """A meter for one target, ``cpu`` or a UUID; ``None`` for one that has to be told what to read."""
+    """A meter for one target: ``cpu``, a UUID, or None for a meter that needs an argument."""
 
     name: str
     target: str | None
@@ -46,7 +44,7 @@ class MeterFacts:
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """A backend; ``missing`` is why it cannot run, and what to do. ``framework`` is what it runs in."""
+    """A backend, the framework it runs in, and why it cannot run (``missing``)."""
 
     name: str
     missing: str | None
@@ -55,7 +53,7 @@ class BackendFacts:
 
 @dataclass(frozen=True)
 class BackendRow:
-    """A backend with its capability row. ``missing`` is why it cannot run here, ``install`` what mends it."""
+    """A backend with its capabilities, why it cannot run (``missing``) and how to install it."""
 
     name: str
     missing: str | None
@@ -65,30 +63,30 @@ class BackendRow:
 
 
 def list_broken_backends() -> tuple[BrokenEntryPoint, ...]:
-    """Entry points of others that give no backend; every test that asks for a backend fails by one."""
+    """Return third-party entry points that provide no backend; one fails every test that needs a backend."""
     return discover_backends()[1]
 
 
 def list_broken_meters() -> tuple[BrokenEntryPoint, ...]:
-    """Entry points of others that give no meter; no test can be measured until they are mended."""
+    """Return third-party entry points that provide no meter. While there is one, no test can be measured."""
     return MeterRegistry().broken
 
 
 def list_backend_rows() -> Iterator[BackendRow]:
-    """The row of every known backend."""
+    """List every known backend with its capabilities."""
     for name, backend in discover_backends()[0].items():
         row = backend.capabilities
         yield BackendRow(name, backend.missing(), backend.install, row.managed_by, row)
 
 
 def list_backends() -> Iterator[BackendFacts]:
-    """Every known backend."""
+    """List every known backend."""
     for name, backend in discover_backends()[0].items():
         yield BackendFacts(name, backend.missing(), backend.capabilities.framework)
 
 
 def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
-    """Every known meter, opened for the CPU and for each GPU that it applies to."""
+    """Open every known meter for the CPU and for each GPU, and describe what it reads."""
     for name, meter in MeterRegistry(whole_only=True).items():
         if meter.takes_argument:
             yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
@@ -113,14 +111,12 @@ def _open_meter(name: str, meter: MeterSpec, targets: Targets) -> Iterator[Meter
 
 
 def _describe_domain(domain: Domain) -> str:
-    """What it reads, how often it ticks, how much of the time it looks, what is odd."""
+    """Return what a domain reads, how often it ticks, its coverage in time, and its flags."""
     period = f", every {domain.update_period_s * 1e3:.4g} ms" if domain.update_period_s else ""
     sees = f", sees {domain.coverage:.0%} of the time" if domain.coverage < 1 else ""
     odd = "".join(f"; {flag.name}: {flag.detail}" for flag in domain.flags)
     return f"{domain.kind}, {domain.name} by {domain.source}{period}{sees}{odd}"
 
-
-# GPUs that the kernel sees on the PCI bus, driver or not.
 
 SYSFS = Path("/sys/bus/pci/devices")
 
@@ -130,7 +126,7 @@ DISPLAY = 0x03
 
 
 def list_display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:
-    """PCI addresses of the vendor's display controllers; empty where the bus cannot be read."""
+    """Return the PCI addresses of a vendor's display controllers, with or without a driver."""
     found = []
     with suppress(OSError, ValueError):
         for device in sorted(root.iterdir()):
@@ -140,14 +136,11 @@ def list_display_devices(vendor: int, root: Path = SYSFS) -> tuple[str, ...]:
     return tuple(found)
 
 
-# What the doctor finds, as plain data; nothing here prints.
-
-
 @dataclass(frozen=True)
 class Finding:
-    """One line: what is missing or wrong, what was found, what to do.
+    """One line: what is missing or wrong, what was found, and what to do.
 
-    ``misconfigured``: something is here and cannot be used as it stands. That a host has no GPU is no fault.
+    ``misconfigured`` means that something exists and cannot be used as it is. A host without a GPU is not.
     """
 
     text: str
@@ -156,7 +149,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One board. Memory is bytes, power is watts; what the driver does not tell is ``None``."""
+    """A board. Sizes are bytes, power is watts; None stands for what the driver does not report."""
 
     index: int
     uuid: str
@@ -172,7 +165,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """What the environment allows: the variable's value, if it is set, and the UUIDs that this leaves."""
+    """What the environment allows: the value of the variable, the UUIDs that it leaves, and why not more."""
 
     value: str | None
     devices: tuple[str, ...] = ()
@@ -182,7 +175,7 @@ class VisibleGpus:
 
 @dataclass(frozen=True)
 class Leases:
-    """Where leases are agreed on, and who holds or awaits one; ``None`` where there is no such place."""
+    """The lock directory, None without a usable one, and a line per process that holds or awaits devices."""
 
     directory: str | None
     holders: tuple[str, ...]
@@ -190,28 +183,36 @@ class Leases:
 
 @dataclass(frozen=True)
 class Checkup:
-    """Everything that ``llenergy doctor`` says. ``trials`` are empty until ``tour`` has made them."""
+    """Everything that ``llenergy doctor`` reports. ``trials`` are empty until ``run_trials`` has run."""
 
     host: Host
     driver: str | None
     gpus: tuple[GpuFacts, ...]
     amd: tuple[AmdBoard, ...]
-    allotment: VisibleGpus
+    visible: VisibleGpus
     leases: Leases
     meters: tuple[MeterFacts, ...]
-    engines: tuple[BackendFacts, ...]
+    backends: tuple[BackendFacts, ...]
     model: str
     findings: tuple[Finding, ...] = field(default_factory=tuple)
     trials: tuple[Trial, ...] = ()
 
     @property
     def misconfigured(self) -> bool:
-        """Whether anything that is here cannot be used as it stands."""
+        """Whether something exists that cannot be used as it is."""
         return any(finding.misconfigured for finding in self.findings)
 
 
 def check_host(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS) -> Checkup:
-    """Look at everything. What fails becomes a finding; raises ``ModelError`` without the default model."""
+    """Check everything except the steps that run on devices. A failure becomes a finding.
+
+    Args:
+        environment: The environment.
+        sysfs: Directory of PCI devices.
+
+    Raises:
+        ModelError: The default model is missing.
+    """
     from pytest_llenergy.backends.models import resolve_model
 
     findings: list[Finding] = []
@@ -223,10 +224,10 @@ def check_host(environment: Mapping[str, str] = os.environ, sysfs: Path = SYSFS)
         driver=found.driver,
         gpus=gpus,
         amd=amd,
-        allotment=_check_visible(found, environment, findings),
+        visible=_check_visible(found, environment, findings),
         leases=_check_leases(found, findings),
         meters=tuple(list_meters([gpu.uuid for gpu in gpus])),
-        engines=tuple(list_backends()),
+        backends=tuple(list_backends()),
         model=resolve_model(None).label,
         findings=tuple(findings),
     )
@@ -242,7 +243,7 @@ def _check_inventory(findings: list[Finding], sysfs: Path) -> Inventory:
 
 
 def _check_amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
-    """Boards of AMD, asked for only where the bus has some."""
+    """List AMD boards; AMD SMI is loaded only if the PCI bus has some."""
     found = list_display_devices(AMD, sysfs)
     if not found:
         return ()
@@ -261,7 +262,7 @@ def _check_amd(findings: list[Finding], sysfs: Path) -> tuple[AmdBoard, ...]:
 
 
 def _explain_no_boards(found: Inventory, sysfs: Path) -> Finding:
-    """A host without a GPU is in order; one with a GPU that NVML does not show is not."""
+    """Return a note for a host without a GPU, or a fault if it has one that NVML does not show."""
     nvidia = list_display_devices(NVIDIA, sysfs)
     if find_spec("pynvml") is None:
         return Finding(str(found.driver_missing))
@@ -309,16 +310,17 @@ def _check_visible(found: Inventory, environment: Mapping[str, str], findings: l
     if not found.boards:
         return VisibleGpus(value)
     try:
-        seen, may = parse_visible_devices(environment, found), list_leasable(found, None, environment)
+        visible = parse_visible_devices(environment, found)
+        leasable = list_leasable(found, None, environment)
     except DeviceError as error:
         findings.append(Finding(str(error)))
         return VisibleGpus(value, reason=str(error))
-    if seen.reason is not None:
-        # To hide all GPUs is somebody's decision and has no reason; a name that fits nothing is an error.
+    if visible.reason is not None:
+        # An empty list hides all GPUs on purpose and has no reason; a name that matches nothing is an error.
         findings.append(
-            Finding(f"{VISIBLE_DEVICES}={value!r}: {seen.reason}; llenergy doctor lists the UUIDs")
+            Finding(f"{VISIBLE_DEVICES}={value!r}: {visible.reason}; llenergy doctor lists the UUIDs")
         )
-    return VisibleGpus(value, may.uuids, may.reason)
+    return VisibleGpus(value, leasable.uuids, leasable.reason)
 
 
 def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
@@ -338,7 +340,7 @@ def _check_leases(found: Inventory, findings: list[Finding]) -> Leases:
 
 
 def _check_lock_files(found: Inventory, directory: LockDirectory) -> Iterator[Finding]:
-    """What stands in the place of a device's lock file and fails every test that asks for it."""
+    """Report lock files that cannot be trusted: they fail every test that needs their device."""
     boards = [board.uuid for board in found.boards]
     instances = [part.uuid for board in boards for part in found.instances_of(board)]
     for device in (CPU, *boards, *instances):

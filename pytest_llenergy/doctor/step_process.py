@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run steps in fresh processes."""
+"""Run steps in fresh processes, and collect their results."""
 
 from __future__ import annotations
 
@@ -16,29 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.doctor import probe
-from pytest_llenergy.doctor.steps import Step
+from pytest_llenergy.doctor.steps import REAP_S, SETTLE_S, Step
 from pytest_llenergy.workers import guard, proctree
 from pytest_llenergy.workers.failure import read_tail, signal_name
 from pytest_llenergy.workers.plan import RankPlan, inherited_environment
 
-#: How long a process that closed its report may take to end, and one that was killed (seconds).
-REAP_S = 5.0
-#: How long the other ranks may take to say what happened to them once one has failed (seconds).
-SETTLE_S = 1.0
-
-#: What a signal often means.
+#: Usual cause of a signal.
 SIGNAL_MEANINGS: dict[int, str] = {
     signal.SIGILL: "illegal instruction",
     signal.SIGSEGV: "invalid memory access",
     signal.SIGFPE: "arithmetic fault",
-    signal.SIGBUS: "memory that could not be had",
-    signal.SIGABRT: "it gave up",
+    signal.SIGBUS: "memory not available",
+    signal.SIGABRT: "abort",
     signal.SIGKILL: "out of memory?",
 }
 
 
 class StepProcess:
-    """A process that takes ``steps`` as one rank. ``died`` once it ended, or fell silent, within a step."""
+    """A process that runs ``steps`` as one rank; ``died`` tells that it ended, or hung, in a step."""
 
     def __init__(self, plan: RankPlan, steps: Sequence[str], directory: Path, rendezvous: str = "") -> None:
         self.plan = plan
@@ -60,7 +55,7 @@ class StepProcess:
         command = [sys.executable, probe.__file__, json.dumps(request)]
         try:
             with self._log.open("wb") as log:
-                # Its guard ends as it does, and before that all it has left behind.
+                # The guard ends all processes that this one leaves behind, then ends with the same status.
                 self._popen = subprocess.Popen(
                     guard.guarded_command(os.getpid(), directory, theirs, command),
                     pass_fds=[theirs],
@@ -78,40 +73,40 @@ class StepProcess:
         self._since_s = time.monotonic()
 
     def take(self) -> Step | None:
-        """The next step that is done, of those whose lines have been read; ``None`` if there is none."""
+        """Return the next finished step among the lines that have been read, or None."""
         while b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
-            said: dict[str, Any] = json.loads(line)
-            self._versions.update(said.get("versions", {}))
-            if said["state"] != "running":
-                return self._step(said["step"], said["state"], said["detail"], said["duration_s"])
+            message: dict[str, Any] = json.loads(line)
+            self._versions.update(message.get("versions", {}))
+            if message["state"] != "running":
+                return self._step(message["step"], message["state"], message["detail"], message["duration_s"])
         return None
 
     def read(self, step: str) -> Step | None:
-        """As ``take``, after reading what is there; at the end of the process ``step`` has failed by that."""
+        """Read what the process has written, then act as ``take``; if it has ended, ``step`` failed."""
         data = os.read(self.fileno, 65536)
         self._buffer += data
         return self.take() if data else self.fail(step, self._death())
 
     def fail(self, step: str, how: str) -> Step:
-        """The step in which the process died or fell silent."""
+        """Return the step in which the process died or stopped answering as failed."""
         self.died = True
         return self._step(step, "failed", how, time.monotonic() - self._since_s)
 
-    def silent(self, step: str, timeout_s: float) -> Step:
-        """The step that has not been done in time."""
-        # A process that it started may hold the report open after its death.
+    def time_out(self, step: str, timeout_s: float) -> Step:
+        """Return the step that did not finish in time as failed."""
+        # After its death, a process that it started may keep the report open.
         dead = self._popen.poll() is not None
         return self.fail(step, self._death() if dead else f"no answer within {timeout_s:g} s")
 
     def output(self) -> list[str]:
-        """The last lines that it wrote."""
+        """Return the last lines that the process wrote."""
         return read_tail(self._log, 0)
 
     def close(self) -> None:
-        """End it and what it started. One that the kernel does not let go is left behind."""
+        """End the process and all that it started. One that the kernel cannot end is left behind."""
         with suppress(ProcessLookupError, PermissionError):
-            # Sessions of their own and orphans included: its guard has adopted them.
+            # Includes sessions of their own and orphans: the guard has adopted them.
             proctree.kill_tree({self._popen.pid})
             os.killpg(self._popen.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -134,29 +129,29 @@ class StepProcess:
         return f"killed by {signal_name(-code)}" + (f" ({meaning})" if meaning else "")
 
 
-def collect_steps(children: Sequence[StepProcess], step: str, timeout_s: float) -> dict[StepProcess, Step]:
-    """What each says of a step that they take together, in the order in which they say it.
+def collect_steps(processes: Sequence[StepProcess], step: str, timeout_s: float) -> dict[StepProcess, Step]:
+    """Return the result of each process for a step that they run together, in order of arrival.
 
-    Once one has failed the others have ``SETTLE_S`` left, and those that stay silent are not in the answer.
+    Once one has failed, the others have ``SETTLE_S`` left, and those that stay silent have no result.
     """
     deadline_s, failed = time.monotonic() + timeout_s, False
-    said: dict[StepProcess, Step] = {}
-    for child in children:
-        done = child.take()
+    results: dict[StepProcess, Step] = {}
+    for process in processes:
+        done = process.take()
         if done is not None:
-            said[child] = done
-    while waiting := {child.fileno: child for child in children if child not in said}:
+            results[process] = done
+    while waiting := {process.fileno: process for process in processes if process not in results}:
         ready = wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
         if not ready:
             if not failed:
-                said.update((child, child.silent(step, timeout_s)) for child in waiting.values())
+                results.update((process, process.time_out(step, timeout_s)) for process in waiting.values())
             break
         for descriptor in ready:
             assert isinstance(descriptor, int)
-            child = waiting[descriptor]
-            done = child.read(step)
+            process = waiting[descriptor]
+            done = process.read(step)
             if done is not None:
-                said[child] = done
+                results[process] = done
                 if done.state == "failed":
                     deadline_s, failed = min(deadline_s, time.monotonic() + SETTLE_S), True
-    return said
+    return results

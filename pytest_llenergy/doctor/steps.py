@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of the check, and advice for each that fails."""
+"""The steps that ``llenergy doctor`` runs on a device in order, their results, and advice for failures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What to do about a step that failed.
+# Time limits of this package, in seconds.
 
-#: By what the step said. Names and meanings of CUDA's: cuda.h, ``cudaError_enum``.
+#: One step, by default. Importing torch from a cold network disk takes longest.
+STEP_TIMEOUT_S = 120.0
+#: Waiting for a device: other runs release their idle ranks within this time.
+LEASE_WAIT_S = 1.0
+#: End of a process that has closed its report, or was killed.
+REAP_S = 5.0
+#: Reports of the other ranks once one has failed.
+SETTLE_S = 1.0
+
+#: Advice by a word in the detail of a failed step. For the names and meanings of CUDA errors see cuda.h,
+#: ``cudaError_enum``.
 ADVICE_BY_WORD = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
         "libcuda.so.1 and the kernel module are of different drivers: restart the host after an update, and "
@@ -20,7 +30,7 @@ ADVICE_BY_WORD = {
     ),
     "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, or wait until it is ready",
     "CUDA_ERROR_UNKNOWN": (
-        "load the module nvidia_uvm anew (modprobe -r nvidia_uvm; modprobe nvidia_uvm), or restart the host; "
+        "reload the module nvidia_uvm (modprobe -r nvidia_uvm; modprobe nvidia_uvm), or restart the host; "
         "under WSL2, wsl --shutdown"
     ),
     "CUDA_ERROR_NO_DEVICE": "see nvidia-smi -L, and whether this user may open /dev/nvidia*",
@@ -37,6 +47,7 @@ ADVICE_BY_WORD = {
     "SIGBUS": "see whether /dev/shm is full",
 }
 
+#: Advice by the failed step, if no word matches.
 ADVICE_BY_STEP = {
     "process": "see sitecustomize, .pth files and PYTHONSTARTUP of this interpreter",
     "NVML": "see nvidia-smi",
@@ -54,20 +65,23 @@ ADVICE_BY_STEP = {
     "NCCL": "NCCL_DEBUG=INFO says more; see that /dev/shm is large enough (docker run --shm-size)",
 }
 
-#: Where a runtime that does not fit the driver can be what is wrong.
+#: Steps that can fail because the CUDA runtime of torch does not match the driver.
 CUDA_STEPS = ("count", "allocation", "matmul", "cuDNN convolution", "NCCL")
 
 
 def advise(step: str, detail: str, versions: Mapping[str, str]) -> str:
-    """What to do, by what the step said, by the versions, or by the step. Empty for an unknown one."""
-    told = next(
+    """Return what to do about a failed step, by its versions and detail, or else by its name."""
+    remedy = next(
         (text for word, text in ADVICE_BY_WORD.items() if word in detail), ADVICE_BY_STEP.get(step, "")
     )
-    return "; ".join(filter(None, (_mismatch(versions) if step in CUDA_STEPS else "", told)))
+    return "; ".join(filter(None, (_mismatch(versions) if step in CUDA_STEPS else "", remedy)))
 
 
 def _mismatch(versions: Mapping[str, str]) -> str:
-    """A runtime of another major version than the driver's: older ones should run, newer ones do not."""
+    """Return advice if the runtime has another major version than the driver.
+
+    A newer runtime does not run; an older one should.
+    """
     driver, runtime = versions.get("driver_cuda"), versions.get("torch_cuda")
     if not driver or not runtime or _major(driver) == _major(runtime):
         return ""
@@ -80,20 +94,18 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-# The steps from a bare process to ranks that talk to each other, and what came of them, as plain data.
-
 PROCESS, NVML, DRIVER, TORCH, COUNT = "process", "NVML", "driver", "import torch", "count"
 ALLOCATION, MATMUL, GLOO, NCCL = "allocation", "matmul", "two ranks with gloo", "NCCL"
-#: On a GPU torch convolves with cuDNN; on the CPU with what the build has.
+#: On a GPU torch uses cuDNN; on the CPU whatever the build has.
 CONVOLUTION, CUDNN = "convolution", "cuDNN convolution"
 
-#: Steps that a host without a GPU has no use for, and steps that take processes of their own.
+#: Steps that need a GPU, and steps that start several processes.
 GPU_STEPS = (NVML, DRIVER, COUNT, NCCL)
 RANK_STEPS = (GLOO, NCCL)
-#: Steps that fail on every device of a host if they fail on one.
+#: Steps that, if they fail on one device, fail on every device of the host.
 HOST_STEPS = (PROCESS, DRIVER, TORCH)
 
-#: What a sentence calls each version, in its order.
+#: How a message shows each version, in this order.
 VERSIONS = {
     "driver": "driver {}",
     "driver_cuda": "CUDA {} in the driver",
@@ -110,10 +122,14 @@ State = Literal["ok", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Step:
-    """One step. ``detail`` is what was seen, how it failed, or why it was skipped.
+    """Result of one step.
 
-    ``duration_s`` is ``None`` for a step that was not begun. ``versions`` are those that it came to know, by
-    the keys of ``VERSIONS``.
+    Attributes:
+        name: One of the step names.
+        state: How it ended.
+        detail: What it found, how it failed, or why it was skipped.
+        duration_s: Duration in seconds; None for a step that did not start.
+        versions: Versions that it found, by the keys of ``VERSIONS``.
     """
 
     name: str
@@ -125,9 +141,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Trial:
-    """All steps on one device: a full UUID, or ``None`` for the CPU.
+    """All steps on one device.
 
-    ``output`` are the last lines that the process of a failed step wrote.
+    Attributes:
+        device: Full UUID, or None for the CPU.
+        steps: Results in order.
+        output: Last lines that the process of a failed step wrote.
     """
 
     device: str | None
@@ -136,40 +155,40 @@ class Trial:
 
     @property
     def first_failure(self) -> Step | None:
-        """The step that names the fault; ``None`` where there is none."""
+        """The step that names the fault, or None."""
         return next((step for step in self.steps if step.state == "failed"), None)
 
     @property
     def untried(self) -> str | None:
-        """Why no step was begun; ``None`` if one was."""
-        begun = any(step.state != "skipped" for step in self.steps)
-        return None if begun or not self.steps else self.steps[0].detail
+        """Why no step was started; None if one was."""
+        started = any(step.state != "skipped" for step in self.steps)
+        return None if started or not self.steps else self.steps[0].detail
 
     @property
     def duration_s(self) -> float:
-        """Of all steps together."""
+        """Duration of all steps in seconds."""
         return sum(step.duration_s or 0.0 for step in self.steps)
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Every version that a step came to know."""
+        """Every version that a step found."""
         return {name: version for step in self.steps for name, version in step.versions.items()}
 
     @property
     def where(self) -> str:
-        """The device, for a sentence."""
+        """Name of the device for messages."""
         return self.device or "the CPU"
 
     @property
     def sentence(self) -> str:
-        """One line: which step failed and how, the versions that matter, and what to do."""
+        """One line: which step failed and how, the versions, and what to do."""
         known = self.versions
         versions = ", ".join(text.format(known[name]) for name, text in VERSIONS.items() if name in known)
         failed = self.first_failure
         if failed is not None:
-            told = f"the step {failed.name!r} failed on {self.where}: {failed.detail}"
-            return "; ".join(filter(None, (told, versions, advise(failed.name, failed.detail, known))))
+            failure = f"the step {failed.name!r} failed on {self.where}: {failed.detail}"
+            return "; ".join(filter(None, (failure, versions, advise(failed.name, failed.detail, known))))
         if self.untried is not None:
-            return f"no step was tried on {self.where}: {self.untried}"
+            return f"no step ran on {self.where}: {self.untried}"
         done = ", ".join(step.name for step in self.steps if step.state == "ok")
-        return f"in order on {self.where}: {done}; {versions}"
+        return f"no fault on {self.where}: {done}; {versions}"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings as lines of text."""
+"""Render a checkup as text, one fact per line so that lines can be searched and pasted.
+
+The words for capabilities are the same in the terminal and in the documentation.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,13 @@ from pytest_llenergy.doctor.checkup import (
 from pytest_llenergy.doctor.steps import VERSIONS, Step, Trial
 from pytest_llenergy.model.entry_points import BrokenEntryPoint
 
-# A capability row in words, the same in the terminal and in the documentation.
-
 UNKNOWN = "not said"
 NEVER_RUN = "not run on hardware"
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One field of a row. ``name`` is that of the field, ``source`` how it is known."""
+    """A capability in words, with the name of its field and how it is known (``source``)."""
 
     name: str
     title: str
@@ -41,12 +42,12 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The value, with the reason where the row gives one."""
+        """Value, with the reason if there is one."""
         return f"{self.value}: {self.reason}" if self.reason else self.value
 
 
 def list_facts(row: Capabilities) -> Iterator[Fact]:
-    """Every field that a test can ask for or a reader must know, in the order of the table."""
+    """List every capability that a test can require or a reader must know, in the order of the table."""
     for name, title, value in _values(row):
         yield Fact(name, title, value, row.reasons.get(name), row.sources.get(name, UNKNOWN))
 
@@ -89,13 +90,11 @@ def _list(values: tuple[str, ...]) -> str:
     return ", ".join(values) or "none"
 
 
-# The findings as lines of text, one fact a line, so that they can be searched and pasted.
-
 INDENT = " " * 9
 
 
 def render_checkup(checkup: Checkup) -> Iterator[str]:
-    """What is here first, then what is wrong."""
+    """Render what the host has, then what is wrong."""
     yield f"cpu      {checkup.host.cpu_model}, {checkup.host.logical_cpus} logical CPUs"
     if checkup.driver is not None:
         yield f"driver   {checkup.driver}"
@@ -105,40 +104,40 @@ def render_checkup(checkup: Checkup) -> Iterator[str]:
         yield from _render_amd(board)
     if not checkup.gpus and not checkup.amd:
         yield "gpu      none"
-    yield f"allotted {_render_visible(checkup.allotment)}"
+    yield f"visible  {_render_visible(checkup.visible)}"
     yield from _render_leases(checkup.leases)
     for meter in checkup.meters:
         yield f"meter    {_render_meter(meter)}"
-    for engine in checkup.engines:
-        yield render_backend(engine)
+    for backend in checkup.backends:
+        yield render_backend(backend)
     yield f"model    {checkup.model} (default)"
     yield from map(render_finding, checkup.findings)
 
 
-def render_backend(engine: BackendFacts) -> str:
-    """Whether a backend can run, as far as is known; of an installed one the steps may say otherwise."""
-    return f"backend  {engine.name}: {engine.missing or 'installed'}"
+def render_backend(backend: BackendFacts) -> str:
+    """Render whether a backend can run, as far as known before the steps."""
+    return f"backend  {backend.name}: {backend.missing or 'installed'}"
 
 
 def render_row(row: BackendRow) -> Iterator[str]:
-    """What a backend can do, a field a line, each with its source in brackets."""
+    """Render the capabilities of a backend, one per line, each with its source in brackets."""
     yield f"backend  {row.name}: {row.missing or 'installed'}"
     for fact in list_facts(row.capabilities):
         yield f"{INDENT}{fact.title:<22} {fact.text} [{fact.source}]"
 
 
 def render_broken(broken: BrokenEntryPoint) -> str:
-    """An entry point that gives no backend, in the place of its row."""
+    """Render an entry point that provides no backend, in place of its capabilities."""
     return f"backend  {broken.name}: broken: {broken.reason}"
 
 
 def render_finding(finding: Finding) -> str:
-    """What is wrong, or only worth a note."""
+    """Render a fault or a note."""
     return f"{'wrong' if finding.misconfigured else 'note':<9}{finding.text}"
 
 
 def render_step(step: Step) -> str:
-    """How a step went."""
+    """Render a step."""
     if step.state == "skipped":
         return f"step     {step.name}: skipped ({step.detail})"
     took = "" if step.duration_s is None else f" {_show_duration(step.duration_s)}"
@@ -149,10 +148,10 @@ def render_step(step: Step) -> str:
 
 
 def render_trial(trial: Trial) -> str:
-    """How all steps on one device went, in one line."""
+    """Render all steps on one device in one line."""
     failed = trial.first_failure
     if trial.untried is not None:
-        how = f"not tried, {trial.untried}"
+        how = f"not run, {trial.untried}"
     elif failed is not None:
         how = render_step(failed).removeprefix("step").strip()
     else:
@@ -190,10 +189,10 @@ def _render_amd(board: AmdBoard) -> Iterator[str]:
         yield f"{INDENT}process {pid}"
 
 
-def _render_visible(allotment: VisibleGpus) -> str:
-    value = "is not set" if allotment.value is None else f"is {allotment.value!r}"
-    reason = f" ({allotment.reason})" if allotment.reason else ""
-    return f"{allotment.variable} {value}: {', '.join(allotment.devices) or 'no GPU'}{reason}"
+def _render_visible(visible: VisibleGpus) -> str:
+    value = "is not set" if visible.value is None else f"is {visible.value!r}"
+    reason = f" ({visible.reason})" if visible.reason else ""
+    return f"{visible.variable} {value}: {', '.join(visible.devices) or 'no GPU'}{reason}"
 
 
 def _render_leases(leases: Leases) -> Iterator[str]:

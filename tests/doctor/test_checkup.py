@@ -88,7 +88,7 @@ def test_a_board_is_told_with_its_counter(visit: Visit) -> None:
     assert "driver   580.95.05\ngpu 0    NVIDIA H100 80GB HBM3 GPU-a\n" in text
     assert "         PCI 00000000:17:00.0, 1.5 GiB of 79.6 GiB in use, limit 700 W, MIG off\n" in text
     assert f"         process {os.getpid()} (" in text or "another PID namespace" in text
-    assert "allotted CUDA_VISIBLE_DEVICES is not set: GPU-a\n" in text
+    assert "visible  CUDA_VISIBLE_DEVICES is not set: GPU-a\n" in text
     assert (
         "meter    nvml for GPU-a: measured, gpu:GPU-a by NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, every " in text
     )
@@ -139,7 +139,7 @@ def test_the_allotment_is_told_with_what_it_resolves_to(
 ) -> None:
     done = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"), CUDA_VISIBLE_DEVICES=value)
     assert done[0] == code
-    assert f"allotted CUDA_VISIBLE_DEVICES {told}" in done[1]
+    assert f"visible  CUDA_VISIBLE_DEVICES {told}" in done[1]
 
 
 def test_an_element_that_fits_nothing_is_a_fault_and_named(visit: Visit) -> None:
@@ -236,7 +236,7 @@ def test_as_json_it_says_the_same(visit: Visit) -> None:
         "mig_enabled": True,
     }
     assert (gpu["use"]["state"], gpu["use"]["memory_bytes"]) == ("busy", 12 * GIB)
-    assert (data["allotment"]["variable"], data["allotment"]["value"]) == ("CUDA_VISIBLE_DEVICES", "0")
+    assert (data["visible"]["variable"], data["visible"]["value"]) == ("CUDA_VISIBLE_DEVICES", "0")
     assert [finding["misconfigured"] for finding in data["findings"]] == [True]
     assert {meter["name"] for meter in data["meters"]} >= {"nvml", "rapl", "estimate"}
 

@@ -49,5 +49,5 @@ def test_ranks_that_are_not_the_planned_ones_have_said_so() -> None:
 def test_ranks_that_did_not_start_are_told_what_fails_here() -> None:
     with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, TORCH)):
         raise not_ready()
-    assert caught.value.details.startswith("stepwise check: in order on the CPU: process, import torch, ")
+    assert caught.value.details.startswith("stepwise check: no fault on the CPU: process, import torch, ")
     assert caught.value.details.endswith("\nits traceback")

@@ -69,7 +69,7 @@ def test_as_data_it_says_the_same(torch_is: Torch) -> None:
         "duration_s": None,
         "versions": {},
     }
-    (missing,) = (engine["missing"] for engine in data["engines"] if engine["name"] == "transformers")
+    (missing,) = (engine["missing"] for engine in data["backends"] if engine["name"] == "transformers")
     assert missing == "installed, and cannot run: the step 'import torch' failed"
     assert data["findings"][-1]["misconfigured"]
     assert data["findings"][-1]["text"].startswith("the step 'import torch' failed on the CPU: ImportError: ")
@@ -90,7 +90,7 @@ def test_a_device_that_somebody_measures_on_is_left_alone(torch_is: Torch) -> No
     (line,) = lines
     assert code == 0
     assert line.startswith(
-        f"steps    on the CPU: not tried, waited N for cpu: held by process {os.getpid()} of "
+        f"steps    on the CPU: not run, waited N for cpu: held by process {os.getpid()} of "
     )
     assert line.endswith(" (bench.py::test_it)")
 
@@ -104,7 +104,7 @@ def test_a_driver_that_fails_on_one_board_is_not_asked_for_the_others(boards_are
     assert lines[3].startswith(
         "step     driver: failed after N (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803"
     )
-    assert lines[11] == "steps    on GPU-b: not tried, after the failure of driver on GPU-a"
+    assert lines[11] == "steps    on GPU-b: not run, after the failure of driver on GPU-a"
     assert [line for line in lines if line.startswith("wrong")] == [lines[12]]
 
 
@@ -117,10 +117,10 @@ def test_of_two_boards_one_takes_all_steps_with_both_in_nccl(boards_are: Boards,
     assert (code, len(lines)) == (0, 12)
     assert lines[4:6] == [
         f"step     import torch: ok, N, torch {version('torch')}, CUDA 12.8 in torch ({spec.origin})",
-        "step     count: ok, N (the one that was asked for)",
+        "step     count: ok, N (the requested one)",
     ]
     assert lines[8:] == [
-        "step     cuDNN convolution: ok, N, cuDNN 9.10.2 (by cuDNN, all results right)",
+        "step     cuDNN convolution: ok, N, cuDNN 9.10.2 (by cuDNN, all results correct)",
         "step     two ranks with gloo: ok, N (over lo)",
         "step     NCCL: ok, N, NCCL 2.27.5 (two ranks)",
         "steps    on GPU-b: ok up to cuDNN convolution, N",

@@ -61,7 +61,7 @@ def test_the_process_knows_every_step(device: str | None) -> None:
 
 def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
     told: list[Step] = []
-    made = run_trial(None, tell=told.append)
+    made = run_trial(None, on_step=told.append)
     assert states(made) == {
         "process": "ok",
         "NVML": "skipped",
@@ -78,7 +78,7 @@ def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
     assert told == list(made.steps)
     assert (made.first_failure, made.untried, made.output) == (None, None, ())
     assert made.sentence == (
-        "in order on the CPU: process, import torch, allocation, matmul, convolution, two ranks with gloo; "
+        "no fault on the CPU: process, import torch, allocation, matmul, convolution, two ranks with gloo; "
         f"{TORCH}, {PYTHON}"
     )
 
@@ -100,7 +100,7 @@ def test_an_environment_that_is_too_large_is_what_is_told(monkeypatch: pytest.Mo
     made = run_trial(None)
     assert failed(made).name == "process"
     assert made.sentence == (
-        "the step 'process' failed on the CPU: no process can be started: [Errno 7] Argument list too long: "
+        "the step 'process' failed on the CPU: cannot start a process: [Errno 7] Argument list too long: "
         f"{sys.executable!r}; unset what is not needed of the environment; no variable may have 128 KiB"
     )
 
