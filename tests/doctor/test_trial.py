@@ -192,7 +192,7 @@ class TestOfTheImport:
 
     def test_who_starts_it_and_is_killed_takes_it_along(self, torch_is: Torch, tmp_path: Path) -> None:
         pids = torch_is(HANGS).with_name("pids")
-        code = f"from {run_trial.__module__} import trial; trial(None)"
+        code = f"from {run_trial.__module__} import run_trial; run_trial(None)"
         temporary = tmp_path / "temporary"
         temporary.mkdir()
         parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
