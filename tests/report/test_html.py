@@ -121,7 +121,7 @@ def test_what_was_not_measured_has_its_reason_and_a_stopped_run_is_told() -> Non
     text = render_report(report_of(gone, complete=False))
     assert text.count("rank 0 was killed") >= 2
     assert "<svg" not in text
-    assert "The run did not come to its end" in text
+    assert "The run was interrupted" in text
 
 
 def test_an_empty_report_is_a_page() -> None:

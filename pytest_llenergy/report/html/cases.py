@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page is about: tests, each with the records of one side or of two, and its verdicts."""
+"""The tests of a page, each with the records of one side or two, and its verdicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SideName = Literal["base", "head"]
 
 @dataclass(frozen=True)
 class Side:
-    """One report. ``label`` is empty where there is only one."""
+    """One report. ``label`` is empty if there is only one."""
 
     name: SideName
     label: str
@@ -30,7 +30,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Case:
-    """One test. ``anchor`` is its id in the page; ``records`` are those of the sides that have it."""
+    """One test. ``anchor`` is its id in the page; ``records`` hold the sides that have the test."""
 
     anchor: str
     id: str
@@ -39,19 +39,19 @@ class Case:
 
     @property
     def worst(self) -> Comparison | None:
-        """Of its verdicts the one that people look at first."""
+        """Its most urgent comparison."""
         return min(self.comparisons, key=lambda each: VERDICTS.index(each.verdict), default=None)
 
     @property
     def state(self) -> str:
-        """What became of it: its worst verdict, or what its record says."""
+        """Its most urgent verdict, or the status of its record."""
         if self.worst is not None:
             return self.worst.verdict
         return next((record.status for record in self.records.values()), "invalid")
 
     @property
     def metric(self) -> str:
-        """What its figures show: what it was compared by, or else joules per token where it counts tokens."""
+        """The metric of its plots: the compared one, or else energy per token if it counts tokens."""
         if self.worst is not None and self.worst.metric in ROUND_METRICS:
             return self.worst.metric
         found = [record.metrics.get(PER_TOKEN) for record in self.records.values()]
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True)
 class OrderedRound:
-    """A round in its place: ``place`` counts from 1 over both sides, ``number`` over those of its side."""
+    """A round in its order: ``place`` counts from 1 over both sides, ``number`` within its side."""
 
     place: int
     number: int
@@ -70,19 +70,18 @@ class OrderedRound:
 
     @property
     def valid(self) -> bool:
-        """Whether it may enter a figure."""
+        """Whether the round counts."""
         return is_valid(self.round)
 
     def value(self, metric: str) -> RoundValue | None:
-        """What it says of a metric."""
+        """Return its value of a metric."""
         return ROUND_METRICS[metric].of(self.round)
 
 
 def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
-    """Its rounds in the order in which they were run.
+    """Return the rounds in the order in which they ran, or those of the base first unless ``interleaved``.
 
-    Rounds of two runs have no common order unless they were ``interleaved``: then the base comes first.
-    Raises ``ReportError`` for a round that cannot have been.
+    Raises ``ReportError`` for an impossible round.
     """
     found = [
         (round_.start_s, number, side, round_)
@@ -102,13 +101,13 @@ def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
 
 
 def report_cases(report: Report) -> list[Case]:
-    """Every test of a report, the last attempt of each; the worst first where it was compared."""
+    """Return the last attempt of each test, most urgent verdicts first."""
     last = {record.id: record for record in report.records}
-    return _numbered([(name, {"head": record}, record.comparisons) for name, record in last.items()])
+    return _number_cases([(name, {"head": record}, record.comparisons) for name, record in last.items()])
 
 
 def compared_cases(base: Report, head: Report, compared: ComparedReports) -> list[Case]:
-    """Every test of two reports, the worst first."""
+    """Return the tests of two reports, most urgent verdicts first."""
     old = {record.id: record for record in base.records}
     new = {record.id: record for record in head.records}
     verdicts: dict[str, list[Comparison]] = {}
@@ -122,10 +121,10 @@ def compared_cases(base: Report, head: Report, compared: ComparedReports) -> lis
         if name in new:
             records["head"] = new[name]
         found.append((name, records, verdicts.get(name, [])))
-    return _numbered(found)
+    return _number_cases(found)
 
 
-def _numbered(
+def _number_cases(
     found: Sequence[tuple[str, Mapping[SideName, Record], Sequence[Comparison]]],
 ) -> list[Case]:
     def rank(each: tuple[str, Mapping[SideName, Record], Sequence[Comparison]]) -> int:

@@ -19,23 +19,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Verdicts as intervals, the worst on top, with the threshold and the tolerance that they were held to; and
-# how small a change could have been found.
-
-#: Rows that a person looks at; the tables have all.
+#: Rows of a chart; the tables have all.
 MAX_ROWS = 60
 
-#: Height of a row and of what is around all rows (CSS pixels).
+#: Height of a row, and of the space around all rows (CSS pixels).
 ROW, AROUND = 32, 60
 
-#: The axis ends at a factor of this, and no sooner than at a factor of that.
+#: Widest and narrowest end of the axis, as a ratio.
 WIDEST, NARROWEST = 2.0, 1.08
 
 VERDICT_COLOURS = {"regressed": "regressed", "improved": "improved", "inconclusive": "inconclusive"}
 
 
 def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
-    """The ratio of each test with its limits; ``None`` where nothing was judged."""
+    """Plot the ratio of each test with its limits, or return None without ratios."""
     rows = [each for each in comparisons if each.ratio is not None and each.ratio > 0]
     shown = rows[:MAX_ROWS]
     if not shown:
@@ -60,9 +57,9 @@ def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> P
     caption = "Dot: estimate of the ratio; line: its limits."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
-    keys = [LegendEntry(state, state) for state in dict.fromkeys(each.verdict for each in shown)]
-    keys += [LegendEntry("threshold", "threshold"), LegendEntry("band", "tolerance")]
-    return Plot(sheet.inline(drawn, name, "Ratios with their limits", tips), "Verdicts", caption, keys)
+    legend = [LegendEntry(state, state) for state in dict.fromkeys(each.verdict for each in shown)]
+    legend += [LegendEntry("threshold", "threshold"), LegendEntry("band", "tolerance")]
+    return Plot(sheet.inline(drawn, name, "Ratios with their limits", tips), "Verdicts", caption, legend)
 
 
 def _row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool) -> None:
@@ -87,7 +84,7 @@ def _row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool)
 
 
 def _bands(axes: Axes, rows: Sequence[Comparison]) -> None:
-    """For each stretch of rows with one rule its tolerance and threshold."""
+    """Draw tolerance and threshold behind each run of rows with the same rule."""
     numbered = enumerate(rows)
     for key, group in groupby(numbered, key=lambda each: (each[1].rule, each[1].better)):
         places = [place for place, _ in group]
@@ -105,14 +102,14 @@ def _bands(axes: Axes, rows: Sequence[Comparison]) -> None:
 
 
 def _reach(rows: Sequence[Comparison]) -> float:
-    """Half of the width of the axis, on the logarithm."""
+    """Return half of the width of the axis, as a logarithm."""
     found = [abs(log(value)) for each in rows for value in (each.ratio, each.low, each.high) if value]
     found += [log1p(each.rule.tolerance) for each in rows if each.rule is not None]
     return min(max([log(NARROWEST), *found]) * 1.08, log(WIDEST))
 
 
 def _ticks(reach: float) -> list[float]:
-    """Round changes on both sides of none."""
+    """Return round changes on both sides of zero."""
     widest = exp(reach) - 1
     step = next(each for each in (0.02, 0.05, 0.1, 0.2, 0.5) if widest / each <= 4)
     ticks = [step * count for count in range(-8, 9)]
@@ -120,7 +117,7 @@ def _ticks(reach: float) -> list[float]:
 
 
 def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
-    """Noise of the rounds and the least change that could have been found; ``None`` where nobody knows."""
+    """Plot the noise of the rounds and the smallest detectable change, or return None if unknown."""
     rows = [each for each in comparisons if each.noise is not None and each.detectable is not None]
     shown = rows[:MAX_ROWS]
     if not shown:
@@ -149,7 +146,7 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
     caption = "A change of the size of the diamond is found in nine of ten comparisons such as this one."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
-    keys = [
+    legend = [
         LegendEntry("dot muted", "noise of the rounds"),
         LegendEntry("diamond head", "finds"),
         LegendEntry("threshold", "threshold"),
@@ -158,20 +155,18 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
         sheet.inline(drawn, name, "Noise and minimum detectable change", tips),
         "What it can find",
         caption,
-        keys,
+        legend,
     )
 
 
-# Joules per token against tokens per second: energy that was saved by being slow shows here.
-
 EXCHANGE_HEIGHT = 300
 
-#: An axis is logarithmic whose values differ by this factor.
+#: An axis is logarithmic if its values differ by more than this factor.
 LOG_SCALE_RATIO = 5.0
 
 
 def speed_and_energy(record: Record | None) -> tuple[float, float] | None:
-    """Tokens per second and joules per token, where a test has both."""
+    """Return tokens per second and joules per token if a test has both."""
     if record is None:
         return None
     speed, energy = record.metrics.get("output_tokens_per_s"), record.metrics.get(PER_TOKEN)
@@ -181,7 +176,10 @@ def speed_and_energy(record: Record | None) -> tuple[float, float] | None:
 
 
 def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
-    """Every test that counts tokens, its base joined to its head; ``None`` where none does."""
+    """Plot energy per token against throughput, so that energy saved by being slow shows.
+
+    The sides of a test are joined by a line. Returns None if no test counts tokens.
+    """
     pairs = [
         (case, speed_and_energy(case.records.get("base")), speed_and_energy(case.records.get("head")))
         for case in cases
@@ -196,10 +194,10 @@ def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | 
         colour = COLOURS[VERDICT_COLOURS.get(case.state, "unchanged" if case.comparisons else "head")]
         if before is not None:
             old.append((*before, colour))
-            tips["from"].append(_told(case, "base", before))
+            tips["from"].append(_describe_point(case, "base", before))
         if after is not None:
             new.append((*after, colour))
-            tips["to"].append(_told(case, "head" if before else "", after))
+            tips["to"].append(_describe_point(case, "head" if before else "", after))
         if before is not None and after is not None:
             axes.plot([before[0], after[0]], [before[1], after[1]], color=colour, linewidth=1.2, zorder=2)
     if old:
@@ -225,7 +223,7 @@ def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | 
     _scale(axes, "x", [each[0] for each in both])
     _scale(axes, "y", [each[1] for each in both])
     label_axes(axes, "tokens/s", "J/token")
-    keys = [LegendEntry("ring muted", "base"), LegendEntry("dot muted", "head")] if old else []
+    legend = [LegendEntry("ring muted", "base"), LegendEntry("dot muted", "head")] if old else []
     caption = "Down is thriftier, right is faster." + (
         " A line joins the two sides of a test." if old else ""
     )
@@ -233,12 +231,12 @@ def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | 
         sheet.inline(drawn, name, "Joules per token against tokens per second", tips),
         "Energy against speed",
         caption,
-        keys,
+        legend,
     )
 
 
 def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
-    """Linear with round numbers, or logarithmic where values are far apart."""
+    """Scale an axis: linear with round numbers, or logarithmic if values are far apart."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = min(values), max(values)
@@ -255,25 +253,26 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
         axes.locator_params(axis=which, nbins=5)
 
 
-def _told(case: Case, side: str, found: tuple[float, float]) -> str:
+def _describe_point(case: Case, side: str, found: tuple[float, float]) -> str:
     of = f", {side}" if side else ""
     return f"{case.id}{of}: {format_value(found[0], 'token/s')}, {format_value(found[1], 'J/token')}"
 
 
-# A metric from run to run.
-
 TREND_HEIGHT = 220
 
-#: Points that a figure has room for: the latest.
+#: Latest points that a figure has room for.
 MAX_POINTS = 200
 
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """One run. ``time`` is RFC 3339, ``low`` and ``high`` are limits of ``value`` in the unit of the trend.
+    """One run of a trend.
 
-    ``changed`` says that the level is another one from here on, ``broke`` that these are other devices than
-    before.
+    Attributes:
+        time: RFC 3339.
+        value: In the unit of the trend, with limits ``low`` and ``high``.
+        changed: The level changes at this run.
+        broke: The devices differ from those of the run before.
     """
 
     time: str
@@ -287,7 +286,7 @@ class TrendPoint:
 
 @dataclass(frozen=True)
 class Trend:
-    """The runs of one metric of one test, the oldest first."""
+    """One metric of one test over runs, oldest first."""
 
     id: str
     metric: str
@@ -296,7 +295,7 @@ class Trend:
 
 
 def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
-    """The points in their order, one step apart whatever time has passed; ``None`` without any."""
+    """Plot the runs of a trend at equal distances, or return None without runs."""
     points = trend.points[-MAX_POINTS:]
     if not points:
         return None
@@ -317,12 +316,12 @@ def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
     axes.locator_params(axis="x", nbins=8, integer=True)
     axes.locator_params(axis="y", nbins=6)
     label_axes(axes, "run", f"{trend.metric}, {trend.unit}")
-    keys = [LegendEntry("threshold", "change point")] if any(each.changed for each in points) else []
-    keys += [LegendEntry("edge", "other devices")] if any(each.broke for each in points) else []
+    legend = [LegendEntry("threshold", "change point")] if any(each.changed for each in points) else []
+    legend += [LegendEntry("edge", "other devices")] if any(each.broke for each in points) else []
     caption = f"{points[0].time} to {points[-1].time}."
     if len(points) < len(trend.points):
         caption += f" The latest {len(points)} of {len(trend.points)} runs; the table has all of them."
-    return Plot(sheet.inline(drawn, name, f"{trend.metric} from run to run", tips), "Trend", caption, keys)
+    return Plot(sheet.inline(drawn, name, f"{trend.metric} from run to run", tips), "Trend", caption, legend)
 
 
 def _run(point: TrendPoint) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers behind the figures of one test, and what has no figure."""
+"""Tables of one test: the numbers behind its plots, and what has no plot."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pytest_llenergy.report.html.svg import MAX_LABEL_LENGTH
 from pytest_llenergy.report.html.tables import Cell, Row, Table, format_metric, format_share, table
 from pytest_llenergy.report.verdicts import format_value
 
-#: Characters of a parameter: a prompt may be one.
+#: Characters of a setting; a parameter may be a whole prompt.
 MAX_SETTING_LENGTH = 300
 
 
 def metrics(case: Case) -> Table:
-    """Every figure of a test, side by side."""
+    """List every metric of a test, side by side."""
     records = list(case.records.values())
     names = dict.fromkeys(name for record in records for name in record.metrics)
     rows: list[Row] = []
@@ -35,13 +35,13 @@ def metrics(case: Case) -> Table:
     return table("Metrics", ("metric", *sides, "unit", "why not"), rows)
 
 
-def rounds(case: Case, found: Sequence[OrderedRound]) -> Table:
-    """Each round in its order."""
+def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
+    """List the rounds in order."""
     begin_s: dict[str, float] = {}
-    for turn in found:
+    for turn in ordered:
         begin_s[turn.side] = min(turn.round.start_s, begin_s.get(turn.side, turn.round.start_s))
     rows: list[Row] = []
-    for turn in found:
+    for turn in ordered:
         one, said = turn.round, turn.value(case.metric)
         per_token = turn.value("energy_per_output_token_j")
         rows.append(
@@ -84,8 +84,8 @@ def rounds(case: Case, found: Sequence[OrderedRound]) -> Table:
     return table("Rounds", (*columns, "#iterations", "", "flags"), rows)
 
 
-def phases(case: Case, found: Sequence[OrderedRound]) -> Table:
-    """Seconds and joules of each phase of each round."""
+def phases(case: Case, ordered: Sequence[OrderedRound]) -> Table:
+    """List duration and energy of each phase of each round."""
     rows: list[Row] = [
         [
             str(turn.place),
@@ -96,22 +96,22 @@ def phases(case: Case, found: Sequence[OrderedRound]) -> Table:
             f"± {format_value(phase.energy_u_j)}" if phase.energy_u_j is not None else "-",
             Cell(phase.reason or "", "text"),
         ]
-        for turn in found
+        for turn in ordered
         for phase in turn.round.phases
     ]
     return table("Phases", ("#", "side", "phase", "#s", "#J", "#± J", "why not"), rows)
 
 
-def steps(course: PowerCurve) -> Table:
-    """The numbers of a course of power."""
-    powers = [*map(format_value, course.power_w), "end"]
-    rows = [[f"{at_s:.6g}", watts] for at_s, watts in zip(course.edges_s, powers, strict=True)]
-    label = f"Power, {course.side}, {course.label} ({course.kind})"
+def steps(curve: PowerCurve) -> Table:
+    """List the numbers of a power curve."""
+    powers = [*map(format_value, curve.power_w), "end"]
+    rows = [[f"{at_s:.6g}", watts] for at_s, watts in zip(curve.edges_s, powers, strict=True)]
+    label = f"Power, {curve.side}, {curve.label} ({curve.kind})"
     return table(label, ("#from s", "#W"), rows)
 
 
 def spans(case: Case) -> Table:
-    """When each phase was in the rounds whose power is shown, and when these ended."""
+    """List when the plotted rounds and their phases began and ended."""
     rows: list[Row] = []
     for side, record in case.records.items():
         trace = record.power_trace
@@ -123,7 +123,7 @@ def spans(case: Case) -> Table:
 
 
 def trend_points(trend: Trend) -> Table:
-    """Every run."""
+    """List every run."""
     rows: list[Row] = [
         [
             each.time,
@@ -141,7 +141,7 @@ def trend_points(trend: Trend) -> Table:
 
 
 def flags(case: Case) -> Table:
-    """What to know about the numbers of a test."""
+    """List the flags of a test."""
     rows: list[Row] = [
         [
             side if len(case.records) > 1 else "",
@@ -156,7 +156,7 @@ def flags(case: Case) -> Table:
 
 
 def windows(case: Case) -> Table:
-    """Named windows of the ``energy_meter`` fixture."""
+    """List the named windows of the ``energy_meter`` fixture."""
     rows: list[Row] = [
         [
             side if len(case.records) > 1 else "",
@@ -174,16 +174,16 @@ def windows(case: Case) -> Table:
 
 
 def settings(case: Case) -> Table:
-    """How a test was run and measured: what differs between its sides shows."""
+    """List how a test was run and measured, and mark what differs between its sides."""
     facts = [(side, dict(_settings(record))) for side, record in case.records.items()]
     names = dict.fromkeys(name for _, each in facts for name in each)
     rows: list[Row] = []
     for name in names:
         values = [each.get(name, "-") for _, each in facts]
         differs = "differs" if len(set(values)) > 1 else ""
-        told = (shorten(one_line(each), MAX_SETTING_LENGTH) for each in values)
+        texts = (shorten(one_line(each), MAX_SETTING_LENGTH) for each in values)
         rows.append(
-            [shorten(one_line(name), MAX_LABEL_LENGTH), *(Cell(each, f"text {differs}") for each in told)]
+            [shorten(one_line(name), MAX_LABEL_LENGTH), *(Cell(each, f"text {differs}") for each in texts)]
         )
     sides = [side for side, _ in facts] if len(facts) > 1 else ["value"]
     return table("How it was measured", ("", *sides), rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: what is shown of one report, of two that were compared, or of both sides of a paired run."""
+"""The HTML page of one report, of two compared reports, or of a paired report."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pytest_llenergy.report.verdicts import describe_noise, format_change, forma
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-#: Tests with figures of their own, the first ones: the others are in the tables.
+#: Tests with a section of their own; the others are in the tables only.
 MAX_SECTIONS = 100
 
-#: Tests that are open when the page is, besides those that need a look.
+#: Sections that are open at first, besides those of tests that need attention.
 MAX_OPEN_SECTIONS = 3
 
 QUIET_STATES = frozenset({"unchanged", "measured", "skipped", "new", "removed"})
@@ -45,7 +45,7 @@ class Section:
 
     case: Case
     title: str
-    told: str
+    summary: str
     is_open: bool
     plots: Sequence[Plot]
     main: Sequence[Table]
@@ -55,7 +55,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the template shows, in its order."""
+    """The variables of the template, in the order of the page."""
 
     title: str
     counts: Sequence[tuple[str, int]]
@@ -70,16 +70,12 @@ class Page:
 
 
 def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
-    """One report as a page. Raises ``ReportError`` where the extra ``html`` is not installed."""
+    """Render one report. Raises ``ReportError`` if the extra ``html`` is not installed."""
     require_html_extra()
     cases = report_cases(report)
     comparisons = [each for case in cases for each in case.comparisons]
     states = Counter(case.state for case in cases)
-    notes = (
-        []
-        if report.run.complete
-        else ["The run did not come to its end: what it had not measured is missing."]
-    )
+    notes = [] if report.run.complete else ["The run was interrupted: what it had not measured is missing."]
     if report.baseline is not None and report.baseline.absent:
         notes.append(f"In the baseline and not in this run: {', '.join(report.baseline.absent)}")
     about = [
@@ -89,7 +85,7 @@ def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
     ]
     if report.baseline is not None:
         about.insert(1, f"against {report.baseline.side.origin}")
-    return _rendered(
+    return _render(
         [Side("head", "", report)], cases, "Energy report", states, about, notes, trends, interleaved=False
     )
 
@@ -102,10 +98,10 @@ def render_compared(
     *,
     pairs: str | None = None,
 ) -> str:
-    """Two reports and what was found of them. Raises ``ReportError`` where the extra ``html`` is missing.
+    """Render two reports and their comparison. Raises ``ReportError`` if the extra ``html`` is not installed.
 
-    ``pairs`` is the policy of a run that measured both sides in turn; then rounds are shown in their order
-    over both.
+    ``pairs`` are the stages of a run that measured both sides in turn. Its rounds are then shown in their
+    common order.
     """
     require_html_extra()
     cases = compared_cases(base, head, compared)
@@ -114,12 +110,12 @@ def render_compared(
     about += [f"{pairs} pairs, measured in turn"] if pairs is not None else []
     about += [*compared.devices, describe_noise(compared.comparisons)]
     sides = [Side("base", "base", base), Side("head", "head", head)]
-    return _rendered(
+    return _render(
         sides, cases, "Energy", states, about, compared.notes, trends, interleaved=pairs is not None
     )
 
 
-def _rendered(
+def _render(
     sides: Sequence[Side],
     cases: Sequence[Case],
     title: str,
@@ -146,8 +142,8 @@ def _rendered(
             )
             for place, case in enumerate(shown)
         ]
-    first = [tables.verdicts(cases, len(shown))] if comparisons else []
-    first += [tables.measured(cases, len(shown))] if len(sides) == 1 else []
+    overview = [tables.verdicts(cases, len(shown))] if comparisons else []
+    overview += [tables.measured(cases, len(shown))] if len(sides) == 1 else []
     closing = [
         tables.speeds(cases),
         tables.invalid_rounds(cases, interleaved=interleaved),
@@ -161,13 +157,13 @@ def _rendered(
         about=[each for each in about if each],
         notes=notes,
         plots=[each for each in plots if each is not None],
-        overview=first,
+        overview=overview,
         sections=sections,
         left_out=len(cases) - len(shown),
         closing=[each for each in closing if each.rows],
         version=pytest_llenergy.__version__,
     )
-    return _environment().get_template("page.html.j2").render(page=page, **_style(sheet))
+    return _create_environment().get_template("page.html.j2").render(page=page, **_style(sheet))
 
 
 def _section(sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, interleaved: bool) -> Section:
@@ -193,7 +189,7 @@ def _section(sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, i
     return Section(
         case=case,
         title=plot_label(case.id, 120),
-        told=_told(case),
+        summary=_summarize(case),
         is_open=place < MAX_OPEN_SECTIONS or (case.state not in QUIET_STATES and place < MAX_SECTIONS // 4),
         plots=[each for each in plots if each is not None],
         main=[each for each in main if each.rows],
@@ -202,8 +198,8 @@ def _section(sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, i
     )
 
 
-def _told(case: Case) -> str:
-    """One figure of a test, beside its name."""
+def _summarize(case: Case) -> str:
+    """Return the main value of a test, shown next to its name."""
     worst: Comparison | None = case.worst
     if worst is not None:
         return f"{format_change(worst)} ({format_interval(worst)})" if worst.ratio is not None else ""
@@ -220,33 +216,36 @@ def _code(commit: str | None, dirty: bool | None) -> str:
     return "" if commit is None else f"{commit[:10]}{' (with changes)' if dirty else ''}"
 
 
-def _environment() -> Environment:
-    """Everything is escaped, and on one line; only what this package drew or wrote itself is markup."""
+def _create_environment() -> Environment:
+    """Create the template environment, which escapes every value and puts it on one line.
+
+    Only what this package draws or writes itself is markup.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    def visible(text: Any) -> Any:
+    def finalize(text: Any) -> Any:
         return one_line(text) if type(text) is str else text
 
     return Environment(
         loader=PackageLoader("pytest_llenergy.report.html"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=visible,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
 def _style(sheet: Sheet) -> dict[str, str]:
-    """The style sheet, and the policy by which the browser obeys it and nothing else."""
+    """Return the style sheet, and a content security policy that allows nothing else."""
     import base64
     import hashlib
     from importlib.resources import files
 
     from markupsafe import Markup
 
-    written = files("pytest_llenergy.report.html").joinpath("templates/page.css").read_text("utf-8")
-    style = f"\n{written}{sheet.css}"
+    sheet_text = files("pytest_llenergy.report.html").joinpath("templates/page.css").read_text("utf-8")
+    style = f"\n{sheet_text}{sheet.css}"
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"

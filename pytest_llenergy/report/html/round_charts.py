@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# The rounds of one test: in their order, with the temperature; and their energy against their time.
-
+#: Height of each chart (CSS pixels).
 HEIGHT = 220
 
 SIDES: tuple[SideName, ...] = ("base", "head")
 
 
 def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: str) -> Plot | None:
-    """Its metric round by round; ``None`` where no round has it."""
+    """Plot a metric and the temperature round by round, or return None if no round has the metric."""
     metric, unit = case.metric, ROUND_METRICS[case.metric].unit
     known = [(turn, said) for turn in found if (said := turn.value(metric)) is not None]
     if not known:
@@ -48,7 +47,9 @@ def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: s
             axes.hlines(
                 median(values), places[0] - 0.4, places[-1] + 0.4, color=COLOURS[side], linewidth=1, alpha=0.7
             )
-            tips[f"valid-{side}"] = [_told(turn, format_value(said.value, unit)) for turn, said in valid]
+            tips[f"valid-{side}"] = [
+                _describe_round(turn, format_value(said.value, unit)) for turn, said in valid
+            ]
         spoiled = [(turn, said) for turn, said in mine if not turn.valid]
         if spoiled:
             axes.scatter(
@@ -61,7 +62,7 @@ def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: s
                 zorder=3,
             )
             tips[f"invalid-{side}"] = [
-                _told(turn, f"{format_value(said.value, unit)}, invalid") for turn, said in spoiled
+                _describe_round(turn, f"{format_value(said.value, unit)}, invalid") for turn, said in spoiled
             ]
     label_axes(axes, "round", unit, "°C" if warm else "")
     axes.set_xlim(0.4, len(found) + 0.6)
@@ -72,17 +73,19 @@ def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: s
         hot.tick_params(length=0, labelcolor=COLOURS["hot"])
         hot.grid(visible=False)
         hot.locator_params(axis="y", nbins=5)
-    keys = _keys(case)
+    legend = _legend(case)
     if any(not turn.valid for turn, _ in known):
-        keys.append(LegendEntry("cross muted", "invalid"))
+        legend.append(LegendEntry("cross muted", "invalid"))
     if warm:
-        keys.append(LegendEntry("line hot", "temperature at its start"))
+        legend.append(LegendEntry("line hot", "temperature at its start"))
     caption = "Bars: what the meter cannot know of a round; lines: medians of the valid ones."
-    return Plot(sheet.inline(drawn, name, f"Rounds in order, {unit}", tips), "Rounds in order", caption, keys)
+    return Plot(
+        sheet.inline(drawn, name, f"Rounds in order, {unit}", tips), "Rounds in order", caption, legend
+    )
 
 
 def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: str) -> Plot | None:
-    """Joules against seconds of an iteration, with lines of constant power; ``None`` without joules."""
+    """Plot energy against time of an iteration, with lines of constant power, or return None."""
     known = [
         (turn, said.value, turn.round.duration_s / turn.round.iterations)
         for turn in found
@@ -98,14 +101,14 @@ def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], na
             seconds, joules = [each[2] for each in mine], [each[1] for each in mine]
             axes.scatter(seconds, joules, s=30, color=COLOURS[side], gid=f"of-{side}", zorder=3)
             tips[f"of-{side}"] = [
-                _told(
+                _describe_round(
                     turn,
                     f"{format_value(energy, 'J')}, {format_value(time, 's')}, "
                     f"{format_value(energy / time, 'W')}",
                 )
                 for turn, energy, time in mine
             ]
-    widths = _range([each[2] for each in known]), _range([each[1] for each in known])
+    widths = _padded_range([each[2] for each in known]), _padded_range([each[1] for each in known])
     axes.set_xlim(*widths[0])
     axes.set_ylim(*widths[1])
     for watts in _powers(*widths):
@@ -113,7 +116,7 @@ def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], na
         axes.plot(
             [left, right], [watts * left, watts * right], color=COLOURS["muted"], linewidth=0.8, alpha=0.6
         )
-        # Where the line leaves the axes.
+        # The end of the line at the edge of the axes.
         at = min(right, widths[1][1] / watts)
         share = (at - left) / (right - left)
         if share > 0.12:
@@ -131,19 +134,19 @@ def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], na
     label_axes(axes, "s per iteration", "J per iteration")
     caption = "Along a line the power is the same: rounds above it drew more."
     return Plot(
-        sheet.inline(drawn, name, "Energy against time", tips), "Energy against time", caption, _keys(case)
+        sheet.inline(drawn, name, "Energy against time", tips), "Energy against time", caption, _legend(case)
     )
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """The range with some room, and never empty."""
+def _padded_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range of values with a margin, never empty."""
     low, high = min(values), max(values)
     room = max(0.15 * (high - low), 0.01 * high)
     return max(low - room, low / 2), high + room
 
 
 def _powers(seconds: tuple[float, float], joules: tuple[float, float]) -> list[float]:
-    """Round powers whose lines cross the axes."""
+    """Return round powers whose lines cross the axes."""
     from matplotlib.ticker import MaxNLocator
 
     lowest, highest = joules[0] / seconds[1], joules[1] / seconds[0]
@@ -151,24 +154,20 @@ def _powers(seconds: tuple[float, float], joules: tuple[float, float]) -> list[f
     return [float(watts) for watts in found if lowest < watts < highest]
 
 
-def _keys(case: Case) -> list[LegendEntry]:
+def _legend(case: Case) -> list[LegendEntry]:
     return [LegendEntry(f"dot {side}", side) for side in case.records] if len(case.records) > 1 else []
 
 
-def _told(turn: OrderedRound, what: str) -> str:
+def _describe_round(turn: OrderedRound, what: str) -> str:
     return f"{turn.side} round {turn.number}: {what}"
 
-
-# How power went in a round, with the edges of the round, its phases, and named windows that lie in it.
-
-HEIGHT = 220
 
 DASHES: tuple[object, ...] = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
 @dataclass(frozen=True)
 class PowerCurve:
-    """Power (W) from edge to edge (seconds from the start of the round) of one kind of domain of one side."""
+    """Power of one kind of domain of one side, as steps between edges (seconds from the round's start)."""
 
     side: SideName
     label: str
@@ -178,16 +177,16 @@ class PowerCurve:
 
 
 def power_curves(case: Case) -> list[PowerCurve]:
-    """Of each side that has a trace: domains of a kind are summed where there are several."""
+    """Return the power curves of each side with a trace. Domains of one kind are summed."""
     return [
-        course
+        curve
         for side, record in case.records.items()
         if record.power_trace is not None
-        for course in _of_side(side, record.power_trace)
+        for curve in _side_curves(side, record.power_trace)
     ]
 
 
-def _of_side(side: SideName, trace: PowerTrace) -> list[PowerCurve]:
+def _side_curves(side: SideName, trace: PowerTrace) -> list[PowerCurve]:
     kinds: dict[str, list[str]] = {}
     for name in (name for name, power in trace.by_domain.items() if _can_be_drawn(power)):
         kinds.setdefault(name.partition(":")[0], []).append(name)
@@ -202,7 +201,7 @@ def _of_side(side: SideName, trace: PowerTrace) -> list[PowerCurve]:
 
 
 def _can_be_drawn(power: DomainPower) -> bool:
-    """Whether it is a step function: a file may hold anything."""
+    """Whether it is a step function; the file may contain anything."""
     edges = power.edges_s
     return len(edges) == len(power.power_w) + 1 > 1 and all(a < b for a, b in pairwise(edges))
 
@@ -210,7 +209,7 @@ def _can_be_drawn(power: DomainPower) -> bool:
 def sum_step_functions(
     steps: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[list[float], list[float]]:
-    """The sum of step functions where all of them are known."""
+    """Add step functions over the range that all of them cover."""
     if len(steps) == 1:
         return list(steps[0][0]), list(steps[0][1])
     begin, end = max(edges[0] for edges, _ in steps), min(edges[-1] for edges, _ in steps)
@@ -226,7 +225,7 @@ def sum_step_functions(
 
 
 def power_plot(sheet: Sheet, case: Case, found: Sequence[PowerCurve], name: str) -> Plot | None:
-    """The courses in one figure; ``None`` where no side has one."""
+    """Plot the power curves with the edges, phases and windows of the round, or return None."""
     if not found:
         return None
     drawn, axes = sheet.figure(HEIGHT)
@@ -249,25 +248,25 @@ def power_plot(sheet: Sheet, case: Case, found: Sequence[PowerCurve], name: str)
             color=COLOURS[each.side],
             linestyle=dash,
             linewidth=1.4,
-            gid=f"course{place}",
+            gid=f"curve{place}",
         )
-        tips[f"course{place}"] = [f"{each.side} {each.label} ({each.kind})"]
+        tips[f"curve{place}"] = [f"{each.side} {each.label} ({each.kind})"]
     windows = _windows(axes, case.records.get("head"), shown)
     axes.set_xlim(min(each.edges_s[0] for each in found), max(each.edges_s[-1] for each in found))
     axes.set_ylim(0, max(watts for each in found for watts in each.power_w) * 1.08 or 1)
     axes.locator_params(axis="x", nbins=6)
     axes.locator_params(axis="y", nbins=6)
     label_axes(axes, "s from the start of the round", "W")
-    keys = [LegendEntry(f"line {side}", side) for side in ends] if len(case.records) > 1 else []
+    legend = [LegendEntry(f"line {side}", side) for side in ends] if len(case.records) > 1 else []
     if len(labels) > 1:
-        keys += [LegendEntry(f"line muted dash{i % len(DASHES)}", label) for i, label in enumerate(labels)]
-    keys += [LegendEntry("edge", "edges of the round")]
-    keys += [LegendEntry("phase", "prefill")] if any(span.name == "prefill" for span in shown.spans) else []
+        legend += [LegendEntry(f"line muted dash{i % len(DASHES)}", label) for i, label in enumerate(labels)]
+    legend += [LegendEntry("edge", "edges of the round")]
+    legend += [LegendEntry("phase", "prefill")] if any(span.name == "prefill" for span in shown.spans) else []
     estimated = any(each.kind == "estimated" for each in found)
     caption = "The round of median energy." if len(ends) == 1 else "Of each side the round of median energy."
     caption += f" Windows of energy_meter in it: {', '.join(windows)}." if windows else ""
     title = "Power in a round" + (", estimated" if estimated else "")
-    return Plot(sheet.inline(drawn, name, title, tips), title, caption, keys)
+    return Plot(sheet.inline(drawn, name, title, tips), title, caption, legend)
 
 
 def _phases(axes: Axes, trace: PowerTrace) -> None:
@@ -277,7 +276,7 @@ def _phases(axes: Axes, trace: PowerTrace) -> None:
 
 
 def _windows(axes: Axes, record: Record | None, trace: PowerTrace) -> list[str]:
-    """Marks the named windows that the round touches; their names."""
+    """Mark the named windows that overlap the round, and return their names."""
     names = []
     for window in record.windows if record is not None else ():
         start_s = window.start_s - trace.start_s

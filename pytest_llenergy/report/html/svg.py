@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matplotlib figures as inline SVG."""
+"""Matplotlib figures as small inline SVG, coloured by the page.
+
+Figures are drawn in placeholder colours. These become variables of the style sheet, whose values differ in
+dark mode.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Figures of matplotlib as inline SVG: small, coloured by the page, and with ids that no other figure has.
-#
-# Figures are drawn in colours that stand for those of the page's style sheet, which differ in the dark.
-
-#: Variables of the style sheet. Figures use the numbers, which are no colours that anybody sees.
+#: Variables of the style sheet. Figures are drawn in their placeholders, see ``COLOURS``.
 COLOUR_NAMES = (
     "text",
     "muted",
@@ -43,15 +43,15 @@ COLOUR_NAMES = (
 )
 COLOURS = {name: f"#0000{index:02x}" for index, name in enumerate(COLOUR_NAMES, 16)}
 
-#: Width of a figure: that of a phone, so that its text is as large there as other text (CSS pixels).
+#: Width of a figure (CSS pixels): that of a phone, where its text then has the size of other text.
 WIDTH = 340
 
-#: From the edges of a figure to its axes (CSS pixels).
+#: Distance from the edges of a figure to its axes (CSS pixels).
 ABOVE, BELOW = 20, 32
 
 SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
-    # Of names and units, none is a formula.
+    # Names and units may contain a dollar sign.
     "text.parse_math": False,
     "font.size": 11,
     "axes.edgecolor": COLOURS["grid"],
@@ -75,7 +75,7 @@ SETTINGS: dict[str, Any] = {
     "path.simplify": False,
 }
 
-#: Nobody dates a figure, or asks what has drawn it.
+#: Figures without a date are reproducible.
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 KEPT_STYLES = frozenset(
@@ -98,7 +98,7 @@ REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
 def require_html_extra() -> None:
-    """Raise ``ReportError`` where the libraries of the extra ``html`` are not installed."""
+    """Raise ``ReportError`` if the libraries of the extra ``html`` are not installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
@@ -110,21 +110,18 @@ def require_html_extra() -> None:
 
 
 class Sheet:
-    """The figures of one page, and the styles that they have in common.
-
-    Used within ``drawing`` only.
-    """
+    """The figures of one page, and their common styles. Only for use within ``open_sheet``."""
 
     def __init__(self) -> None:
         self._classes: dict[str, str] = {}
 
     @property
     def css(self) -> str:
-        """The rules that the figures so far need in the page."""
+        """The style rules of the figures so far."""
         return "".join(f".{name}{{{style}}}\n" for style, name in self._classes.items())
 
     def figure(self, height: int, *, left: int = 50, right: int = 14) -> tuple[Figure, Axes]:
-        """An empty figure of a height with its axes, so far from its left and right edge (CSS pixels)."""
+        """Create an empty figure and its axes; all sizes are CSS pixels."""
         from matplotlib.figure import Figure
 
         made = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
@@ -138,17 +135,19 @@ class Sheet:
     def inline(
         self, drawn: Figure, name: str, label: str, tips: Mapping[str, Sequence[str]] | None = None
     ) -> Markup:
-        """The figure as markup for the body of a page.
+        """Convert a figure to markup for the body of the page.
 
-        ``name`` is the figure's own in the page, ``label`` what it shows, for those who do not see it.
-        ``tips`` are texts for the marks of an artist, by its gid, in the order in which they are drawn.
+        Args:
+            name: Unique in the page.
+            label: Description for screen readers.
+            tips: Tooltips for the marks of each artist, by its gid, in drawing order.
         """
         import matplotlib
         from markupsafe import Markup
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.text import Text
 
-        # What XML has no place for would break the figure, and marks of direction are obeyed in it too.
+        # Control characters would break the XML, and direction marks would take effect.
         for text in drawn.findobj(Text):
             assert isinstance(text, Text)
             text.set_text(one_line(text.get_text()))
@@ -158,12 +157,12 @@ class Sheet:
         out = io.StringIO()
         with matplotlib.rc_context({"svg.hashsalt": name}):
             FigureCanvasSVG(drawn).print_svg(out, metadata=NO_METADATA)
-        # Of our own making; it declares no entities.
+        # Safe to parse: matplotlib wrote it, and it declares no entities.
         root = ElementTree.fromstring(out.getvalue())
-        _plain_tags(root)
+        _strip_namespaces(root)
         for gid, texts in (tips or {}).items():
-            _tell(root, gid, texts)
-        _name_apart(root, name)
+            _add_tooltips(root, gid, texts)
+        _make_ids_unique(root, name)
         self._shorten(root)
         view = root.get("viewBox", "")
         root.attrib.clear()
@@ -171,7 +170,7 @@ class Sheet:
         return Markup(ElementTree.tostring(root, encoding="unicode"))
 
     def _shorten(self, parent: ElementTree.Element) -> None:
-        """Without groups that group nothing, with the digits that can be seen, and classes for styles."""
+        """Drop empty groups and invisible digits, and replace styles by classes."""
         children: list[ElementTree.Element] = []
         for child in parent:
             self._shorten(child)
@@ -186,21 +185,21 @@ class Sheet:
         for key, value in list(parent.attrib.items()):
             parent.attrib[key] = " ".join(NUMBER.sub(lambda found: f"{float(found[0]):.1f}", value).split())
         if "d" in parent.attrib:
-            parent.set("d", _path(parent.attrib["d"]))
+            parent.set("d", _shorten_path(parent.attrib["d"]))
         if parent.get("transform", "").startswith("rotate(-0 "):
             del parent.attrib["transform"]
-        style = _style(parent.attrib.pop("style", ""))
+        style = _convert_style(parent.attrib.pop("style", ""))
         if style:
             parent.set("class", self._classes.setdefault(style, f"s{len(self._classes)}"))
 
 
 @contextmanager
 def open_sheet() -> Iterator[Sheet]:
-    """Draw with the settings of this page, whatever those of the user are."""
+    """Apply the settings of the page instead of those of the user."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # The browser has other fonts than matplotlib.
+        # The browser uses other fonts than matplotlib.
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
@@ -208,7 +207,7 @@ def open_sheet() -> Iterator[Sheet]:
 
 
 def label_axes(axes: Axes, below: str, above: str = "", right: str = "") -> None:
-    """Say what the axes are of, ``right`` of a second one. Titles that make room for themselves are dear."""
+    """Label the axes, and a second one at the ``right``. Labels of matplotlib would need a slow layout."""
     drawn = axes.get_figure(root=True)
     assert drawn is not None
     height = drawn.get_figheight() * 72
@@ -218,8 +217,8 @@ def label_axes(axes: Axes, below: str, above: str = "", right: str = "") -> None
     drawn.text(1 - 4 / WIDTH, 1 - 12 / height, right, color=COLOURS["hot"], fontsize=10, ha="right")
 
 
-def _plain_tags(root: ElementTree.Element) -> None:
-    """Names as HTML has them, and nothing that would style the page or describe the file."""
+def _strip_namespaces(root: ElementTree.Element) -> None:
+    """Remove namespaces, metadata and style sheets."""
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         for key in [key for key in element.attrib if key.startswith("{")]:
@@ -229,39 +228,39 @@ def _plain_tags(root: ElementTree.Element) -> None:
                 element.remove(child)
 
 
-def _tell(root: ElementTree.Element, gid: str, texts: Sequence[str]) -> None:
+def _add_tooltips(root: ElementTree.Element, gid: str, texts: Sequence[str]) -> None:
     group = root.find(f".//g[@id='{gid}']")
     if group is None:
         return
     inside = {id(mark) for defs in group.iter("defs") for mark in defs.iter()}
     marks = [mark for mark in group.iter() if mark.tag in ("use", "path") and id(mark) not in inside]
-    # One that lies outside the axes is not drawn: then nobody knows which is which.
+    # Marks outside the axes are not drawn, and then the others cannot be told apart.
     if len(marks) == len(texts):
         for mark, text in zip(marks, texts, strict=True):
             ElementTree.SubElement(mark, "title").text = one_line(text)
 
 
-def _name_apart(root: ElementTree.Element, name: str) -> None:
-    """Ids that are referred to, named after the figure; no others."""
-    named: dict[str, str] = {}
+def _make_ids_unique(root: ElementTree.Element, name: str) -> None:
+    """Prefix the ids that are referenced with the name of the figure, and drop the others."""
+    new_ids: dict[str, str] = {}
     for element in root.iter():
         for value in element.attrib.values():
             for found in REFERENCE.findall(value):
-                named.setdefault(found, f"{name}-{len(named)}")
+                new_ids.setdefault(found, f"{name}-{len(new_ids)}")
         if element.get("href", "").startswith("#"):
-            named.setdefault(element.attrib["href"][1:], f"{name}-{len(named)}")
+            new_ids.setdefault(element.attrib["href"][1:], f"{name}-{len(new_ids)}")
     for element in root.iter():
-        own = element.attrib.pop("id", None)
-        if own in named:
-            element.set("id", named[own])
+        old = element.attrib.pop("id", None)
+        if old in new_ids:
+            element.set("id", new_ids[old])
         for key, value in element.attrib.items():
-            element.attrib[key] = REFERENCE.sub(lambda found: f"url(#{named[found[1]]})", value)
+            element.attrib[key] = REFERENCE.sub(lambda found: f"url(#{new_ids[found[1]]})", value)
         if "href" in element.attrib:
-            element.set("href", f"#{named[element.attrib['href'][1:]]}")
+            element.set("href", f"#{new_ids[element.attrib['href'][1:]]}")
 
 
-def _path(text: str) -> str:
-    """With the short forms for level and upright lines, of which steps are made."""
+def _shorten_path(text: str) -> str:
+    """Use the short forms for horizontal and vertical lines, which step plots consist of."""
     words = text.split()
     if not set(words[::3]) <= {"M", "L", "z"}:
         return text
@@ -276,31 +275,29 @@ def _path(text: str) -> str:
     return "".join(parts) + ("z" if words[-1] == "z" else "")
 
 
-def _style(text: str) -> str:
-    """What differs from the style sheet, in its colours."""
+def _convert_style(text: str) -> str:
+    """Keep the styles that matter, with colours of the style sheet."""
     parts: dict[str, Any] = dict(
         [half.strip() for half in part.split(":", 1)] for part in text.split(";") if ":" in part
     )
-    kept = [f"{key}:{_coloured(value)}" for key, value in parts.items() if key in KEPT_STYLES]
+    kept = [f"{key}:{_convert_colour(value)}" for key, value in parts.items() if key in KEPT_STYLES]
     return ";".join(kept)
 
 
-def _coloured(value: str) -> str:
+def _convert_colour(value: str) -> str:
     for name, number in COLOURS.items():
         if value == number:
             return f"var(--{name})"
     return value
 
 
-# A figure as it stands in the page: drawing, legend, caption.
-
-#: Characters of a test's name that fit over the width of a figure.
+#: Characters of a test's name that fit into the width of a figure.
 MAX_LABEL_LENGTH = 48
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """One entry of a legend: how the mark looks (a class of the style sheet) and what it means."""
+    """One entry of a legend: the look of its mark (a class of the style sheet), and its meaning."""
 
     look: str
     text: str
@@ -308,16 +305,16 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Plot:
-    """``caption`` says what is seen, ``keys`` what the marks mean."""
+    """A figure with its title, caption and legend."""
 
     svg: Markup
     title: str
     caption: str
-    keys: Sequence[LegendEntry] = ()
+    legend: Sequence[LegendEntry] = ()
 
 
 def plot_label(name: str, most: int = MAX_LABEL_LENGTH) -> str:
-    """A test id without its path, cut in the middle: what tells tests apart is at the end."""
+    """Return a test id without its path, cut in the middle, since tests differ at the end."""
     path, bracket, params = one_line(name).partition("[")
     plain = f"{path.rpartition('/')[2].partition('::')[2] or path.rpartition('/')[2]}{bracket}{params}"
     return shorten(plain, most)

@@ -16,12 +16,10 @@ from pytest_llenergy.report.html.comparison_charts import speed_and_energy
 from pytest_llenergy.report.remote import redact_urls
 from pytest_llenergy.report.verdicts import format_change, format_interval, format_value
 
-# Tables of text, and how numbers stand in them.
-
 
 @dataclass(frozen=True)
 class Cell:
-    """``look`` is a class of the style sheet, ``target`` an anchor of this page."""
+    """A cell. ``look`` is a class of the style sheet, ``target`` an anchor of the page."""
 
     text: str
     look: str = ""
@@ -30,19 +28,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """``columns`` whose name begins with ``#`` hold numbers."""
+    """A table. ``columns`` whose name begins with ``#`` hold numbers."""
 
     label: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
 
-#: What becomes a row: texts are plain cells.
+#: A text is a plain cell.
 Row = Sequence["str | Cell"]
 
 
 def table(label: str, columns: Sequence[str], rows: Iterable[Row]) -> Table:
-    """A table of plain text and cells, without columns that are empty all over."""
+    """Build a table without empty columns."""
     cells = [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in rows]
     kept = [
         place
@@ -53,24 +51,24 @@ def table(label: str, columns: Sequence[str], rows: Iterable[Row]) -> Table:
 
 
 def state_cell(state: str) -> Cell:
-    """A verdict or a status, with its colour."""
+    """Return a verdict or a status in its colour."""
     return Cell(state, f"state {state.replace(' ', '-')}")
 
 
 def format_metric(metric: Metric | None) -> str:
-    """Value and standard uncertainty, to the second digit of the latter."""
+    """Format a value and its standard uncertainty, to the second significant digit of the latter."""
     if metric is None or metric.value is None:
         return "-"
     return format_with_uncertainty(metric.value, metric.uncertainty_absolute)
 
 
 def format_metric_value(metric: Metric | None) -> str:
-    """Four digits of it."""
+    """Format four significant digits of the value."""
     return format_value(metric.value if metric is not None else None)
 
 
 def format_round_spread(metric: Metric | None) -> str:
-    """Relative standard deviation of single rounds, from that of their mean."""
+    """Format the relative standard deviation of single rounds, computed from that of their mean."""
     if metric is None or not metric.value or metric.spread is None or metric.n < 2:
         return "-"
     return f"{metric.spread * metric.n**0.5 / metric.value:.1%}"
@@ -80,11 +78,8 @@ def format_share(number: float | None) -> str:
     return "-" if number is None else f"{number:.1%}"
 
 
-# All tests, a row each: the numbers of the figures at the top, and what does not count.
-
-
 def verdicts(cases: Sequence[Case], shown: int) -> Table:
-    """Every comparison. Tests beyond the first ``shown`` have no section to link to."""
+    """List every comparison. Tests after the first ``shown`` have no section to link to."""
     metrics = {each.metric for case in cases for each in case.comparisons}
     rows: list[Row] = [
         [
@@ -123,7 +118,7 @@ def verdicts(cases: Sequence[Case], shown: int) -> Table:
 
 
 def measured(cases: Sequence[Case], shown: int) -> Table:
-    """Every test of one report."""
+    """List every test of one report."""
     rows: list[Row] = []
     for place, case in enumerate(cases):
         record = case.records["head"]
@@ -160,7 +155,7 @@ def measured(cases: Sequence[Case], shown: int) -> Table:
 
 
 def speeds(cases: Sequence[Case]) -> Table:
-    """Joules per token and tokens per second of each side."""
+    """List energy per token and throughput of each side."""
     rows: list[Row] = []
     for case in cases:
         for side, record in case.records.items():
@@ -179,29 +174,29 @@ def speeds(cases: Sequence[Case]) -> Table:
 
 
 def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
-    """Rounds that count for nothing, and why."""
+    """List the rounds that do not count, with the reason."""
     rows: list[Row] = []
     for case in cases:
         for turn in order_rounds(case, interleaved=interleaved):
-            whys = [flag for flag in turn.round.flags if flag.severity == "invalid"]
-            told = [f"{flag.name}: {flag.detail}" for flag in whys]
+            flags = [flag for flag in turn.round.flags if flag.severity == "invalid"]
+            reasons = [f"{flag.name}: {flag.detail}" for flag in flags]
             if turn.round.energy_j is None:
-                told.append(turn.round.reason or "no joules")
-            if told:
+                reasons.append(turn.round.reason or "no joules")
+            if reasons:
                 side = turn.side if len(case.records) > 1 else ""
                 rows.append(
                     [
                         Cell(short_test_name(case.id), "name"),
                         side,
                         str(turn.number),
-                        Cell("; ".join(told), "text"),
+                        Cell("; ".join(reasons), "text"),
                     ]
                 )
     return table("Invalid rounds", ("test", "side", "#round", "why"), rows)
 
 
 def rules(comparisons: Sequence[Comparison]) -> Table:
-    """By what the verdicts were found."""
+    """List the rules behind the verdicts."""
     found = dict.fromkeys(
         (each.metric, each.unit, each.rule, each.better) for each in comparisons if each.rule is not None
     )
@@ -233,11 +228,8 @@ def _percent(share: float) -> str:
     return f"{share * 100:.3g}%"
 
 
-# Where it was measured and by what.
-
-
 def meters(sides: Sequence[Side]) -> Table:
-    """Everything that was read, once."""
+    """List every meter once."""
     found: dict[MeterInfo, list[str]] = {}
     for side in sides:
         for record in side.report.records:
@@ -274,7 +266,7 @@ def meters(sides: Sequence[Side]) -> Table:
 
 
 def machine(sides: Sequence[Side]) -> Table:
-    """Where it ran, and of which code."""
+    """List machine and code."""
     facts = [dict(_machine(side)) for side in sides]
     names = dict.fromkeys(name for each in facts for name in each)
     rows: list[Row] = []
@@ -299,22 +291,22 @@ def _machine(side: Side) -> list[tuple[str, str]]:
         ("command", " ".join(redact_urls(run.argv))),
         ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
     ]
-    there = report.environment
-    if there is None:
+    environment = report.environment
+    if environment is None:
         return found
-    host = there.host
+    host = environment.host
     found += [
         ("host", host.name),
         ("system", f"{host.system}, {host.machine}"),
         ("CPU", f"{host.cpu_model}, {host.logical_cpus} usable"),
         ("memory", _gib(host.memory_bytes)),
-        ("GPUs", "; ".join(_board(board) for board in there.gpus) or "none"),
-        ("GPUs missing", "; ".join(there.gpus_missing) or "-"),
-        ("driver", there.driver or "-"),
-        ("Python", there.python),
+        ("GPUs", "; ".join(_board(board) for board in environment.gpus) or "none"),
+        ("GPUs missing", "; ".join(environment.gpus_missing) or "-"),
+        ("driver", environment.driver or "-"),
+        ("Python", environment.python),
     ]
-    found += [(name, version) for name, version in there.packages.items()]
-    return [*found, ("device key", there.key)]
+    found += [(name, version) for name, version in environment.packages.items()]
+    return [*found, ("device key", environment.key)]
 
 
 def _board(board: Board) -> str:
