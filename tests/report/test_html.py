@@ -235,7 +235,7 @@ def test_a_test_that_one_side_has_not_measured_is_shown(pair: Pair) -> None:
 
 
 def test_many_tests_are_shown_in_tables_only(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
-    monkeypatch.setattr(pages, "MOST_SHOWN", 2)
+    monkeypatch.setattr(pages, "MAX_SECTIONS", 2)
     text = render_compared(pair.base, pair.head, pair.compared)
     assert text.count('<details class="test"') == 2
     assert "5 more tests are in the tables only." in text

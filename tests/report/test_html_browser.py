@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser: it shows, it runs nothing, it fetches nothing, on a phone and in the dark.
+"""The page in a real browser: plots are visible, nothing runs and nothing is fetched.
 
-Needs Debian's chromium, or another one on the path. ``LLENERGY_TEST_CHROMIUM=required`` makes a missing one a
-failure.
+Needs Debian's chromium or another one on the path. With ``LLENERGY_TEST_CHROMIUM=required`` a missing one
+fails the tests.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
 
-#: Contrast that text needs (WCAG 2.1, 1.4.3).
-LEAST_CONTRAST = 4.5
+#: Contrast that WCAG 2.1 requires for text (1.4.3).
+MIN_CONTRAST = 4.5
 
-#: Contrast of each text that is seen with what is behind it, by the formula of WCAG 2.1, the lowest first.
+#: Contrast of each visible text with its background, by the formula of WCAG 2.1, lowest first.
 CONTRASTS = """() => {
   const parts = text => text.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
@@ -55,24 +55,24 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     required = os.environ.get("LLENERGY_TEST_CHROMIUM") == "required"
     found = next((path for name in BROWSERS if (path := shutil.which(name)) is not None), None)
     if found is None:
-        told = f"no Chromium on the path ({', '.join(BROWSERS)})"
+        message = f"no Chromium on the path ({', '.join(BROWSERS)})"
         if required:
-            pytest.fail(f"{told}, and LLENERGY_TEST_CHROMIUM=required")
-        pytest.skip(told)
+            pytest.fail(f"{message}, and LLENERGY_TEST_CHROMIUM=required")
+        pytest.skip(message)
     if not required:
         pytest.importorskip("playwright")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # As root there is no sandbox.
-        made = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield made
-        made.close()
+        # The sandbox does not work for root.
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +83,17 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Visit:
-    """A page that was opened, with all that the browser said and asked for."""
+    """An open page, with the messages and requests of the browser."""
 
     def __init__(self, browser: Browser, file: Path, **options: Any) -> None:
         self.context = browser.new_context(**options)
-        self.said: list[str] = []
-        self.asked: list[str] = []
+        self.messages: list[str] = []
+        self.requests: list[str] = []
         page: Page = self.context.new_page()
-        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("dialog", lambda dialog: self.said.append(f"dialog: {dialog.message}"))
-        self.context.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("dialog", lambda dialog: self.messages.append(f"dialog: {dialog.message}"))
+        self.context.on("request", lambda request: self.requests.append(request.url))
         page.goto(file.as_uri())
         self.page = page
 
@@ -103,14 +103,53 @@ class Visit:
     def __exit__(self, *_: object) -> None:
         self.context.close()
 
+    @property
+    def fetched(self) -> list[str]:
+        return [url for url in self.requests if not url.startswith("data:")]
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_every_figure_is_seen_and_nothing_is_said_or_fetched(
-    browser: Browser, page_file: Path, size: Any, scheme: Any
-) -> None:
-    with Visit(browser, page_file, viewport=size, color_scheme=scheme) as visit:
-        visit.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    def open_all(self, selector: str = "details") -> None:
+        self.page.evaluate(f"document.querySelectorAll('{selector}').forEach(each => each.open = true)")
+
+
+@pytest.fixture(scope="module")
+def visit(browser: Browser, page_file: Path) -> Iterator[Visit]:
+    """One page for all tests that only look at it."""
+    with Visit(browser, page_file, viewport=DESKTOP) as visit:
+        yield visit
+
+
+def test_a_link_in_the_table_opens_its_test(visit: Visit) -> None:
+    link = visit.page.locator("td.name a").last
+    target = str(link.get_attribute("href"))
+    link.click()
+    assert visit.page.url.endswith(target)
+    assert visit.page.locator(f"{target} > summary").is_visible()
+
+
+def test_text_contrasts_with_its_background(visit: Visit) -> None:
+    # The other tables look the same.
+    visit.open_all(".test")
+    for scheme in ("light", "dark"):
+        visit.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        contrasts = visit.page.evaluate(CONTRASTS)
+        assert len(contrasts) > 500
+        assert contrasts[0][0] >= MIN_CONTRAST, (scheme, contrasts[:5])
+
+
+def test_the_background_follows_the_colour_scheme(visit: Visit) -> None:
+    brightness = {}
+    for scheme in ("light", "dark"):
+        visit.page.emulate_media(color_scheme=scheme)
+        text = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        brightness[scheme] = sum(map(int, re.findall(r"\d+", text)))
+    assert brightness["light"] > 3 * 240
+    assert brightness["dark"] < 3 * 40
+
+
+def test_every_plot_is_visible_on_phone_and_desktop(visit: Visit) -> None:
+    visit.open_all()
+    for size in (PHONE, DESKTOP):
+        visit.page.set_viewport_size(size)
         boxes = visit.page.evaluate(
             "[...document.querySelectorAll('svg.plot')].map(each => {"
             " const box = each.getBoundingClientRect();"
@@ -122,46 +161,31 @@ def test_every_figure_is_seen_and_nothing_is_said_or_fetched(
             assert height > 100
             assert right <= size["width"]
             assert marks > 5
-        assert visit.said == []
-        assert [url for url in visit.asked if not url.startswith("data:")] == [page_file.as_uri()]
 
 
-def test_a_phone_need_not_be_scrolled_sideways(browser: Browser, page_file: Path) -> None:
-    with Visit(browser, page_file, viewport=PHONE) as visit:
-        visit.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert visit.page.evaluate(wide) == 0
-        # Tables that are wider scroll by themselves.
-        widest = "Math.max(...[...document.querySelectorAll('.scroll')].map(each => each.scrollWidth))"
-        assert visit.page.evaluate(widest) > PHONE["width"]
-        sizes = visit.page.evaluate(
-            "[...document.querySelectorAll('svg.plot text')].map(each => each.getBoundingClientRect().height)"
-        )
-        assert min(sizes) > 9
+def test_a_phone_does_not_scroll_sideways(visit: Visit) -> None:
+    visit.page.set_viewport_size(PHONE)
+    visit.open_all()
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert visit.page.evaluate(overflow) == 0
+    # Wider tables scroll by themselves.
+    widest = "Math.max(...[...document.querySelectorAll('.scroll')].map(each => each.scrollWidth))"
+    assert visit.page.evaluate(widest) > PHONE["width"]
+    sizes = visit.page.evaluate(
+        "[...document.querySelectorAll('svg.plot text')].map(each => each.getBoundingClientRect().height)"
+    )
+    assert min(sizes) > 9
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_told_from_its_background(browser: Browser, page_file: Path, scheme: Any) -> None:
-    with Visit(browser, page_file, viewport=DESKTOP, color_scheme=scheme) as visit:
-        # More numbers look like the others.
-        visit.page.evaluate("document.querySelectorAll('.test').forEach(each => each.open = true)")
-        found = visit.page.evaluate(CONTRASTS)
-        assert len(found) > 500
-        assert found[0][0] >= LEAST_CONTRAST, found[:5]
+def test_a_page_logs_nothing_and_fetches_nothing(browser: Browser, page_file: Path, scheme: Any) -> None:
+    with Visit(browser, page_file, viewport=PHONE, color_scheme=scheme) as visit:
+        visit.open_all()
+        assert visit.messages == []
+        assert visit.fetched == [page_file.as_uri()]
 
 
-def test_the_dark_is_dark(browser: Browser, page_file: Path) -> None:
-    grounds = []
-    for scheme in ("light", "dark"):
-        with Visit(browser, page_file, color_scheme=scheme) as visit:
-            text = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
-            grounds.append(sum(map(int, re.findall(r"\d+", text))))
-    light, dark = grounds
-    assert light > 3 * 240
-    assert dark < 3 * 40
-
-
-def test_without_scripts_the_tables_hold_the_numbers(browser: Browser, page_file: Path) -> None:
+def test_tables_hold_the_numbers_without_scripts(browser: Browser, page_file: Path) -> None:
     with Visit(browser, page_file, java_script_enabled=False) as visit:
         cells = set(visit.page.locator("td").all_text_contents())
     pair, _ = pair_shown()
@@ -175,24 +199,15 @@ def test_without_scripts_the_tables_hold_the_numbers(browser: Browser, page_file
                     assert f"{round_.energy_j / round_.iterations:.4g}" in cells
 
 
-def test_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_text_does_not_run(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "hostile.html"
     file.write_text(hostile_shown(), "utf-8")
     with Visit(browser, file, viewport=PHONE) as visit:
-        visit.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        visit.open_all()
         for place in visit.page.locator("svg text").all()[:10]:
             place.hover(force=True)
         assert visit.page.evaluate("typeof hacked") == "undefined"
         assert visit.page.evaluate("document.querySelectorAll('script, img, iframe, object').length") == 0
-        assert visit.said == []
-        assert [url for url in visit.asked if not url.startswith("data:")] == [file.as_uri()]
+        assert visit.messages == []
+        assert visit.fetched == [file.as_uri()]
         assert HOSTILE[0] in visit.page.locator("body").inner_text()
-
-
-def test_a_link_in_the_table_opens_its_test(browser: Browser, page_file: Path) -> None:
-    with Visit(browser, page_file, viewport=DESKTOP) as visit:
-        link = visit.page.locator("td.name a").last
-        target = str(link.get_attribute("href"))
-        link.click()
-        assert visit.page.url.endswith(target)
-        assert visit.page.locator(f"{target} > summary").is_visible()
