@@ -130,7 +130,7 @@ def test_text_contrasts_with_its_background(visit: Visit) -> None:
     # The other tables look the same.
     visit.open_all(".test")
     for scheme in ("light", "dark"):
-        visit.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        visit.page.emulate_media(color_scheme=scheme)
         contrasts = visit.page.evaluate(CONTRASTS)
         assert len(contrasts) > 500
         assert contrasts[0][0] >= MIN_CONTRAST, (scheme, contrasts[:5])
