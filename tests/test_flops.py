@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--energy-flops``: a pass of its own after the rounds, and nothing where it is not asked for."""
+"""``--energy-flops``: operations are counted after the rounds, on request only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import TEN_WATTS
 
 Read = Callable[..., dict[str, Any]]
 
-#: A backend that notes when its job runs and when it is asked for its operations.
+#: A backend that logs when its job runs and when its operations are requested.
 NOTING = """
 import time
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_operations_are_counted_after_the_rounds(noting: pytest.Pytester, read_r
     assert [what for what, _ in noted].count("flops") == 1
     assert [what for what, _ in noted[-2:]] == ["flops", "run"]
     assert noted[-2][1] > max(ended_ns)
-    # What the pass takes is not the work's.
+    # Memory of the counting pass does not count.
     assert record["metrics"]["peak_memory_bytes"]["value"] < 256 * 1024 * 1024
     assert record["rank_peak_memory_bytes"] == [record["metrics"]["peak_memory_bytes"]["value"]]
 

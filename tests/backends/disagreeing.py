@@ -14,13 +14,13 @@ from pytest_llenergy.model.timeline import RequestTimeline
 
 
 class Job:
-    """Gives the same tokens for every prompt."""
+    """A job that returns the same tokens for every prompt."""
 
     def __init__(self, n: int, ids: list[int]) -> None:
         self._n, self._ids = n, ids
 
     def run(self) -> None:
-        """Nothing is done."""
+        """Do nothing."""
 
     def result(self, _outcome: None) -> Generation:
         requests = [RequestTimeline(input_tokens=1, output_tokens=len(self._ids)) for _ in range(self._n)]
@@ -28,7 +28,9 @@ class Job:
 
 
 class Disagreeing:
-    """The option ``ids`` has the tokens of each rank, joined by commas, those of ranks by semicolons."""
+    """A backend whose option ``ids`` gives the tokens of each rank: commas between tokens, semicolons between
+    ranks.
+    """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         self._ids = [int(token) for token in options["ids"].split(";")[context.rank].split(",")]

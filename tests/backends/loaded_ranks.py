@@ -28,7 +28,7 @@ PROMPTS = ["abc", "hello world", "x"]
 
 #: Two tokens of SmolLM2, 28120 and 905, and six, one per word.
 SMOLLM_PROMPTS = ["hello world", "The capital of France is a"]
-#: Its 21 tokens ask for an answer that is short.
+#: A chat prompt of 21 tokens that asks for a short answer.
 SMOLLM_CHAT = (
     "<|im_start|>user\nWhat is the capital of France? Answer in one word.<|im_end|>\n<|im_start|>assistant\n"
 )
@@ -81,7 +81,7 @@ class LoadedRanks:
             raise
 
     def load(self, **options: Any) -> None:
-        """Load the model with these options, in place of the one that the ranks have."""
+        """Load the model with these options, replacing the loaded one."""
         load = Load.from_options(self.spec, resolve_model(self.model), options)
         self.group, self.info = self.pool.get_loaded(self.plan, load)
 
@@ -131,5 +131,5 @@ class LoadedRanks:
 
 
 def counts(made: Result) -> list[tuple[int, int]]:
-    """Input and output tokens of each request."""
+    """Return input and output tokens of each request."""
     return [(request.input_tokens, request.output_tokens) for request in made.requests]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that run in ranks: what a rank holds of a model, and what it computes with it."""
+"""Functions that run inside ranks: what a rank holds of a model and what it computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 
 def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[str, Any]:
-    """Load by the backend and run one forward pass: logits, shapes of the parameters here and in all."""
+    """Load a model by the backend and run one forward pass. Returns logits and the local and full shapes of
+    parameters.
+    """
     import os
 
     import torch
@@ -41,7 +43,7 @@ def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[s
 def forward_where_torch_was_built_for_gpus(
     degrees: dict[str, int], model: str, ids: list[list[int]]
 ) -> dict[str, Any]:
-    """The same with a torch that says so and sees none, as its usual wheel does in CPU ranks."""
+    """Do the same with a torch that was built for GPUs and sees none, as its usual wheel in CPU ranks."""
     import torch
 
     built_for: Callable[..., Any] = lambda *_: torch.device("cuda")  # noqa: E731 - stands in for a C function
@@ -50,7 +52,7 @@ def forward_where_torch_was_built_for_gpus(
 
 
 def refusal_by_other_degrees(model: str) -> str:
-    """Load halves in two ranks, and look at them as those of a plan that has each rank alone."""
+    """Load halves of a model in two ranks, and verify them against a plan with each rank alone."""
     import os
 
     from pytest_llenergy.backends.base import RankContext
@@ -70,7 +72,7 @@ def refusal_by_other_degrees(model: str) -> str:
 
 
 def refusal_of_no_shards() -> str:
-    """Look at a layer that is whole, as a rank of a plan with shards does."""
+    """Verify an unsharded layer on a rank whose plan has shards."""
     import torch
 
     from pytest_llenergy.backends.base import RankContext
@@ -86,7 +88,7 @@ def refusal_of_no_shards() -> str:
 
 
 def refusal_of_layers_off_the_gpus(model: str, device_map: dict[str, str], directory: str) -> str:
-    """Have accelerate put a model on the CPU and on disk, as it does where GPUs are too small."""
+    """Load a model onto CPU and disk, as accelerate does when GPUs are too small."""
     from transformers import AutoModelForCausalLM
 
     from pytest_llenergy.backends.convert import pretrained_path

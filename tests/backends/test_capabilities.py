@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capability rows as people read them: in the terminal, as data, in the documentation."""
+"""Capability rows as users read them: in the terminal, as JSON, in the documentation."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_a_row_is_shown_with_its_reasons_and_sources() -> None:
     )
     lines = list(render_row(BackendRow("mine", None, "pip install mine", row.managed_by, row)))
     assert lines[0] == "backend  mine: installed"
-    told = {line.strip().split("  ")[0]: " ".join(line.split()) for line in lines[1:]}
-    assert told["launch"] == "launch engine [not said]"
-    assert told["NVIDIA GPUs"] == "NVIDIA GPUs no: not yet [not said]"
-    assert told["tensor"] == "tensor yes [tested]"
-    assert told["timestamps"] == "timestamps each token, exact; its own [not said]"
-    assert told["run on"] == "run on not run on hardware [not said]"
+    actual = {line.strip().split("  ")[0]: " ".join(line.split()) for line in lines[1:]}
+    assert actual["launch"] == "launch engine [not said]"
+    assert actual["NVIDIA GPUs"] == "NVIDIA GPUs no: not yet [not said]"
+    assert actual["tensor"] == "tensor yes [tested]"
+    assert actual["timestamps"] == "timestamps each token, exact; its own [not said]"
+    assert actual["run on"] == "run on not run on hardware [not said]"
 
 
 def test_a_missing_backend_is_shown_with_its_install_command() -> None:
@@ -62,9 +62,9 @@ def test_the_doctor_shows_the_row_of_every_backend_and_nothing_else() -> None:
 
 def test_json_output_holds_whole_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--backends", "--json"]) == 0
-    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
-    assert list(told) == list(load_backends())
-    openvino = told["openvino"]
+    actual = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
+    assert list(actual) == list(load_backends())
+    openvino = actual["openvino"]
     assert openvino["install"] == "pip install 'pytest-llenergy[openvino]'"
     assert openvino["managed_by"] == "plugin"
     assert openvino["capabilities"]["prefix_cache"] == "switched off"

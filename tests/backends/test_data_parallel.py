@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas with shares of the batch: the shares are accelerate's, and so is the world that it sees."""
+"""Data-parallel ranks: the batch is split like accelerate splits it, and accelerate sees every rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = ["abc", "hello world", "x", "to be or not", "one", "seventeen apples",
 
 
 def ask_accelerate(lengths: list[int]) -> dict[str, Any]:
-    """What ``PartialState`` says of this rank, and its share of so many numbers each."""
+    """Return what ``PartialState`` reports on this rank, and its shares of lists of these lengths."""
     from accelerate import PartialState
 
     state = PartialState(cpu=True)
@@ -98,7 +98,7 @@ def test_alone(workers):
 
 
 def test_accelerate_seeing_one_process_in_a_world_of_two_fails(quick: pytest.Pytester) -> None:
-    """Both ranks would do all of it, and the joules of both would be told of one batch."""
+    """Both ranks would do all of the work, and the energy of both would be attributed to one batch."""
     quick.makepyfile(
         USES_ACCELERATE
         + """

@@ -26,7 +26,7 @@ def test_it(energy, backend):
 
 @pytest.fixture(scope="module")
 def python_without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real environment that has everything but torch and the engines."""
+    """A real environment with everything but torch and the backends' libraries."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory / "venv", symlinks=True)
     packages = directory / "packages"
@@ -180,7 +180,7 @@ def test_a_module_can_override_the_model_fixture(quick: pytest.Pytester, read_re
 
 
 def test_pytest_itself_never_imports_torch(quick: pytest.Pytester) -> None:
-    """V2: a process that has initialised CUDA has frozen what it and its forks can see."""
+    """A process that has initialised CUDA fixes the devices that it and its forks can see."""
     quick.makepyfile(
         ASKS_FOR_BACKEND
         + "def test_after():\n    import sys\n    assert 'torch' not in sys.modules\n"

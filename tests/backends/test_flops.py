@@ -32,7 +32,7 @@ from pytest_llenergy.model.timeline import Flops, RequestTimeline
 
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
-# Of random:llama-tiny, whose config.json says: 2 layers of 256, 4 heads of 64, 2 key-value heads, 688 in the
+# random:llama-tiny, by its config.json: 2 layers of width 256, 4 heads of 64, 2 key-value heads, 688 in the
 # feed-forward layer, 259 tokens. A product of m×k and k×n takes 2·m·k·n operations.
 QUERY = 2 * 256 * (4 * 64)
 KEY_AND_VALUE = 2 * (2 * 256 * (2 * 64))
@@ -43,7 +43,7 @@ VOCABULARY = 2 * 256 * 259
 
 
 def attention(queries: int, keys: int) -> int:
-    """Scores, and their weighted values: 4 heads of 64, in 2 layers."""
+    """Operations of scores and weighted values: 4 heads of 64, in 2 layers."""
     return 2 * 4 * (2 * queries * 64 * keys + 2 * queries * keys * 64)
 
 
@@ -56,13 +56,13 @@ OF_ELEVEN = (
 
 
 def flops(ranks: LoadedRanks, prompts: list[str], **params: Any) -> tuple[Flops, Generation]:
-    """What one round is told to have executed, and what it made before that was asked."""
+    """Return the operations of one round, and its result."""
     workload = ranks.prepare(prompts, GenerationParams.parse({"ignore_eos": True, **params}))
     workload.run_round()
     made = Generation.merge(workload.results())
-    told = workload.flops()
+    actual = workload.flops()
     assert Generation.merge(workload.results()) == made, "counting must not change what was made"
-    return told, made
+    return actual, made
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +78,10 @@ def sdpa() -> Iterator[LoadedRanks]:
 
 
 def tiny_config() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(
+    actual: dict[str, Any] = json.loads(
         (Path(pretrained_path(resolve_model(TINY))) / "config.json").read_text()
     )
-    return told
+    return actual
 
 
 def shape() -> DecoderShape:
@@ -94,28 +94,28 @@ def made(*lengths: tuple[int, int]) -> Generation:
 
 
 def test_torch_counts_with_eager_attention_match_hand_counts(eager: LoadedRanks) -> None:
-    told, _ = flops(eager, ["hello world"], max_new_tokens=3)
-    assert told == Flops(count=OF_ELEVEN, source="counted by torch.utils.flop_counter, eager")
+    actual, _ = flops(eager, ["hello world"], max_new_tokens=3)
+    assert actual == Flops(count=OF_ELEVEN, source="counted by torch.utils.flop_counter, eager")
 
 
 def test_the_formula_matches_hand_counts() -> None:
-    told = estimate_generation_flops(shape(), made((11, 3)), padded=True)
-    assert told.count == OF_ELEVEN
-    assert told.shared
-    assert str(told.source).startswith("analytic: ")
+    actual = estimate_generation_flops(shape(), made((11, 3)), padded=True)
+    assert actual.count == OF_ELEVEN
+    assert actual.shared
+    assert str(actual.source).startswith("analytic: ")
 
 
 def test_attention_of_sdpa_on_the_cpu_is_counted(sdpa: LoadedRanks) -> None:
-    told, _ = flops(sdpa, ["hello world"], max_new_tokens=3)
-    assert told.count == OF_ELEVEN
+    actual, _ = flops(sdpa, ["hello world"], max_new_tokens=3)
+    assert actual.count == OF_ELEVEN
     source = "counted by torch.utils.flop_counter, sdpa, on CPUs from the shapes of its calls"
-    assert told.source == source
+    assert actual.source == source
 
 
 def test_padding_is_counted(eager: LoadedRanks) -> None:
-    """Three prompts of 3, 11 and 1 tokens cost as much as three of 11."""
-    told, _ = flops(eager, PROMPTS, max_new_tokens=3)
-    assert told.count == 3 * OF_ELEVEN
+    """Prompts of 3, 11 and 1 tokens cost as much as three of 11."""
+    actual, _ = flops(eager, PROMPTS, max_new_tokens=3)
+    assert actual.count == 3 * OF_ELEVEN
     assert (
         estimate_generation_flops(shape(), made((3, 3), (11, 3), (1, 3)), padded=True).count == 3 * OF_ELEVEN
     )
@@ -127,66 +127,66 @@ def test_padding_is_counted(eager: LoadedRanks) -> None:
 def test_a_sequence_that_ends_early_counts_until_the_last_one_ends(eager: LoadedRanks) -> None:
     _, free = flops(eager, PROMPTS, max_new_tokens=6)
     stop = free.token_ids[0][1]
-    told, ended = flops(eager, PROMPTS, max_new_tokens=6, stop_token_ids=[stop])
+    actual, ended = flops(eager, PROMPTS, max_new_tokens=6, stop_token_ids=[stop])
     lengths = counts(ended)
     assert min(new for _, new in lengths) < max(new for _, new in lengths)
-    assert told.count == estimate_generation_flops(shape(), made(*lengths), padded=True).count
+    assert actual.count == estimate_generation_flops(shape(), made(*lengths), padded=True).count
 
 
 def test_the_empty_part_of_a_static_cache_is_counted(eager: LoadedRanks) -> None:
-    """It is as long as all but the last token, which nothing looks back at."""
-    told, _ = flops(eager, ["hello world"], max_new_tokens=3, cache="static")
-    assert told.count == 13 * A_TOKEN + 3 * VOCABULARY + attention(11, 13) + 2 * attention(1, 13)
+    """The cache holds all tokens but the last, which no later step attends to."""
+    actual, _ = flops(eager, ["hello world"], max_new_tokens=3, cache="static")
+    assert actual.count == 13 * A_TOKEN + 3 * VOCABULARY + attention(11, 13) + 2 * attention(1, 13)
 
 
 def test_operations_of_data_parallel_ranks_are_summed() -> None:
     with LoadedRanks(degrees=Parallel(data=2), dtype="float32") as pair:
-        told, _ = flops(pair, ["hello world", "hello there"], max_new_tokens=3)
-    assert told.count == 2 * OF_ELEVEN
+        actual, _ = flops(pair, ["hello world", "hello there"], max_new_tokens=3)
+    assert actual.count == 2 * OF_ELEVEN
 
 
 class Unseen:
-    """What is asked of a model before it is decided how to count; it need not run."""
+    """A model as far as it decides how operations are counted; it need not run."""
 
     def __init__(self, attention: str, **config: Any) -> None:
-        told = tiny_config()
-        self.config = SimpleNamespace(_attn_implementation=attention, to_dict=lambda: {**told, **config})
+        actual = tiny_config()
+        self.config = SimpleNamespace(_attn_implementation=attention, to_dict=lambda: {**actual, **config})
 
     def forward(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def test_attention_that_torch_does_not_count_is_estimated() -> None:
-    told = job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
-    assert (told.count, told.shared) == (OF_ELEVEN, True)
-    assert str(told.source).endswith("(the counter does not see attention of flash_attention_2)")
+    actual = job_flops(Unseen("flash_attention_2"), None, made((11, 3)), tensor=1)
+    assert (actual.count, actual.shared) == (OF_ELEVEN, True)
+    assert str(actual.source).endswith("(the counter does not see attention of flash_attention_2)")
 
 
 def test_operations_of_shards_are_estimated_once_for_all_ranks() -> None:
-    told = job_flops(Unseen("sdpa"), None, made((11, 3)), tensor=2)
-    assert (told.count, told.shared) == (OF_ELEVEN, True)
+    actual = job_flops(Unseen("sdpa"), None, made((11, 3)), tensor=2)
+    assert (actual.count, actual.shared) == (OF_ELEVEN, True)
 
 
 def test_operations_that_cannot_be_counted_or_estimated_are_unknown() -> None:
-    told = job_flops(Unseen("sdpa", model_type="falcon"), None, made((11, 3)), tensor=2)
-    assert told == Flops.unknown(
-        "torch.utils.flop_counter does not see which part of a sharded product is a rank's own, and "
+    actual = job_flops(Unseen("sdpa", model_type="falcon"), None, made((11, 3)), tensor=2)
+    assert actual == Flops.unknown(
+        "torch.utils.flop_counter does not see how a product is sharded over ranks, and "
         "model_type falcon is not a supported dense decoder; supported: llama, mistral, qwen2, qwen3"
     )
 
 
 class TestShapes:
     def test_the_shape_is_read_from_a_gguf_file(self) -> None:
-        """SmolLM2-135M as its authors describe it."""
+        """The shape of SmolLM2-135M as its authors describe it."""
         assert shape_from_source(resolve_model(None)) == DecoderShape(30, 576, 9, 3, 64, 1536, 49152)
 
     def test_a_damaged_gguf_file_gives_a_one_line_error(self, tmp_path: Path) -> None:
         (tmp_path / "m.gguf").write_bytes(b"GGUF nothing")
-        told = estimate_flops_from_file(
+        actual = estimate_flops_from_file(
             ModelSource("gguf", str(tmp_path / "m.gguf")), made((1, 1)), padded=False
         )
-        assert told.count is None
-        assert str(told.reason).startswith("m.gguf: its GGUF metadata cannot be read (")
+        assert actual.count is None
+        assert str(actual.reason).startswith("m.gguf: its GGUF metadata cannot be read (")
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -203,8 +203,8 @@ class TestShapes:
     def test_a_sliding_window_matters_only_for_longer_sequences(self) -> None:
         sliding = shape_from_config({**tiny_config(), "sliding_window": 14})
         assert estimate_generation_flops(sliding, made((11, 3)), padded=True).count == OF_ELEVEN
-        told = estimate_generation_flops(sliding, made((12, 3)), padded=True)
-        assert told == Flops.unknown("attention covers the last 14 of 15 tokens, which is not estimated")
+        actual = estimate_generation_flops(sliding, made((12, 3)), padded=True)
+        assert actual == Flops.unknown("attention covers the last 14 of 15 tokens, which is not estimated")
 
     def test_a_config_without_a_size_gives_a_one_line_error(self, tmp_path: Path) -> None:
         source = ModelSource("directory", str(tmp_path))
@@ -224,8 +224,8 @@ class TestShapes:
 
 def test_openvino_operations_exclude_padding() -> None:
     with LoadedRanks(openvino.SPEC, model=None) as ranks:
-        told, generation = flops(ranks, ["Hello", "The capital of France is"], max_new_tokens=4)
+        actual, generation = flops(ranks, ["Hello", "The capital of France is"], max_new_tokens=4)
     lengths = [each.input_tokens for each in generation.requests]
     assert len(set(lengths)) == 2
     smollm = shape_from_source(resolve_model(None))
-    assert told.count == sum(smollm.flop(length, 4) for length in lengths)
+    assert actual.count == sum(smollm.flop(length, 4) for length in lengths)

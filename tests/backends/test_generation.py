@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token and phase truth of transformers and OpenVINO, beyond what is asked of every backend.
+"""Tokens and phases of transformers and OpenVINO, beyond the conformance suite.
 
-That is in tests/conformance/test_builtin.py, with lengths that are counted by hand.
+tests/conformance/test_builtin.py compares token counts with counts by hand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def smollm() -> Iterator[LoadedRanks]:
 
 class TestTransformers:
     def test_a_sequence_that_ends_early_counts_its_own_tokens(self, tiny: LoadedRanks) -> None:
-        """Padding after the end is not output, nor is it the end token of another prompt."""
+        """Padding after the end is not output, and one prompt's end token does not end another."""
         free, _ = tiny.generate(PROMPTS)
         stop = free.token_ids[0][2]
         expected = [
@@ -56,7 +56,7 @@ class TestTransformers:
         assert early.last_token_ns < late.last_token_ns
 
     def test_ignore_eos_ignores_the_models_default_end(self, tiny: LoadedRanks, tmp_path: Path) -> None:
-        """generate() fills an end that a call leaves open from the model's defaults, and pads silently."""
+        """generate() takes a missing end token from the model's defaults, and pads silently."""
         free, _ = tiny.generate(PROMPTS)
         end = free.token_ids[0][2]
         model = tmp_path / "ends-soon"
@@ -91,7 +91,7 @@ class TestTransformers:
         assert Generation.merge(workload.results()).output_tokens == 15
 
     def test_a_prompt_longer_than_the_context_is_refused(self) -> None:
-        """Left to itself transformers goes on beyond them. It has 4096."""
+        """By default transformers continues beyond the context length, which is 4096 here."""
         with LoadedRanks() as ranks:
             assert ranks.generate(["a" * 4095], max_new_tokens=1)[0].output_tokens == 1
             with pytest.raises(BackendError, match="4098 tokens; the model has room for 4096"):
@@ -141,7 +141,7 @@ class TestOpenVino:
         assert timeline.requests[0].last_token_ns < timeline.requests[1].last_token_ns  # type: ignore[operator]
 
     def test_the_end_of_sequence_is_respected_or_ignored(self, smollm: LoadedRanks) -> None:
-        """The chat model answers in a few tokens and ends; made to go on, it says the same first."""
+        """The chat model answers in a few tokens; with ignore_eos it says the same first."""
         heeded, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=30, ignore_eos=False)
         ignored, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=30)
         ids = heeded.token_ids[0]
@@ -155,7 +155,7 @@ class TestOpenVino:
         assert stopped.token_ids[0] == ids[: ids.index(third) + 1]
 
     def test_a_prompt_longer_than_the_context_is_refused(self) -> None:
-        """By default OpenVINO continues beyond them. It has 8192."""
+        """By default OpenVINO continues beyond the context length, which is 8192 here."""
         prompts = [SMOLLM_PROMPTS[0], " a" * 8180]
         with LoadedRanks(openvino.SPEC, model=None) as ranks:
             ranks.prepare(prompts, GenerationParams(max_new_tokens=12))
@@ -173,7 +173,7 @@ class TestOpenVino:
 
 
 def test_the_record_holds_the_generated_tokens(quick: pytest.Pytester, read_report: Read) -> None:
-    """From a test file to energy.json: counts, phases that fill the round, latencies, settings."""
+    """From a test file to energy.json: counts, phases that cover the round, latencies, settings."""
     quick.makepyfile(
         """
         import pytest
@@ -208,10 +208,10 @@ def test_the_record_holds_the_generated_tokens(quick: pytest.Pytester, read_repo
         assert (prefill["name"], decode["name"]) == ("prefill", "decode")
         assert abs(prefill["duration_s"] + decode["duration_s"] - round_["duration_s"]) < 1e-8
         assert prefill["duration_s"] == pytest.approx(round_["time_to_first_token_s"], abs=1e-6)
-        # Thirty-one gaps lie between thirty-two tokens.
+        # 31 gaps between 32 tokens.
         assert round_["inter_token_latency_s"] * 31 <= decode["duration_s"]
         assert round_["inter_token_latency_s"] * 31 == pytest.approx(decode["duration_s"], rel=0.2)
-        # The meter of ten watts ticks at every reading, so the longer phase is always resolved.
+        # The ten-watt meter ticks at every reading, so the longer phase is always resolved.
         assert decode["energy_j"] is not None
         truth = 10 * decode["duration_s"]
         assert decode["energy_j"] == pytest.approx(truth, abs=4 * decode["energy_u_j"] + 0.01)

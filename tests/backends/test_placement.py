@@ -28,7 +28,7 @@ from pytest_llenergy.workers.plan import plan_processes
 from . import rank_functions
 from .loaded_ranks import TINY, LoadedRanks
 
-#: As accelerate makes it for a model with four layers on two GPUs.
+#: Device map of accelerate for a model with four layers on two GPUs.
 MAP = {
     "model.embed_tokens": 0,
     "model.layers.0": 0,
@@ -46,7 +46,7 @@ class Parameter:
 
 
 class Placed:
-    """A loaded model, as far as it is looked at."""
+    """A loaded model, as far as it is inspected."""
 
     def __init__(self, devices: list[str], device_map: Mapping[str, int]) -> None:
         self._devices, self.hf_device_map = devices, device_map
@@ -56,10 +56,10 @@ class Placed:
 
 
 class Loader:
-    """Notes what it is told."""
+    """A loader that records its arguments."""
 
     def from_pretrained(self, path: str, **keywords: Any) -> Placed:
-        self.told = {"path": path, **keywords}
+        self.actual = {"path": path, **keywords}
         return Placed(["cuda:0", "cuda:1"], MAP)
 
 
@@ -86,7 +86,7 @@ def test_the_device_map_of_transformers_is_recorded() -> None:
     loader = Loader()
     context = RankContext(devices=("GPU-a", "GPU-b"), parallel=Parallel(placement=2))
     _, seen = load_onto_devices(loader, "somewhere", {"dtype": "auto"}, context, "cuda:0")
-    assert loader.told == {"path": "somewhere", "dtype": "auto", "device_map": "balanced"}
+    assert loader.actual == {"path": "somewhere", "dtype": "auto", "device_map": "balanced"}
     assert seen == {
         "device_map": "balanced",
         "hf_device_map": "model.embed_tokens..model.layers.1: 0; model.layers.2..lm_head: 1",
@@ -94,13 +94,13 @@ def test_the_device_map_of_transformers_is_recorded() -> None:
 
 
 def test_a_device_left_out_by_accelerate_is_an_error() -> None:
-    """accelerate leaves out what it has no layer for."""
+    """accelerate leaves out devices that get no layer."""
     with pytest.raises(BackendError, match=r"placement=4 was requested.* are on 2 of the devices: .*: 0; "):
         verify_placement(Placed(["cuda:0", "cuda:1"], MAP), 4)
 
 
 def test_layers_off_the_gpus_are_an_error(tmp_path: Path) -> None:
-    """A real model that accelerate has put elsewhere."""
+    """A real model that accelerate placed on CPU and disk."""
     device_map = {**dict.fromkeys(MAP, "cpu"), "model.rotary_emb": "cpu", "model.layers.1": "disk"}
     for layer in ("model.layers.2", "model.layers.3"):
         del device_map[layer]

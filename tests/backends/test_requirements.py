@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines a test is for: told by its marks, held against capability rows before anything starts."""
+"""Which backends a test can run on: its marks are checked against capabilities before anything starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
 
-#: Two engines that nothing is ever loaded with: what is refused is refused before.
+#: Two backends that never load anything: tests are refused earlier.
 TWO = """
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.base import Capabilities
@@ -38,7 +38,7 @@ def run(two: pytest.Pytester, source: str, *args: str) -> pytest.RunResult:
     return two.runpytest("--energy-backend=one,other", "-rsP", *args)
 
 
-def said(result: pytest.RunResult) -> str:
+def text_of(result: pytest.RunResult) -> str:
     return " ".join(result.stdout.str().replace("\nE  ", "").split())
 
 
@@ -74,7 +74,7 @@ def test_a_backend_without_the_requirement_is_skipped_and_names_capable_ones(
 ) -> None:
     result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
     result.assert_outcomes(passed=1, skipped=1)
-    assert re.search(re.escape(reason) + r"[\w, -]*\bone\b", said(result))
+    assert re.search(re.escape(reason) + r"[\w, -]*\bone\b", text_of(result))
     result.stdout.fnmatch_lines(["given one *"])
 
 
@@ -86,7 +86,7 @@ def test_token_timestamps_satisfy_step_timestamps(two: pytest.Pytester) -> None:
     ("options", "refused"), [({"batching": "continuous"}, False), ({"batching": "static"}, True), ({}, True)]
 )
 def test_capabilities_include_those_of_load_options(options: dict[str, str], refused: bool) -> None:
-    """With continuous batching transformers stamps each token, without it each step."""
+    """transformers reports token timestamps with continuous batching, step timestamps otherwise."""
     (transformers,) = [spec for spec in BUILTIN if spec.name == "transformers"]
     demand = Requirements(options=options, timestamps="token")
     assert (explain_unmet(transformers, demand, {}) is not None) == refused
@@ -111,21 +111,21 @@ def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:
 def test_a_requirement_that_no_backend_meets_is_a_collection_error(two: pytest.Pytester) -> None:
     result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtyp='float32')"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    told = (
+    actual = (
         "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
         "offer the load option dtyp (it takes: none; it takes the file as it is); backends that do: none here"
     )
-    assert told in said(result)
-    assert said(result).count("backends that do: ") == 1
+    assert actual in text_of(result)
+    assert text_of(result).count("backends that do: ") == 1
 
 
 def test_a_requirement_that_only_other_backends_meet_skips(two: pytest.Pytester) -> None:
-    """They may not be installed here, or not be selected; the other tests are to run all the same."""
+    """Capable backends may be missing or not selected; the other tests must still run."""
     marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)"
     result = run(two, TEST.format(marks=marks))
     result.assert_outcomes(skipped=2)
-    assert "one does not offer pipeline parallelism" in said(result)
-    assert "; backends that do: vllm, sglang" in said(result)
+    assert "one does not offer pipeline parallelism" in text_of(result)
+    assert "; backends that do: vllm, sglang" in text_of(result)
 
 
 def test_several_devices_default_to_data_parallelism(two: pytest.Pytester) -> None:
@@ -134,12 +134,12 @@ def test_several_devices_default_to_data_parallelism(two: pytest.Pytester) -> No
     assert (
         "other does not offer data parallelism (with 2 devices and no mark parallel(...) a test is data "
         "parallel); backends that do: transformers, openvino, "
-    ) in said(result)
+    ) in text_of(result)
 
 
 def test_a_refused_degree_gives_the_capabilities_reason(two: pytest.Pytester) -> None:
     marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(tensor=2)"
-    assert "other does not offer tensor parallelism (it has one device); backends that do: " in said(
+    assert "other does not offer tensor parallelism (it has one device); backends that do: " in text_of(
         run(two, TEST.format(marks=marks))
     )
 
@@ -154,17 +154,17 @@ def test_it(backend, i): pass
 def test_marks_of_parameters_count(two: pytest.Pytester) -> None:
     result = run(two, OF_A_PARAMETER.format(mark="backend_needs(cache='static')"))
     result.assert_outcomes(passed=3, skipped=1)
-    assert "other does not offer a static cache (it has: dynamic); backends that do: " in said(result)
+    assert "other does not offer a static cache (it has: dynamic); backends that do: " in text_of(result)
 
 
 def test_an_unmet_mark_of_a_parameter_fails_its_tests_only(two: pytest.Pytester) -> None:
     result = run(two, OF_A_PARAMETER.format(mark="backend_options(dtyp=1)"))
     result.assert_outcomes(passed=2, errors=2)
-    assert "PlanError: test_an_unmet_mark_of_a_parameter_fails_its_tests_only.py::test_it[one-1]" in said(
+    assert "PlanError: test_an_unmet_mark_of_a_parameter_fails_its_tests_only.py::test_it[one-1]" in text_of(
         result
     )
-    told = "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
-    assert told in said(result)
+    actual = "one does not offer the load option dtyp (it takes: dtype; did you mean dtype?); other does not "
+    assert actual in text_of(result)
 
 
 def test_marks_added_to_an_item_count(two: pytest.Pytester) -> None:
@@ -176,7 +176,7 @@ def test_marks_added_to_an_item_count(two: pytest.Pytester) -> None:
     conftest.write_text(conftest.read_text() + hook)
     result = run(two, TEST.format(marks=""))
     result.assert_outcomes(passed=1, skipped=1)
-    assert "other does not offer the load option dtype" in said(result)
+    assert "other does not offer the load option dtype" in text_of(result)
     result.stdout.fnmatch_lines(["given one {'dtype': 'bfloat16'}"])
 
 
@@ -194,8 +194,8 @@ def test_a_function_mark_overrides_its_class_mark(two: pytest.Pytester) -> None:
 def test_a_mark_without_the_backend_fixture_is_refused(two: pytest.Pytester, mark: str) -> None:
     result = run(two, f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    told = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, and the test does "
-    assert told in said(result)
+    actual = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, and the test does "
+    assert actual in text_of(result)
 
 
 def test_a_mark_added_by_a_fixture_is_too_late(two: pytest.Pytester) -> None:
@@ -206,7 +206,9 @@ def test_a_mark_added_by_a_fixture_is_too_late(two: pytest.Pytester) -> None:
         "def test_it(late): pass\n",
     )
     result.assert_outcomes(errors=2)
-    assert "were changed while the test was set up, after its backend was chosen; add it in" in said(result)
+    assert "were changed while the test was set up, after its backend was chosen; add it in" in text_of(
+        result
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_an_invalid_mark_is_a_one_line_collection_error(
 ) -> None:
     result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert message in said(result)
+    assert message in text_of(result)
 
 
 def test_the_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:

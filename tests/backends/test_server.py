@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that behave and servers that do not, each a real process that answers over loopback."""
+"""The server backend against correct and faulty servers, each a real process on loopback."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestAnswers:
             assert str(info.options["command"]).endswith("'{port}' first=0 '--api-key=***'")
 
     def test_timestamps_start_at_the_send_time_and_follow_the_server(self) -> None:
-        """The server sleeps at least so long: no time can be shorter."""
+        """The server sleeps at least this long, so no time can be shorter."""
         with loaded(command=scripted(first=0.2, step=0.05, chunk=2, owner="vllm")) as (backend, _):
             made = served(backend, ["abc"], concurrency=1, num_requests=2, max_new_tokens=6)
         assert not made.exact
@@ -133,7 +133,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("fault", ["", "closes"])
     def test_a_server_that_closes_after_each_stream_loses_no_request(self, fault: str) -> None:
-        """As llama.cpp's does, which says that it keeps connections."""
+        """Like llama.cpp's server, which claims to keep connections."""
         with loaded(command=scripted(fault=fault)) as (backend, info):
             assert info.options["connections"] == ("one for each request" if fault else "kept")
             made = served(backend, ["a"], concurrency=1, num_requests=20, max_new_tokens=2)
@@ -222,7 +222,7 @@ class TestFaults:
         )
 
     def test_contradictory_counts_give_no_token_timestamps(self) -> None:
-        """Each chunk says that there is one token by now; in the end there are four."""
+        """Each chunk reports one token so far; at the end there are four."""
         with loaded(command=scripted(owner="vllm", fault="miscounts")) as (backend, _):
             (request,) = generated(backend, ["a"], max_new_tokens=4).requests
             assert not served(backend, ["a"], concurrency=1, num_requests=2, max_new_tokens=4).exact
@@ -265,7 +265,7 @@ class TestFaults:
                 job.run()
 
     def test_the_listener_must_be_started_by_the_command(self) -> None:
-        """Somebody else's server would answer, and be measured."""
+        """Otherwise another server would answer and be measured."""
         with running(scripted()) as (url, process):
             port = url.rpartition(":")[2]
             said = refusal(command="sleep 60", url=url)
@@ -295,7 +295,7 @@ class TestAttached:
             assert process.poll() is None
 
     def test_all_processes_of_a_server_are_found_from_its_listener(self) -> None:
-        """A launcher in the same process group belongs to it; the shell that started both does not."""
+        """A launcher in the same process group is part of it; the shell that started both is not."""
         script = "import subprocess, sys; subprocess.run(sys.argv[1:])"
         words = scripted().split(" ", 1)
         with running(f"{words[0]} -c '{script}' {scripted()}") as (url, process):
@@ -317,7 +317,7 @@ class TestAttached:
 
     @pytest.mark.parametrize("killed", [True, False])
     def test_a_broken_load_reports_whether_the_server_is_gone(self, killed: bool) -> None:
-        """One that still listens has dropped the request, and is not said to be gone."""
+        """A server that still listens has dropped the request and is not reported as gone."""
         with (
             running(scripted(step=30 if killed else 0, fault="" if killed else "drops")) as (url, process),
             loaded(url=url) as (backend, _),
@@ -399,7 +399,7 @@ class TestSettings:
 
 
 def test_the_client_waits_for_requests_in_flight() -> None:
-    """A load that fails leaves no task behind that would speak up in the next one."""
+    """A failed load leaves no task that would complain during the next one."""
     with loaded(command=scripted(fault="drops")) as (backend, _):
         with pytest.raises(BackendError):
             served(backend, ["a"], request_rate=100.0, num_requests=4, max_new_tokens=3)

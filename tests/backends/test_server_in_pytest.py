@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a test file to a record with a server: options, what is left of it, and who belongs to it."""
+"""Tests on a server, from test file to record: options, processes, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_rep
         assert len(round_["served"]["sent_s"]) == 6
         assert [phase["name"] for phase in round_["phases"]] == ["ramp-up", "steady", "ramp-down"]
         steady = round_["phases"][1]
-        # The meter of ten watts ticks at every reading.
+        # The ten-watt meter ticks at every reading.
         truth_j = 10 * steady["duration_s"]
         assert steady["energy_j"] == pytest.approx(truth_j, abs=4 * steady["energy_u_j"] + 0.01)
         assert all(each >= 0.05 for each in round_["served"]["time_to_first_token_s"])
         assert all(each >= 0.08 for each in round_["served"]["end_to_end_latency_s"])
     first, second = (round_["served"]["sent_s"] for round_ in record["rounds"])
-    # The same arrivals in each round, each sent when its time had come.
+    # The same arrivals in each round, each sent on time.
     gaps_s = [b - a for a, b in zip(first, second, strict=True)]
     assert gaps_s == pytest.approx([0.0] * 6, abs=0.2)
     metrics = record["metrics"]
@@ -87,9 +87,9 @@ def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest
     quick.runpytest("--energy-model=random:llama-tiny", "-rs").stdout.no_fnmatch_line("*energy-server-*")
     result = quick.runpytest("--energy-backend=server", "-rs")
     result.assert_outcomes(skipped=1)
-    told = " ".join(result.stdout.str().split())
-    assert "server is not available: give --energy-server-command='llama-server -m {model}" in told
-    assert "or --energy-server-url=http://127.0.0.1:8000 to use one that runs on this host" in told
+    actual = " ".join(result.stdout.str().split())
+    assert "server is not available: give --energy-server-command='llama-server -m {model}" in actual
+    assert "or --energy-server-url=http://127.0.0.1:8000 to use one that runs on this host" in actual
 
 
 def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:
@@ -135,7 +135,7 @@ def test_a_running_server_is_recorded_and_left_running(quick: pytest.Pytester, r
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_server_is_left_when_pytest_is_killed(quick: pytest.Pytester, number: signal.Signals) -> None:
-    """The server has a session of its own and a child: neither outlives the run."""
+    """The server has its own session and a child; neither outlives the run."""
     quick.makepyfile(
         """
         import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp's server with the real model: counts, repeated prompts, a load in both loops."""
+"""llama.cpp's server with the default model: counts, repeated prompts, open and closed loops."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_the_end_of_sequence_is_respected_or_ignored(smollm: LoadedRanks) -> Non
     assert "Paris" in heeded.texts[0]
     assert heeded.output_tokens < 30
     assert ignored.output_tokens == 30
-    # The token that ended it has no text, and has come all the same.
+    # The end token has no text, but arrived all the same.
     (request,) = timeline.requests
     assert len(request.token_ns) == heeded.output_tokens
 
 
 def test_a_repeated_prompt_is_computed_again(smollm: LoadedRanks) -> None:
-    """The server says how many tokens it has not computed; with its own default all but one."""
+    """By default the server would compute only the last token; it reports cached tokens."""
     prompt = ["one two three four five six seven eight nine ten " * 4]
     asked = {"max_new_tokens": 1, "concurrency": 1, "num_requests": 1}
     for keeps, hit in ((False, False), (False, False), (True, True)):
@@ -91,7 +91,7 @@ def test_the_loaded_model_is_described(smollm: LoadedRanks) -> None:
 
 
 def test_cpu_time_of_the_server_counts_in_the_round(smollm: LoadedRanks) -> None:
-    """Nearly all of the work is the server's; the client alone would have next to none."""
+    """Almost all of the work is the server's; the client alone would have next to none."""
     _, timeline = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=30)
     assert timeline.cpu_time_s > 0.1
     assert smollm.group.ranks[0].workers != []

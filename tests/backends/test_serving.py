@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads of requests whose arrivals, latencies and steady state are counted by hand."""
+"""Loads of requests: arrivals, latencies and steady state counted by hand; parsing of streams."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class TestSteadyState:
         assert steady_span(self.LOAD, 2) == (350 * MS, 500 * MS)
 
     def test_tokens_count_in_the_span_of_their_arrival(self) -> None:
-        """At 300 ms the third token comes with the beginning of the steady state, and belongs to that."""
+        """The third token arrives at 300 ms, as the steady state begins, and counts in it."""
         ramp_up, steady, ramp_down = phase_spans(self.LOAD, None, -10 * MS, 700 * MS)
         assert [span.name for span in (ramp_up, steady, ramp_down)] == ["ramp-up", "steady", "ramp-down"]
         assert (ramp_up.start_ns, ramp_down.end_ns) == (-10 * MS, 700 * MS)
@@ -171,8 +171,8 @@ def event(text: str = "", **more: Any) -> bytes:
 
 
 def usage(prompt: int, made: int, **details: Any) -> dict[str, Any]:
-    told = {"prompt_tokens_details": details} if details else {}
-    return {"usage": {"prompt_tokens": prompt, "completion_tokens": made, **told}}
+    actual = {"prompt_tokens_details": details} if details else {}
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": made, **actual}}
 
 
 DONE = b"data: [DONE]\n\n"

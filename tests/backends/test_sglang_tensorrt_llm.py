@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that need a GPU, in real ranks, over stand-ins of their public classes.
+"""SGLang and TensorRT-LLM, which need a GPU, in real ranks over stand-ins of their public classes.
 
-What is tested is what this package does with those classes; not that the real ones are like them.
+These tests check what this package does with those classes, not that the real ones behave like the stand-ins.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def test_prefix_caching_despite_being_off_is_detected(name: str, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_a_refused_option_gives_a_one_line_error(name: str) -> None:
-    with pytest.raises(BackendError) as told:
+    with pytest.raises(BackendError) as caught:
         LoadedRanks(SPECS[name], dtype="float3")
-    assert str(told.value) == f"{name} refuses to load random:llama-tiny: unknown dtype float3"
+    assert str(caught.value) == f"{name} refuses to load random:llama-tiny: unknown dtype float3"
 
 
 @pytest.mark.slow
@@ -140,6 +140,6 @@ def test_without_a_gpu_their_tests_skip_with_a_reason(
         "-rs", "-p", "no:cacheprovider", "--energy-backend=sglang,tensorrt-llm"
     )
     result.assert_outcomes(skipped=2)
-    told = " ".join(result.stdout.str().split())
-    assert "sglang does not run on the CPU here (the wheel on PyPI is for CUDA)" in told
-    assert "tensorrt-llm does not run on the CPU here (TensorRT-LLM runs on NVIDIA GPUs only)" in told
+    actual = " ".join(result.stdout.str().split())
+    assert "sglang does not run on the CPU here (the wheel on PyPI is for CUDA)" in actual
+    assert "tensorrt-llm does not run on the CPU here (TensorRT-LLM runs on NVIDIA GPUs only)" in actual

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The degree that is asked for is the degree that runs: shards are counted, processes told apart by pid."""
+"""Tensor parallelism: the requested degree runs, shards are counted, and results match one process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Read = Callable[..., dict[str, Any]]
 
 IDS = [[20, 30, 40, 50, 60, 70], [25, 24, 23, 22, 21, 20]]
 
-#: Heads, KV heads and the plan of Llama, of what config classes have.
+#: A config with heads, KV heads and the tensor-parallel plan of Llama.
 LLAMA_PLAN = {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.k_proj": "colwise"}
 
 
 class Config:
-    """What is looked at of a configuration."""
+    """The inspected fields of a config."""
 
     model_type = "stand-in"
 
@@ -52,7 +52,7 @@ def pair() -> Iterator[LoadedRanks]:
 
 
 def loaded(ranks: LoadedRanks, function: Callable[..., Any] = rank_functions.forward) -> list[Any]:
-    """What each rank has of the model that it loads, and its logits."""
+    """Return the shapes and logits of each rank."""
     degrees = {"data": ranks.degrees.data, "tensor": ranks.degrees.tensor}
     return ranks.call(function, degrees, TINY, IDS)
 
@@ -65,7 +65,7 @@ def difference(one: list[float], two: list[float]) -> float:
 
 class TestTwoRanks:
     def test_each_rank_holds_half_of_every_matrix(self, pair: LoadedRanks) -> None:
-        """Counted by hand: four heads of 64, two of keys and values, 688 inner features, 259 tokens."""
+        """Counted by hand: four heads of 64, two key-value heads, 688 inner features, 259 tokens."""
         first, second = loaded(pair)
         for number, found in enumerate((first, second)):
             layer = {
@@ -87,7 +87,7 @@ class TestTwoRanks:
             assert found["shapes"]["lm_head.weight"] == ((130 - number, 256), (259, 256))
 
     def test_the_parameters_of_a_rank_are_recorded(self, single: LoadedRanks, pair: LoadedRanks) -> None:
-        """Of each layer 2 * 256 norms are whole; so are the 256 of the last."""
+        """Norms are not split: 2 * 256 in each layer, 256 after the last."""
         norms, whole = 2 * 2 * 256 + 256, 1_583_872
         halves = [(whole - norms + extra * 2 * 256) // 2 + norms for extra in (1, -1)]
         found = [each["options"] for each in loaded(pair)]
@@ -119,7 +119,7 @@ class TestTwoRanks:
         assert together.token_ids == alone.token_ids
 
     def test_sampling_draws_the_same_tokens_on_both_ranks(self, pair: LoadedRanks) -> None:
-        """Else one would continue what the other did not write."""
+        """Otherwise one rank would continue what the other did not write."""
         once, again, other = (
             pair.generate(PROMPTS, max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
             for seed in (1, 1, 2)
@@ -137,7 +137,7 @@ class TestTwoRanks:
 
 @pytest.mark.slow
 def test_torch_built_for_gpus_shards_on_the_cpu(single: LoadedRanks) -> None:
-    """transformers takes the accelerator that torch was built for, and would look for a GPU number 1."""
+    """transformers takes the accelerator that torch was built for, and would look for GPU number 1."""
     (alone,) = loaded(single)
     with LoadedRanks(degrees=Parallel(tensor=2), dtype="float32") as ranks:
         found = loaded(ranks, rank_functions.forward_where_torch_was_built_for_gpus)
@@ -161,7 +161,7 @@ def test_replicas_are_pairs_of_consecutive_ranks(single: LoadedRanks) -> None:
 
 
 def test_the_record_describes_the_sharded_run(quick: pytest.Pytester, read_report: Read) -> None:
-    """From marks to energy.json: degree, processes, and tokens that are counted once."""
+    """From marks to energy.json: degree, processes, and tokens counted once."""
     quick.makepyfile(
         """
         import json
@@ -203,7 +203,7 @@ def test_the_record_describes_the_sharded_run(quick: pytest.Pytester, read_repor
 
 
 class TestHeads:
-    """SmolLM2 has nine heads and three of keys and values; the tiny model four and two."""
+    """SmolLM2 has nine heads and three key-value heads; the tiny model four and two."""
 
     def test_a_degree_that_does_not_divide_the_heads_is_refused_before_loading(self) -> None:
         with pytest.raises(BackendError) as caught:
@@ -269,7 +269,7 @@ class TestRanksThatDisagree:
 
 
 class TestShards:
-    """What is refused after loading, where transformers has done other than it was told."""
+    """Loads that did not shard as requested are refused."""
 
     def test_an_unsharded_rank_is_refused(self, single: LoadedRanks) -> None:
         assert single.call(rank_functions.refusal_of_no_shards) == [
@@ -278,8 +278,10 @@ class TestShards:
 
     def test_shards_shared_outside_the_replica_are_refused(self, pair: LoadedRanks) -> None:
         first, second = pair.call(rank_functions.refusal_by_other_degrees, TINY)
-        told = "transformers: model.embed_tokens.weight is shared by ranks [0, 1], not by the planned ranks "
-        assert (first, second) == (f"{told}[0]", f"{told}[1]")
+        actual = (
+            "transformers: model.embed_tokens.weight is shared by ranks [0, 1], not by the planned ranks "
+        )
+        assert (first, second) == (f"{actual}[0]", f"{actual}[1]")
 
 
 def test_tensor_parallelism_and_placement_are_exclusive() -> None:

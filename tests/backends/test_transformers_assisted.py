@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assisted generation: drafted tokens are the model's own, and each is counted."""
+"""Assisted generation: the tokens are those of the model alone, and each is counted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .loaded_ranks import TINY, LoadedRanks
 
 Read = Callable[..., dict[str, Any]]
 
-#: Repeats itself, so that what follows can be looked up in it; the model does too, later.
+#: A repetitive prompt, so that continuations can be looked up in it.
 PROMPT = ["abc abc abc abc"]
 
-#: Saves a model of the shape that is asked for, whose weights are like nobody else's.
+#: Saves a random model of a given shape with its own weights.
 SAVES_A_MODEL = """
 import sys
 import torch
@@ -46,13 +46,13 @@ def alone() -> Iterator[Generation]:
 
 @pytest.fixture(scope="module")
 def same() -> Iterator[LoadedRanks]:
-    """Drafted by the model itself: right whenever it dares to."""
+    """The model drafts for itself: right whenever its confidence suffices."""
     with LoadedRanks(assistant=TINY, dtype="float32") as ranks:
         yield ranks
 
 
 def times(generation: Generation) -> list[int]:
-    """When each token was there."""
+    """Return the timestamps of the tokens."""
     (request,) = generation.requests
     return list(request.token_ns)
 
@@ -79,8 +79,8 @@ def test_a_bad_assistant_does_not_change_the_tokens(alone: Generation, tmp_path:
 
 def test_prompt_lookup_gives_the_same_tokens(alone: Generation) -> None:
     with LoadedRanks(prompt_lookup_num_tokens=4, dtype="float32") as ranks:
-        told = ranks.info.options
-        assert (told["prompt_lookup_num_tokens"], told["max_matching_ngram_size"]) == (4, 2)
+        actual = ranks.info.options
+        assert (actual["prompt_lookup_num_tokens"], actual["max_matching_ngram_size"]) == (4, 2)
         generation, _ = ranks.generate(PROMPT, max_new_tokens=24)
         ended, _ = ranks.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
     assert generation.token_ids == alone.token_ids
@@ -98,8 +98,8 @@ def test_an_end_token_among_drafted_tokens_ends_the_sequence(alone: Generation, 
 
 
 def test_drafting_options_are_recorded(same: LoadedRanks) -> None:
-    told = {name: same.info.options[name] for name in same.info.options if "assistant" in name}
-    assert told == {
+    actual = {name: same.info.options[name] for name in same.info.options if "assistant" in name}
+    assert actual == {
         "assistant": "random:llama-tiny",
         "num_assistant_tokens": 20,
         "num_assistant_tokens_schedule": "constant",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching of transformers: the tokens of static batches, and a stamp for each of them."""
+"""Continuous batching of transformers: the tokens of static batches, with a timestamp each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .loaded_ranks import PROMPTS, LoadedRanks, counts
 
 Read = Callable[..., dict[str, Any]]
 
-#: Counts the tokens that go through the model in each of three iterations of a round, with a prompt of 600.
+#: Counts the tokens that pass the model in three iterations of a round with a prompt of 600 tokens.
 COUNTS_TOKENS = """
 import json
 from pytest_llenergy.backends.base import RankContext
@@ -102,7 +102,7 @@ def test_each_token_has_a_timestamp_within_its_round(continuous: LoadedRanks) ->
 
 
 def test_timestamps_are_on_the_clock_of_timelines() -> None:
-    """What transformers stamps with is CLOCK_MONOTONIC here; the two readings below bracket the third."""
+    """transformers' clock is CLOCK_MONOTONIC here: two readings of one bracket a reading of the other."""
     before, stamp, after = time.monotonic_ns(), time.perf_counter(), time.monotonic_ns()
     assert before - 1 <= round(stamp * 1e9) <= after + 1
 
@@ -125,7 +125,7 @@ def test_with_one_block_requests_wait_for_each_other(static: LoadedRanks) -> Non
 
 
 def test_cache_sizes_fit_the_batch_exactly() -> None:
-    # 212 + 44 fill one block of 256 tokens, 213 + 44 begin another.
+    # 212 + 44 tokens fill one block of 256; 213 + 44 need another.
     assert count_pages([212], 44) == 1
     assert count_pages([212, 213, 1], 44) == 4
     assert step_token_budget([3, 11, 1]) == 15
@@ -134,7 +134,7 @@ def test_cache_sizes_fit_the_batch_exactly() -> None:
 
 
 def test_a_repeated_prompt_is_prefilled_again() -> None:
-    """Two of its blocks are full: shared, as transformers does by itself, they would cost nothing again."""
+    """Two blocks of the prompt are full: with transformers' default sharing they would cost nothing again."""
     done = subprocess.run([sys.executable, "-c", COUNTS_TOKENS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first, second, third = json.loads(done.stdout.splitlines()[-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings: the vectors that the model gives each text alone, counted as input and as nothing else."""
+"""Embeddings: each text's vector is that of the text alone; tokens count as input only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Read = Callable[..., dict[str, Any]]
 BERT = "random:bert-tiny"
 TEXTS = ["abc", "hello world", "x"]
 
-#: One text at a time, without a mask, by plain transformers: nothing is padded.
+#: Embeds one text at a time with plain transformers, without mask and padding.
 BY_HAND = """
 import json
 import sys
@@ -34,14 +34,14 @@ from pytest_llenergy.backends.models import resolve_model
 path = pretrained_path(resolve_model("random:bert-tiny"))
 model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
 tokenizer = AutoTokenizer.from_pretrained(path)
-told = {"mean": [], "cls": [], "last": []}
+actual = {"mean": [], "cls": [], "last": []}
 for text in json.loads(sys.argv[1]):
     with torch.inference_mode():
         (hidden,) = model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
-    told["mean"].append(hidden.mean(dim=0).tolist())
-    told["cls"].append(hidden[0].tolist())
-    told["last"].append(hidden[-1].tolist())
-print(json.dumps(told))
+    actual["mean"].append(hidden.mean(dim=0).tolist())
+    actual["cls"].append(hidden[0].tolist())
+    actual["last"].append(hidden[-1].tolist())
+print(json.dumps(actual))
 """
 
 
@@ -52,7 +52,7 @@ def bert() -> Iterator[LoadedRanks]:
 
 
 def embed(ranks: LoadedRanks, texts: list[str], **params: Any) -> Embedding:
-    """A vector of each text."""
+    """Return a vector per text, by pooling."""
     workload = ranks.prepare(texts, EmbeddingParams.parse(params))
     workload.run_round()
     return Embedding.merge(workload.results())
@@ -63,8 +63,8 @@ def by_hand() -> dict[str, list[list[float]]]:
     done = subprocess.run(
         [sys.executable, "-c", BY_HAND, json.dumps(TEXTS)], capture_output=True, text=True, check=True
     )
-    told: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    actual: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
+    return actual
 
 
 def close(vectors: list[list[float]], others: list[list[float]]) -> bool:
@@ -111,7 +111,7 @@ def test_a_generating_model_embeds_with_its_base_model() -> None:
     with LoadedRanks(dtype="float32") as llama:
         batch = embed(llama, TEXTS, pooling="last")
         alone = [embed(llama, [text], pooling="last").vectors[0] for text in TEXTS]
-        # The same ranks still generate.
+        # The same ranks can still generate.
         assert llama.generate(["abc"])[0].output_tokens == 8
     assert close(batch.vectors, alone)
     assert batch.dimension == 256
@@ -126,7 +126,7 @@ def test_a_text_that_is_too_long_is_refused() -> None:
 
 
 def test_an_encoder_refuses_to_generate() -> None:
-    """With AutoModelForCausalLM it would, by a head of random numbers."""
+    """AutoModelForCausalLM would load it with a randomly initialised head."""
     message = "transformers: model random:bert-tiny cannot generate; use backend.embed"
     with LoadedRanks(model=BERT, dtype="float32") as ranks, pytest.raises(BackendError, match=message):
         ranks.generate(["abc"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options of transformers: what cannot be is refused in one line, what executes is told."""
+"""Load options of transformers: invalid ones are refused in one line, valid ones are recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_llenergy.model.record import Parallel
 
 from .loaded_ranks import LoadedRanks
 
-#: A batch that is prepared twice, two rounds each, without and with ``compile``; then who is still there.
+#: Prepares a batch twice with two rounds each, without and with ``compile``; then lists child processes.
 COMPILES = """
 import json
 import psutil
@@ -33,20 +33,20 @@ from pytest_llenergy.backends.transformers.options import count_compiled_graphs
 def tell(options):
     backend = TransformersBackend()
     info = backend.load(resolve_model("random:llama-tiny"), {"dtype": "float32", **options}, RankContext())
-    told = {"tokens": [], "graphs": [], "options": {}}
-    told["options"] = {name: value for name, value in info.options.items() if "compile" in name}
+    actual = {"tokens": [], "graphs": [], "options": {}}
+    actual["options"] = {name: value for name, value in info.options.items() if "compile" in name}
     params = GenerationParams(max_new_tokens=6, ignore_eos=True, cache="static")
     for _ in range(2):
         job = backend.prepare(["abc", "hello world"], params)
         prepared = count_compiled_graphs()
-        told["tokens"] += [job.result(job.run()).token_ids for _ in range(2)]
-        told["graphs"].append([prepared, count_compiled_graphs()])
+        actual["tokens"] += [job.result(job.run()).token_ids for _ in range(2)]
+        actual["graphs"].append([prepared, count_compiled_graphs()])
     backend.close()
-    return told
+    return actual
 
-told = {"eager": tell({}), "compiled": tell({"compile": "default"})}
-told["children"] = [child.name() for child in psutil.Process().children()]
-print(json.dumps(told))
+actual = {"eager": tell({}), "compiled": tell({"compile": "default"})}
+actual["children"] = [child.name() for child in psutil.Process().children()]
+print(json.dumps(actual))
 """
 
 
@@ -194,7 +194,7 @@ def test_the_recorded_dtype_is_that_of_the_weights() -> None:
     with LoadedRanks(dtype="bfloat16") as ranks:
         assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "bfloat16")
         ranks.load(dtype="auto")
-        # As they were saved.
+        # The dtype in which the weights were saved.
         assert (ranks.info.dtype, ranks.info.options["dtype"]) == ("bfloat16", "auto")
 
 
@@ -203,12 +203,12 @@ def test_the_recorded_dtype_is_that_of_the_weights() -> None:
 def test_compiled_steps_give_the_same_tokens_and_compile_before_the_window() -> None:
     done = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    eager, compiled = told["eager"], told["compiled"]
+    actual = json.loads(done.stdout.splitlines()[-1])
+    eager, compiled = actual["eager"], actual["compiled"]
     assert compiled["tokens"] == eager["tokens"]
     assert eager["graphs"] == [[0, 0], [0, 0]]
-    # Each time: after it was prepared, and after two rounds.
+    # Number of graphs after preparing, and after two rounds.
     (first, first_after), (second, second_after) = compiled["graphs"]
     assert 0 < first == first_after < second == second_after
     assert compiled["options"] == {"compile": "default", "compiled": "decoding steps"}
-    assert told["children"] == []
+    assert actual["children"] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised weights: by packages that are installed, and refused with the command where they are not."""
+"""Quantised weights: by installed packages; others are refused with the install command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_llenergy.errors import BackendError
 
 from .loaded_ranks import PROMPTS, LoadedRanks
 
-#: Two layers with seven matrices each; the head and the embedding stay as they are.
+#: Two layers with seven matrices each; head and embedding are not quantised.
 MATRICES = 14
 
 
@@ -58,7 +58,7 @@ def test_a_model_without_quantised_layers_is_refused() -> None:
 
 
 def test_bitsandbytes_8bit_needs_float16() -> None:
-    """It casts to that by itself, and the record would tell another dtype."""
+    """bitsandbytes casts to float16 itself, so the record would have another dtype."""
     if not is_installed("bitsandbytes"):
         pytest.skip("bitsandbytes is not installed; pip install bitsandbytes")
     with pytest.raises(BackendError, match="multiplies in float16 whatever the dtype; give dtype='float16'"):

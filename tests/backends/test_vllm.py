@@ -29,15 +29,15 @@ MISSING = SPEC.missing()
 
 needs_vllm = pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}; or set LLENERGY_TEST_VLLM_PYTHON")
 
-#: Compiling takes minutes here, and a float of 32 bits is the same in every ranks.
+#: Without compilation, which takes minutes; 32-bit floats give the same tokens in every backend.
 EAGER: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 
 
 def refusal(expected: type[LLEnergyError], **asked: Any) -> str:
     """Return the error of loading with these options."""
-    with pytest.raises(expected) as told:
+    with pytest.raises(expected) as caught:
         LoadedRanks(SPEC, **asked)
-    return str(told.value.args[0])
+    return str(caught.value.args[0])
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def alone() -> Iterator[LoadedRanks]:
 
 @pytest.fixture(scope="module")
 def free(alone: LoadedRanks) -> Generation:
-    """Of all prompts, eight tokens each."""
+    """Eight tokens for each prompt."""
     return alone.generate(PROMPTS)[0]
 
 
@@ -101,7 +101,7 @@ class TestOneProcess:
         assert once.token_ids[0] != once.token_ids[1]
 
     def test_a_repeated_prompt_is_computed_again(self, alone: LoadedRanks) -> None:
-        """Longer than a block of the cache (128 tokens), which is what could be reused."""
+        """A prompt longer than a cache block (128 tokens), the unit of reuse."""
         workload = alone.prepare(["y" * 300], GenerationParams(max_new_tokens=2, ignore_eos=True))
         for _ in range(2):
             (request,) = workload.run_round().requests
@@ -111,10 +111,10 @@ class TestOneProcess:
     def test_a_batch_that_would_be_truncated_is_refused(self, alone: LoadedRanks) -> None:
         with (
             LoadedRanks(SPEC, **{**EAGER, "max_model_len": 16}) as ranks,
-            pytest.raises(BackendError) as told,
+            pytest.raises(BackendError) as caught,
         ):
             ranks.generate(["a" * 10], max_new_tokens=7)
-        assert told.value.args[0] == (
+        assert caught.value.args[0] == (
             "vllm: a prompt of 10 tokens and max_new_tokens=7 exceed max_model_len=16; ask for fewer, or "
             "load with a larger max_model_len"
         )
@@ -169,7 +169,7 @@ class TestShards:
 
 @needs_vllm
 def test_a_replaced_model_frees_its_memory() -> None:
-    """The cache alone is a gibibyte, all of it touched."""
+    """The cache alone takes a gibibyte, all of it touched."""
     with LoadedRanks(SPEC, **EAGER) as ranks:
         ((first, _),) = ranks.group.request_all("clean_up", None, 60)
         ranks.load(**{**EAGER, "max_model_len": 256})
@@ -214,9 +214,9 @@ class TestRefusals:
         )
 
     def test_an_unknown_quantisation_is_refused(self) -> None:
-        said = refusal(BackendError, quantization="none-such", **EAGER)
-        assert said.startswith("vllm refuses to load random:llama-tiny with ")
-        assert "none-such" in said
+        message = refusal(BackendError, quantization="none-such", **EAGER)
+        assert message.startswith("vllm refuses to load random:llama-tiny with ")
+        assert "none-such" in message
 
     def test_a_directory_without_a_model_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")

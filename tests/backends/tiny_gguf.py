@@ -12,7 +12,7 @@ from pytest_llenergy.backends.models import resolve_model
 
 
 def write_gguf(directory: Path, file: Path) -> None:
-    """What ``convert_hf_to_gguf.py`` of llama.cpp writes of a Llama with one token a byte."""
+    """Write what llama.cpp's ``convert_hf_to_gguf.py`` writes for a Llama with byte tokens."""
     import gguf
     import torch
     from tokenizers import Tokenizer
@@ -37,7 +37,7 @@ def write_gguf(directory: Path, file: Path) -> None:
     writer.add_token_list(tokens)
     kinds = (gguf.TokenType.CONTROL, gguf.TokenType.NORMAL)
     writer.add_token_types([kinds[token not in ("<pad>", "<bos>", "<eos>")] for token in tokens])
-    # A list that is empty cannot be written; no prompt here has these two side by side.
+    # An empty list cannot be written; no prompt here has these two in a row.
     writer.add_token_merges(["~ ~"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -56,7 +56,7 @@ def write_gguf(directory: Path, file: Path) -> None:
 
 
 def interleaved(weights: Any, heads: int) -> Any:
-    """Rows in the order in which llama.cpp turns pairs of them."""
+    """Reorder rows as llama.cpp rotates pairs of them."""
     rows, columns = weights.shape
     return weights.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
