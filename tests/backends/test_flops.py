@@ -71,7 +71,7 @@ def eager() -> Iterator[LoadedRanks]:
         yield ranks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sdpa() -> Iterator[LoadedRanks]:
     with LoadedRanks(dtype="float32") as ranks:
         yield ranks
@@ -222,6 +222,7 @@ class TestShapes:
             shape_from_source(ModelSource("directory", str(tmp_path / "nothing")))
 
 
+@pytest.mark.slow
 def test_openvino_operations_exclude_padding() -> None:
     with LoadedRanks(openvino.SPEC, model=None) as ranks:
         actual, generation = flops(ranks, ["Hello", "The capital of France is"], max_new_tokens=4)
