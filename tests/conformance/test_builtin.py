@@ -85,6 +85,7 @@ def test_transformers_conforms(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*it is the reference of the others*"])
 
 
+@pytest.mark.slow
 def test_openvino_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OPENVINO)
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
@@ -92,12 +93,14 @@ def test_openvino_conforms(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*its greedy text drifts from that of transformers*"])
 
 
+@pytest.mark.slow
 def test_onnxruntime_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(ONNXRUNTIME)
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=16)
 
 
+@pytest.mark.slow
 def test_llama_cpp_conforms(pytester: pytest.Pytester) -> None:
     file = pytester.path / "tiny.gguf"
     # In a subprocess: loading a model sets the start method of multiprocessing.
@@ -108,6 +111,7 @@ def test_llama_cpp_conforms(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*its server stops at texts and not at tokens*"])
 
 
+@pytest.mark.slow
 def test_vllm_conforms(pytester: pytest.Pytester) -> None:
     python = os.environ.get("LLENERGY_TEST_VLLM_PYTHON")
     if not python:
