@@ -13,5 +13,5 @@ from pytest_llenergy.conformance.checks import PrefillTimes
 )
 def test_a_cache_that_saves_two_thirds_of_a_prompt_is_found(spared: float, found: bool) -> None:
     """Of the second that a new prompt takes beyond a short one, which takes a tenth."""
-    seen = PrefillTimes(short_s=0.1, new_s=1.1, seen_s=0.1 + (1 - spared), length=512)
-    assert (seen.wrong is not None) is found
+    times = PrefillTimes(short_s=0.1, new_s=1.1, seen_s=0.1 + (1 - spared), length=512)
+    assert (times.wrong is not None) is found

@@ -35,7 +35,7 @@ class TestFailures:
         monkeypatch.setattr(timeouts, "OTHER_RANKS_TIMEOUT_S", 30.0)
 
     def test_first_cause_is_reported_with_traceback_and_output(self, pair: RankGroup, tmp_path: Path) -> None:
-        told = tmp_path / "told"
+        formatted = tmp_path / "formatted"
 
         def work() -> None:
             import time
@@ -43,13 +43,13 @@ class TestFailures:
             class CauseError(ValueError):
                 def __str__(self) -> str:
                     # Asked for after the time of the failure is.
-                    told.touch()
+                    formatted.touch()
                     return "the real cause"
 
             if os.environ["RANK"] == "1":
                 print("about to fail")
                 raise CauseError
-            while not told.exists():
+            while not formatted.exists():
                 time.sleep(0.01)
             raise RuntimeError("what came of it\nand more")
 
@@ -63,19 +63,19 @@ class TestFailures:
         assert not pair.alive
 
     def test_a_tests_own_connection_error_is_not_a_lost_peer(self, pair: RankGroup, tmp_path: Path) -> None:
-        told = tmp_path / "told"
+        formatted = tmp_path / "formatted"
 
         def work() -> None:
             import time
 
             class ResetError(ConnectionResetError):
                 def __str__(self) -> str:
-                    told.touch()
+                    formatted.touch()
                     return "Connection reset by peer: hub.example"
 
             if os.environ["RANK"] == "0":
                 raise ResetError
-            while not told.exists():
+            while not formatted.exists():
                 time.sleep(0.01)
             raise RuntimeError("Connection closed by peer: the second")
 
@@ -108,14 +108,14 @@ class TestFailures:
                 else:
                     loss.backward()
             except RuntimeError as error:
-                (tmp_path / "said").write_text(json.dumps(_describe(error)))
+                (tmp_path / "report").write_text(json.dumps(_describe(error)))
 
         two = plan(2, TORCH)
         with pytest.raises(WorkerError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
             run(RankGroup(two, hosts), work)
-        said = json.loads((tmp_path / "said").read_text())
-        assert Failure(two.ranks[0], 1, said, []).is_echo, said
-        assert not Failure(two.ranks[0], 1, {**said, "collective": False}, []).is_echo
+        report = json.loads((tmp_path / "report").read_text())
+        assert Failure(two.ranks[0], 1, report, []).is_echo, report
+        assert not Failure(two.ranks[0], 1, {**report, "collective": False}, []).is_echo
 
     @pytest.mark.parametrize("broken", ["text", "message", "source", "kind of text"])
     def test_an_error_without_a_usable_text_is_still_the_first_cause(
@@ -149,11 +149,11 @@ class TestFailures:
         with pytest.raises(WorkerError) as caught:
             run(pair, work)
         first, *_ = str(caught.value).splitlines()
-        told = {
+        first_lines = {
             "text": "BrokenError: (its text cannot be had: SystemExit)",
             "kind of text": r"OfTextError: kind of text \ud800",
         }
-        assert first.endswith(told.get(broken, "ValueError: fine"))
+        assert first.endswith(first_lines.get(broken, "ValueError: fine"))
         assert "in work" in caught.value.details
 
     def test_shown_output_is_short_and_of_the_failed_call(self, pair: RankGroup) -> None:
@@ -177,16 +177,16 @@ class TestFailures:
             run(pair, Picky)
 
     @pytest.mark.parametrize(
-        ("code", "said"),
+        ("code", "message"),
         [
             ("os._exit(0)", "ended with exit code 0 and no result"),
             ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ],
     )
     def test_a_rank_that_ends_without_a_result_is_a_failure(
-        self, pair: RankGroup, code: str, said: str
+        self, pair: RankGroup, code: str, message: str
     ) -> None:
-        with pytest.raises(WorkerError, match=said):
+        with pytest.raises(WorkerError, match=message):
             run(pair, exec, f"import os\nif os.environ['RANK'] == '0': {code}")
         assert not any(alive(rank.pid) for rank in pair.ranks)
 
@@ -216,10 +216,10 @@ class TestFailures:
         hang = f"import os, signal, time\nif os.environ['RANK'] == '0': {code}\ntime.sleep(60)"
         with pytest.raises(WorkerError) as caught:
             run(pair, exec, hang, timeout_s=0.5)
-        told = dict(caught.value.sections)
-        assert why in told["output of rank 0"]
-        assert "(most recent call first):" in told["output of rank 1"]
-        assert "(no stacks" not in told["output of rank 1"]
+        outputs = dict(caught.value.sections)
+        assert why in outputs["output of rank 0"]
+        assert "(most recent call first):" in outputs["output of rank 1"]
+        assert "(no stacks" not in outputs["output of rank 1"]
 
     def test_late_stacks_are_waited_for(self, pair: RankGroup) -> None:
         """As on a busy machine."""
@@ -231,9 +231,9 @@ class TestFailures:
 
             read, write = os.pipe()
             if os.fork() == 0:
-                told = os.read(read, 1 << 16)
+                stacks = os.read(read, 1 << 16)
                 time.sleep(1)
-                os.write(2, told)
+                os.write(2, stacks)
                 time.sleep(60)
             faulthandler.register(signal.SIGUSR2, file=write)
             time.sleep(60)

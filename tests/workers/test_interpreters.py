@@ -21,14 +21,14 @@ from pytest_llenergy.workers.pool import Load, RankPool
 
 Read = Callable[..., dict[str, Any]]
 
-#: What the other environment has; ``seen`` is what a process of it can import.
+#: What the other environment has; ``find_modules`` returns what a process of it can import.
 TOY = """
 import importlib.util, multiprocessing, os, pathlib, sys
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.model.record import BackendInfo
 from pytest_llenergy.model.timeline import RequestTimeline
 
-def seen(*_):
+def find_modules(*_):
     import pytest_llenergy
     names = ("pytest", "torch", "filelock", "rank", "toy_engine")
     found = [name for name in names if importlib.util.find_spec(name) is not None]
@@ -43,10 +43,11 @@ class Job:
 class Toy:
     def load(self, model, options, context):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            below = pool.map(seen, [None])[0]
-        told = {"python": sys.executable, "here": seen(), "below": below, "path": os.environ["PATH"]}
-        told["searches"] = str(os.environ.get("PYTHONPATH"))
-        return BackendInfo(name="toy", version="1", model=model.label, options=told)
+            below = pool.map(find_modules, [None])[0]
+        options = {"python": sys.executable, "here": find_modules(), "below": below}
+        options["path"] = os.environ["PATH"]
+        options["searches"] = str(os.environ.get("PYTHONPATH"))
+        return BackendInfo(name="toy", version="1", model=model.label, options=options)
     def prepare(self, prompts, params): return Job()
     def synchronize(self): pass
     def close(self): pass
@@ -91,25 +92,25 @@ def pool() -> Iterator[RankPool]:
 
 class TestRanks:
     @pytest.fixture
-    def told(self, pool: RankPool, other: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    def found(self, pool: RankPool, other: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setenv("PYTHONPATH", sysconfig.get_path("purelib"))
         load = Load.from_options(spec(other), ModelSource("directory", "/m"), {})
         _, info = pool.get_loaded(plan(other), load)
         return info.options
 
     def test_ranks_find_packages_of_their_environment_and_this_package(
-        self, told: dict[str, Any], other: Path
+        self, found: dict[str, Any], other: Path
     ) -> None:
         import pytest_llenergy
 
         ours = str(Path(pytest_llenergy.__file__).resolve().parent)
-        assert told["python"] == str(other)
-        assert told["here"] == f"toy_engine,{ours}"
-        assert told["searches"] == "None"
-        assert told["path"].split(":")[0] == str(other.parent)
+        assert found["python"] == str(other)
+        assert found["here"] == f"toy_engine,{ours}"
+        assert found["searches"] == "None"
+        assert found["path"].split(":")[0] == str(other.parent)
 
-    def test_processes_of_ranks_find_the_same_packages(self, told: dict[str, Any]) -> None:
-        assert told["below"] == told["here"]
+    def test_processes_of_ranks_find_the_same_packages(self, found: dict[str, Any]) -> None:
+        assert found["below"] == found["here"]
 
 
 def test_another_interpreter_has_other_ranks(pool: RankPool, other: Path) -> None:
@@ -153,9 +154,9 @@ class TestWhatIsMissing:
         if text is not None:
             python.write_text(f"#!/bin/sh\n{text}\n")
             python.chmod(0o755)
-        with pytest.raises(BackendError) as told:
+        with pytest.raises(BackendError) as caught:
             spec(python).missing()
-        assert str(told.value) == (
+        assert str(caught.value) == (
             f"the Python of toy, {python}, {message}; energy_python needs lines such as "
             "vllm=.venvs/vllm/bin/python"
         )

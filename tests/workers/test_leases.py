@@ -138,9 +138,9 @@ def test_waiting_processes_see_which_test_has_warm_ranks_and_since_when_they_are
 def test_waiting_processes_see_since_when_the_running_test_has_a_device(session: Session) -> None:
     def since_s() -> float:
         directory = open_lock_directory()
-        (seen,) = list_entries(directory, ("holding",))
+        (entry,) = list_entries(directory, ("holding",))
         directory.close()
-        return seen.content.since_s
+        return entry.content.since_s
 
     session.test(Lease(("a",)))
     idle_s = since_s()

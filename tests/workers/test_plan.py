@@ -38,8 +38,8 @@ class TestPlan:
     def test_a_gpu_rank_sees_its_board_by_uuid_and_nothing_else(self) -> None:
         lease = Lease(devices=("GPU-b", "GPU-a"))
         ranks = plan_processes(TORCH, None, lease, [0, 1]).ranks
-        seen = [rank.environment()["CUDA_VISIBLE_DEVICES"] for rank in ranks]
-        assert seen == ["GPU-b", "GPU-a"]
+        visible = [rank.environment()["CUDA_VISIBLE_DEVICES"] for rank in ranks]
+        assert visible == ["GPU-b", "GPU-a"]
         assert {rank.environment()["CUDA_DEVICE_ORDER"] for rank in ranks} == {"PCI_BUS_ID"}
         assert [rank.local_rank for rank in ranks] == [0, 1]
 

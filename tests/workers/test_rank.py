@@ -190,13 +190,13 @@ def test_the_window_runs_from_the_first_start_to_the_last_end(pair: RankGroup) -
     before_ns = time.monotonic_ns()
     timeline = workload.run_round()
     after_ns = time.monotonic_ns()
-    told = workload.results()
+    results = workload.results()
     marks = [rank.iterations[-1] for rank in timeline.ranks]
-    for mark, (began_ns, ended_ns) in zip(marks, told, strict=True):
+    for mark, (began_ns, ended_ns) in zip(marks, results, strict=True):
         assert before_ns < mark.start_ns <= began_ns < ended_ns <= mark.end_ns < after_ns
     assert timeline.start_ns == min(mark.start_ns for mark in marks)
     assert timeline.end_ns == max(mark.end_ns for mark in marks)
     # Nothing but the call is in a rank's own window, and the shorter one does not wait in it for the longer.
-    assert marks[0].end_ns - told[0][1] < told[1][1] - told[1][0]
+    assert marks[0].end_ns - results[0][1] < results[1][1] - results[1][0]
     assert workload.peak_memory_bytes is not None
     assert workload.peak_memory_bytes > 10_000_000

@@ -117,16 +117,16 @@ def test_a_call_by_a_thread_ends_with_its_test(pytester: pytest.Pytester, ready:
         import os, threading, time
         from pathlib import Path
         import psutil
-        said, threads = [], []
+        outcomes, threads = [], []
         def slow():
             Path("begun").write_text(str(os.getpid()))
             time.sleep(60)
         def test_leaves(workers):
             def go():
                 try:
-                    said.append(workers.run(slow))
+                    outcomes.append(workers.run(slow))
                 except Exception as error:
-                    said.append(str(error))
+                    outcomes.append(str(error))
             if {ready}:
                 workers.run(max, 1, 2)
             threads.append(threading.Thread(target=go))
@@ -138,8 +138,8 @@ def test_a_call_by_a_thread_ends_with_its_test(pytester: pytest.Pytester, ready:
             if {ready}:
                 assert not psutil.pid_exists(int(Path("begun").read_text()))
             threads[0].join(60)
-            (told,) = said
-            assert "ended" in told, told
+            (outcome,) = outcomes
+            assert "ended" in outcome, outcome
             assert workers.run(max, 1, 2) == [2]
         """
     )
@@ -160,24 +160,24 @@ def test_a_load_by_a_thread_ends_with_its_test(
         import threading, time
         from pathlib import Path
         import psutil
-        said, threads = [], []
+        outcomes, threads = [], []
         def test_leaves(backend):
             def go():
                 try:
-                    said.append(backend.generate(["hi"]))
+                    outcomes.append(backend.generate(["hi"]))
                 except Exception as error:
-                    said.append(str(error))
+                    outcomes.append(str(error))
             threads.append(threading.Thread(target=go, daemon=True))
             threads[0].start()
             while not Path("begun").exists():
-                assert threads[0].is_alive(), said
+                assert threads[0].is_alive(), outcomes
                 time.sleep(0.01)
         def test_after(workers):
             # Of those before neither is there any more, nor what they have started.
             assert not [pid for pid in Path("begun").read_text().split() if psutil.pid_exists(int(pid))]
             threads[0].join()
-            (told,) = said
-            assert "ended while they worked: their test is over" in told
+            (outcome,) = outcomes
+            assert "ended while they worked: their test is over" in outcome
             assert workers.run(max, 1, 2) == [2]
         """,
     )
@@ -192,7 +192,6 @@ def test_the_end_of_a_test_does_not_wait_for_threads(pytester: pytest.Pytester) 
     pytester.makepyfile(
         """
         import threading
-        told = threading.Event()
         class Endless:
             def __reduce__(self):
                 threading.Event().wait()
@@ -217,13 +216,13 @@ def test_a_forked_child_of_pytest_has_no_ranks(pytester: pytest.Pytester) -> Non
             child = os.fork()
             if child == 0:
                 try:
-                    Path("said").write_text(str(workers.run(max, 1, 2)))
+                    Path("outcome").write_text(str(workers.run(max, 1, 2)))
                 except BaseException as error:
-                    Path("said").write_text(f"{type(error).__name__}: {error}")
+                    Path("outcome").write_text(f"{type(error).__name__}: {error}")
                 os._exit(0)
             assert all(workers.run(max, i, 2) == [max(i, 2)] for i in range(50))
             os.waitpid(child, 0)
-            assert Path("said").read_text().startswith("PlanError: the ranks of a test are started by its")
+            assert Path("outcome").read_text().startswith("PlanError: the ranks of a test are started by its")
         """
     )
     without_torch(pytester.path)

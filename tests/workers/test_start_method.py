@@ -68,7 +68,7 @@ class TestForks:
         (tmp_path / "reads_early.py").write_text("import os\nSEEN = os.environ.get('TORCH_READ_EARLY')\n")
         monkeypatch.syspath_prepend(tmp_path)
 
-        def seen() -> object:
+        def read_variable() -> object:
             import importlib
 
             return importlib.import_module("reads_early").SEEN
@@ -77,7 +77,7 @@ class TestForks:
         for value in ("1", "2"):
             monkeypatch.setenv("TORCH_READ_EARLY", value)
             ranks = start(host, 1, Capabilities(data=True, preload=("reads_early",)))
-            found += run(ranks, seen)
+            found += run(ranks, read_variable)
             ranks.close()
         assert found == ["1", "2"]
 

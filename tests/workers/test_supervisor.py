@@ -139,7 +139,7 @@ def test_supervisor_and_guard_clean_up_after_each_other(
     assert guard not in (1, os.getpid())
     os.kill(supervisor if which == "supervisor" else guard, number)
     try:
-        # Nobody has asked for anything since.
+        # Without any request.
         assert is_gone(stranger)
         assert is_gone(ranks.ranks[0].pid)
         assert is_gone(supervisor)

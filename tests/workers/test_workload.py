@@ -78,7 +78,7 @@ def count_flops(name: str, prompts: list[str], parallel: Parallel) -> Flops:
 def test_the_operations_of_shards_are_counted_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three prompts over two replicas of two shards: 2 · 100 and 1 · 100, told by whichever ranks."""
+    """Three prompts over two replicas of two shards: 2 · 100 and 1 · 100, reported by whichever ranks."""
     (tmp_path / "counted.py").write_text(COUNTED)
     monkeypatch.syspath_prepend(tmp_path)
     flops = count_flops(name, ["a", "b", "c"], Parallel(data=2, tensor=2))
