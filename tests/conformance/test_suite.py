@@ -380,8 +380,8 @@ WRONG = {
 @pytest.mark.parametrize(
     ("name", "whole_suite"),
     [
-        *((name, False) for name in WRONG),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in WRONG),
+        *(pytest.param(name, False, id=name) for name in WRONG),
+        *(pytest.param(name, True, id=f"{name}-whole-suite", marks=pytest.mark.slow) for name in WRONG),
     ],
 )
 def test_a_wrong_backend_fails_the_check_for_it(
