@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import msgspec
 import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
@@ -67,8 +69,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("other")
     venv.create(directory, symlinks=True)
     (site,) = (directory / "lib").glob("python*/site-packages")
-    for package in ("msgspec", "cloudpickle"):
-        (site / package).symlink_to(Path(sysconfig.get_path("purelib")) / package)
+    for package in (msgspec, cloudpickle):
+        (site / package.__name__).symlink_to(Path(str(package.__file__)).parent)
     (site / "toy_engine.py").write_text(TOY)
     return directory / "bin" / "python"
 
