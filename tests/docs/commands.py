@@ -94,8 +94,8 @@ def _tox(arguments: list[str], pytester: pytest.Pytester) -> None:
     assert arguments[:1] in (["run"], ["list"]), arguments
     known = re.findall(r"^\[testenv:(.+)\]$", (ROOT / "tox.ini").read_text(), re.MULTILINE)
     names = {name for text in known for name in _expand(text)}
-    asked = [name for word in arguments[1:] if not word.startswith("-") for name in word.split(",")]
-    assert set(asked) <= names, f"tox has no {', '.join(sorted(set(asked) - names))}"
+    named = [name for word in arguments[1:] if not word.startswith("-") for name in word.split(",")]
+    assert set(named) <= names, f"tox has no {', '.join(sorted(set(named) - names))}"
 
 
 def _expand(text: str) -> list[str]:
