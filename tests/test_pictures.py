@@ -34,7 +34,7 @@ def test_the_window_picture_is_right_where_two_readings_are_far_off(
     assert shown.error_of_two_readings < -0.3
     assert abs(shown.energy_j - shown.true_j) < 2 * shown.u_j < 0.02 * shown.true_j
     drawn.main(tmp_path / "window.svg")
-    assert "what is asked for" in (tmp_path / "window.svg").read_text()
+    assert "true energy" in (tmp_path / "window.svg").read_text()
 
 
 def test_the_coverage_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ TOOLS = (
 )
 OURS = TOOLS[:2]
 
-SENSOR_NAMES = {FULL: "looks all the time", PART: "looks for 25 of 100 ms"}
+SENSOR_NAMES = {FULL: "samples all the time", PART: "samples 25 of 100 ms"}
 
 Figures = dict[str, Any]
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]

@@ -106,7 +106,7 @@ def _draw_power(panel: Any, shown: Window) -> None:
     panel.text(
         (start_ms + end_ms) / 2,
         WORK_W / 2,
-        f"what is asked for:\n{shown.true_j:.1f} J",
+        f"true energy:\n{shown.true_j:.1f} J",
         ha="center",
         va="center",
     )

@@ -128,7 +128,7 @@ def _draw_bars(panel: Any, found: list[Example]) -> None:
     _lines(panel)
     panel.set_xlim(*CHANGES)
     panel.set_ylim(-0.6, len(found) + 0.2)
-    panel.set_xlabel(f"estimate and limits (%), {ROUNDS} rounds a side")
+    panel.set_xlabel(f"estimate and limits (%), {ROUNDS} rounds per side")
     panel.set_xticks(range(-8, 11, 2))
 
 
