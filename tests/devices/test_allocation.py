@@ -91,7 +91,7 @@ def test_a_name_is_part_of_the_product_name(uuids: list[str]) -> None:
         select_devices(GpuRequest(2, name="L4"), environment={})
 
 
-def test_too_few(uuids: list[str]) -> None:
+def test_too_few_boards_are_a_shortage_with_numbers(uuids: list[str]) -> None:
     with pytest.raises(DeviceError, match=r"^gpus\(4\): only 3 of 3 GPUs may be used here$"):
         select_devices(GpuRequest(4), environment={})
     with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 of 3 GPUs may be used here \(CUDA_VIS"):
@@ -224,7 +224,7 @@ def test_cpu_ranks_only_where_the_test_allows_them(uuids: list[str]) -> None:
 
 
 @pytest.mark.parametrize("selection", ["9", "GPU-zz", "0,0", "abc", "all,0", "0,,1", "MIG-x"])
-def test_a_selection_that_names_what_is_not_there_is_no_shortage(uuids: list[str], selection: str) -> None:
+def test_a_selection_of_a_missing_device_is_an_error_not_a_shortage(uuids: list[str], selection: str) -> None:
     with pytest.raises(DeviceError, match=r"^--energy-gpus: '.*' ") as caught:
         select_devices(GpuRequest(1, fallback="cpu"), selection, {})
     assert not isinstance(caught.value, ShortageError)
@@ -269,7 +269,7 @@ class TestLostBoard:
             )
 
     @pytest.mark.parametrize(("selection", "environment"), [("0", {}), (None, {VISIBLE_DEVICES: "0"})])
-    def test_numbers_are_refused_beside_it(
+    def test_numbers_are_refused_while_a_board_is_lost(
         self, lost: World, selection: str | None, environment: dict[str, str]
     ) -> None:
         with pytest.raises(DeviceError) as caught:
@@ -300,7 +300,7 @@ class TestLostBoard:
         assert not isinstance(caught.value, ShortageError)
 
 
-def test_who_leaves_boards_out_is_named_and_how_to_overrule_it(uuids: list[str]) -> None:
+def test_the_list_that_leaves_boards_out_is_named_and_how_to_override_it(uuids: list[str]) -> None:
     with pytest.raises(ShortageError) as caught:
         select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: uuids[1]})
     assert str(caught.value) == (
@@ -311,7 +311,9 @@ def test_who_leaves_boards_out_is_named_and_how_to_overrule_it(uuids: list[str])
         select_devices(GpuRequest(2), "0", {})
 
 
-def test_the_environment_is_read_when_asked(uuids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read_at_the_time_of_the_call(
+    uuids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VISIBLE_DEVICES, uuids[1])
     assert select_devices(GpuRequest(1)).indices == (1,)
 

@@ -90,7 +90,7 @@ def test_a_board_where_our_ranks_wait_comes_before_idle_ones(host: Host) -> None
     assert choices(GpuRequest(1), environment={}, warm={c}) == (c, a, b)
 
 
-def test_boards_of_one_model_are_taken_where_there_are_enough(host: Host) -> None:
+def test_boards_of_one_model_are_taken_if_there_are_enough(host: Host) -> None:
     a, b, c = host(Board(name="NVIDIA H100"), Board(name="NVIDIA L4"), Board(name="NVIDIA L4"))
     assert choices(GpuRequest(1)) == (a,)
     assert choices(GpuRequest(2)) == (b, c)
@@ -117,14 +117,14 @@ def test_too_little_memory_is_told_in_the_unit_that_was_asked_for(host: Host) ->
     )
 
 
-def test_each_board_that_does_not_fit_says_the_first_thing_that_it_lacks(host: Host) -> None:
+def test_for_each_unfit_board_the_first_mismatch_is_named(host: Host) -> None:
     host(Board(name="NVIDIA L4"), Board(name="NVIDIA H200", memory_total=10**9), Board(name="NVIDIA H200"))
     assert refusal(GpuRequest(2, name="h200", memory="80 GB")) == (
         "gpus(2, name='h200', memory='80 GB'): only 1 of 3 GPUs fit (others: NVIDIA L4, 1 GB)"
     )
 
 
-def test_a_shortage_says_too_what_the_environment_leaves_out(host: Host) -> None:
+def test_a_shortage_names_what_the_environment_leaves_out(host: Host) -> None:
     a, _, _ = host(Board(name="NVIDIA L4"), Board(name="NVIDIA L4"), Board(name="NVIDIA H100"))
     value = f"{a},GPU-f00d"
     assert refusal(GpuRequest(1, name="H100"), visible=value) == (
@@ -148,7 +148,7 @@ class TestMig:
             "gpus(2, mig='1g.10gb'): only 1 of 4 MIG instances fit (others: 2 × 2g.20gb, unknown profile)"
         )
 
-    def test_without_instances_it_says_how_to_make_one(self, host: Host) -> None:
+    def test_a_host_without_instances_gets_the_command_to_create_one(self, host: Host) -> None:
         host(Board())
         assert refusal(GpuRequest(1, mig="1g.10gb")) == (
             "gpus(1, mig='1g.10gb'): there is no MIG instance here; nvidia-smi mig -cgi 1g.10gb -C makes "

@@ -179,7 +179,7 @@ def test_this_process_and_what_it_started_are_not_foreign(tmp_path: Path, child:
     )
 
 
-def test_an_idle_board_has_nobody_on_it(tmp_path: Path) -> None:
+def test_an_idle_board_has_no_foreign_processes(tmp_path: Path) -> None:
     assert find_foreign_processes(processes(), proc=proc_of(tmp_path, FIRST_NAMESPACE)) == ()
 
 
@@ -201,10 +201,10 @@ def test_in_a_container_nothing_is_known(tmp_path: Path, pids: tuple[int, ...]) 
     assert find_foreign_processes(processes(*pids), proc=proc) == told
 
 
-def test_a_system_without_namespaces_tells_nothing(tmp_path: Path) -> None:
+def test_processes_are_unknown_on_a_system_without_namespaces(tmp_path: Path) -> None:
     assert "another PID namespace" in find_foreign_processes(processes(1), proc=tmp_path)
 
 
-def test_a_driver_that_does_not_tell_is_not_an_empty_board(tmp_path: Path) -> None:
+def test_unreported_processes_do_not_mean_an_empty_board(tmp_path: Path) -> None:
     told = find_foreign_processes(Condition(processes=None), proc=proc_of(tmp_path, FIRST_NAMESPACE))
     assert told == "the driver does not report the processes on the board"

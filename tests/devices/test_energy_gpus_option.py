@@ -59,7 +59,7 @@ def test_an_element_that_fits_no_board_is_named(element: str) -> None:
     )
 
 
-def test_an_element_that_fits_several_instances_is_named_with_all_there_are() -> None:
+def test_an_ambiguous_element_is_an_error_that_lists_all_devices() -> None:
     with pytest.raises(DeviceError) as caught:
         parse_selection("MIG-7", DIVIDED)
     assert str(caught.value) == (

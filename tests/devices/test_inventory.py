@@ -80,7 +80,7 @@ def test_a_driver_that_refuses_leaves_its_reason(tmp_path: Path, nvml_attach: At
     assert read_answering() == Inventory(errors=("NVML: Insufficient Permissions; see nvidia-smi",))
 
 
-def test_instances_stand_beside_the_boards_with_their_profiles(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_instances_are_listed_with_their_profiles(tmp_path: Path, nvml_attach: Attach) -> None:
     """Profiles and memories as the driver tells them of an H100 of 80 GB."""
     mib = 1 << 20
     parts = (
@@ -134,7 +134,7 @@ def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
     assert len(read_inventory().boards) == 1
 
 
-def test_memory_in_use_and_mig_mode_stand_beside_the_boards(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_memory_in_use_and_mig_mode_are_listed_for_each_board(tmp_path: Path, nvml_attach: Attach) -> None:
     parts = (MigInstance("MIG-1", memory_used=3 * GIB),)
     given = [
         Board(uuid="GPU-a", memory_used=5 * GIB, memory_reserved=GIB, mig_capable=False),
@@ -147,7 +147,7 @@ def test_memory_in_use_and_mig_mode_stand_beside_the_boards(tmp_path: Path, nvml
     assert (found.used_bytes["GPU-a"], found.used_bytes["MIG-1"]) == (5 * GIB, 3 * GIB)
 
 
-def test_an_old_driver_tells_memory_in_one_number(
+def test_an_old_driver_reports_memory_in_one_number(
     tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path / "world", [Board(memory_used=5 * GIB, memory_reserved=GIB)])

@@ -17,13 +17,13 @@ class TestClaims:
             DeviceLock("GPU-b", shared=True),
         )
 
-    def test_instances_of_one_board_go_together_and_a_whole_board_goes_with_none(self) -> None:
+    def test_instances_of_one_board_do_not_conflict_but_conflict_with_the_whole_board(self) -> None:
         first, second = (LockRequest(Lease((part,), divided=("GPU-b",)).locks) for part in ("MIG-a", "MIG-b"))
         assert not first.conflicts_with(second.always)
         assert first.conflicts_with((DeviceLock("GPU-b"),))
         assert LockRequest((DeviceLock("GPU-b"),)).conflicts_with(second.always)
 
-    def test_what_may_be_had_is_asked_for_and_what_was_got_is_joined(self) -> None:
+    def test_choices_are_requested_and_those_taken_are_joined(self) -> None:
         each = [one(index) for index in range(3)]
         possible = Lease(("GPU-0", "GPU-1"), choices=tuple(each))
         assert possible.request() == LockRequest(
@@ -32,7 +32,7 @@ class TestClaims:
         assert possible.select((0, 2)) == join_leases([each[0], each[2]])
         assert possible.select((0, 2)).indices == (0, 2)
 
-    def test_the_host_is_asked_for_beside(self) -> None:
+    def test_additional_locks_are_requested_with_the_devices(self) -> None:
         assert Lease(("GPU-0",)).request((DeviceLock(CPU),)).always == (DeviceLock("GPU-0"), DeviceLock(CPU))
 
 

@@ -93,7 +93,7 @@ class TestDirectory:
         assert chosen(missing, private, shared, later) == shared
 
     @needs_root
-    def test_none_is_an_error_that_tells_why_of_each(self, tmp_path: Path) -> None:
+    def test_the_error_names_the_fault_of_each_candidate(self, tmp_path: Path) -> None:
         private, foreign = tmp_path / "private", tmp_path / "foreign"
         private.mkdir(mode=0o755)
         foreign.mkdir()
@@ -107,9 +107,7 @@ class TestDirectory:
             "mode 1777), or set LLENERGY_LOCK_DIR"
         )
 
-    def test_where_temporary_files_go_is_not_asked(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_tmpdir_is_ignored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Users with different ones would not meet."""
         monkeypatch.delenv("LLENERGY_LOCK_DIR")
         monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -123,7 +121,7 @@ class TestDirectory:
             open_lock_directory({"LLENERGY_LOCK_DIR": given})
         assert str(caught.value) == (f"LLENERGY_LOCK_DIR={given!r} is not an absolute path")
 
-    def test_one_whose_name_would_break_a_message_is_refused_in_one_line(self, tmp_path: Path) -> None:
+    def test_unprintable_characters_are_refused_in_one_line(self, tmp_path: Path) -> None:
         path = tmp_path / "two\nlines"
         path.mkdir()
         with pytest.raises(DeviceError) as caught:
@@ -151,7 +149,7 @@ class TestDirectory:
         assert named(tmp_path) == f"it belongs to uid {USERS[0]}, not to root or you"
 
     @needs_root
-    def test_one_that_one_may_not_write_in_is_told(self, locks: Path) -> None:
+    def test_a_directory_without_write_permission_is_an_error(self, locks: Path) -> None:
         locks.chmod(0o755)
         with lockers() as make:
             assert (
@@ -201,7 +199,7 @@ class TestDirectory:
     def test_where_files_are_removed_when_their_user_logs_out_is_no_candidate(self) -> None:
         assert "/dev/shm" not in CANDIDATES
 
-    def test_one_that_is_removed_meanwhile_is_told_to_be_gone(
+    def test_a_directory_that_is_removed_during_a_wait_is_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "locks"
@@ -271,7 +269,7 @@ class TestFiles:
             expected = self.expected(locks, "cannot be opened (No such device or address)")
             assert self.refused(locks) == expected
 
-    def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing_locked(self, locks: Path) -> None:
+    def test_a_full_disk_is_reported_and_leaves_nothing_locked(self, locks: Path) -> None:
         script = (
             "import resource\nfrom pytest_llenergy.devices.lease import DeviceLock, LockRequest\n"
             "from pytest_llenergy.devices.locks import acquire\n"
@@ -313,7 +311,7 @@ class TestFiles:
         acquire(LockRequest((DeviceLock("a"),)), 0.0).release()
 
     @needs_root
-    def test_a_file_that_one_may_not_read_is_told(self, locks: Path) -> None:
+    def test_a_lock_file_without_read_permission_is_an_error(self, locks: Path) -> None:
         (locks / lock_name("a")).touch()
         (locks / lock_name("a")).chmod(0o600)
         with lockers() as make:
@@ -321,7 +319,7 @@ class TestFiles:
             assert make(USERS[0]).refused("a") == expected
 
     @needs_root
-    def test_files_are_for_all_to_read_and_for_nobody_else_to_write_whatever_the_umask(
+    def test_lock_files_are_readable_by_all_and_writable_by_the_owner_whatever_the_umask(
         self, locks: Path
     ) -> None:
         before = os.umask(0o077)
@@ -338,7 +336,7 @@ class TestFiles:
         [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff" * 300_000, NO_CHOICE, NEGATIVE],
         ids=lambda text: str(text[:8]),
     )
-    def test_a_ticket_full_of_nonsense_makes_nobody_wait(self, locks: Path, content: bytes) -> None:
+    def test_an_invalid_ticket_blocks_nobody(self, locks: Path, content: bytes) -> None:
         path = locks / f"llenergy-firm-{1:020d}-{0:016x}"
         path.write_bytes(content)
         locked = os.open(path, os.O_RDONLY)
@@ -365,7 +363,7 @@ class TestContainer:
         (tmp_path / ".dockerenv").touch()
         return tmp_path
 
-    def test_leases_in_a_directory_of_its_own_are_told_to_be_uncoordinated(self, root: Path) -> None:
+    def test_leases_in_a_private_directory_are_uncoordinated(self, root: Path) -> None:
         assert explain_uncoordinated(Path("/tmp"), root) == (
             "GPU leases are not coordinated with the host: this is a container (/.dockerenv) that does not "
             "share /tmp with the host; mount a directory of the host, such as "
@@ -388,7 +386,7 @@ class TestContainer:
         (root / "run/.containerenv").touch()
         assert detect_container(root) == "/run/.containerenv"
 
-    def test_a_host_is_none(self, root: Path) -> None:
+    def test_a_host_is_not_a_container(self, root: Path) -> None:
         (root / ".dockerenv").unlink()
         (root / "proc/self/ns/pid").unlink()
         (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")

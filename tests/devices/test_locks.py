@@ -48,7 +48,7 @@ def test_one_of_several_is_the_first_that_is_free(make: MakeLocker) -> None:
     assert make().take(n=1, of=boards, wait_s=0.0) == ["c"]
 
 
-def test_all_or_none(make: MakeLocker) -> None:
+def test_a_request_takes_all_devices_or_none(make: MakeLocker) -> None:
     first, second, third = make(), make(), make()
     first.take("b")
     assert second.refused("a", "b").startswith("gpus: waited 0 s for a, b: b held by process ")
@@ -133,7 +133,7 @@ class TestMessages:
         assert f" of {pwd.getpwuid(USERS[0]).pw_name} since " in told
         assert re.search(r" of uid 54321 since [\d:]+ \(two\?lines\); wait", told)
 
-    def test_the_whole_queue_can_be_told(self, make: MakeLocker, locks: Path) -> None:
+    def test_the_whole_queue_can_be_described(self, make: MakeLocker, locks: Path) -> None:
         holder, waiting = make(), make()
         holder.take("MIG-a", ("GPU-b", True), test="t")
         waiting.ask("GPU-b")
@@ -144,7 +144,9 @@ class TestMessages:
         assert re.fullmatch(rf"MIG-a held by process {holder.pid} of {ME} since {CLOCK} \(t\)", held)
         assert re.fullmatch(rf"GPU-b awaited by process {waiting.pid} of {ME} since {CLOCK}", awaited)
 
-    def test_a_lock_without_a_ticket_is_told_as_such(self, make: MakeLocker, locks: Path) -> None:
+    def test_the_holder_of_a_lock_without_a_ticket_is_unidentified(
+        self, make: MakeLocker, locks: Path
+    ) -> None:
         make().take("a")
         (ticket,) = tickets(locks, "holding")
         (locks / ticket).unlink()
@@ -162,7 +164,7 @@ class TestMessages:
             "raise --energy-lease-timeout"
         )
 
-    def test_what_a_dead_process_left_running_is_told_as_such(self, make: MakeLocker) -> None:
+    def test_what_a_dead_process_left_running_is_named(self, make: MakeLocker) -> None:
         leaver = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True)
         with leaver:
             assert leaver.stdout is not None
@@ -204,7 +206,7 @@ class TestCleaning:
         make().refused("a", wait_s=0.1)
         assert len(tickets(locks)) == 1
 
-    def test_a_dead_ticket_makes_nobody_wait_and_is_removed_by_its_user(
+    def test_a_dead_ticket_blocks_nobody_and_is_removed_by_its_user(
         self, make: MakeLocker, locks: Path
     ) -> None:
         holder, dead = make(), make()
@@ -231,7 +233,7 @@ class TestCleaning:
         with pytest.raises(DeviceError, match=rf"held by process {second.pid} "):
             acquire(LockRequest((DeviceLock("a"),)), 0.0)
 
-    def test_a_file_that_is_replaced_while_it_is_locked_is_not_taken_for_the_device(
+    def test_a_lock_on_a_replaced_file_does_not_count(
         self, locks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         really, path = lockfiles.lock_descriptor, locks / lock_name("a")
@@ -251,7 +253,7 @@ class TestCleaning:
         os.close(descriptor)
         directory.close()
 
-    def test_a_file_that_is_removed_again_and_again_is_told(
+    def test_a_lock_file_that_is_removed_repeatedly_is_an_error(
         self, locks: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = locks / lock_name("a")
@@ -270,7 +272,7 @@ class TestCleaning:
         )
 
     @pytest.mark.parametrize("device", ["a", CPU])
-    def test_a_holder_can_tell_that_its_file_was_removed(self, locks: Path, device: str) -> None:
+    def test_a_holder_detects_that_its_lock_file_was_removed(self, locks: Path, device: str) -> None:
         held = acquire(LockRequest((DeviceLock("b"), DeviceLock(device))), 0.0)
         part = acquire(LockRequest((DeviceLock("b"),)), 0.0)
         assert held.intact()
@@ -280,7 +282,7 @@ class TestCleaning:
         assert not part.intact()
         held.release()
 
-    def test_the_cpus_file_is_looked_up_anew(self, make: MakeLocker, locks: Path) -> None:
+    def test_the_lock_file_of_the_cpu_is_opened_anew(self, make: MakeLocker, locks: Path) -> None:
         acquire(LockRequest((DeviceLock(CPU),)), 0.0).release()
         (locks / lock_name(CPU)).unlink()
         make().take(CPU)

@@ -179,7 +179,7 @@ def answered_in_a_second(waiting: Locker) -> bool:
     return bool(waiting.answer(1.0) == {"held": ["GPU-a"]})
 
 
-def test_a_killed_waiter_holds_up_nobody(make: MakeLocker, locks: Path) -> None:
+def test_a_killed_waiter_blocks_nobody(make: MakeLocker, locks: Path) -> None:
     holder, ahead, waiting = make(), make(), make()
     holder.take("GPU-a")
     ahead.ask("GPU-a")
@@ -235,7 +235,7 @@ def kill_unwatched(pytest_: subprocess.Popen[bytes], rank: int) -> None:
     pytest_.wait()
 
 
-def test_what_a_rank_has_started_ends_with_pytest_and_then_frees_its_board(make: MakeLocker) -> None:
+def test_processes_of_a_rank_end_with_pytest_and_then_free_the_board(make: MakeLocker) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WITH_RANKS, "daemon", "GPU-a"], stdout=subprocess.PIPE
     ) as pytest_:
@@ -250,7 +250,7 @@ def test_what_a_rank_has_started_ends_with_pytest_and_then_frees_its_board(make:
         assert is_gone(daemon)
 
 
-def test_what_is_left_when_the_supervisor_is_killed_too_keeps_its_board(make: MakeLocker) -> None:
+def test_a_process_left_after_the_supervisor_was_killed_keeps_its_board(make: MakeLocker) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WITH_RANKS, "daemon", "GPU-a"], stdout=subprocess.PIPE
     ) as pytest_:
@@ -273,7 +273,7 @@ def test_what_is_left_when_the_supervisor_is_killed_too_keeps_its_board(make: Ma
         assert answered_in_a_second(waiting)
 
 
-def test_what_a_rank_on_the_cpu_has_started_keeps_nothing(make: MakeLocker) -> None:
+def test_processes_of_a_cpu_rank_keep_nothing(make: MakeLocker) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WITH_RANKS, "daemon", "cpu"], stdout=subprocess.PIPE
     ) as pytest_:

@@ -137,22 +137,22 @@ class TestOnAHost:
         assert wait(world, 0.5).waited_s == pytest.approx(0.5)
 
     @pytest.mark.parametrize("kind", ["graphics", "mps"])
-    def test_who_draws_or_computes_through_mps_counts_too(self, host: Host, stranger: int, kind: str) -> None:
+    def test_graphics_and_mps_processes_count_too(self, host: Host, stranger: int, kind: str) -> None:
         seen = wait(host(Board(processes=(Process(stranger, used_memory=None, **{kind: True}),))), 0.1)
         assert (seen.state, seen.boards[0].processes[0].pid) == ("busy", stranger)
 
-    def test_ranks_of_ours_are_nobody_else(self, host: Host) -> None:
+    def test_ranks_of_this_run_are_not_foreign(self, host: Host) -> None:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         world = host(Board(memory_used=40 * GIB, processes=(Process(child.pid), Process(os.getpid()))))
         assert wait(world).state == "free"
         child.communicate(b"\n", timeout=60)
 
-    def test_processes_that_we_are_told_of_are_ours(self, host: Host, stranger: int) -> None:
+    def test_own_pids_are_not_foreign(self, host: Host, stranger: int) -> None:
         world = host(Board(memory_used=40 * GIB, processes=(Process(stranger),)))
         assert wait_until_free(uuids(world), 0.01).state == "busy"
         assert wait_until_free(uuids(world), 0.01, own_pids=[stranger]).state == "free"
 
-    def test_memory_that_nobody_is_seen_to_hold_is_waited_for(self, host: Host) -> None:
+    def test_memory_held_by_no_visible_process_is_waited_for(self, host: Host) -> None:
         """The driver is still freeing what a process had that was killed."""
         world = host(Board(memory_used=12 * GIB, memory_reserved=700 * MIB))
         freed = Pauses(2, lambda: world.update(0, memory_used=0))
@@ -171,7 +171,7 @@ class TestOnAHost:
         seen = wait_until_free(["MIG-a", "MIG-b"], 0.01)
         assert [(board.uuid, board.state) for board in seen.boards] == [("MIG-a", "free"), ("MIG-b", "busy")]
 
-    def test_a_driver_that_does_not_tell_is_unknown_and_not_waited_for(self, host: Host) -> None:
+    def test_unreported_processes_are_unknown_and_not_waited_for(self, host: Host) -> None:
         world = host(Board(processes_supported=False))
         pauses = Pauses()
         seen = wait(world, pauses=pauses)
@@ -192,7 +192,7 @@ class TestOnAHost:
 
 @pytest.mark.usefixtures("in_a_container")
 class TestInAContainer:
-    def test_memory_tells_that_somebody_is_there(self, host: Host) -> None:
+    def test_memory_in_use_makes_a_board_busy(self, host: Host) -> None:
         seen = wait(host(Board(memory_used=12 * GIB, processes=(Process(1),))), 0.1)
         assert seen.state == "busy"
         assert "12 GiB in use by no process that is visible from here" in seen.message
@@ -202,7 +202,9 @@ class TestInAContainer:
         assert (seen.state, len(seen.flags)) == ("unknown", 1)
         assert "another PID namespace" in seen.flags[0].detail
 
-    def test_memory_that_may_be_ours_is_not_held_against_others(self, host: Host, tmp_path: Path) -> None:
+    def test_memory_that_this_run_may_hold_does_not_make_a_board_busy(
+        self, host: Host, tmp_path: Path
+    ) -> None:
         world = host(Board(memory_used=12 * GIB))
         proc = proc_of(tmp_path / "proc", CONTAINER, os.getpid())
         files = proc / str(os.getpid()) / "fd"
@@ -226,7 +228,7 @@ def test_a_process_that_cannot_be_seen_is_busy_only_by_its_memory(host: Host, tm
     session.close()
 
 
-def test_nobody_is_asked_for_a_lease_of_the_cpu() -> None:
+def test_a_cpu_lease_inspects_no_board() -> None:
     assert wait_until_free([], 60.0).state == "free"
 
 
@@ -252,12 +254,12 @@ def test_of_a_command_only_the_program_is_shown(
 @pytest.mark.parametrize(
     ("seconds", "told"), [(0.0, "0"), (0.23, "0.2"), (5.0, "5"), (9.96, "10"), (59.6, "60")]
 )
-def test_a_short_wait_is_told_in_tenths(seconds: float, told: str) -> None:
+def test_a_short_wait_is_shown_in_tenths_of_a_second(seconds: float, told: str) -> None:
     seen = Occupancy((BoardUse("GPU-a", "busy", memory_bytes=GIB),), seconds)
     assert f", waited {told} s; " in seen.message
 
 
-def test_several_boards_are_told_in_one_line() -> None:
+def test_several_busy_boards_make_one_line() -> None:
     first = BoardUse(
         "GPU-a", "busy", (BoardProcess(NOBODY, "train", 5 * GIB), BoardProcess(NOBODY, None, None))
     )

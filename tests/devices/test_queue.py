@@ -91,7 +91,7 @@ def test_random_requests_of_three_users_never_share_a_board_and_are_all_served(
     assert tickets(locks) == []
 
 
-def test_four_boards_are_had_in_spite_of_six_that_keep_taking_one(make: MakeLocker) -> None:
+def test_a_request_for_four_boards_is_served_while_six_processes_keep_taking_one(make: MakeLocker) -> None:
     patient = make()
     took_s = []
     with loops(6):
@@ -105,7 +105,7 @@ def test_four_boards_are_had_in_spite_of_six_that_keep_taking_one(make: MakeLock
     assert sorted(took_s)[2] < 3, took_s
 
 
-def test_who_came_first_is_served_first(make: MakeLocker, locks: Path) -> None:
+def test_requests_are_served_in_order_of_arrival(make: MakeLocker, locks: Path) -> None:
     holder, *waiting = make(), make(), make(), make()
     holder.take("a")
     for index, each in enumerate(waiting):
@@ -118,7 +118,7 @@ def test_who_came_first_is_served_first(make: MakeLocker, locks: Path) -> None:
         previous = each
 
 
-def test_who_wants_other_devices_is_not_held_up(make: MakeLocker, locks: Path) -> None:
+def test_a_request_for_other_devices_is_not_blocked(make: MakeLocker, locks: Path) -> None:
     make().take("a")
     make().ask("a", "b")
     until(lambda: bool(tickets(locks, "waiting")))
@@ -167,9 +167,7 @@ def test_a_request_that_can_be_served_is_not_passed(make: MakeLocker, locks: Pat
     assert first.answer() == {"held": ["a"]}
 
 
-def test_who_is_stopped_in_the_queue_holds_up_nobody_and_keeps_its_place(
-    make: MakeLocker, locks: Path
-) -> None:
+def test_a_suspended_waiter_blocks_nobody_and_keeps_its_place(make: MakeLocker, locks: Path) -> None:
     holder, stopped, second = make(), make(), make()
     holder.take("a")
     stopped.ask("a")
@@ -189,7 +187,7 @@ def test_who_is_stopped_in_the_queue_holds_up_nobody_and_keeps_its_place(
     assert third.is_silent_for(0.2)
 
 
-def test_waiting_takes_next_to_no_time_of_a_processor(make: MakeLocker) -> None:
+def test_waiting_uses_almost_no_processor_time(make: MakeLocker) -> None:
     holder, waiting = make(), make()
     holder.take("a")
     waiting.ask("a")
@@ -203,7 +201,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_others_are_seen_to_wait_only_where_they_have_to(make: MakeLocker, locks: Path) -> None:
+def test_a_device_is_awaited_only_by_requests_that_need_it(make: MakeLocker, locks: Path) -> None:
     directory = LockDirectory(locks, os.open(locks, os.O_RDONLY))
     holder, waiting = make(), make()
     holder.take("a", "b")
@@ -227,18 +225,18 @@ class TestScene:
     def blocked(self, device: str, *ahead: QueueEntry, holding: Sequence[QueueEntry] = ()) -> bool:
         return QueueSnapshot(ahead, tuple(holding)).is_blocked((DeviceLock(device),))
 
-    def test_what_nobody_ahead_wants_may_be_taken(self) -> None:
+    def test_a_lock_that_no_earlier_request_wants_may_be_taken(self) -> None:
         assert not self.blocked("b", self.seen("a"))
 
-    def test_what_one_ahead_could_have_at_once_is_theirs(self) -> None:
+    def test_a_device_that_an_earlier_request_could_take_now_is_left_to_it(self) -> None:
         assert self.blocked("a", self.seen("a"))
 
-    def test_what_one_ahead_cannot_use_yet_may_be_taken_unless_they_are_firm(self) -> None:
+    def test_a_device_that_an_earlier_request_cannot_use_yet_may_be_taken_unless_it_is_firm(self) -> None:
         holder = self.seen(holds=["a"], state="holding")
         assert not self.blocked("b", self.seen("a", "b"), holding=[holder])
         assert self.blocked("b", self.seen("a", "b", state="firm"), holding=[holder])
 
-    def test_what_was_in_use_is_left_to_those_ahead_though_it_may_be_free_by_now(self) -> None:
+    def test_a_device_that_was_in_use_is_left_to_earlier_requests(self) -> None:
         holder = self.seen(holds=["a"], state="holding")
         assert self.blocked("a", self.seen("a", "b"), holding=[holder])
         assert not self.blocked("a", self.seen("b"), holding=[holder])

@@ -51,7 +51,9 @@ def occupy(world: World, *boards: int) -> None:
         world.update(index, memory_used=12 * GIB)
 
 
-@pytest.mark.parametrize("args", [[], ["-n2"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "args", [pytest.param([], id="alone"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.slow)]
+)
 def test_a_busy_board_fails_the_test(
     pytester: pytest.Pytester, world: World, read_report: Read, args: list[str]
 ) -> None:
@@ -66,7 +68,9 @@ def test_a_busy_board_fails_the_test(
     assert re.fullmatch(told, record["reason"])
 
 
-@pytest.mark.parametrize("args", [[], ["-n2"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "args", [pytest.param([], id="alone"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.slow)]
+)
 def test_it_is_skipped_where_that_is_wanted(
     pytester: pytest.Pytester, world: World, read_report: Read, args: list[str]
 ) -> None:
@@ -75,7 +79,7 @@ def test_it_is_skipped_where_that_is_wanted(
     assert "GPU-a: busy with 12 GiB in use by no process " in str(read_report()["records"][0]["reason"])
 
 
-def test_who_is_on_it_is_told_while_the_test_waits(pytester: pytest.Pytester, world: World) -> None:
+def test_a_waiting_test_names_the_process_on_the_board(pytester: pytest.Pytester, world: World) -> None:
     occupy(world, 0, 1)
     run(pytester)
     seen = pytest_on_terminal("--energy-busy-timeout=0.5", columns=160)
@@ -103,7 +107,7 @@ def test_a_process_is_named(pytester: pytest.Pytester, world: World, read_report
     assert re.search(r"\) using 12 GiB, waited 0\.\d s; end it, ", reason)
 
 
-def test_what_cannot_be_told_is_a_flag_and_no_fault(
+def test_unknown_processes_are_a_flag_not_a_failure(
     pytester: pytest.Pytester, world: World, read_report: Read
 ) -> None:
     world.update(0, processes_supported=False)

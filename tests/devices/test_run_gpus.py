@@ -117,7 +117,7 @@ def test_the_leased_board_is_the_one_that_is_measured(
     assert set(both["rounds"][0]["by_domain"]) == {f"gpu:{uuid}" for uuid in uuids}
 
 
-def test_a_board_that_tells_nothing_gives_no_joules_but_a_reason(
+def test_a_board_without_readings_gives_a_reason_instead_of_energy(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
     world.update(0, energy_supported=False, scopes=(), power_usage_supported=False)
@@ -153,7 +153,7 @@ def test_an_outer_empty_list_means_no_gpus_for_you(
     assert read_report()["records"][0]["devices"] == [uuids[1]]
 
 
-def test_who_has_an_instance_shares_its_board_with_nobody_who_wants_it_whole(
+def test_a_leased_instance_excludes_a_lease_of_its_whole_board(
     suite: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V7: an instance is a GPU to its rank, and its joules are those of the board."""

@@ -156,7 +156,7 @@ def test_a_gate_of_a_parameter_that_would_do_nothing_is_refused(pytester: pytest
     result.stdout.fnmatch_lines(["PlanError: *test_it?0?: @pytest.mark.energy_gate judges what energy*"])
 
 
-def test_what_a_test_sets_does_not_change_what_later_ones_may_have(
+def test_a_variable_that_a_test_sets_does_not_change_later_leases(
     pytester: pytest.Pytester, world: World
 ) -> None:
     pytester.makepyfile(
@@ -184,7 +184,7 @@ def test_a_mistyped_selection_fails_the_test(pytester: pytest.Pytester, world: W
 class TestNames:
     """Whatever else is called ``gpus``, the mark leases."""
 
-    def test_a_parameter_may_have_the_name(self, run_on_two: Run) -> None:
+    def test_a_parameter_may_be_named_gpus(self, run_on_two: Run) -> None:
         run_on_two(
             """
             @pytest.mark.gpus(1)
@@ -193,7 +193,7 @@ class TestNames:
             """
         ).assert_outcomes(passed=2)
 
-    def test_a_fixture_of_the_users_may_have_it(self, run_on_two: Run) -> None:
+    def test_a_fixture_of_the_user_may_be_named_gpus(self, run_on_two: Run) -> None:
         run_on_two(
             """
             pytestmark = pytest.mark.gpus(1)
@@ -300,7 +300,7 @@ class TestLevels:
             "place; keep one of them"
         ) in result.stdout.str()
 
-    def test_so_are_those_of_a_parameter(self, run_on_two: Run) -> None:
+    def test_different_marks_of_a_parameter_are_refused(self, run_on_two: Run) -> None:
         result = run_on_two(
             """
             @pytest.mark.parametrize(

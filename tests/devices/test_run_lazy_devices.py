@@ -63,7 +63,9 @@ def test_looking_at_a_suite_does_not_load_the_driver(
 @pytest.mark.parametrize(
     "arg", ["--collect-only", "--markers", "--fixtures", "--fixtures-per-test", "--help"]
 )
-def test_nor_does_it_for_the_number_of_workers(pytester: pytest.Pytester, world: World, arg: str) -> None:
+def test_looking_at_a_suite_does_not_count_gpus_for_workers(
+    pytester: pytest.Pytester, world: World, arg: str
+) -> None:
     pytester.makepyfile(ONE)
     assert run(pytester, "--energy-report", "-n", "auto", arg).ret == 0
     assert world.init_count() == 0

@@ -98,7 +98,7 @@ def test_a_meter_of_the_whole_host_makes_them_take_turns(pytester: pytest.Pytest
     assert start_s >= end_s
 
 
-def test_a_lock_file_that_is_removed_meanwhile_is_told(
+def test_a_lock_file_that_is_removed_during_a_test_is_flagged(
     pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
 ) -> None:
     pytester.makepyfile(
@@ -154,7 +154,7 @@ def test_a_board_that_is_taken_is_gone_without(
 
 
 @BOTH
-def test_who_has_the_board_is_told_when_the_time_is_up(
+def test_the_holder_is_named_when_the_wait_times_out(
     pytester: pytest.Pytester, world: World, make: MakeLocker, extra: list[str]
 ) -> None:
     holder = make()
@@ -200,7 +200,7 @@ def test_cpu_ranks_that_were_waited_for_in_vain_are_still_a_fallback(
     assert (record["devices"], record["fallback"]) == ([], "cpu")
 
 
-def test_a_container_without_the_hosts_directory_is_told_once(
+def test_a_container_that_does_not_share_the_lock_directory_warns_once(
     pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makeconftest(

@@ -41,7 +41,9 @@ def test_it(gpus):
 """
 
 
-@pytest.fixture(params=[[], ["-n2"]], ids=["alone", "xdist"])
+@pytest.fixture(
+    params=[pytest.param([], id="alone"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.slow)]
+)
 def run(
     request: pytest.FixtureRequest, pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
@@ -93,7 +95,9 @@ def needs_torch() -> None:
 
 class TestV1HiddenOnPurpose:
     @pytest.mark.parametrize("value", ["", "-1"])
-    def test_no_gpus_for_you_is_a_skip_that_says_so(self, run: Run, read_report: Read, value: str) -> None:
+    def test_an_environment_that_allows_no_gpu_skips_with_the_reason(
+        self, run: Run, read_report: Read, value: str
+    ) -> None:
         run(ONE, CUDA_VISIBLE_DEVICES=value).assert_outcomes(skipped=1)
         assert read_report()["records"][0]["reason"] == (
             f"gpus(1): the environment sets CUDA_VISIBLE_DEVICES={value!r}, which allows no GPU; the driver "
@@ -104,7 +108,7 @@ class TestV1HiddenOnPurpose:
         run(ONE, "--energy-gpus=2", CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
         assert read_report()["records"][0]["devices"] == [C]
 
-    def test_cpu_ranks_run_only_where_the_test_says_so_and_the_record_too(
+    def test_cpu_ranks_run_only_with_a_fallback_and_the_record_shows_it(
         self, run: Run, read_report: Read
     ) -> None:
         fallback = ONE.replace("gpus(1)", 'gpus(1, fallback="cpu")')
@@ -192,7 +196,7 @@ class TestV3Names:
         result.assert_outcomes(skipped=1)
         assert "which allows no GPU ('0' repeats a device, so CUDA shows none)" in (result.stdout.str())
 
-    def test_on_purpose_nothing_is_cut_short(self, run: Run) -> None:
+    def test_the_option_is_not_cut_short(self, run: Run) -> None:
         result = run(BOTH, "--energy-gpus=0,9")
         result.assert_outcomes(errors=1)
         assert (
@@ -202,7 +206,7 @@ class TestV3Names:
 
 
 class TestDeadBoard:
-    def test_it_keeps_nobody_from_the_others_and_is_no_reason_to_skip(self, run: Run, world: World) -> None:
+    def test_a_lost_board_does_not_block_the_others_and_skips_no_test(self, run: Run, world: World) -> None:
         world.update(0, lost=True)
         run(BOTH).assert_outcomes(passed=1)
         world.update(1, lost=True)
@@ -210,7 +214,7 @@ class TestDeadBoard:
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines(["DeviceError: gpus(2): *; NVML: GPU 0 does not answer (GPU is lost); *"])
 
-    def test_the_report_still_says_where_it_was_made(self, run: Run, world: World, read_report: Read) -> None:
+    def test_the_report_still_describes_the_host(self, run: Run, world: World, read_report: Read) -> None:
         world.update(0, lost=True)
         result = run(ONE)
         result.assert_outcomes(passed=1)
@@ -222,7 +226,9 @@ class TestDeadBoard:
         assert "pytest" in found["packages"]
         assert f"ERROR: environment: {lost}" in result.stdout.str()
 
-    def test_so_it_does_where_the_driver_refuses(self, run: Run, world: World, read_report: Read) -> None:
+    def test_the_report_describes_the_host_if_the_driver_refuses(
+        self, run: Run, world: World, read_report: Read
+    ) -> None:
         world.set_init_result(NO_PERMISSION)
         run("def test_it(energy_meter):\n    with energy_meter('w'): pass\n").assert_outcomes(passed=1)
         found = read_report()["environment"]
@@ -257,9 +263,7 @@ class TestV4Order:
 
 
 class TestV5LocalRank:
-    def test_each_rank_sees_its_one_device_and_the_record_says_which(
-        self, run: Run, read_report: Read
-    ) -> None:
+    def test_each_rank_sees_one_device_and_the_record_names_it(self, run: Run, read_report: Read) -> None:
         source = ONE.replace("gpus(1)", "gpus(2)").replace(
             'energy(backend.generate, ["a"])',
             f'run = energy(backend.generate, ["a", "b"])\n    assert run.result.texts == ["{C}", "{B}"]',

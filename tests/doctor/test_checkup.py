@@ -73,7 +73,7 @@ def test_it_comes_to_its_end_and_names_every_meter() -> None:
         assert line in text
 
 
-def test_a_board_is_told_with_its_counter(visit: Visit) -> None:
+def test_a_board_is_listed_with_its_energy_counter(visit: Visit) -> None:
     board = Board(
         uuid="GPU-a",
         name="NVIDIA H100 80GB HBM3",
@@ -95,7 +95,7 @@ def test_a_board_is_told_with_its_counter(visit: Visit) -> None:
     assert "sees 25% of the time" in text
 
 
-def test_memory_that_nobody_is_seen_to_hold_is_told(visit: Visit) -> None:
+def test_memory_held_by_no_visible_process_is_reported(visit: Visit) -> None:
     assert (
         "         12 GiB in use by no process that is visible from here\n"
         in visit(Board(memory_used=12 * GIB))[1]
@@ -134,9 +134,7 @@ def test_mig_mode_without_instances_is_a_fault(visit: Visit) -> None:
         ("0,9", 1, "is '0,9': GPU-a (CUDA_VISIBLE_DEVICES='0,9': '9' is out of range: the driver shows 2, "),
     ],
 )
-def test_the_allotment_is_told_with_what_it_resolves_to(
-    visit: Visit, value: str, code: int, told: str
-) -> None:
+def test_visible_devices_are_listed_with_the_variable(visit: Visit, value: str, code: int, told: str) -> None:
     done = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"), CUDA_VISIBLE_DEVICES=value)
     assert done[0] == code
     assert f"visible  CUDA_VISIBLE_DEVICES {told}" in done[1]
@@ -211,7 +209,7 @@ def test_holders_are_named(visit: Visit) -> None:
     assert " (bench.py::test_it)\n" in text
 
 
-def test_what_is_shared_is_not_told_as_if_it_were_somebodys_own(visit: Visit) -> None:
+def test_shared_devices_are_not_listed_as_held(visit: Visit) -> None:
     host = DeviceLock(CPU, shared=True)
     held = acquire(LockRequest(always=(DeviceLock("GPU-a"), DeviceLock("MIG-b"), host)), 1.0, "t")
     try:
@@ -222,7 +220,7 @@ def test_what_is_shared_is_not_told_as_if_it_were_somebodys_own(visit: Visit) ->
         held.release()
 
 
-def test_as_json_it_says_the_same(visit: Visit) -> None:
+def test_json_output_has_the_same_facts(visit: Visit) -> None:
     code, text = visit(
         Board(uuid="GPU-a", memory_used=12 * GIB, mig_enabled=True), args=["--json"], CUDA_VISIBLE_DEVICES="0"
     )
@@ -279,7 +277,7 @@ class TestWithoutBoards:
             )
         ]
 
-    def test_a_gpu_of_amd_is_told_not_to_be_leased(
+    def test_an_amd_gpu_is_noted_as_not_leasable(
         self, found: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "amdsmi", None)

@@ -38,7 +38,7 @@ def test_ranks_without_a_framework_have_no_steps_to_fail() -> None:
     assert caught.value.details == "its traceback"
 
 
-def test_ranks_that_are_not_the_planned_ones_have_said_so() -> None:
+def test_no_check_follows_ranks_that_differ_from_the_plan() -> None:
     error = WorkerPlacementError("planned 2 processes, found 1")
     error.before_ready = True
     with pytest.raises(WorkerPlacementError) as caught, diagnose_failed_start(plan(1, TORCH)):
@@ -46,7 +46,7 @@ def test_ranks_that_are_not_the_planned_ones_have_said_so() -> None:
     assert not caught.value.details
 
 
-def test_ranks_that_did_not_start_are_told_what_fails_here() -> None:
+def test_ranks_that_did_not_start_get_the_failing_step() -> None:
     with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, TORCH)):
         raise not_ready()
     assert caught.value.details.startswith("stepwise check: no fault on the CPU: process, import torch, ")

@@ -51,7 +51,7 @@ def test_the_first_failure_ends_the_steps_and_is_what_is_wrong(torch_is: Torch) 
     assert lines[-1] == "backend  transformers: installed, and cannot run: the step 'import torch' failed"
 
 
-def test_as_data_it_says_the_same(torch_is: Torch) -> None:
+def test_json_output_has_the_same_steps(torch_is: Torch) -> None:
     torch_is(BROKEN)
     command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -95,7 +95,7 @@ def test_a_device_that_somebody_measures_on_is_left_alone(torch_is: Torch) -> No
     assert line.endswith(" (bench.py::test_it)")
 
 
-def test_a_driver_that_fails_on_one_board_is_not_asked_for_the_others(boards_are: Boards) -> None:
+def test_after_a_driver_failure_no_step_runs_on_the_other_boards(boards_are: Boards) -> None:
     boards_are(Board(uuid="GPU-a"), Board(uuid="GPU-b"), cuda_init=803)
     code, lines = doctor()
     assert code == 1

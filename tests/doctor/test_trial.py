@@ -95,7 +95,7 @@ def test_an_illegal_instruction_is_blamed_on_the_step_that_met_it(torch_is: Torc
     assert "Fatal Python error: Illegal instruction" in made.output
 
 
-def test_an_environment_that_is_too_large_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_is_too_large_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUCH_TOO_LONG", "x" * 200_000)
     made = run_trial(None)
     assert failed(made).name == "process"
@@ -141,7 +141,9 @@ class TestOfTheImport:
             ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV (invalid memory access)"),
         ],
     )
-    def test_its_failure_is_told_with_its_message(self, torch_is: Torch, text: str, how: str) -> None:
+    def test_a_failing_import_is_reported_with_its_message(
+        self, torch_is: Torch, text: str, how: str
+    ) -> None:
         torch_is(text)
         made = run_trial(None)
         assert failed(made).name == "import torch"
@@ -190,7 +192,7 @@ class TestOfTheImport:
             ),
         }
 
-    def test_who_starts_it_and_is_killed_takes_it_along(self, torch_is: Torch, tmp_path: Path) -> None:
+    def test_killing_the_parent_ends_the_steps(self, torch_is: Torch, tmp_path: Path) -> None:
         pids = torch_is(HANGS).with_name("pids")
         code = f"from {run_trial.__module__} import run_trial; run_trial(None)"
         temporary = tmp_path / "temporary"
@@ -244,7 +246,7 @@ class TestOnBoards:
             (4711, "error 4711", "see nvidia-smi, and LD_LIBRARY_PATH for another libcuda.so.1"),
         ],
     )
-    def test_a_driver_that_refuses_is_told_in_its_own_words(
+    def test_an_error_of_the_driver_is_reported_in_its_words(
         self, boards_are: Boards, code: int, how: str, what_to_do: str
     ) -> None:
         boards_are(Board(uuid="GPU-a"), cuda_init=code)
@@ -254,7 +256,7 @@ class TestOnBoards:
             f"the step 'driver' failed on GPU-a: cuInit: {how}; {self.SEEN}, {PYTHON}; {what_to_do}"
         )
 
-    def test_a_driver_without_its_library_is_told(
+    def test_a_driver_without_its_library_is_reported(
         self, boards_are: Boards, monkeypatch: pytest.MonkeyPatch, nvml_library: Path
     ) -> None:
         boards_are(Board(uuid="GPU-a"))
@@ -266,7 +268,7 @@ class TestOnBoards:
             "start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
 
-    def test_a_board_that_nvml_does_not_know_is_told(self, boards_are: Boards) -> None:
+    def test_a_board_unknown_to_nvml_is_reported(self, boards_are: Boards) -> None:
         boards_are(Board(uuid="GPU-a"))
         made = run_trial("GPU-x")
         assert failed(made).name == "NVML"
@@ -282,7 +284,7 @@ class TestOnBoards:
         assert made.steps[1].state == "ok"
         assert made.steps[-1] == Step("NCCL", "skipped", "NCCL does not run on MIG instances")
 
-    def test_a_torch_without_cuda_is_told(self, boards_are: Boards) -> None:
+    def test_a_torch_without_cuda_is_reported(self, boards_are: Boards) -> None:
         if not version("torch").endswith("+cpu"):
             pytest.skip("torch is built with CUDA")
         boards_are(Board(uuid="GPU-a"))
@@ -318,7 +320,7 @@ torch.nn.functional.conv2d = conv2d
         )
 
 
-def test_a_runtime_that_is_newer_than_the_driver_is_told() -> None:
+def test_a_runtime_newer_than_the_driver_is_reported() -> None:
     versions = {"driver_cuda": "12.4", "torch_cuda": "13.0"}
     assert advise("count", "RuntimeError: the driver is too old", versions) == (
         "update the driver, or install a torch that is built for CUDA 12; see nvidia-smi -L"
