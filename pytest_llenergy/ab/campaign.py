@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run sessions of both sides in turn until every test has a verdict."""
+"""Run sessions of both sides in turn, stage by stage, until every test has a verdict."""
 
 from __future__ import annotations
 
@@ -39,38 +39,33 @@ from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
 from pytest_llenergy.report.remote import redact_urls
 
-# What failed in sessions, of either side.
-
-#: Names of tests in one line.
+#: Most names of tests in one line.
 MAX_NAMES = 5
 
 
 class FailureCounts:
-    """In how many sessions of one side each test has failed."""
+    """Counts the sessions of one side in which each test failed."""
 
     def __init__(self) -> None:
         self._counts = Counter[str]()
         self._sessions = 0
 
     def add(self, names: Iterable[str]) -> None:
-        """The failures of a session."""
+        """Add the failed tests of a session."""
         self._counts.update(names)
         self._sessions += 1
 
     def line(self, side: str) -> str | None:
-        """A note of them; ``None`` where nothing has failed."""
+        """Return a note on the failures, or ``None`` if there are none."""
         if not self._counts:
             return None
-        told = [f"{name} ({count} of {self._sessions})" for name, count in self._counts.items()]
-        rest = f" and {len(told) - MAX_NAMES} more" if len(told) > MAX_NAMES else ""
-        return f"{side}: failed in sessions: {', '.join(told[:MAX_NAMES])}{rest}"
-
-
-# One look at all rounds so far: the verdict of each test's stage, and which tests take more pairs.
+        counts = [f"{name} ({count} of {self._sessions})" for name, count in self._counts.items()]
+        rest = f" and {len(counts) - MAX_NAMES} more" if len(counts) > MAX_NAMES else ""
+        return f"{side}: failed in sessions: {', '.join(counts[:MAX_NAMES])}{rest}"
 
 
 class StageEstimator:
-    """Finds estimates for ``compare_reports``. ``open`` are the tests of which a metric is not clear yet."""
+    """Decides verdicts by stage for ``compare_reports``. ``open`` are the tests that need more pairs."""
 
     def __init__(self, stages: Stages, stage_of: Callable[[str], int]) -> None:
         self._stages = stages
@@ -78,37 +73,46 @@ class StageEstimator:
         self.open: set[str] = set()
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, better: Direction) -> Estimate:
-        """The estimate of a metric, at the stage at which its test is."""
+        """Decide on a metric at the current stage of its test."""
         step = decide_stage(base, head, self._stage_of(record.id), self._stages, rule, better)
         if not step.done:
             self.open.add(record.id)
         return step.estimate
 
 
-# Sessions in turn, stage by stage, until every test is done.
-
-
 @dataclass(frozen=True)
 class Plan:
-    """What to compare, and how."""
+    """What to compare, and how.
+
+    Attributes:
+        sides: Baseline and head.
+        command: The pytest command.
+        schedule: The order of sessions.
+        criteria: Metrics and rules.
+        across: Whether the workloads differ on purpose.
+        renamed: Whether options were given to the sides, which may have changed the ids of tests.
+        notes: Notes for the report.
+    """
 
     sides: Mapping[SideName, Side]
     command: Command
     schedule: Schedule
-    asked: Sequence[Criterion]
-    #: Workloads differ on purpose.
+    criteria: Sequence[Criterion]
     across: bool = False
-    #: Options have been given to the sides, which may have changed the names of tests.
     renamed: bool = False
     notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Who is told: lines about the progress, and the output of sessions.
+    """Callbacks of a campaign.
 
-    ``before`` is asked before each session; ``check`` after the first of a side, with what it has imported.
-    Both raise ``PlanError`` to stop everything.
+    Attributes:
+        say: Receives lines about the progress.
+        show: Receives the output of sessions.
+        before: Called before each session. Raises ``PlanError`` to stop.
+        check: Called after the first session of a side with the lists of its imports. Raises ``PlanError`` to
+            stop.
     """
 
     say: Callable[[str], None]
@@ -119,7 +123,7 @@ class Progress:
 
 @dataclass
 class _Clock:
-    """How long sessions take."""
+    """Estimates the remaining time from the durations of sessions."""
 
     durations_s: list[float] = field(default_factory=list)
 
@@ -127,8 +131,8 @@ class _Clock:
         if not sessions:
             return ""
         left_s = sessions * sum(self.durations_s) / len(self.durations_s)
-        told = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} minutes"
-        return f"  about {told} left"
+        duration = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} minutes"
+        return f"  about {duration} left"
 
 
 class Campaign:
@@ -146,12 +150,12 @@ class Campaign:
         self._order: list[SideSessions] = []
         self._boots: dict[str, None] = {}
         self._clock = _Clock()
-        #: The stage at which each test was done, by its common name.
+        #: The stage at which each test was finished, by its common name.
         self._done: dict[str, int] = {}
         self._stage = 1
 
     def run(self) -> PairedReport:
-        """Measure what is not measured yet, and judge. Raises ``PlanError`` where a session could not run."""
+        """Run the sessions that are still missing and compare. Raises ``PlanError`` if a session fails."""
         schedule = self._plan.schedule
         for stage in range(1, len(schedule.pairs) + 1):
             self._stage = stage
@@ -200,7 +204,7 @@ class Campaign:
             try:
                 self._watcher.check(self._plan.sides[turn.side], self._state.modules(turn))
             except PlanError:
-                # It has measured the wrong code.
+                # The session measured the wrong code.
                 self._state.discard(turn)
                 raise
         total = self._plan.schedule.sessions_after(self._stage)
@@ -218,7 +222,7 @@ class Campaign:
         self._watcher.before(side)
         names = getattr(self._names, turn.side)
         done = [name for name, common in names.items() if common in self._done]
-        # What an attempt had measured before it was stopped is not measured again.
+        # Tests that a stopped attempt measured are not measured again.
         done += [each.id for report in state.measured(turn) for each in report.records if each.counts]
         files = state.next_attempt(turn)
         gpus = [] if plan.command.gpus else self._gathered["base"].devices
@@ -226,15 +230,15 @@ class Campaign:
         started, began_s = datetime.now(timezone.utc), time.monotonic()
         code = run_session(side, words, files, done, self._watcher.show)
         end = state.note(files, code, started, time.monotonic() - began_s)
-        told = f"session {turn.number} ({turn.side} {side.short})"
+        session = f"session {turn.number} ({turn.side} {side.short})"
         how = state.unfinished(turn, code)
         if how is not None:
             self._show_tail(files.log)
-            raise PlanError(f"{told} {how}: {find_error_line(files.log)!r}; the whole log: {files.log}")
+            raise PlanError(f"{session} {how}: {find_error_line(files.log)!r}; the whole log: {files.log}")
         reports = state.measured(turn)
         if not reports:
             self._show_tail(files.log)
-            raise PlanError(f"{told} has measured no test; the whole log: {files.log}")
+            raise PlanError(f"{session} measured no test; the whole log: {files.log}")
         return reports, end
 
     def _show_tail(self, log: Path) -> None:
@@ -242,7 +246,7 @@ class Campaign:
             self._watcher.say(f"  | {line}")
 
     def _close_hopeless(self) -> None:
-        """Tests that more sessions tell nothing about: failed, or on one side only, or not comparable."""
+        """Finish tests that more sessions cannot decide: failed, on one side only, or not comparable."""
         names = self._names
         hopeless = {names.base[name] for name in self._gathered["base"].hopeless}
         hopeless |= {names.head[name] for name in self._gathered["head"].hopeless}
@@ -255,7 +259,10 @@ class Campaign:
         self._done.update({name: self._stage for name in hopeless if name not in self._done})
 
     def _anchors(self) -> tuple[dict[str, SessionRecord], dict[str, SessionRecord]]:
-        """By which session a test is measured as ever: the base's first, for both, where devices allow it."""
+        """Choose the session of each test whose devices and meters all others must match.
+
+        This is the baseline's first session, for both sides if they use the same number of devices.
+        """
         names = self._names
         base = {name: _first(parts) for name, parts in self._gathered["base"].parts.items()}
         head = {name: _first(parts) for name, parts in self._gathered["head"].parts.items()}
@@ -286,14 +293,14 @@ class Campaign:
         plan = self._plan
         origins = plan.sides["base"].origin, plan.sides["head"].origin
         found = StageEstimator(plan.schedule.stages, self._stage_of) if look is None else look
-        return compare_reports(base, head, origins, plan.asked, across=plan.across, estimator=found)
+        return compare_reports(base, head, origins, plan.criteria, across=plan.across, estimator=found)
 
     def _result(self) -> PairedReport:
         base, head = self._reports()
         compared = self._compared(None)
         sides = [compared.base, compared.head]
         if self._plan.renamed:
-            # The commit is the same; what tells them apart is what they were told.
+            # The commit is the same; only the options differ.
             sides = [msgspec.structs.replace(side, commit=None, branch=None) for side in sides]
         compared = msgspec.structs.replace(
             compared, base=sides[0], head=sides[1], notes=[*compared.notes, *self._notes(base, head)]
@@ -320,16 +327,18 @@ class Campaign:
         if self._names.lonely:
             notes.append(unpaired_note(self._names.lonely))
         for side, report in (("base", base), ("head", head)):
-            for name, told in list_excluded_rounds(report.records).items():
-                notes.append(f"{side}: {len(told)} rounds of {name} do not count: {told[0]}")
+            for name, reasons in list_excluded_rounds(report.records).items():
+                notes.append(f"{side}: {len(reasons)} rounds of {name} are excluded: {reasons[0]}")
             for name, parts in self._gathered[_side(side)].parts.items():
                 changed = list_workload_changes(parts)
                 if changed:
-                    notes.append(f"{side}: {name} did not do the same in all sessions: {'; '.join(changed)}")
+                    notes.append(
+                        f"{side}: {name} changed its workload between sessions: {'; '.join(changed)}"
+                    )
             line = self._failed[_side(side)].line(side)
             notes += [line] if line is not None else []
         for record in list_over_budget(base, head):
-            notes.append(f"head: {record.id} is over its budget, which base is not ({record.reason})")
+            notes.append(f"head: {record.id} is over its budget only on head ({record.reason})")
         tools = [_tool(base), _tool(head)]
         if tools[0] != tools[1]:
             notes.append(f"measured by pytest-llenergy {tools[0]} on base and {tools[1]} on head")
@@ -342,7 +351,7 @@ def _first(parts: Iterable[SessionRecord]) -> SessionRecord:
 
 
 def _on(part: SessionRecord, other: SessionRecord) -> SessionRecord:
-    """The same session of a side, as if on the boards of the other."""
+    """Return the session of a side as if it had run on the boards of the other."""
     record = msgspec.structs.replace(part.record, devices=other.record.devices)
     return SessionRecord(other.number, record, part.environment)
 

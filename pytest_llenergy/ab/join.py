@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join the sessions of each side and pair the tests of both sides."""
+"""Join the sessions of each side into one report, and pair the tests of both sides."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from pytest_llenergy.model.environment import Environment
 from pytest_llenergy.model.record import Flag, Record, Round, Status
 from pytest_llenergy.model.report import Report, RunInfo, Session, SideName
 
-# The sessions of one side as one report: a record a test, with the rounds of all sessions.
-
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """One test in one session, the ``number``-th of all."""
+    """The record of one test in one session; ``number`` counts all sessions from 1."""
 
     number: int
     record: Record
@@ -29,20 +27,20 @@ class SessionRecord:
 
     @property
     def usable(self) -> bool:
-        """Whether the test did what it should, even if this round of it is no result."""
+        """Whether the test ran as it should, even if its rounds are not valid measurements."""
         return self.record.counts or (self.record.status == "invalid" and bool(self.record.rounds))
 
     @property
     def over_budget(self) -> bool:
-        """Whether it has broken its budget, and nobody had expected that.
+        """Whether the test exceeded its budget without being marked as an expected failure.
 
-        pytest gives a test that was expected to fail this reason and no other sign.
+        The reason is the only sign that pytest gives of an expected failure.
         """
         return self.record.failed_gate and not (self.record.reason or "").startswith("xfail")
 
 
 class SideSessions:
-    """What one side has measured so far, in the order of the sessions."""
+    """The measurements of one side so far, in session order."""
 
     def __init__(self, side: SideName) -> None:
         self.side = side
@@ -51,9 +49,12 @@ class SideSessions:
         self._parts: dict[str, list[SessionRecord]] = {}
 
     def add(self, number: int, reports: Sequence[Report]) -> int:
-        """A session: one report, or those of all attempts at it. Returns how many tests it has measured.
+        """Add a session: one report for each attempt at it.
 
-        Of a test that an attempt had measured before it was stopped, what it had measured counts.
+        A test that an attempt measured before it was stopped keeps that measurement.
+
+        Returns:
+            The number of tests in the session.
         """
         found: dict[str, SessionRecord] = {}
         for report in reports:
@@ -69,12 +70,12 @@ class SideSessions:
 
     @property
     def parts(self) -> Mapping[str, Sequence[SessionRecord]]:
-        """What there is of each test, by its node id."""
+        """The sessions of each test, by its node id."""
         return self._parts
 
     @property
     def hopeless(self) -> set[str]:
-        """Tests that failed, were skipped or crashed, or have no rounds: no session mends that."""
+        """Tests that failed, were skipped or crashed, or have no rounds: more sessions would not help."""
         return {
             name for name, parts in self._parts.items() if not parts[-1].usable or not parts[-1].record.rounds
         }
@@ -86,9 +87,14 @@ class SideSessions:
         return sorted({device for devices in first for device in devices if device != "cpu"})
 
     def report(self, anchors: Mapping[str, SessionRecord], *, argv: Sequence[str]) -> Report | None:
-        """Everything as one report; ``None`` before the first session.
+        """Join all sessions into one report.
 
-        ``anchors`` give the session by which a test is measured in the same way as ever, by its node id.
+        Args:
+            anchors: For each node id the session whose devices and meters the others must match.
+            argv: Arguments to record.
+
+        Returns:
+            The report, or ``None`` before the first session.
         """
         if not self.reports:
             return None
@@ -99,13 +105,13 @@ class SideSessions:
             id=first.run.id,
             started_at=first.run.started_at,
             finished_at=last.run.finished_at,
-            # A session that did not come to its end is finished by another attempt, or stops everything.
+            # An unfinished session is completed by another attempt, or stops the comparison.
             complete=True,
             argv=list(argv),
             exit_status=max(known, default=None),
         )
-        # A budget that is close to what a test takes is broken now and then, by either side: only where the
-        # base never does, and the head mostly, has the change done it.
+        # A tight budget is exceeded now and then by either side. The change is to blame only if the baseline
+        # never exceeds it and the head mostly does.
         share = 0.0 if self.side == "base" else 0.5
         records = [
             _join_record(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()
@@ -125,7 +131,7 @@ def _session(side: SideName, report: Report) -> Session:
 
 
 def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: float) -> Record:
-    """One record of all sessions; over budget where more than this share of them was."""
+    """Join the sessions of one test; it is over budget if more than ``share`` of its sessions were."""
     rounds = [round_ for part in parts for round_ in _mark_rounds(part, anchor)]
     spoiled = next((part for part in parts if not part.usable), None)
     if spoiled is not None:
@@ -137,7 +143,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
     if not rounds:
         return msgspec.structs.replace(first, failed_gate=parts[0].over_budget)
     coverage = min((meter.coverage for meter in first.meters), default=1.0)
-    # The peak is of no round; that of any session is as good.
+    # The peak belongs to no round; that of any session will do.
     peak = first.metrics.get("peak_memory_bytes")
     metrics = compute_metrics(rounds, None, coverage)
     metrics |= {"peak_memory_bytes": peak} if peak is not None else {}
@@ -173,7 +179,7 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
 
 
 def _mark_rounds(part: SessionRecord, anchor: SessionRecord) -> list[Round]:
-    """Its rounds; put aside where they were not measured as those of the anchor."""
+    """Return the rounds, flagged as invalid if they do not match the anchor."""
     why = _incompatibility(part, anchor)
     if not why:
         return part.record.rounds
@@ -182,7 +188,7 @@ def _mark_rounds(part: SessionRecord, anchor: SessionRecord) -> list[Round]:
 
 
 def _incompatibility(part: SessionRecord, anchor: SessionRecord) -> str:
-    """Why a session cannot be put together with the anchor's; empty where it can."""
+    """Why a session does not match the anchor; empty if it does."""
     if part is anchor:
         return ""
     record, first = part.record, anchor.record
@@ -191,7 +197,7 @@ def _incompatibility(part: SessionRecord, anchor: SessionRecord) -> str:
     if part.environment != anchor.environment or record.meters != first.meters:
         differences = device_differences(first, record, anchor.environment, part.environment)
         if differences:
-            return f"not as in session {anchor.number} ({'; '.join(differences)})"
+            return f"differs from session {anchor.number} ({'; '.join(differences)})"
     return ""
 
 
@@ -200,7 +206,7 @@ def _device_names(record: Record) -> str:
 
 
 def _join_flags(parts: Sequence[SessionRecord]) -> list[Flag]:
-    """Each name once, with the number of sessions that have it."""
+    """Join flags by name, with the number of sessions if not all have the flag."""
     seen: dict[str, list[Flag]] = {}
     for part in parts:
         for flag in {flag.name: flag for flag in reversed(part.record.flags)}.values():
@@ -216,12 +222,12 @@ def _join_flags(parts: Sequence[SessionRecord]) -> list[Flag]:
 
 
 def list_excluded_rounds(records: Iterable[Record]) -> dict[str, list[str]]:
-    """Why rounds do not count that were measured in another way, by test."""
+    """Return why rounds were excluded from the comparison, by test id."""
     return {
-        record.id: told
+        record.id: reasons
         for record in records
         if (
-            told := [
+            reasons := [
                 flag.detail for each in record.rounds for flag in each.flags if flag.name == "another-session"
             ]
         )
@@ -229,7 +235,7 @@ def list_excluded_rounds(records: Iterable[Record]) -> dict[str, list[str]]:
 
 
 def list_workload_changes(parts: Sequence[SessionRecord]) -> list[str]:
-    """What a test did in one session and not in the first."""
+    """Return how the workload of a test first changed between sessions; empty if it did not."""
     for part in parts[1:]:
         if (
             part.usable
@@ -240,15 +246,13 @@ def list_workload_changes(parts: Sequence[SessionRecord]) -> list[str]:
     return []
 
 
-# Which test of one side belongs to which of the other, where options have changed their names.
-
-#: Parameters that options choose.
+#: Parameters whose values depend on options.
 PARAMETERS_OF_OPTIONS = frozenset({"backend"})
 
 
 @dataclass(frozen=True)
 class PairedNames:
-    """The common name of each test of either side, by its own node id, and who found no partner."""
+    """The common name of each test of either side, by its node id, and the tests without a partner."""
 
     base: Mapping[str, str]
     head: Mapping[str, str]
@@ -256,27 +260,28 @@ class PairedNames:
 
 
 def pair_by_id(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
-    """Of two commits: a test is who its node id says."""
+    """Pair the tests of two commits by their node ids."""
     return PairedNames({name: name for name in base}, {name: name for name in head})
 
 
 def pair_by_parameters(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
-    """By node id; of the rest by function and parameters, without the backend, where that leaves one of each.
+    """Pair the tests of two option sets by node id, the rest by function and parameters but the backend.
 
-    Such a pair is named after what both have in common: ``test_decode[8]``.
+    The latter are paired only if exactly one test of each side matches, and named by what they have in
+    common: ``test_decode[8]``.
     """
     names = ({name: name for name in base if name in head}, {name: name for name in head if name in base})
     rest = [_group_by_key(records, known) for records, known in zip((base, head), names, strict=True)]
     taken = set(names[0])
     lonely: list[str] = []
     for kind in dict.fromkeys([*rest[0], *rest[1]]):
-        ours, theirs = rest[0].get(kind, []), rest[1].get(kind, [])
+        of_base, of_head = rest[0].get(kind, []), rest[1].get(kind, [])
         shared = _common_name(kind)
-        if len(ours) == len(theirs) == 1 and shared not in taken:
+        if len(of_base) == len(of_head) == 1 and shared not in taken:
             taken.add(shared)
-            names[0][ours[0]] = names[1][theirs[0]] = shared
+            names[0][of_base[0]] = names[1][of_head[0]] = shared
             continue
-        for side, found in zip(names, (ours, theirs), strict=True):
+        for side, found in zip(names, (of_base, of_head), strict=True):
             side.update({name: name for name in found})
             lonely += found
     return PairedNames(*names, tuple(lonely))
@@ -302,6 +307,6 @@ def _common_name(kind: PairKey) -> str:
 
 
 def unpaired_note(names: Sequence[str]) -> str:
-    """One line about tests that could not be paired."""
+    """Return a note on tests that could not be paired."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"not paired, since options have changed their names and no single other test fits: {shown}"
+    return f"not paired, because the options changed their ids and no single other test matches: {shown}"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the user says to two sides that are ready to run."""
+"""Turn the command line of ``llenergy ab`` into two sides that are ready to run.
+
+Everything that can be checked is checked here, before anything is measured.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +31,24 @@ from pytest_llenergy.ab.checkouts import (
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
-from pytest_llenergy.compare import comparison
+from pytest_llenergy.compare.comparison import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
-from pytest_llenergy.compare.stages import parse_pairs
+from pytest_llenergy.compare.stages import DEFAULT_STAGES, parse_pairs
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.model.report import SideName
 
-#: The user's own directory, committed or not.
+#: Value of ``--head`` for the working tree with its uncommitted changes.
 WORKING_TREE = "."
 
 TREE_CHANGED = (
-    "the working tree has changed since the comparison began; the same command begins a new one (what tests "
-    "write belongs in .gitignore)"
+    "the working tree has changed since the comparison began; the same command starts a new one (add files "
+    "that tests write to .gitignore)"
 )
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line says. ``command`` is what follows ``--``."""
+    """The command line; ``command`` is what follows ``--``."""
 
     command: Sequence[str]
     base: str | None = None
@@ -53,7 +56,7 @@ class Request:
     setup: str | None = None
     options: tuple[str | None, str | None] = (None, None)
     pythons: tuple[str | None, str | None] = (None, None)
-    pairs: str = "6+6"
+    pairs: str = str(DEFAULT_STAGES)
     rounds: int = 1
     metrics: Sequence[str] = ()
     fail_on: Sequence[str] = ()
@@ -61,19 +64,19 @@ class Request:
     across: bool = False
     fresh: bool = False
 
-    def asked(self) -> list[comparison.Criterion]:
-        """What to compare. Raises ``PlanError`` for what cannot be."""
+    def criteria(self) -> list[Criterion]:
+        """Parse metrics and thresholds. Raises ``PlanError`` if they are invalid."""
         return parse_criteria(self.fail_on, self.metrics, self.floor)
 
     @property
     def by_options(self) -> bool:
-        """Whether two option sets or interpreters are compared, and not two commits."""
+        """Whether two option sets or interpreters are compared instead of two commits."""
         return any(each is not None for each in (*self.options, *self.pythons))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Ready to be measured. ``tidy`` takes away what was checked out."""
+    """A comparison that is ready to run. ``tidy`` removes the checkouts."""
 
     plan: Plan
     state: State
@@ -83,21 +86,30 @@ class Prepared:
     tidy: Callable[[], None]
 
     def watcher(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> Progress:
-        """Who is told of it."""
+        """Return the callbacks of the campaign."""
         return Progress(say, show, self.before, self.check)
 
 
 def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
-    """Resolve commits, check everything, check out, set up; nothing is measured. Raises ``PlanError``."""
+    """Resolve commits, check everything, check out and set up. Nothing is measured.
+
+    Args:
+        request: The command line.
+        directory: The directory in which the command was given.
+        say: Receives lines about the progress.
+
+    Raises:
+        PlanError: If the comparison cannot run.
+    """
     command = parse_command(request.command)
     check_environment(session_environment())
-    request.asked()
+    request.criteria()
     if request.rounds < 1:
-        raise PlanError(f"--rounds-per-session={request.rounds} needs a whole number, 1 or more")
+        raise PlanError(f"--rounds-per-session={request.rounds} must be 1 or more")
     wanted = parse_pairs(request.pairs)
     plan = plan_schedule(wanted, request.rounds)
     if plan.stages != wanted:
-        say(f"{wanted} pairs with {request.rounds} rounds a session: {plan.stages}")
+        say(f"{wanted} pairs with {request.rounds} rounds per session become {plan.stages}")
     if request.by_options:
         return _prepare_option_sets(request, command, plan, directory, say)
     return _prepare_commits(request, command, plan, directory, say)
@@ -106,65 +118,75 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
 def _prepare_commits(
     request: Request, command: Command, plan: Schedule, directory: Path, say: Callable[[str], None]
 ) -> Prepared:
-    found = find_repository(directory)
-    _check_paths(command, found.root)
-    head = found.commit("HEAD" if request.head in (None, WORKING_TREE) else str(request.head))
-    here = request.head == WORKING_TREE
+    repository = find_repository(directory)
+    _check_paths(command, repository.root)
+    head = repository.commit("HEAD" if request.head in (None, WORKING_TREE) else str(request.head))
+    use_tree = request.head == WORKING_TREE
     base, named = (
-        (found.commit(request.base), request.base) if request.base is not None else found.default_base(head)
+        (repository.commit(request.base), request.base)
+        if request.base is not None
+        else repository.default_base(head)
     )
-    tree = found.working_tree() if here else ""
-    if base == head and not (here and found.dirty()) and None in (request.base, request.head):
+    tree = repository.working_tree() if use_tree else ""
+    if base == head and not (use_tree and repository.dirty()) and None in (request.base, request.head):
         raise PlanError(
-            f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, nothing "
-            "can differ; name another base, or both with --base and --head to see the noise"
+            f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, so "
+            "nothing can differ; name another base, or both with --base and --head to measure the noise"
         )
-    asked = _campaign_inputs(request, command, directory, {"base": [base], "head": [head, tree]})
+    inputs = _campaign_inputs(request, command, directory, {"base": [base], "head": [head, tree]})
     if request.fresh:
-        _discard_all(found.root, found)
-    _discard_empty(found.root, found, asked.key)
-    kept = State(found.root, asked)
-    notes = _commit_notes(found, base, head, request.head)
-    say(
-        f"base {base[:10]} ({named}), head {head[:10]} ({'working tree' if here else request.head or 'HEAD'})"
-    )
-    for line in dict.fromkeys([*notes, *list_omissions(found, base), *list_omissions(found, head)]):
+        _discard_all(repository.root, repository)
+    _discard_empty(repository.root, repository, inputs.key)
+    saved = State(repository.root, inputs)
+    origins = {"base": named, "head": "working tree" if use_tree else request.head or "HEAD"}
+    notes = _commit_notes(repository, base, head, request.head)
+    say(f"base {base[:10]} ({origins['base']}), head {head[:10]} ({origins['head']})")
+    for line in dict.fromkeys([*notes, *list_omissions(repository, base), *list_omissions(repository, head)]):
         say(line)
-    _report_state(kept, plan, found.root, say)
-    roots = {"base": kept.checkouts / "base", "head": found.root if here else kept.checkouts / "head"}
+    _report_state(saved, plan, repository.root, say)
+    roots = {
+        "base": saved.checkouts / "base",
+        "head": repository.root if use_tree else saved.checkouts / "head",
+    }
     for name, commit in (("base", base), ("head", head)):
-        if roots[name] != found.root:
-            check_out(found, commit, roots[name])
-    origins = {"base": named, "head": "working tree" if here else request.head or "HEAD"}
-    below = directory.resolve().relative_to(found.root.resolve())
+        if roots[name] != repository.root:
+            check_out(repository, commit, roots[name])
+    below = directory.resolve().relative_to(repository.root.resolve())
     sides: dict[SideName, Side] = {}
-    told: dict[SideName, imported_code.InterpreterInfo] = {}
+    interpreters: dict[SideName, imported_code.InterpreterInfo] = {}
     for name, commit in (("base", base), ("head", f"{head}{tree}")):
         side = _commit_side(name, origins[name], roots[name], below, commit)
-        side = _with_environment(side, request.setup, commit, kept, say)
+        side = _with_environment(side, request.setup, commit, saved, say)
         other = roots["head" if side.name == "base" else "base"]
-        told[side.name] = imported_code.inspect_interpreter(side)
-        imported_code.check_import_sources(side, told[side.name], found.root, other)
+        interpreters[side.name] = imported_code.inspect_interpreter(side)
+        imported_code.check_import_sources(side, interpreters[side.name], repository.root, other)
         sides[side.name] = side
 
     def before(side: Side) -> None:
-        if here and side.name == "head" and found.working_tree() != tree:
+        if use_tree and side.name == "head" and repository.working_tree() != tree:
             raise PlanError(TREE_CHANGED)
 
     def check(side: Side, modules: Sequence[Path]) -> None:
         other = sides["head" if side.name == "base" else "base"]
-        imported_code.check_imported_modules(side, told[side.name], modules, found.root, other.root)
+        imported_code.check_imported_modules(
+            side, interpreters[side.name], modules, repository.root, other.root
+        )
 
     measured = Plan(
         sides,
         command,
         plan,
-        request.asked(),
+        request.criteria(),
         request.across,
         notes=notes,
     )
     return Prepared(
-        measured, kept, found.root, before, check, lambda: _remove_checkouts(kept.checkouts, found)
+        measured,
+        saved,
+        repository.root,
+        before,
+        check,
+        lambda: _remove_checkouts(saved.checkouts, repository),
     )
 
 
@@ -173,23 +195,23 @@ def _prepare_option_sets(
 ) -> Prepared:
     if request.base is not None or request.head is not None or request.setup is not None:
         raise PlanError(
-            "--base, --head and --setup compare two commits, --a and --b two option sets: one at a time"
+            "--base, --head and --setup compare commits, --a and --b compare option sets; use only one kind"
         )
     try:
-        found: Repository | None = find_repository(directory)
+        repository: Repository | None = find_repository(directory)
     except PlanError:
-        found = None
-    root = directory if found is None else found.root
-    tree = "" if found is None else found.working_tree()
+        repository = None
+    root = directory if repository is None else repository.root
+    tree = "" if repository is None else repository.working_tree()
     names: tuple[SideName, SideName] = ("base", "head")
     sides: dict[SideName, Side] = {}
     for name, letter, text, python in zip(names, "ab", request.options, request.pythons, strict=True):
         options = parse_options(text or "", letter)
-        told = [shlex.join(options)] if options else []
-        told += [python] if python is not None else []
+        origin = [shlex.join(options)] if options else []
+        origin += [python] if python is not None else []
         sides[name] = Side(
             name=name,
-            origin=" with ".join(told) or "no options",
+            origin=" with ".join(origin) or "no options",
             short=letter,
             root=root,
             directory=directory,
@@ -200,58 +222,58 @@ def _prepare_option_sets(
     a, b = sides["base"], sides["head"]
     notes = []
     if (a.options, a.python) == (b.options, b.python):
-        notes.append("both sides are the same: what differs is noise (A/A)")
+        notes.append("both sides are the same; differences are noise (A/A)")
     command = replace(
         command, gpus=command.gpus or any("--energy-gpus" in each for each in a.options + b.options)
     )
-    asked = _campaign_inputs(
+    inputs = _campaign_inputs(
         request,
         command,
         directory,
         {side.name: [*side.options, str(side.python), tree] for side in sides.values()},
     )
     if request.fresh:
-        _discard_all(root, found)
-    _discard_empty(root, found, asked.key)
-    kept = State(root, asked)
+        _discard_all(root, repository)
+    _discard_empty(root, repository, inputs.key)
+    saved = State(root, inputs)
     say(f"a: {a.origin}; b: {b.origin}")
     for line in notes:
         say(line)
-    _report_state(kept, plan, root, say)
+    _report_state(saved, plan, root, say)
     for side in sides.values():
         imported_code.inspect_interpreter(side)
 
     def before(_: Side) -> None:
-        if found is not None and found.working_tree() != tree:
+        if repository is not None and repository.working_tree() != tree:
             raise PlanError(TREE_CHANGED)
 
     measured = Plan(
         sides,
         command,
         plan,
-        request.asked(),
+        request.criteria(),
         across=True,
         renamed=True,
         notes=notes,
     )
     return Prepared(
-        measured, kept, root, before, lambda *_: None, lambda: _remove_checkouts(kept.checkouts, found)
+        measured, saved, root, before, lambda *_: None, lambda: _remove_checkouts(saved.checkouts, repository)
     )
 
 
-def _commit_notes(found: Repository, base: str, head: str, asked: str | None) -> list[str]:
+def _commit_notes(repository: Repository, base: str, head: str, head_name: str | None) -> list[str]:
     notes = []
-    here = asked == WORKING_TREE
-    dirty = found.dirty()
-    if base == head and not (here and dirty):
-        notes.append("both sides are the same commit: what differs is noise (A/A)")
-    if dirty and not here and head == found.commit("HEAD"):
-        notes.append("changes that are not committed are not measured; --head . measures the working tree")
+    use_tree = head_name == WORKING_TREE
+    dirty = repository.dirty()
+    if base == head and not (use_tree and dirty):
+        notes.append("both sides are the same commit; differences are noise (A/A)")
+    if dirty and not use_tree and head == repository.commit("HEAD"):
+        notes.append("uncommitted changes are not measured; --head . measures the working tree")
     return notes
 
 
 def _check_paths(command: Command, root: Path) -> None:
-    """A path into the user's checkout would make both sides run what is there."""
+    """Refuse absolute paths into the user's checkout: both sides would run the tests there."""
     for word in command.args:
         _, _, path = word.rpartition("=")
         if Path(path).is_absolute() and root.resolve() in (
@@ -259,18 +281,20 @@ def _check_paths(command: Command, root: Path) -> None:
             *Path(path).resolve().parents,
         ):
             raise PlanError(
-                f"{word} names the checkout itself, and each side has its own: write it relative to this "
+                f"{word} is in your checkout, but each side has its own; write the path relative to this "
                 "directory"
             )
 
 
-def _commit_side(name: str, origin_: str, root: Path, below: Path, commit: str) -> Side:
+def _commit_side(name: str, origin: str, root: Path, below: Path, commit: str) -> Side:
     directory = root / below
     if not directory.is_dir():
-        raise PlanError(f"{name}: {commit[:10]} has no directory {below}; start from the top of the checkout")
+        raise PlanError(
+            f"{name}: {commit[:10]} has no directory {below}; run the command from the top of the checkout"
+        )
     return Side(
         name="base" if name == "base" else "head",
-        origin=origin_,
+        origin=origin,
         short=commit[:7],
         root=root,
         directory=directory,
@@ -280,12 +304,12 @@ def _commit_side(name: str, origin_: str, root: Path, below: Path, commit: str) 
 
 
 def _with_environment(
-    side: Side, setup: str | None, commit: str, kept: State, say: Callable[[str], None]
+    side: Side, setup: str | None, commit: str, saved: State, say: Callable[[str], None]
 ) -> Side:
     if setup is None:
         return side
-    venv = kept.checkouts / f"{side.name}-venv"
-    log = kept.directory / f"setup-{side.name}.log"
+    venv = saved.checkouts / f"{side.name}-venv"
+    log = saved.directory / f"setup-{side.name}.log"
     made_of = "\n".join([commit, setup, sys.executable, sys.version])
     say(f"setting up {side.name}: {setup}")
     try:
@@ -300,11 +324,11 @@ def _with_environment(
 def _find_interpreter(named: str | None, letter: str) -> Path:
     if named is None:
         return Path(sys.executable)
-    found = shutil.which(named)
-    if found is None:
+    program = shutil.which(named)
+    if program is None:
         raise PlanError(f"--{letter}-python={named}: no such program")
-    # Not resolved: the link of a virtual environment is what makes it one.
-    return Path(found).absolute()
+    # Not resolved: the link is what makes an interpreter belong to its virtual environment.
+    return Path(program).absolute()
 
 
 def _campaign_inputs(
@@ -314,7 +338,7 @@ def _campaign_inputs(
         tool=pytest_llenergy.__version__,
         command=[*command.interpreter, "--", *command.args],
         directory=str(directory),
-        sides={name: list(told) for name, told in sides.items()},
+        sides={name: list(values) for name, values in sides.items()},
         pairs=request.pairs,
         rounds=request.rounds,
         setup=request.setup,
@@ -323,38 +347,39 @@ def _campaign_inputs(
     )
 
 
-def _report_state(kept: State, plan: Schedule, root: Path, say: Callable[[str], None]) -> None:
-    if kept.sessions:
-        say(f"going on with a comparison that was stopped: {kept.sessions} sessions are there")
+def _report_state(saved: State, plan: Schedule, root: Path, say: Callable[[str], None]) -> None:
+    if saved.sessions:
+        say(f"resuming a stopped comparison: {saved.sessions} sessions are finished")
     else:
         say(f"{plan.stages} pairs, {plan.sessions_after(1)} sessions in the first stage")
-    others = [key for key in state.list_unfinished(root) if key != kept.asked.key]
+    others = [key for key in state.list_unfinished(root) if key != saved.inputs.key]
     if others:
-        say(f"{len(others)} other unfinished in {root / '.llenergy' / 'ab'} (--fresh throws them away)")
+        place = root / ".llenergy" / "ab"
+        say(f"{len(others)} other unfinished comparisons in {place} (--fresh discards them)")
 
 
-def _discard_all(root: Path, found: Repository | None) -> None:
+def _discard_all(root: Path, repository: Repository | None) -> None:
     for key in list(state.list_unfinished(root)):
-        _discard(root, found, key)
+        _discard(root, repository, key)
 
 
-def _discard_empty(root: Path, found: Repository | None, own: str) -> None:
-    """Throw away what others have begun that has measured nothing."""
+def _discard_empty(root: Path, repository: Repository | None, current: str) -> None:
+    """Discard other unfinished comparisons that measured nothing."""
     for key in list(state.list_unfinished(root)):
-        if key != own and not state.has_measured(root, key):
-            _discard(root, found, key)
+        if key != current and not state.has_measured(root, key):
+            _discard(root, repository, key)
 
 
-def _discard(root: Path, found: Repository | None, key: str) -> None:
-    """Throw an unfinished comparison away, unless somebody is at it."""
+def _discard(root: Path, repository: Repository | None, key: str) -> None:
+    """Discard an unfinished comparison, unless a process is running it."""
     if state.discard_campaign(root, key):
-        _remove_checkouts(state.checkout_directory(root, key), found)
+        _remove_checkouts(state.checkout_directory(root, key), repository)
 
 
-def _remove_checkouts(checkouts: Path, found: Repository | None) -> None:
+def _remove_checkouts(checkouts: Path, repository: Repository | None) -> None:
     if not checkouts.exists():
         return
-    if found is not None:
+    if repository is not None:
         for name in ("base", "head"):
-            remove_checkout(found, checkouts / name)
+            remove_checkout(repository, checkouts / name)
     shutil.rmtree(checkouts, ignore_errors=True)

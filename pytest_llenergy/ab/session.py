@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session: a pytest process of one side, in a process group of its own."""
+"""Run one session: pytest on one side, as a process group of its own."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ from pytest_llenergy.ab.command import GPUS_OPTION, Command
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.workers.proctree import die_with_parent
 
-#: How long a session that was interrupted may take to tidy up (seconds), and then one that was terminated.
+#: Seconds that a session may take to end after SIGINT, and then after SIGTERM, before it is killed.
 STOP_TIMEOUTS_S = (30.0, 5.0)
 
-#: How often to look whether it has ended, or has printed something (seconds).
+#: Interval at which to check for the end of a session and for new output (seconds).
 POLL_S = 0.1
 
 PLUGIN = "llenergy_ab_session"
 
-#: What the settings of a project may say and sessions must not do: each has one round, and ``ab`` compares.
+#: Settings of a project that sessions must ignore, because ``ab`` compares.
 SILENCED = session_plugin.CLEARED_OPTIONS
 
 
 @dataclass(frozen=True)
 class SessionFiles:
-    """What one session reads and writes, in one directory under one stem."""
+    """The files of one attempt at a session: one directory, one stem."""
 
     directory: Path
     stem: str
 
     @property
     def report(self) -> Path:
-        """The report; a journal beside it as long as the session runs."""
+        """The report; while the session runs, its journal is next to it."""
         return self.directory / f"{self.stem}.json"
 
     @property
     def log(self) -> Path:
-        """What pytest printed."""
+        """The output of pytest."""
         return self.directory / f"{self.stem}.log"
 
     @property
     def done(self) -> Path:
-        """Node ids that are not to be run."""
+        """Node ids of tests to skip because they are finished."""
         return self.directory / f"{self.stem}.done"
 
     @property
     def modules(self) -> Path:
-        """A directory: where modules were imported from."""
+        """A directory with lists of the imported modules."""
         return self.directory / f"{self.stem}.modules"
 
     @property
-    def told(self) -> Path:
-        """What became of its tests, written by pytest at its end."""
-        return self.directory / f"{self.stem}.told"
+    def summary(self) -> Path:
+        """The summary that the session plugin writes at the end of pytest."""
+        return self.directory / f"{self.stem}.summary"
 
     @property
     def end(self) -> Path:
-        """How it ended, written once it has."""
+        """How the session ended, written afterwards."""
         return self.directory / f"{self.stem}.end"
 
 
 def session_arguments(
     side: Side, command: Command, files: SessionFiles, rounds: int, gpus: Sequence[str]
 ) -> list[str]:
-    """The whole command line of a session. What the user says comes last, and so decides."""
+    """Return the command line of a session. Options of the user come last, so that they win."""
     words = [str(side.python), *command.interpreter, "-m", "pytest", "-p", PLUGIN]
     words += [f"--energy-report={files.report}", f"--energy-rounds={rounds}"]
     words += [word for name in SILENCED for word in ("-o", f"{name}=")]
@@ -88,9 +88,16 @@ def run_session(
     done: Sequence[str],
     show: Callable[[str], None] | None,
 ) -> int:
-    """Run it to its end and return its exit code; negative for a signal. ``show`` is given its output.
+    """Run a session and return its exit code, negative for a signal.
 
-    Where this process is interrupted the session is too, once, and has ended when this returns or raises.
+    If this process is interrupted, the session is interrupted once too and has ended when this raises.
+
+    Args:
+        side: The side to run.
+        words: The command line.
+        files: The files of the session.
+        done: Node ids of tests to skip.
+        show: Receives the output while the session runs.
     """
     plugins = files.directory / "plugin"
     plugins.mkdir(exist_ok=True)
@@ -104,9 +111,9 @@ def run_session(
         "LLENERGY_AB_DONE": str(files.done),
         "LLENERGY_AB_MODULES": str(files.modules),
         "LLENERGY_AB_ROOT": str(side.root),
-        "LLENERGY_AB_TOLD": str(files.told),
+        "LLENERGY_AB_SUMMARY": str(files.summary),
     }
-    # What all of them say together is shown there, not each of them.
+    # The step summary of GitHub is for the whole comparison, not for each session.
     environment.pop("GITHUB_STEP_SUMMARY", None)
     with files.log.open("wb") as log:
         process = subprocess.Popen(
@@ -116,37 +123,37 @@ def run_session(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # A Ctrl-C in the terminal must not reach it twice, from there and from here.
+            # Otherwise a Ctrl-C in the terminal would reach it twice: from there and from this process.
             start_new_session=True,
             preexec_fn=partial(_prepare_child, os.getpid()),
         )
         with files.log.open(errors="replace") as printed:
             try:
                 return _wait(process, lambda: show(printed.read()) if show else None)
-            except BaseException:  # Ctrl-C, SIGTERM or a fault of ours: it must not measure on alone.
+            except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not go on alone.
                 _stop(process)
                 raise
 
 
 def _prepare_child(parent_pid: int) -> None:
-    # Also where this process was started with it ignored, as in the background of a script.
+    # A process in the background of a script is started with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent(parent_pid)
 
 
-def _wait(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
+def _wait(process: subprocess.Popen[bytes], poll: Callable[[], None]) -> int:
     while True:
         try:
             code = process.wait(POLL_S)
         except subprocess.TimeoutExpired:
-            look()
+            poll()
         else:
-            look()
+            poll()
             return code
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt it as a terminal would; who interrupts again does not want to wait."""
+    """Interrupt a session like a terminal would. A second interrupt of this process kills it at once."""
     for number, patience_s in zip((signal.SIGINT, signal.SIGTERM), STOP_TIMEOUTS_S, strict=True):
         _signal_group(process, number)
         try:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on disk of a comparison that has not come to its end, so that the same command goes on with it."""
+"""The state of an unfinished comparison on disk, so that the same command resumes it.
+
+Each session has files of its own, and each attempt at a session too. A session counts as finished only if
+pytest ended regularly and its report is complete, so that a comparison can be resumed after ``kill -9``.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,14 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 DIRECTORY = "ab"
 
-#: Exit codes of pytest with which a session has come to its end: every test had its turn.
+#: Exit codes of pytest after which every test has run.
 FINISHED_EXIT_CODES = (0, 1)
 
 
 class CampaignInputs(StoredStruct, frozen=True):
-    """Everything that makes a comparison: another value is another comparison.
+    """Everything that identifies a comparison: any other value is another comparison.
 
-    ``sides`` name commit, working tree, options and interpreter of each.
+    ``sides`` has commit, working tree, options and interpreter of each side.
     """
 
     tool: str
@@ -47,7 +51,7 @@ class CampaignInputs(StoredStruct, frozen=True):
 
     @property
     def key(self) -> str:
-        """A short name for it."""
+        """A short hash of all values."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
 
@@ -62,26 +66,27 @@ class SessionEnd(StoredStruct, frozen=True):
 
 
 class SessionSummary(StoredStruct, frozen=True):
-    """What pytest says at the end of a session: tests that failed, and whether any has measured.
+    """What ``session_plugin`` writes at the end of a session.
 
-    ``cut`` is whether it was stopped before all had run.
+    ``failed`` are node ids, ``measured`` is whether any test measured energy, and ``stopped`` whether the
+    session ended before all tests had run.
     """
 
     failed: list[str]
     measured: bool
-    cut: bool
+    stopped: bool
 
 
 class State:
-    """The directory of one comparison, locked. ``checkouts`` is where its worktrees and environments are."""
+    """The locked directory of one comparison. Its worktrees and environments are in ``checkouts``."""
 
-    def __init__(self, root: Path, asked: CampaignInputs) -> None:
-        """Raises ``PlanError`` where another process is at the same comparison."""
+    def __init__(self, root: Path, inputs: CampaignInputs) -> None:
+        """Lock the directory. Raises ``PlanError`` if another process runs the same comparison."""
         from filelock import FileLock, Timeout
 
-        self.asked = asked
-        self.directory: Path = root / ".llenergy" / DIRECTORY / asked.key
-        self.checkouts: Path = checkout_directory(root, asked.key)
+        self.inputs = inputs
+        self.directory: Path = root / ".llenergy" / DIRECTORY / inputs.key
+        self.checkouts: Path = checkout_directory(root, inputs.key)
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory.parent / ".gitignore").write_text("*\n")
         self._lock = FileLock(self.directory / "lock")
@@ -90,13 +95,13 @@ class State:
         except Timeout:
             pid = self._pid.read_text() if self._pid.exists() else "unknown"
             raise PlanError(
-                f"process {pid} is at this comparison; wait for it or end it, what it has measured is kept"
+                f"process {pid} is running this comparison; wait for it or stop it, its measurements are kept"
             ) from None
         self._pid.write_text(str(os.getpid()))
         if self._finished.exists():
             shutil.rmtree(self._sessions())
             self._finished.unlink()
-        replace_file(self.directory / "asked.json", msgspec.json.format(msgspec.json.encode(asked)))
+        replace_file(self.directory / "inputs.json", msgspec.json.format(msgspec.json.encode(inputs)))
 
     @property
     def _finished(self) -> Path:
@@ -107,7 +112,7 @@ class State:
         return self.directory / "pid"
 
     def ended(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
-        """What a session has measured, over all attempts at it; ``None`` where it is to be run."""
+        """Return the reports of all attempts at a finished session, or ``None`` if it must run."""
         attempts = self._attempts(turn)
         end = _read_end(attempts[-1]) if attempts else None
         if end is None or self.unfinished(turn, end.exit_status) is not None:
@@ -116,9 +121,9 @@ class State:
         return (measured, end) if measured else None
 
     def unfinished(self, turn: Turn, exit_status: int) -> str | None:
-        """How the last attempt at a session ended before its tests did; ``None`` for one that is done.
+        """Return why the last attempt did not finish its session, or ``None`` if it did.
 
-        One that had nothing left to do says that it has found no tests.
+        A later attempt that has no tests left exits with "no tests collected", which is fine.
         """
         attempts = self._attempts(turn)
         if exit_status == 5 and len(attempts) > 1:
@@ -126,32 +131,32 @@ class State:
         return _why_unfinished(attempts[-1], exit_status)
 
     def failed(self, turn: Turn) -> set[str]:
-        """Tests that failed in it, measured or not, by their node ids."""
-        told = [_read_summary(files) for files in self._attempts(turn)]
-        return {name for each in told if each is not None for name in each.failed}
+        """Return the node ids of the tests that failed in a session, with or without a measurement."""
+        summaries = [_read_summary(files) for files in self._attempts(turn)]
+        return {name for each in summaries if each is not None for name in each.failed}
 
     def measured(self, turn: Turn) -> list[Report]:
-        """What attempts at it have measured, whether they came to their end or not."""
+        """Return the reports of all attempts at a session, finished or not."""
         return [report for files in self._attempts(turn) if (report := _read_report(files)) is not None]
 
     def modules(self, turn: Turn) -> list[Path]:
-        """Where each attempt has noted what it imported from where."""
+        """Return the directory of each attempt in which it listed its imports."""
         return [files.modules for files in self._attempts(turn)]
 
     def discard(self, turn: Turn) -> None:
-        """Forget what a session has measured."""
+        """Delete the measurements of a session."""
         for files in self._attempts(turn):
-            for path in (files.end, files.told, files.report, files.log, *find_journals(files.report)):
+            for path in (files.end, files.summary, files.report, files.log, *find_journals(files.report)):
                 path.unlink(missing_ok=True)
             shutil.rmtree(files.modules, ignore_errors=True)
 
     def next_attempt(self, turn: Turn) -> SessionFiles:
-        """Files for another attempt."""
+        """Return the files for another attempt."""
         count = len(self._attempts(turn))
         return SessionFiles(self._sessions(), f"{_file_stem(turn)}.{count + 1}")
 
     def note(self, files: SessionFiles, exit_status: int, started: datetime, duration_s: float) -> SessionEnd:
-        """Write down how an attempt ended."""
+        """Record how an attempt ended."""
         end = SessionEnd(
             exit_status=exit_status,
             started_at=format_time(started),
@@ -164,13 +169,13 @@ class State:
 
     @property
     def sessions(self) -> int:
-        """How many have come to their end."""
+        """The number of finished sessions."""
         found = [SessionFiles(self._sessions(), path.stem) for path in self._sessions().glob("*.end")]
         ends = [(files, _read_end(files)) for files in found]
         return sum(end is not None and _why_unfinished(files, end.exit_status) is None for files, end in ends)
 
     def finish(self, *, keep: bool) -> None:
-        """Everything has been said: throw away what was measured or, to ``keep`` it, do not go on with it."""
+        """Mark the comparison as finished: delete its files or, with ``keep``, only never resume it."""
         if keep:
             self._finished.touch()
             self.release()
@@ -179,7 +184,7 @@ class State:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         self._pid.unlink(missing_ok=True)
         self._lock.release()
 
@@ -194,7 +199,10 @@ class State:
 
 
 def checkout_directory(root: Path, key: str) -> Path:
-    """Outside the user's checkout: pytest would look there for the settings of one that has none."""
+    """Return where the checkouts of a comparison are.
+
+    This is outside the user's checkout, where pytest would find its settings for a commit that has none.
+    """
     return (
         cache_directory()
         / DIRECTORY
@@ -203,20 +211,20 @@ def checkout_directory(root: Path, key: str) -> Path:
 
 
 def list_unfinished(root: Path) -> Iterator[str]:
-    """The keys of comparisons that have not come to their end."""
-    for asked in sorted((root / ".llenergy" / DIRECTORY).glob("*/asked.json")):
-        if not (asked.parent / "finished").exists():
-            yield asked.parent.name
+    """Yield the keys of unfinished comparisons."""
+    for path in sorted((root / ".llenergy" / DIRECTORY).glob("*/inputs.json")):
+        if not (path.parent / "finished").exists():
+            yield path.parent.name
 
 
 def has_measured(root: Path, key: str) -> bool:
-    """Whether an unfinished comparison holds anything worth keeping."""
+    """Return whether an unfinished comparison has measured anything."""
     sessions = root / ".llenergy" / DIRECTORY / key / "sessions"
     return any(sessions.glob("*.json")) or any(sessions.glob(f"*{JOURNAL_SUFFIX}"))
 
 
 def discard_campaign(root: Path, key: str) -> bool:
-    """Throw an unfinished comparison away, unless somebody is at it. Its checkouts are the caller's."""
+    """Delete an unfinished comparison, but not its checkouts. Returns False if a process is running it."""
     from filelock import FileLock, Timeout
 
     directory = root / ".llenergy" / DIRECTORY / key
@@ -231,14 +239,14 @@ def discard_campaign(root: Path, key: str) -> bool:
 
 
 def read_boot_id() -> str:
-    """Which boot of the machine this is; empty where it cannot be told."""
+    """Return the id of the current boot, or an empty text if it is unknown."""
     with suppress(OSError):
         return BOOT_ID.read_text().strip()
     return ""
 
 
 def format_time(moment: datetime) -> str:
-    """RFC 3339 in UTC."""
+    """Format a time in UTC by RFC 3339."""
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -255,32 +263,32 @@ def _read_end(files: SessionFiles) -> SessionEnd | None:
 
 def _read_summary(files: SessionFiles) -> SessionSummary | None:
     try:
-        return msgspec.json.decode(files.told.read_bytes(), type=SessionSummary)
+        return msgspec.json.decode(files.summary.read_bytes(), type=SessionSummary)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def _why_unfinished(files: SessionFiles, exit_status: int) -> str | None:
-    """How an attempt ended that did not come to the end of its tests and of its report."""
+    """Return why an attempt did not run all tests and write a complete report, or ``None`` if it did."""
     if exit_status < 0:
-        return f"was ended by signal {-exit_status}"
+        return f"was killed by signal {-exit_status}"
     how = f"ended with exit code {exit_status}"
     if exit_status not in FINISHED_EXIT_CODES:
         return how
-    told = _read_summary(files)
-    if told is None:
-        return f"{how} before pytest's own end"
-    if told.cut:
-        return f"{how} and was stopped before all its tests had run"
-    if not told.measured:
+    summary = _read_summary(files)
+    if summary is None:
+        return f"{how} before pytest had finished"
+    if summary.stopped:
+        return f"{how} and was stopped before all tests had run"
+    if not summary.measured:
         return None
     if not files.report.exists():
-        return f"{how} and could not write its report"
-    return None if read_report(files.report).run.complete else f"{how} and an incomplete report"
+        return f"{how} but did not write its report"
+    return None if read_report(files.report).run.complete else f"{how} but its report is incomplete"
 
 
 def _read_report(files: SessionFiles) -> Report | None:
-    """The report of an attempt, or what its journal amounts to; ``None`` where it had measured nothing."""
+    """Return the report of an attempt, or what is in its journal; ``None`` if it measured nothing."""
     if files.report.exists():
         return read_report(files.report)
     for journal in find_journals(files.report):

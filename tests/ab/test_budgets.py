@@ -38,7 +38,7 @@ def test_budget_that_only_the_head_exceeds_fails_the_comparison(project: Project
     first, second = paired.compared.notes
     assert first == "head: failed in sessions: test_some.py::test_a (1 of 1)"
     assert second.startswith(
-        "head: test_some.py::test_a is over its budget, which base is not (1 of 1 sessions: Failed: energy_"
+        "head: test_some.py::test_a is over its budget only on head (1 of 1 sessions: Failed: energy_"
     )
 
 

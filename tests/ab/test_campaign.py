@@ -144,12 +144,12 @@ def test_same_commit_is_unchanged_and_leaves_nothing_behind(project: Project) ->
     project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
     result = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
     assert result.status == 0
-    assert result.lines[0] == "4 pairs with 3 rounds a session: 6"
+    assert result.lines[0] == "4 pairs with 3 rounds per session become 6"
     told = json.loads(result.out)
     assert [(each["verdict"], each["n_base"]) for each in told["comparisons"]] == [("unchanged", 6)]
     assert told["notes"] == [
-        "both sides are the same commit: what differs is noise (A/A)",
-        "changes that are not committed are not measured; --head . measures the working tree",
+        "both sides are the same commit; differences are noise (A/A)",
+        "uncommitted changes are not measured; --head . measures the working tree",
     ]
     paired = project.paired()
     assert ([each.side for each in paired.sessions], paired.pairs) == (["base", "head", "head", "base"], "6")

@@ -107,8 +107,8 @@ def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
     )
     moved = msgspec.structs.replace(one(10.0), environment=elsewhere)
     told = list_excluded_rounds([join(sessions_of(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
-    assert told[0] == "session 2: not as in session 1 (meter.source: counter -> power)"
-    assert told[1] == "session 3: not as in session 1 (cpu.count: 64 -> 2)"
+    assert told[0] == "session 2: differs from session 1 (meter.source: counter -> power)"
+    assert told[1] == "session 3: differs from session 1 (cpu.count: 64 -> 2)"
 
 
 def test_load_does_not_exclude_rounds() -> None:

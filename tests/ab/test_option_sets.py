@@ -85,7 +85,7 @@ def test_tests_are_paired_if_only_the_backend_differs() -> None:
     assert names.base["t.py::test[x]"] == names.head["t.py::test[y]"] == "t.py::test"
     assert names.lonely == ("t.py::other[x-1]", "t.py::other[y-2]")
     assert unpaired_note(names.lonely).endswith(
-        "no single other test fits: t.py::other[x-1], t.py::other[y-2]"
+        "no single other test matches: t.py::other[x-1], t.py::other[y-2]"
     )
 
 

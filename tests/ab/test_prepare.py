@@ -32,7 +32,7 @@ from .project import Project
         ),
         (
             ["--base=HEAD", "--head=HEAD", "--rounds-per-session=0", "--", "pytest"],
-            "--rounds-per-session=0 needs a whole number",
+            "--rounds-per-session=0 must be 1 or more",
         ),
         (["--base=HEAD", "--head=HEAD", "--metric=joules", "--", "pytest"], "unknown metric 'joules'"),
         (
@@ -41,7 +41,7 @@ from .project import Project
         ),
         (
             ["--base=HEAD", "--head=HEAD", "--a=-q", "--", "pytest"],
-            "--base, --head and --setup compare two commits, --a and --b ",
+            "--base, --head and --setup compare commits, --a and --b ",
         ),
         (["--a='", "--", "pytest"], "--a=': No closing quotation"),
         (["--a-python=nothing", "--", "pytest"], "--a-python=nothing: no such program"),
@@ -54,7 +54,7 @@ def test_usage_error_is_one_line(project: Project, args: list[str], told: str) -
 def test_absolute_path_into_the_checkout_is_refused(project: Project) -> None:
     told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest", f"{project.path}/test_some.py")
     assert told.endswith(
-        "names the checkout itself, and each side has its own: write it relative to this directory"
+        "is in your checkout, but each side has its own; write the path relative to this directory"
     )
 
 
@@ -74,7 +74,7 @@ def test_same_commit_is_compared_only_if_both_are_named(project: Project, args: 
         assert result.status == 0
         return
     assert result.status == 2
-    told = f"are the same commit {project.git('rev-parse', 'HEAD')[:10]}, nothing can differ; name "
+    told = f"are the same commit {project.git('rev-parse', 'HEAD')[:10]}, so nothing can differ; name "
     assert told in result.lines[-1]
     assert project.session_logs() == []
 

@@ -71,7 +71,7 @@ def alive(pid: int) -> bool:
 def check_resumes(waiting: Project) -> None:
     result = waiting.ab(*QUICK, "--", "pytest")
     assert result.status == 0
-    assert "going on with a comparison that was stopped: 2 sessions are there" in result.lines
+    assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
     paired = waiting.paired()
     # The third session ran twice: the first time it measured one of two tests.
     assert [each.side for each in paired.sessions] == ["base", "head", "head", "head", "base"]
@@ -114,13 +114,16 @@ def test_second_process_is_refused_and_fresh_discards(waiting: Project) -> None:
     first.communicate(timeout=60)
     assert first.returncode == 143
     assert second.status == 2
-    told = f"llenergy ab: process {first.pid} is at this comparison; wait for it or end it, "
-    assert second.lines[-1] == f"{told}what it has measured is kept"
+    told = f"llenergy ab: process {first.pid} is running this comparison; wait for it or stop it, "
+    assert second.lines[-1] == f"{told}its measurements are kept"
     # Comparisons that measured nothing are not kept.
     waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=6", "--", "pytest", "--no-such-option")
     other = waiting.ab("--base=HEAD", "--head=HEAD", "--pairs=5", "--", "pytest", "--no-such-option")
     (line,) = [line for line in other.lines if "unfinished" in line]
-    assert line == f"1 other unfinished in {waiting.path / '.llenergy' / 'ab'} (--fresh throws them away)"
+    assert (
+        line
+        == f"1 other unfinished comparisons in {waiting.path / '.llenergy' / 'ab'} (--fresh discards them)"
+    )
     fresh = waiting.ab(*QUICK, "--fresh", "--", "pytest", "-k", "test_a")
     assert (fresh.status, "unfinished" in fresh.err, "stopped" in fresh.err) == (0, False, False)
     assert len(waiting.paired().sessions) == 4

@@ -61,7 +61,7 @@ def test_killed_session_stops_the_comparison(project: Project) -> None:
     project.write("test_some.py", "import os\ndef test_a(): os.kill(os.getpid(), 9)")
     project.commit()
     told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-    assert "was ended by signal 9: " in told
+    assert "was killed by signal 9: " in told
 
 
 def test_collection_error_stops_the_comparison(project: Project) -> None:
@@ -77,7 +77,7 @@ def test_session_without_measurements_stops_the_comparison(project: Project) -> 
     project.commit()
     for _ in range(2):
         told = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-        assert "has measured no test; the whole log: " in told
+        assert "measured no test; the whole log: " in told
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_project_settings_that_stop_sessions_are_refused(project: Project, optio
 @pytest.mark.parametrize(
     ("happens", "how"),
     [
-        ("os._exit(0)", "ended with exit code 0 before pytest's own end: "),
+        ("os._exit(0)", "ended with exit code 0 before pytest had finished: "),
         pytest.param(
             "pytest.exit('enough', returncode=0)",
-            "ended with exit code 0 and was stopped before all its tests had run: ",
+            "ended with exit code 0 and was stopped before all tests had run: ",
             marks=pytest.mark.slow,
         ),
     ],
@@ -109,7 +109,7 @@ def test_session_that_exits_early_stops_the_comparison(project: Project, happens
         result = compared(project)
         assert (result.status, result.out) == (2, "")
         assert result.lines[-1].startswith(f"{told} {how}")
-    assert "going on with a comparison that was stopped: 1 sessions are there" in result.lines
+    assert "resuming a stopped comparison: 1 sessions are finished" in result.lines
 
 
 def test_session_that_could_not_write_its_report_is_repeated(project: Project, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_session_that_could_not_write_its_report_is_repeated(project: Project, t
     full.touch()
     result = compared(project)
     assert result.status == 2
-    assert result.lines[-1].startswith(f"{told} ended with exit code 1 before pytest's own end: ")
+    assert result.lines[-1].startswith(f"{told} ended with exit code 1 before pytest had finished: ")
     full.unlink()
     assert compared(project).status == 0
     paired = project.paired()
@@ -134,7 +134,7 @@ def test_import_error_stops_the_comparison_despite_continue_option(project: Proj
     project.commit()
     result = project.ab("--base=main", "--pairs=4", "--", "pytest", "-q", "--continue-on-collection-errors")
     assert result.status == 2
-    assert "was stopped before all its tests had run" in result.lines[-1]
+    assert "was stopped before all tests had run" in result.lines[-1]
     assert told.partition("(")[0] in result.lines[-1]
 
 

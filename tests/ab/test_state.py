@@ -63,12 +63,12 @@ def ended(
     *,
     report: bool = True,
     measured: Report = WHOLE,
-    told: SessionSummary | None = SessionSummary(failed=[], measured=True, cut=False),  # noqa: B008
+    summary: SessionSummary | None = SessionSummary(failed=[], measured=True, stopped=False),  # noqa: B008
 ) -> None:
     files = state.next_attempt(FIRST)
     files.log.touch()
-    if told is not None:
-        files.told.write_bytes(msgspec.json.encode(told))
+    if summary is not None:
+        files.summary.write_bytes(msgspec.json.encode(summary))
     if report:
         files.report.write_bytes(encode_report(measured))
     state.note(files, exit_status, datetime.now(timezone.utc), 1.0)
@@ -95,27 +95,27 @@ def test_session_is_finished_if_it_ended_and_measured(
 
 
 @pytest.mark.parametrize(
-    ("told", "report", "how"),
+    ("summary", "report", "how"),
     [
-        (None, True, "ended with exit code 1 before pytest's own end"),
+        (None, True, "ended with exit code 1 before pytest had finished"),
         (
-            SessionSummary(failed=[], measured=True, cut=True),
+            SessionSummary(failed=[], measured=True, stopped=True),
             True,
-            "ended with exit code 1 and was stopped before all its tests had run",
+            "ended with exit code 1 and was stopped before all tests had run",
         ),
         (
-            SessionSummary(failed=[], measured=True, cut=False),
+            SessionSummary(failed=[], measured=True, stopped=False),
             False,
-            "ended with exit code 1 and could not write its report",
+            "ended with exit code 1 but did not write its report",
         ),
-        (SessionSummary(failed=["t"], measured=False, cut=False), False, None),
+        (SessionSummary(failed=["t"], measured=False, stopped=False), False, None),
     ],
 )
 def test_exit_code_alone_does_not_finish_a_session(
-    tmp_path: Path, told: SessionSummary | None, report: bool, how: str | None
+    tmp_path: Path, summary: SessionSummary | None, report: bool, how: str | None
 ) -> None:
     state = State(tmp_path, ASKED)
-    ended(state, 1, report=report, told=told)
+    ended(state, 1, report=report, summary=summary)
     assert state.unfinished(FIRST, 1) == how
     assert state.sessions == (how is None)
 
@@ -123,7 +123,7 @@ def test_exit_code_alone_does_not_finish_a_session(
 def test_incomplete_report_does_not_finish_a_session(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
     ended(state, 0, measured=REPORT)
-    assert state.unfinished(FIRST, 0) == "ended with exit code 0 and an incomplete report"
+    assert state.unfinished(FIRST, 0) == "ended with exit code 0 but its report is incomplete"
 
 
 def test_attempt_without_remaining_tests_finishes_its_session(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_kept_comparison_is_not_resumed(tmp_path: Path) -> None:
 
 def test_comparison_in_use_is_not_discarded(tmp_path: Path) -> None:
     state = State(tmp_path, ASKED)
-    with pytest.raises(PlanError, match=r"^process \d+ is at this comparison; "):
+    with pytest.raises(PlanError, match=r"^process \d+ is running this comparison; "):
         State(tmp_path, ASKED)
     assert not discard_campaign(tmp_path, ASKED.key)
     state.release()

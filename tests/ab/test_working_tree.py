@@ -61,7 +61,7 @@ def test_working_tree_that_changes_is_refused(project: Project) -> None:
     project.commit()
     result = project.ab("--base=HEAD", "--head=.", "--pairs=8", "--rounds-per-session=4", "--", "pytest")
     assert result.status == 2
-    told = "the working tree has changed since the comparison began; the same command begins a new one"
+    told = "the working tree has changed since the comparison began; the same command starts a new one"
     assert result.lines[-1].startswith(f"llenergy ab: {told} (")
 
 
@@ -70,7 +70,7 @@ def test_file_that_tests_leave_changes_the_working_tree(project: Project) -> Non
     project.commit()
     result = project.ab("--base=HEAD", "--head=.", "--pairs=8", "--rounds-per-session=4", "--", "pytest")
     assert result.status == 2
-    assert result.lines[-1].endswith(" (what tests write belongs in .gitignore)")
+    assert result.lines[-1].endswith(" (add files that tests write to .gitignore)")
 
 
 def test_gates_in_project_settings_are_ignored(project: Project) -> None:
