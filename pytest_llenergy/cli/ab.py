@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy ab``: two commits, or two option sets, measured in turn and compared."""
+"""``llenergy ab``: measure two commits, or two sets of options, in turn and compare them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OUTPUT = Path(".llenergy") / "ab.json"
 
-#: What a shell says of a program that was interrupted, and of one that was terminated.
+#: Exit statuses of a shell for SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
 
 EXAMPLES = """\
@@ -28,12 +28,12 @@ EXAMPLES = """\
 
 
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Register the command."""
     parser = commands.add_parser(
         "ab",
-        help="measure two commits, or two option sets, in turn and compare them",
-        description="Measure both sides in turn, base head head base, in a pytest session each, and say of "
-        "each test whether it is worse. Exit codes are those of llenergy compare.",
+        help="measure two commits, or two sets of options, in turn and compare them",
+        description="Measure both sides in turn (base, head, head, base), each in its own pytest session, "
+        "and compare every test. Exit codes are those of llenergy compare.",
         epilog=f"examples:\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,32 +41,36 @@ def add_parser(commands: Commands) -> None:
     sides.add_argument(
         "--base",
         metavar="REF",
-        help="the commit of before; A...B is a merge base (default: that of the head and the default branch)",
+        help="the baseline commit; A...B is a merge base (default: merge base of head and default branch)",
     )
-    sides.add_argument("--head", metavar="REF", help="that of now (default: HEAD); . is the working tree")
+    sides.add_argument(
+        "--head", metavar="REF", help="the commit to check (default: HEAD); . is the working tree"
+    )
     sides.add_argument(
         "--setup",
         metavar="CMD",
-        help="give each side a fresh virtual environment, made by this command in its checkout",
+        help="give each side a fresh virtual environment, and run this command in its checkout to install it",
     )
-    sides.add_argument("--across", action="store_true", help="compare workloads that differ, and say in what")
-    sets = parser.add_argument_group("two option sets")
+    sides.add_argument(
+        "--across", action="store_true", help="compare workloads that differ, and list the differences"
+    )
+    sets = parser.add_argument_group("two sets of options")
     for letter in "ab":
         sets.add_argument(
             f"--{letter}",
             metavar="OPTS",
-            help=f"options of pytest for side {letter}, in one word: --{letter}='…'",
+            help=f"pytest options of side {letter}, quoted as one argument: --{letter}='…'",
         )
         sets.add_argument(f"--{letter}-python", metavar="PATH", help="its interpreter (default: this one)")
     parser.add_argument(
-        "--pairs", default="6+6", metavar="N+N", help="pairs of rounds of each stage (default: 6+6)"
+        "--pairs", default="6+6", metavar="N+N", help="pairs of rounds in each stage (default: 6+6)"
     )
     parser.add_argument(
         "--rounds-per-session",
         type=int,
         default=1,
         metavar="K",
-        help="rounds of each test in a session (default: 1); more are quicker and less independent",
+        help="rounds of each test per session (default: 1); more are faster but less independent",
     )
     add_comparison_options(parser)
     parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
@@ -75,24 +79,20 @@ def add_parser(commands: Commands) -> None:
         "--output",
         type=Path,
         metavar="FILE.json",
-        help=f"both sides with all rounds (default: {OUTPUT})",
+        help=f"file for both sides with all rounds (default: {OUTPUT})",
     )
+    parser.add_argument("--keep", action="store_true", help="keep checkouts, environments and logs")
     parser.add_argument(
-        "--keep", action="store_true", help="keep checkouts, environments and logs at the end"
-    )
-    parser.add_argument(
-        "--fresh", action="store_true", help="throw away what unfinished comparisons have measured here"
+        "--fresh", action="store_true", help="discard the measurements of unfinished comparisons"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the output of the sessions")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- pytest …", help="what to run, as in a shell"
-    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- pytest …", help="the command to run")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and compare. Returns the exit code of ``compare.outcome``."""
-    # As systems and CI end what they have started: sessions are to end with it.
+    """Measure and compare. Returns the exit status of ``compare.gate.exit_code``."""
+    # CI systems send SIGTERM; the sessions must then end too.
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         from pytest_llenergy.compare.gate import USAGE
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt as interrupt:
         terminated = isinstance(interrupt, _Terminated)
         how = "terminated" if terminated else "interrupted"
-        _say(f"llenergy ab: {how}; the same command goes on where it has stopped")
+        _say(f"llenergy ab: {how}; run the same command again to continue")
         return TERMINATED if terminated else INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -145,11 +145,11 @@ def _run(args: argparse.Namespace) -> int:
         ready.tidy()
     ready.state.finish(keep=args.keep)
     _say(f"both sides, all rounds: {output}")
-    return print_comparison(ComparisonResult.of(paired), args.format, args.inconclusive, "ab")
+    return print_comparison(ComparisonResult.from_paired(paired), args.format, args.inconclusive, "ab")
 
 
 class _Terminated(KeyboardInterrupt):
-    """By SIGTERM."""
+    """Interrupted by SIGTERM."""
 
 
 def _as_interrupt(_: int, __: FrameType | None) -> None:

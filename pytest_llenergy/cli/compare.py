@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from pytest_llenergy.model.report import PairedReport, Report
 
 
-# What is asked of a comparison: metrics, thresholds, and what to do where neither can be told.
-
-
 def add_comparison_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that compares."""
+    """Add the options of all commands that compare."""
     parser.add_argument(
         "--metric",
         action="append",
@@ -36,25 +33,22 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC:EXPR",
-        help="compare this metric with a threshold of its own, such as energy_j:3%% or energy_j:3%%+2J "
+        help="compare this metric with its own threshold, such as energy_j:3%% or energy_j:3%%+2J "
         "(repeatable)",
     )
     parser.add_argument(
         "--floor",
         metavar="PERCENT",
-        help="what two runs of the same code differ by here; what may be less is no change (default: 1%%)",
+        help="difference between two runs of the same code; smaller changes do not count (default: 1%%)",
     )
     parser.add_argument(
         "--inconclusive",
         choices=("warn", "fail", "pass"),
         default="warn",
-        help="what to do where neither can be told (default: warn)",
+        help="how to treat inconclusive comparisons (default: warn)",
     )
 
 
-# Comparisons in every form that they can be shown in.
-
-#: For a terminal, a pull request, a program, GitHub's log, GitLab's widget, and whatever reads JUnit.
 Format = Literal["text", "markdown", "json", "github", "gitlab", "junit", "html"]
 
 FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "gitlab", "junit", "html")
@@ -62,28 +56,28 @@ FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "gitlab", "
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A comparison, and the two reports that it is of; ``pairs`` where they were measured in turn."""
+    """A comparison and its reports. ``pairs`` are the stages if the sides were measured in turn."""
 
     compared: ComparedReports
     reports: tuple[Report, Report]
     pairs: str | None = None
 
     @classmethod
-    def of(cls, paired: PairedReport) -> ComparisonResult:
-        """What ``llenergy ab`` wrote."""
+    def from_paired(cls, paired: PairedReport) -> ComparisonResult:
+        """Return the comparison in a file of ``llenergy ab``."""
         return cls(paired.compared, (paired.base, paired.head), paired.pairs)
 
 
 def render_comparison(found: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
-    """What to print, without its last line break. ``width`` and ``color`` are for ``text``.
+    """Render a comparison without the last line break. ``width`` and ``color`` apply to ``text``.
 
-    ``github`` also appends the Markdown to the file that ``GITHUB_STEP_SUMMARY`` names. Raises
-    ``ReportError`` where that cannot be written.
+    ``github`` also appends to the file that ``GITHUB_STEP_SUMMARY`` names, and raises ``ReportError`` if it
+    cannot.
     """
-    return _rendered(found, form, width, color=color).removesuffix("\n")
+    return _render(found, form, width, color=color).removesuffix("\n")
 
 
-def _rendered(found: ComparisonResult, form: Format, width: int, *, color: bool) -> str:
+def _render(found: ComparisonResult, form: Format, width: int, *, color: bool) -> str:
     compared = found.compared
     if form == "html":
         from pytest_llenergy.report.html.page import render_compared
@@ -117,38 +111,35 @@ def _rendered(found: ComparisonResult, form: Format, width: int, *, color: bool)
     return "\n".join([table, *map(one_line, [*compared.devices, *compared.notes])])
 
 
-# ``llenergy compare``: each test of two reports, before and after.
-
-
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Register the command."""
     parser = commands.add_parser(
         "compare",
-        help="say of each test whether it is worse than before",
-        description="Compare two reports. Exit codes: 0 no test is worse, 1 one is, 2 usage or a file that "
-        "is no report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid measurement.",
+        help="compare the tests of two reports",
+        description="Compare two reports. Exit codes: 0 no regression, 1 regression, 2 usage error or "
+        "unreadable report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid measurement.",
     )
     parser.add_argument(
         "base",
         metavar="BASE",
-        help="the report or journal of before, a file or an address; or one of llenergy ab",
+        help="the baseline: a report or journal, a file or a URL; or a file of llenergy ab",
     )
-    parser.add_argument("head", nargs="?", metavar="HEAD", help="that of now")
+    parser.add_argument("head", nargs="?", metavar="HEAD", help="the report to check")
     add_comparison_options(parser)
     parser.add_argument(
         "--across",
         action="store_true",
-        help="compare workloads that differ, such as two dtypes, and say in what",
+        help="compare workloads that differ, such as two dtypes, and list the differences",
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write to this file instead of the standard output"
+        "-o", "--output", type=Path, metavar="FILE", help="write to this file instead of standard output"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and print. Returns the exit code of ``compare.outcome``."""
+    """Compare and print. Returns the exit status of ``compare.gate.exit_code``."""
     from pytest_llenergy.compare.gate import USAGE
     from pytest_llenergy.report.store import check_not_overwritten, parse_location
 
@@ -157,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
             check_not_overwritten(
                 args.output, [parse_location(text) for text in (args.base, args.head) if text is not None]
             )
-        found = _found(args)
+        found = _compare(args)
         return print_comparison(found, args.format, args.inconclusive, "compare", args.output)
     except LLEnergyError as error:
         print(f"llenergy compare: {error}", file=sys.stderr)
@@ -171,9 +162,9 @@ def print_comparison(
     command: str,
     output: Path | None = None,
 ) -> int:
-    """Print it or write it, warn of what could not be told, and return the exit code.
+    """Print or write a comparison, warn about inconclusive tests, and return the exit status.
 
-    Raises ``ReportError`` for what cannot be shown or written.
+    Raises ``ReportError`` if the output cannot be written.
     """
     import shutil
 
@@ -193,17 +184,17 @@ def print_comparison(
     comparisons = found.compared.comparisons
     warned = sum(each.verdict == "inconclusive" and each.gated for each in comparisons)
     if warned and inconclusive == "warn":
-        print(f"llenergy {command}: warning: {warned} inconclusive, more rounds can tell", file=sys.stderr)
-    # Of sides that were measured in turn; a run by itself has failed by its own budgets.
+        print(f"llenergy {command}: warning: {warned} inconclusive; measure more rounds", file=sys.stderr)
+    # Budgets fail a single run by themselves; for sides measured in turn they are checked here.
     broken = list_over_budget(*found.reports) if found.pairs is not None else []
     if broken:
         names = ", ".join(escape_invisible(record.id) for record in broken)
-        print(f"llenergy {command}: over budget on the head alone: {names}", file=sys.stderr)
+        print(f"llenergy {command}: over budget on the head: {names}", file=sys.stderr)
         return REGRESSED
     return exit_code(comparisons, inconclusive)
 
 
-def _found(args: argparse.Namespace) -> ComparisonResult:
+def _compare(args: argparse.Namespace) -> ComparisonResult:
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import parse_criteria
     from pytest_llenergy.report.store import location_name, parse_location, read_paired_report, read_report
@@ -212,11 +203,12 @@ def _found(args: argparse.Namespace) -> ComparisonResult:
     if args.head is None:
         if args.metric or args.fail_on or args.across or args.floor is not None:
             raise PlanError(
-                "one file of llenergy ab has its verdicts; --metric, --fail-on, --floor and --across need two"
+                "a file of llenergy ab contains its verdicts; --metric, --fail-on, --floor and --across need two "
+                "reports"
             )
-        return ComparisonResult.of(read_paired_report(base))
+        return ComparisonResult.from_paired(read_paired_report(base))
     head = parse_location(args.head)
-    # A page shows what comparisons do not look at.
+    # The HTML page shows more than comparisons need.
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
     origins = location_name(base), location_name(head)

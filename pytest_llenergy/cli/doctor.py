@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy doctor``: what is here, what is wrong and what to do."""
+"""``llenergy doctor``: check devices, meters and backends, and explain what to fix."""
 
 from __future__ import annotations
 
@@ -11,36 +11,34 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
-    parser = commands.add_parser(
-        "doctor", help="say what is here to run and to measure with, what is wrong and what to do"
-    )
+    """Register the command."""
+    parser = commands.add_parser("doctor", help="check devices, meters and backends, and explain what to fix")
     parser.add_argument(
-        "--json", action="store_true", help="the same as data; misconfigured findings exit with 1"
+        "--json", action="store_true", help="print JSON; the exit code is 1 if something is misconfigured"
     )
     parser.add_argument(
         "--no-steps",
         action="store_true",
-        help="leave out the steps that run on the devices, each in a fresh process: allocate, multiply, "
-        "convolve, two ranks",
+        help="skip the steps that run on the devices, each in a fresh process: allocate, multiply, convolve, "
+        "two ranks",
     )
     parser.add_argument(
         "--backends",
         action="store_true",
-        help="only what each backend can do, and how that is known: its row of capabilities",
+        help="only list the capabilities of each backend and their source",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check. Returns 1 where something is misconfigured."""
+    """Check the machine. Returns 1 if something is misconfigured."""
     if args.backends:
         return _show_backends(as_json=args.json)
     from pytest_llenergy.doctor.checkup import check_host
     from pytest_llenergy.doctor.text import render_checkup
 
     def say(line: str) -> None:
-        # Steps take seconds, and one that hangs minutes: what is known is not kept back.
+        # Steps take seconds, or minutes if one hangs, so results are printed as they come.
         if not args.json:
             print(line, flush=True)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy export``: a report for other tools."""
+"""``llenergy export``: write a report in the format of another tool."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Register the command."""
     parser = commands.add_parser("export", help="write a report in the format of another tool")
     parser.add_argument(
-        "file", metavar="FILE", help="a report, a journal, a file of llenergy ab; or an address"
+        "file", metavar="FILE", help="a report, a journal or a file of llenergy ab; a file or a URL"
     )
-    parser.add_argument("--to", choices=TARGETS, required=True, help="who is to read it")
+    parser.add_argument("--to", choices=TARGETS, required=True, help="the format")
     parser.add_argument(
         "--side",
         choices=("base", "head"),
-        help="of a file of llenergy ab (default: both where the format has a place for them, head elsewhere)",
+        help="side of a file of llenergy ab (default: both if the format has sides, else head)",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT", help="the file (default: standard output)"
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         wanted = args.side or (None if args.to in WITH_SIDES else "head")
         sides = [side for side in sides if wanted in (None, side.name)]
     elif args.side:
-        raise PlanError(f"--side={args.side}: {location_name(place)} is of one run and has no sides")
+        raise PlanError(f"--side={args.side}: {location_name(place)} has one run and no sides")
     else:
         sides = [ExportSide("", found)]
     text = export_report(sides, args.to)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy history``: what tests have taken from session to session."""
+"""``llenergy history``: track tests over sessions."""
 
 from __future__ import annotations
 
@@ -9,47 +9,44 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
-#: Where a history is kept unless it is told.
-DEFAULT_PLACE = ".llenergy/history"
+DEFAULT_LOCATION = ".llenergy/history"
 
 
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
-    parser = commands.add_parser("history", help="keep what tests take, and show where it changed")
+    """Register the command."""
+    parser = commands.add_parser("history", help="track tests over sessions, and show where they changed")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    adding = actions.add_parser("add", help="add runs; one that is there already is left")
-    adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports, files or addresses")
+    adding = actions.add_parser("add", help="add runs; those already added are skipped")
+    adding.add_argument("reports", nargs="+", metavar="REPORT", help="reports: files or URLs")
     adding.add_argument(
-        "--allow-dirty", action="store_true", help="also with uncommitted changes, or of no known commit"
+        "--allow-dirty", action="store_true", help="accept uncommitted changes and unknown commits"
     )
     adding.set_defaults(run=_add)
-    showing = actions.add_parser("show", help="each test's last session against those before it")
-    showing.add_argument("test", nargs="?", metavar="ID", help="one test, by its id or what follows its ::")
+    showing = actions.add_parser("show", help="compare the last session of each test with those before")
+    showing.add_argument("test", nargs="?", metavar="ID", help="one test: its id, or the part after ::")
     showing.add_argument(
-        "--metric", metavar="METRIC", help="show this metric (default: joules per token, or joules)"
+        "--metric", metavar="METRIC", help="the metric (default: energy per token, or energy)"
     )
-    showing.add_argument("--device", metavar="KEY", help="one kind of devices")
+    showing.add_argument("--device", metavar="KEY", help="one kind of device")
     showing.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     showing.set_defaults(run=_show)
-    accepting = actions.add_parser("accept", help="hold later sessions against those of this commit")
-    accepting.add_argument(
-        "commit", metavar="COMMIT", help="a commit of which there are sessions, by its first letters at least"
-    )
+    accepting = actions.add_parser("accept", help="compare later sessions with those of this commit")
+    accepting.add_argument("commit", metavar="COMMIT", help="a commit with sessions; a prefix is enough")
     accepting.add_argument("--reason", required=True, metavar="TEXT", help="why the change is accepted")
     accepting.add_argument(
         "--test",
         action="append",
         default=[],
         metavar="ID",
-        help="for this test alone (repeatable; default: all tests)",
+        help="only for this test (repeatable; default: all tests)",
     )
     accepting.set_defaults(run=_accept)
     for action in (adding, showing, accepting):
         action.add_argument(
             "--at",
-            default=DEFAULT_PLACE,
+            default=DEFAULT_LOCATION,
             metavar="PLACE",
-            help=f"a directory or an address, such as s3://bucket/history (default: {DEFAULT_PLACE})",
+            help=f"a directory or a URL, such as s3://bucket/history (default: {DEFAULT_LOCATION})",
         )
 
 
@@ -70,7 +67,6 @@ def _add(args: argparse.Namespace) -> int:
             report = read_report(report_at)
             added = add_run(report, location_name(report_at), place, allow_dirty=args.allow_dirty)
         except ReportError as error:
-            # The others are as good as without it.
             print(f"llenergy history: {error}", file=sys.stderr)
             refused += 1
             continue

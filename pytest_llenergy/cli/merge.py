@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy merge``: one report of several."""
+"""``llenergy merge``: merge several reports into one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Register the command."""
     parser = commands.add_parser(
         "merge",
-        help="make one report of journals and reports",
-        description="One report of shards, killed runs, hosts: of one commit and one kind of machine.",
+        help="merge reports and journals into one report",
+        description="Merge shards, killed runs or hosts, all of one commit and one kind of machine.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="reports (.json), journals and addresses")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="reports (.json) or journals; files or URLs")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE.json", help="the report to write"
     )
@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge. Returns 0."""
+    """Merge and write. Returns 0."""
     from pytest_llenergy.report.merge import NamedReport, merge_reports
     from pytest_llenergy.report.store import (
         check_not_overwritten,

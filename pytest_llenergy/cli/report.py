@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy report``: a report as a table."""
+"""``llenergy report``: show a report as a table or a page."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    """Add it to the command line."""
+    """Register the command."""
     parser = commands.add_parser("report", help="print the table of a report or journal")
     parser.add_argument("file", type=Path, metavar="FILE", help="a report or a journal")
     parser.add_argument(
         "--html",
         type=Path,
         metavar="OUT.html",
-        help="write a page with figures instead (needs the extra html)",
+        help="write a page with plots instead (needs the extra html)",
     )
     parser.add_argument(
         "--history",
         metavar="PLACE",
-        help="show on the page how its tests have done so far, from llenergy history",
+        help="show trends from llenergy history on the page",
     )
-    parser.add_argument("--columns", metavar="NAME[,NAME]", help="as --energy-columns of pytest")
-    parser.add_argument("--sort", metavar="WORD", help="as --energy-sort of pytest")
-    parser.add_argument("--group-by", metavar="WORD[,WORD]", help="as --energy-group-by of pytest")
+    parser.add_argument("--columns", metavar="NAME[,NAME]", help="like --energy-columns of pytest")
+    parser.add_argument("--sort", metavar="WORD", help="like --energy-sort of pytest")
+    parser.add_argument("--group-by", metavar="WORD[,WORD]", help="like --energy-group-by of pytest")
     parser.add_argument(
-        "-v", dest="verbosity", action="count", default=0, help="the rounds too; -vv: flags and uncertainty"
+        "-v", dest="verbosity", action="count", default=0, help="show rounds; -vv: also flags and uncertainty"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it, or write its page. Returns 0."""
+    """Print the table or write the page. Returns 0."""
     import shutil
 
     from pytest_llenergy.report.store import check_not_overwritten, read_report
@@ -61,24 +61,23 @@ def run(args: argparse.Namespace) -> int:
     )
     print_encodable(shown)
     if not report.run.complete:
-        print("incomplete: the run did not come to its end")
+        print("incomplete: the run was interrupted")
     return 0
 
 
 def _layout(args: argparse.Namespace) -> Layout:
-    """Raises ``PlanError`` for a word that it does not know."""
     from pytest_llenergy.report.columns import DEFAULT_LAYOUT, parse_columns, parse_group_by, parse_sort
 
-    said = {"columns": args.columns, "sort": args.sort, "group_by": args.group_by}
-    read = {"columns": parse_columns, "sort": parse_sort, "group_by": parse_group_by}
-    made: dict[str, Any] = {}
-    for name, text in said.items():
+    options = {"columns": args.columns, "sort": args.sort, "group_by": args.group_by}
+    parsers = {"columns": parse_columns, "sort": parse_sort, "group_by": parse_group_by}
+    layout: dict[str, Any] = {}
+    for name, text in options.items():
         if text is not None:
             try:
-                made[name] = read[name](text)
+                layout[name] = parsers[name](text)
             except ValueError as error:
                 raise PlanError(f"--{name.replace('_', '-')}={text}: {error}") from None
-    return replace(DEFAULT_LAYOUT, **made)
+    return replace(DEFAULT_LAYOUT, **layout)
 
 
 def _write_page(report: Report, path: Path, history: str | None) -> int:
@@ -92,7 +91,7 @@ def _write_page(report: Report, path: Path, history: str | None) -> int:
 
 
 def _trends(report: Report, place: str) -> list[Trend]:
-    """Of each test of the report that the history has, on the devices of its last session there."""
+    """Return the trends of tests in the report, each on the devices of its last session."""
     from pytest_llenergy.history.store import open_store
     from pytest_llenergy.history.trend import load_trends
     from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint

@@ -32,7 +32,7 @@ def compared(project: Project, budgets: tuple[str, str], *, fine: bool = True) -
 def test_budget_that_only_the_head_exceeds_fails_the_comparison(project: Project) -> None:
     result = compared(project, ("11", "9"))
     assert result.status == 1
-    assert result.lines[-1] == "llenergy ab: over budget on the head alone: test_some.py::test_a"
+    assert result.lines[-1] == "llenergy ab: over budget on the head: test_some.py::test_a"
     paired = project.paired()
     assert [each.verdict for each in paired.compared.comparisons] == ["unchanged"]
     first, second = paired.compared.notes

@@ -97,7 +97,7 @@ def test_killed_comparison_resumes(waiting: Project) -> None:
 def test_interrupted_comparison_resumes(waiting: Project) -> None:
     status, err = stop(waiting, signal.SIGINT)
     assert status == 130
-    assert err.splitlines()[-1] == "llenergy ab: interrupted; the same command goes on where it has stopped"
+    assert err.splitlines()[-1] == "llenergy ab: interrupted; run the same command again to continue"
     (log,) = (waiting.path / ".llenergy").rglob("003-*.log")
     # A second interrupt would have hit pytest while it shuts down.
     assert len(re.findall("!! KeyboardInterrupt !!", log.read_text())) == 1

@@ -181,8 +181,7 @@ def test_exit_codes(
 
 def test_inconclusive_verdicts_are_warned_of(compare: Compare) -> None:
     assert (
-        compare(of(VAGUE), of(VAGUE))[2]
-        == "llenergy compare: warning: 1 inconclusive, more rounds can tell\n"
+        compare(of(VAGUE), of(VAGUE))[2] == "llenergy compare: warning: 1 inconclusive; measure more rounds\n"
     )
     assert compare(of(FEW), of(FEW), "--inconclusive=pass")[2] == ""
 
