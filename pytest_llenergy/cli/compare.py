@@ -117,7 +117,8 @@ def add_parser(commands: Commands) -> None:
         "compare",
         help="compare the tests of two reports",
         description="Compare two reports. Exit codes: 0 no regression, 1 regression, 2 usage error or "
-        "unreadable report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid measurement.",
+        "unreadable report, 3 not comparable, 4 inconclusive (with --inconclusive=fail), 5 no valid "
+        "measurement.",
     )
     parser.add_argument(
         "base",
@@ -203,8 +204,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     if args.head is None:
         if args.metric or args.fail_on or args.across or args.floor is not None:
             raise PlanError(
-                "a file of llenergy ab contains its verdicts; --metric, --fail-on, --floor and --across need two "
-                "reports"
+                "a file of llenergy ab has its verdicts; --metric, --fail-on, --floor and --across need two reports"
             )
         return ComparisonResult.from_paired(read_paired_report(base))
     head = parse_location(args.head)
