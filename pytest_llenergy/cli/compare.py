@@ -204,7 +204,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     if args.head is None:
         if args.metric or args.fail_on or args.across or args.floor is not None:
             raise PlanError(
-                "a file of llenergy ab has its verdicts; --metric, --fail-on, --floor and --across need two reports"
+                "a file of llenergy ab has its verdicts; --metric, --fail-on, --floor, --across need two"
             )
         return ComparisonResult.from_paired(read_paired_report(base))
     head = parse_location(args.head)
