@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated board is, in the terms a test thinks in."""
+"""Describe a simulated board as tests write it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Process:
 
 @dataclass(frozen=True)
 class MigInstance:
-    """One MIG device. Memory is in bytes; 0 slices are attributes that the driver does not tell."""
+    """One MIG device. Memory is in bytes; with 0 slices the driver reports no attributes."""
 
     uuid: str
     memory_total: int = 10 * GIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building the stand-in with the system's C compiler."""
+"""Build the stand-in with the system's C compiler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between `Board` as a test writes it and the records in the world file."""
+"""Convert between `Board`, as tests write it, and the records in the world file."""
 
 from __future__ import annotations
 

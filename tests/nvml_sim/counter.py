@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the energy counter of a board says at an instant. Written apart from library/counter.c."""
+"""Value of a board's energy counter at an instant; written independently of library/counter.c."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Ticks:
         return self.phase_ns + k * self.latch_ns + late_ns
 
     def last(self, at_ns: int) -> int:
-        """The number of the last tick at or before an instant."""
+        """Return the number of the last tick at or before an instant."""
         k = (at_ns - self.phase_ns) // self.latch_ns
         return k if self.tick_ns(k) <= at_ns else k - 1
 
     def between(self, start_ns: int, end_ns: int) -> list[int]:
-        """The instants of all ticks with `start_ns <= tick < end_ns`."""
+        """Return the instants of all ticks with `start_ns <= tick < end_ns`."""
         return [self.tick_ns(k) for k in range(self.last(start_ns - 1) + 1, self.last(end_ns - 1) + 1)]
 
 
@@ -48,7 +48,7 @@ def ticks_of(state: layout.State, index: int) -> Ticks | None:
 def counter_mj(
     state: layout.State, waveform: Waveform, index: int, at_ns: int, scope: int = SCOPE_GPU
 ) -> int:
-    """What an ideal read of the counter at an instant says, in mJ."""
+    """Return an ideal read of the counter at an instant, in mJ."""
     at_ns = min(at_ns, state.frozen_at_ns)
     origin_ns = waveform.start_ns
     offset_mj: int = state.energy_offset_mj

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that look random and are the same in every process; library/draw.h has the same in C."""
+"""Reproducible pseudo-random numbers; library/draw.h generates the same in C."""
 
 from __future__ import annotations
 

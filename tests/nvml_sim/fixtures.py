@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for a conftest to import: the built stand-in, and NVML in the test's own process."""
+"""Fixtures for conftest files: the built stand-in, and NVML in the process of the test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .world import WORLD_VARIABLE, World
 __all__ = ["Give", "nvml_attach", "nvml_children", "nvml_library"]
 
 Give = Callable[[World], World]
-"""What ``nvml_children`` is."""
+"""Type of ``nvml_children``."""
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nvml_children(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Give:
-    """Give a world to the processes that this one starts, with all of its boards to use. Returns it."""
+    """Show a world, with all of its boards, to processes that this one starts. Returns the world."""
 
     def give(world: World) -> World:
         for name, value in world.environment(nvml_library.parent).items():
@@ -47,7 +47,7 @@ def nvml_children(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Give:
 def nvml_attach(
     nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[World], ModuleType]]:
-    """Point the real `pynvml` of this process at a world, initialise it and return the module.
+    """Connect the real `pynvml` of this process to a world, initialise it and return the module.
 
     NVML is shut down after the test. The library stays loaded, as no library can be safely unloaded,
     so later in this process nvmlInit says "driver not loaded" where it might have said "not found".

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How power may run between two calls of `World.set_power`. Powers are rounded to whole mW."""
+"""Shapes of power between two calls of `World.set_power`. Powers are rounded to whole mW."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from types import ModuleType
 
 import pytest
 
-from .asking import counter_mj, power_mw
 from .boards import Board
+from .instant_reads import counter_mj, power_mw
 from .shapes import Burst, Noise, Power
 from .world import World
 
@@ -265,7 +265,7 @@ def test_impossible_sensors_are_refused(tmp_path: Path, fields: dict[str, int], 
 READ_AT = """
 import sys, pynvml
 sys.path.insert(0, sys.argv[1])
-from nvml_sim.asking import counter_mj
+from nvml_sim.instant_reads import counter_mj
 pynvml.nvmlInit()
 print(*(counter_mj(pynvml, 0, int(at_ns)) for at_ns in sys.argv[2:]))
 """
@@ -274,7 +274,7 @@ print(*(counter_mj(pynvml, 0, int(at_ns)) for at_ns in sys.argv[2:]))
 FORK_WHILE_READING = """
 import os, sys, threading, pynvml
 sys.path.insert(0, sys.argv[1])
-from nvml_sim.asking import counter_mj
+from nvml_sim.instant_reads import counter_mj
 pynvml.nvmlInit()
 instants = [int(at_ns) for at_ns in sys.argv[2:]]
 stop = threading.Event()

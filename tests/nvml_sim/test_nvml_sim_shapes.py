@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from .asking import counter_mj, power_mw
 from .boards import Board
 from .draw import draw
+from .instant_reads import counter_mj, power_mw
 from .shapes import Burst, Noise, Power, Ramp
 from .world import World
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creating a simulated world and driving it while processes read it through NVML."""
+"""Create a simulated world, and change it while processes read it through NVML."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class World:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> World:
-        """Map a world that another process created, to drive it from here too."""
+        """Map a world that another process created, to change it from here too."""
         world = cls.__new__(cls)
         world._map(Path(path))
         return world
@@ -175,7 +175,7 @@ class World:
                 _publish(record, state)
 
     def set_init_result(self, code: int) -> None:
-        """The NVML code that the next nvmlInit returns, 0 for success."""
+        """Set the NVML code that the next nvmlInit returns; 0 is success."""
         self._header.init_result = code
 
     def board(self, index: int) -> Board:
@@ -188,11 +188,11 @@ class World:
         return self._waveform(index).energy_pj(start_ns, end_ns) / 1e12
 
     def true_power_w(self, index: int, at_ns: int) -> float:
-        """The power in watts at an instant."""
+        """Return the power in watts at an instant."""
         return self._waveform(index).power_mw(at_ns) / 1000
 
     def counter_mj(self, index: int, at_ns: int, scope: int = counter.SCOPE_GPU) -> int:
-        """What an ideal read of the energy counter at an instant says, in mJ.
+        """Return an ideal read of the energy counter at an instant, in mJ.
 
         It goes by the board as it is now, whatever it was at that instant, and by all resets until then.
         With a part-time sensor it takes some microseconds for each tick since the world's start.
@@ -200,23 +200,23 @@ class World:
         return counter.counter_mj(self._state(index), self._waveform(index), index, at_ns, scope)
 
     def tick_ns(self, index: int, k: int) -> int:
-        """The instant of the counter's tick k; ValueError if it moves continuously."""
+        """Return the instant of the counter's tick k; ValueError if it moves continuously."""
         return self._ticks(index).tick_ns(k)
 
     def ticks(self, index: int, start_ns: int, end_ns: int) -> list[int]:
-        """The instants of the counter's ticks with `start_ns <= tick < end_ns`; errors as `tick_ns`."""
+        """Return the instants of the ticks with `start_ns <= tick < end_ns`; errors as `tick_ns`."""
         return self._ticks(index).between(start_ns, end_ns)
 
     def calls(self, index: int) -> int:
-        """How many queries the board has answered, over all processes."""
+        """Return how many queries the board has answered, over all processes."""
         return int(self._records[index].calls)
 
     def init_count(self) -> int:
-        """How many times a process mapped this world through nvmlInit."""
+        """Return how many times a process mapped this world through nvmlInit."""
         return int(self._header.init_count)
 
     def environment(self, library_dir: str | os.PathLike[str]) -> dict[str, str]:
-        """The variables that make a subprocess see this world; merge them into its environment."""
+        """Return the environment variables that make a subprocess see this world."""
         search = [str(library_dir), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         return {WORLD_VARIABLE: str(self.path), "LD_LIBRARY_PATH": os.pathsep.join(search)}
 

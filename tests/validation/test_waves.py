@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from ..nvml_sim import Board, World
-from ..nvml_sim.asking import counter_mj, power_mw
+from ..nvml_sim.instant_reads import counter_mj, power_mw
 
 np = pytest.importorskip("numpy")
 

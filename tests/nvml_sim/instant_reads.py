@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking the C side what it would answer at any instant, without waiting for it."""
+"""Read what the C library would answer at any instant, without waiting for that instant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def counter_mj(nvml: ModuleType, index: int, at_ns: int, scope: int = 0) -> int:
-    """The energy counter of a board at an instant of CLOCK_MONOTONIC, in mJ. `nvml` is initialised."""
+    """Return the energy counter of a board at an instant of CLOCK_MONOTONIC, in mJ; initialise NVML first."""
     answer = ctypes.c_ulonglong()
     code = nvml.nvmlLib.nvml_sim_counter_mj(index, ctypes.c_int64(at_ns), scope, ctypes.byref(answer))
     if code != 0:
@@ -17,7 +17,7 @@ def counter_mj(nvml: ModuleType, index: int, at_ns: int, scope: int = 0) -> int:
 
 
 def power_mw(nvml: ModuleType, index: int, at_ns: int, *, averaged: bool = False, scope: int = 0) -> int:
-    """Field 185 if `averaged`, else field 186, at an instant, in mW."""
+    """Return field 185 if `averaged`, else field 186, at an instant, in mW."""
     answer = ctypes.c_uint()
     arguments = (index, ctypes.c_int64(at_ns), int(averaged), scope, ctypes.byref(answer))
     code = nvml.nvmlLib.nvml_sim_power_mw(*arguments)
