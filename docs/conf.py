@@ -17,7 +17,7 @@ project = "pytest-llenergy"
 author = "the pytest-llenergy developers"
 release = pytest_llenergy.__version__
 extensions = ["myst_parser", "sphinx_copybutton"]
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 # Quotes and double dashes are often part of what users type.
