@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is it more: which tests of two runs belong together, whether they are comparable, and the verdict."""
+"""Comparing two runs: pairing tests, comparability, the statistical rule, and gates."""

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a record: what they are measured in, and which way is better."""
+"""The metrics that can be gated: their units, and which direction is better."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: Which is better: less (J, s, W, bytes) or more (tokens/s).
+#: Whether less is better (J, s, W, bytes) or more (tokens/s).
 Direction = Literal["less", "more"]
 
-#: What a prefix multiplies by. Metrics are stored in base units.
+#: Factors of unit prefixes. Metrics are stored in base units.
 UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 @dataclass(frozen=True)
 class MetricKind:
-    """``unit`` is the base unit that a person writes after a number; ``better`` the good direction."""
+    """Base unit, as users write it after a number, and the direction that is better."""
 
     unit: str
     better: Direction = "less"
 
 
-#: Every metric of a record that can be gated.
+#: Every metric of a record that a gate can use.
 METRICS = {
     "energy_j": MetricKind("J"),
     "net_energy_j": MetricKind("J"),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests have taken from session to session: kept, shown, and where it changed."""
+"""The history of measurements over many runs: storing, displaying, and finding changes."""

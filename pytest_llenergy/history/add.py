@@ -29,26 +29,27 @@ from pytest_llenergy.measure.metrics import ROUND_METRICS, round_values
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report
 
-# Adding a run to a history.
-
 
 @dataclass(frozen=True)
 class AddResult:
-    """What became of a report: how many tests were added, how many of it had no figures.
-
-    ``new`` is false where the run was there already.
-    """
+    """Numbers of added tests and of tests without measurements. ``new`` is false if the run was known."""
 
     tests: int
     unmeasured: int
     new: bool
 
 
-def add_run(report: Report, origin: str, place: Store, *, allow_dirty: bool = False) -> AddResult:
-    """Keep what a run says of each test, by kind of devices. Adding a run again changes nothing.
+def add_run(report: Report, origin: str, store: Store, *, allow_dirty: bool = False) -> AddResult:
+    """Add the measurements of a run, by kind of devices. Adding a run again changes nothing.
 
-    Raises ``ReportError`` for a run that did not end, that measured nothing, or, without ``allow_dirty``,
-    that is not known to be of a commit without changes.
+    Args:
+        report: The run.
+        origin: Name of the report for messages.
+        store: The history.
+        allow_dirty: Also add a run whose commit is unknown or has uncommitted changes.
+
+    Raises:
+        ReportError: If the run is incomplete, measured nothing, or is not of a clean commit.
     """
     _check(report, origin, allow_dirty=allow_dirty)
     records = select_last_attempts(report.records, origin)
@@ -61,29 +62,29 @@ def add_run(report: Report, origin: str, place: Store, *, allow_dirty: bool = Fa
         for entry in entries:
             lines.setdefault(entry.device_key, []).append(msgspec.json.encode(entry) + b"\n")
     if not lines:
-        raise ReportError(f"{origin}: none of its {len(records)} tests was measured; there is nothing to add")
+        raise ReportError(f"{origin}: none of its {len(records)} tests was measured; nothing to add")
     file = file_name(report.run.started_at, report.run.id)
-    written = [place.create(key, file, b"".join(found)) for key, found in lines.items()]
+    written = [store.create(key, file, b"".join(found)) for key, found in lines.items()]
     return AddResult(tests, len(records) - tests, new=any(written))
 
 
 def file_name(time: str, run_id: str) -> str:
-    """``20260102T030405Z-<run id>.jsonl``: in the order of time, the same for the same run."""
+    """Return ``20260102T030405Z-<run id>.jsonl``, which sorts by time and identifies the run."""
     return f"{re.sub('[^0-9TZ]', '', time)}-{re.sub('[^A-Za-z0-9._-]', '-', run_id)}{SUFFIX}"
 
 
 def _check(report: Report, origin: str, *, allow_dirty: bool) -> None:
     if not report.run.complete:
-        raise ReportError(f"{origin}: the run did not come to its end, and a history holds whole ones")
+        raise ReportError(f"{origin}: the run did not finish, and a history has only complete runs")
     if allow_dirty:
         return
     if report.source.commit is None:
-        raise ReportError(f"{origin}: the commit is not known; --allow-dirty adds it all the same")
+        raise ReportError(f"{origin}: the commit is unknown; --allow-dirty adds the run anyway")
     if report.source.dirty is not False:
         state = "has uncommitted changes" if report.source.dirty else "may have uncommitted changes"
         raise ReportError(
-            f"{origin}: commit {report.source.commit[:10]} {state}, so nobody can measure it again; "
-            "--allow-dirty adds it all the same"
+            f"{origin}: commit {report.source.commit[:10]} {state}, so it cannot be measured again; "
+            "--allow-dirty adds the run anyway"
         )
 
 
@@ -119,38 +120,43 @@ def _entries(report: Report, record: Record) -> Iterator[Entry]:
         )
 
 
-# Accepting a step: from then on tests are held against what they took at that commit.
-
-#: The folder of accepted steps, beside those of devices.
+#: The folder of accepted steps, next to those of devices.
 ACCEPTED_FOLDER = "accepted"
 
-#: Of a commit, before it may be meant.
+#: Fewest characters of an abbreviated commit.
 MIN_COMMIT_LENGTH = 4
 
 
-def accept_step(place: Store, commit: str, reason: str, tests: Sequence[str] = ()) -> Acceptance:
-    """Write it down, for all tests unless some are named, by their ids or what follows the ``::`` of these.
+def accept_step(store: Store, commit: str, reason: str, tests: Sequence[str] = ()) -> Acceptance:
+    """Accept a step change: later runs are compared with the measurements of this commit.
 
-    Raises ``ReportError`` for a commit that was never measured, or is none, and for a test that was not.
+    Args:
+        store: The history.
+        commit: The commit, possibly abbreviated.
+        reason: Why the change is accepted.
+        tests: Ids of tests, or the part after ``::``; all tests if empty.
+
+    Raises:
+        ReportError: If the commit or a test was not measured, or the commit is ambiguous.
     """
     if not reason.strip():
         raise ReportError("--reason is empty; say why the change is accepted")
     if len(commit) < MIN_COMMIT_LENGTH:
-        raise ReportError(f"commit {commit!r} is too short; give {MIN_COMMIT_LENGTH} letters or more")
-    entries = read_entries(place)
+        raise ReportError(f"commit {commit!r} is too short; give at least {MIN_COMMIT_LENGTH} characters")
+    entries = read_entries(store)
     known = sorted({entry.commit for entry in entries if entry.commit is not None})
     meant = [each for each in known if each.startswith(commit)]
     if len(meant) != 1:
         told = "no session is" if not meant else f"sessions of {len(meant)} commits are"
         raise ReportError(
-            f"{place.name}: {told} of commit {commit}; "
+            f"{store.name}: {told} of commit {commit}; "
             + ("llenergy history add adds one" if not meant else "give more letters")
         )
     there = list(dict.fromkeys(entry.id for entry in entries if entry.commit == meant[0]))
     named = {each: [name for name in there if matches_name(name, each)] for each in tests}
     for each, names in named.items():
         if not names:
-            raise ReportError(f"{place.name}: no session of commit {meant[0][:10]} has {each}")
+            raise ReportError(f"{store.name}: no session of commit {meant[0][:10]} has {each}")
     now = datetime.now(timezone.utc)
     stamp = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
     accepted = Acceptance(
@@ -161,19 +167,19 @@ def accept_step(place: Store, commit: str, reason: str, tests: Sequence[str] = (
         time=stamp,
     )
     file = f"{now:%Y%m%dT%H%M%S%f}Z-{meant[0][:12]}{SUFFIX}"
-    if not place.create(ACCEPTED_FOLDER, file, msgspec.json.encode(accepted) + b"\n"):
-        raise ReportError(f"{place.name}: {file} is there already; try again")
+    if not store.create(ACCEPTED_FOLDER, file, msgspec.json.encode(accepted) + b"\n"):
+        raise ReportError(f"{store.name}: {file} is there already; try again")
     return accepted
 
 
-def load_accepted_steps(place: Store) -> list[Acceptance]:
-    """In the order of time. Raises ``ReportError``."""
+def load_accepted_steps(store: Store) -> list[Acceptance]:
+    """Return the accepted steps in order of time. Raises ``ReportError`` if a file is broken."""
     found = []
-    for file in place.files(ACCEPTED_FOLDER):
+    for file in store.files(ACCEPTED_FOLDER):
         try:
-            found.append(msgspec.json.decode(place.read(ACCEPTED_FOLDER, file), type=Acceptance))
+            found.append(msgspec.json.decode(store.read(ACCEPTED_FOLDER, file), type=Acceptance))
         except msgspec.DecodeError as error:
             raise ReportError(
-                f"{place.name}/{ACCEPTED_FOLDER}/{file}: not an accepted step ({error})"
+                f"{store.name}/{ACCEPTED_FOLDER}/{file}: not an accepted step ({error})"
             ) from None
     return sorted(found, key=lambda each: each.time)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A history for people: a table in the terminal, or in Markdown."""
+"""Render a history as a table, for the terminal or in Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
 
 
 def render_text(shown: HistoryView, width: int, *, color: bool) -> str:
-    """One row a test, by metric and device."""
+    """Render a table for each metric and device, with one row per test."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
     for title, standings in _tables(shown).items():
@@ -39,7 +39,7 @@ def render_text(shown: HistoryView, width: int, *, color: bool) -> str:
 
 
 def render_markdown(shown: HistoryView) -> str:
-    """The same for a page; no test id breaks out of its cell."""
+    """Render Markdown tables; test ids are escaped."""
     lines = []
     for title, standings in _tables(shown).items():
         lines += [
@@ -81,7 +81,7 @@ def _notes(shown: HistoryView) -> list[str]:
     notes = list(shown.notes)
     earlier = sum(each.earlier > 0 for each in shown.standings)
     if earlier:
-        notes.append(f"{earlier} tests ran another workload before; those sessions are left out")
+        notes.append(f"{earlier} tests had a different workload before; those sessions are left out")
     return [
         *notes,
         "rolling, fixed: the last session against the median of those before it, and against the accepted "

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write a history of runs, in a directory or remote."""
+"""Read and write a history of runs, in a directory or at any address that fsspec reaches.
+
+Each run is a file of its own for each kind of devices, with a line for each metric of each test. Files are
+written once and never changed, and nothing is read to be written. So any number of machines may add runs at
+the same time, and an object store without appending is enough.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +21,20 @@ from pytest_llenergy.model.base import EnergyKind, StoredStruct
 from pytest_llenergy.report.remote import is_url, open_file_system, redact_url, run_with_timeout
 from pytest_llenergy.report.store import replace_file
 
-# What is kept: a line for each metric of each test of a session, one for each step that was accepted.
-
 #: 1: first format (0.1.0).
 SCHEMA_VERSION = 1
 
-#: Of the files; others beside them are left alone.
+#: Suffix of the files of a history. Other files are ignored.
 SUFFIX = ".jsonl"
 
 
 class Entry(StoredStruct, frozen=True):
-    """What one session says of one metric of one test.
+    """One metric of one test in one run.
 
-    ``value`` is the median of ``n`` valid rounds, ``low`` and ``high`` their quartiles (``None`` for one),
-    ``noise`` their relative scatter (``None`` unless all are positive). ``time`` is when the run began, RFC
-    3339 in UTC. ``device_key`` and ``workload_key`` are equal for what may be compared; ``device`` is the
-    former in words.
+    ``value`` is the median of ``n`` valid rounds, ``low`` and ``high`` are their quartiles (``None`` for one
+    round), ``noise`` is their relative scatter (``None`` unless all are positive). ``time`` is the start of
+    the run, RFC 3339 in UTC. Entries are comparable if ``device_key`` and ``workload_key`` are equal;
+    ``device`` describes the devices.
     """
 
     schema_version: int
@@ -55,9 +58,9 @@ class Entry(StoredStruct, frozen=True):
 
 
 class Acceptance(StoredStruct, frozen=True):
-    """Somebody has looked at a change and takes ``commit`` for what later ones are held against.
+    """A step change that was accepted: later runs are compared with ``commit``.
 
-    ``tests`` are the ids that it is accepted for; empty for all.
+    ``tests`` are the ids of the tests for which it is accepted; empty for all.
     """
 
     schema_version: int
@@ -67,52 +70,46 @@ class Acceptance(StoredStruct, frozen=True):
     time: str
 
 
-# Where a history is kept: a directory, or whatever fsspec reaches.
-#
-# A session is a file of its own, written once and never again. Nothing is read to be written, so that any
-# number of machines may add at once, and a store of objects that cannot append will do.
-
-
 class Store(Protocol):
-    """Folders of files, one level deep."""
+    """Folders of files, one level deep. Methods raise ``ReportError``."""
 
     name: str
 
     def folders(self) -> list[str]:
-        """Names of all folders; empty where there is nothing yet."""
+        """Return the names of all folders; empty for a new history."""
 
     def files(self, folder: str) -> list[str]:
-        """Names of the files of a history in it, in order."""
+        """Return the sorted names of the history's files in a folder."""
 
     def read(self, folder: str, file: str) -> bytes:
-        """A whole file."""
+        """Return the content of a file."""
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
-        """Write a file whole, unless there is one; whether it was written."""
+        """Write a file unless it exists. Returns whether it was written."""
 
 
 def open_store(text: str) -> Store:
-    """A directory, or an address. Raises ``ReportError`` for one that cannot be reached."""
+    """Open a directory or an address. Raises ``ReportError`` if it cannot be reached."""
     return RemoteStore(text) if is_url(text) else LocalStore(Path(text))
 
 
 class LocalStore:
-    """On this host. Every method raises ``ReportError``."""
+    """A history in a directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.name: str = str(root)
 
     def folders(self) -> list[str]:
-        """As ``Place``."""
+        """As ``Store``."""
         return self._names(self._root, directories=True)
 
     def files(self, folder: str) -> list[str]:
-        """As ``Place``."""
+        """As ``Store``."""
         return [name for name in self._names(self._root / folder, directories=False) if name.endswith(SUFFIX)]
 
     def read(self, folder: str, file: str) -> bytes:
-        """As ``Place``."""
+        """As ``Store``."""
         path = self._root / folder / file
         try:
             return path.read_bytes()
@@ -120,7 +117,7 @@ class LocalStore:
             raise ReportError(f"{path}: {error.strerror}") from None
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
-        """As ``Place``. Two who write at once write the same, so that the last of them does no harm."""
+        """As ``Store``. Concurrent writers of a file write the same content, so races are harmless."""
         path = self._root / folder / file
         try:
             if path.exists():
@@ -145,30 +142,30 @@ class LocalStore:
 
 
 class RemoteStore:
-    """Behind fsspec. Every method raises ``ReportError``."""
+    """A history at an address that fsspec reaches."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self.name: str = redact_url(address)
-        # Some protocols connect at once.
+        # Some protocols connect when the file system is created.
         self._system, root = run_with_timeout(address, lambda: open_file_system(address))
         self._root = root.rstrip("/")
 
     def folders(self) -> list[str]:
-        """As ``Place``."""
+        """As ``Store``."""
         return self._names(self._root, "directory")
 
     def files(self, folder: str) -> list[str]:
-        """As ``Place``."""
+        """As ``Store``."""
         return [name for name in self._names(f"{self._root}/{folder}", "file") if name.endswith(SUFFIX)]
 
     def read(self, folder: str, file: str) -> bytes:
-        """As ``Place``."""
+        """As ``Store``."""
         path = f"{self._root}/{folder}/{file}"
         return run_with_timeout(self._address, lambda: bytes(self._system.cat_file(path)))
 
     def create(self, folder: str, file: str, data: bytes) -> bool:
-        """As ``Place``."""
+        """As ``Store``."""
         path = f"{self._root}/{folder}/{file}"
 
         def write() -> bool:
@@ -194,9 +191,7 @@ class RemoteStore:
         return run_with_timeout(self._address, names)
 
 
-# Reading a history: every session, and what became of each test from one to the next.
-
-#: Folders of devices; others are left alone.
+#: Names of the folders of devices. Other folders are ignored.
 DEVICE_KEY = re.compile("[0-9a-f]{12}")
 
 
@@ -206,9 +201,9 @@ class _Versioned(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one test on one kind of devices, in the order of time.
+    """One metric of one test on one kind of devices, in order of time.
 
-    ``entries`` are of one workload, that of the last session; ``earlier`` counts those of others before it.
+    ``entries`` have the workload of the last run; ``earlier`` counts entries of different workloads.
     """
 
     entries: Sequence[Entry]
@@ -216,12 +211,12 @@ class Series:
 
     @property
     def last(self) -> Entry:
-        """The latest session."""
+        """The latest entry."""
         return self.entries[-1]
 
 
 def read_entries(place: Store) -> list[Entry]:
-    """All lines of all sessions, in the order of time. Raises ``ReportError`` for a file that is broken."""
+    """Return all entries in order of time. Raises ``ReportError`` if a file is broken."""
     found: list[Entry] = []
     for folder in place.folders():
         if DEVICE_KEY.fullmatch(folder) is None:
@@ -232,12 +227,12 @@ def read_entries(place: Store) -> list[Entry]:
 
 
 def matches_name(test: str, name: str) -> bool:
-    """Whether a test is meant: by its id, or by what follows a ``::`` of it."""
+    """Return whether ``name`` is the id of a test or the part after a ``::``."""
     return test == name or test.endswith(f"::{name}")
 
 
 def group_series(entries: Sequence[Entry]) -> list[Series]:
-    """Sorted into series, by device and then as tests first appeared."""
+    """Group entries into series, by device and in the order in which tests first appeared."""
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.device_key, entry.id, entry.metric), []).append(entry)
@@ -251,7 +246,7 @@ def group_series(entries: Sequence[Entry]) -> list[Series]:
 def _parse_entries(data: bytes, origin: str) -> list[Entry]:
     lines = data.split(b"\n")
     if lines[-1] or len(lines) == 1:
-        raise ReportError(f"{origin}: broken session (its last line is not whole)")
+        raise ReportError(f"{origin}: broken session (its last line is incomplete)")
     try:
         return [msgspec.json.decode(line, type=Entry) for line in lines[:-1]]
     except msgspec.DecodeError as error:

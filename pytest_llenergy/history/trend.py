@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trends of tests: change points and comparison with anchors."""
+"""Trends of tests: change points, and the last run compared with two anchors.
+
+Change points are hints for people, never a gate. They are found by optimal partitioning of the logarithms,
+with the squared distance from the mean of each segment: ``ruptures``, C. Truong, L. Oudre, N. Vayatis,
+"Selective review of offline change point detection methods", Signal Processing 167 (2020). A change must be
+worth its penalty, which is scaled by the scatter between neighbours, and large enough to matter.
+
+The rolling anchor follows slow creep from run to run; the fixed anchor does not, and so reveals it.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +33,24 @@ from pytest_llenergy.history.store import (
 )
 from pytest_llenergy.model.base import StoredStruct
 
-# Where a series changed its level: hints for people, never a gate.
-#
-# Optimal partitioning of the logarithms by their squared distance from the mean of their segment:
-# ``ruptures``, C. Truong, L. Oudre, N. Vayatis, "Selective review of offline change point detection
-# methods", Signal Processing 167 (2020). A change must be worth its penalty, of which the scatter between
-# neighbours is the scale, and be large enough to care about.
-
-#: Sessions below which nothing is looked for, and the fewest on either side of a change.
+#: Fewest runs for change points, and fewest on either side of one.
 MIN_SESSIONS, MIN_SEGMENT = 8, 3
 
-#: Relative changes below it are none.
+#: Smallest relative change that counts.
 MIN_CHANGE = 0.02
 
-#: Times sigma^2 log(n): what a change must save. 2 is Schwarz's criterion for a mean and a place.
+#: What a change must save, in units of sigma^2 log(n). Schwarz's criterion for a mean and a position is 2.
 PENALTY = 5.0
 
-#: Relative scatter that is taken for granted: sessions that happen to agree are not that exact.
+#: Smallest relative scatter to assume: runs that agree by chance are not that exact.
 MIN_SPREAD = 0.002
 
 
 def find_change_points(values: Sequence[float]) -> list[int]:
-    """Indices of the first values of a new level; empty for few values, and for any that is not positive.
+    """Return the indices at which a new level begins; empty for few or non-positive values.
 
-    Raises ``PlanError`` where ``ruptures`` is not installed.
+    Raises:
+        PlanError: If ``ruptures`` is not installed.
     """
     if len(values) < MIN_SESSIONS or min(values) <= 0:
         return []
@@ -65,13 +67,13 @@ def find_change_points(values: Sequence[float]) -> list[int]:
 
 
 def step_sizes(values: Sequence[float], places: Sequence[int]) -> list[float]:
-    """The relative change at each place: of the median of its level from that of the level before."""
+    """Return the relative change of the median level at each change point."""
     logs = [log(value) for value in values]
     return [exp(each) - 1 for each in _log_steps(logs, places)]
 
 
 def _neighbour_spread(logs: Sequence[float]) -> float:
-    """Scatter of neighbours, in which a change counts once."""
+    """The scatter between neighbours, to which a change of level contributes only once."""
     steps = [abs(after - before) for before, after in pairwise(logs)]
     return max(MIN_SPREAD, MAD_TO_SIGMA * median(steps) / sqrt(2))
 
@@ -83,7 +85,7 @@ def _log_steps(logs: Sequence[float], places: Sequence[int]) -> list[float]:
 
 
 def _drop_small_steps(logs: Sequence[float], places: list[int]) -> list[int]:
-    """Without the smallest, one after the other, until all that are left count."""
+    """Remove the smallest step repeatedly until all that remain are large enough."""
     while places:
         steps = [abs(each) for each in _log_steps(logs, places)]
         smallest = min(range(len(places)), key=steps.__getitem__)
@@ -93,19 +95,15 @@ def _drop_small_steps(logs: Sequence[float], places: list[int]) -> list[int]:
     return places
 
 
-# How each test stands: its last session against two anchors, one that follows and one that stays.
-#
-# The rolling anchor takes in slow creep, session by session; the fixed one does not, and shows it.
-
-#: Sessions that the rolling anchor is made of, at most.
+#: Most runs in the rolling anchor.
 ROLLING_SESSIONS = 10
 
-#: What is shown of a test where no metric is named: the first that it has.
+#: Metrics to show if none is named: the first that a test has.
 DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
 
 
 class Change(StoredStruct, frozen=True):
-    """A new level from about this session on. ``size`` is relative to the level before."""
+    """A new level from about this run on. ``size`` is relative to the level before."""
 
     time: str
     commit: str | None
@@ -142,7 +140,7 @@ class Standing(StoredStruct, frozen=True):
 
 
 class HistoryView(StoredStruct, frozen=True):
-    """What ``llenergy history show`` says."""
+    """The output of ``llenergy history show``."""
 
     place: str
     standings: list[Standing]
@@ -151,7 +149,7 @@ class HistoryView(StoredStruct, frozen=True):
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """One session for a plot; ``change`` is true for the first of a new level."""
+    """One run in a plot; ``change`` is true for the first run of a new level."""
 
     time: str
     commit: str | None
@@ -164,7 +162,12 @@ class TrendPoint:
 def summarise_history(
     place: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
 ) -> HistoryView:
-    """Every test, or that one. Raises ``PlanError`` for one that is not there, ``ReportError`` for a file."""
+    """Compare the last run of each selected test with its anchors.
+
+    Raises:
+        PlanError: If nothing is selected.
+        ReportError: If a file is broken.
+    """
     series = select_series(place, test=test, metric=metric, device_key=device_key)
     steps = load_accepted_steps(place)
     notes: list[str] = []
@@ -177,10 +180,10 @@ def summarise_history(
 def load_trends(
     place: Store, *, test: str | None = None, metric: str | None = None, device_key: str | None = None
 ) -> list[tuple[Series, list[TrendPoint]]]:
-    """The sessions of every test, or of that one, oldest first, with where it changed.
+    """Return the runs of each selected test, oldest first, with its change points.
 
-    Of a test that was on several kinds of devices, those of the last. Raises as ``stand`` and, without
-    ``ruptures``, ``PlanError``.
+    A test that ran on several kinds of devices has only the runs on the latest kind. Raises the errors of
+    ``summarise_history``, and ``PlanError`` if ``ruptures`` is not installed.
     """
     latest: dict[tuple[str, str], Series] = {}
     found = select_series(place, test=test, metric=metric, device_key=device_key)
@@ -200,7 +203,7 @@ def _points(series: Series) -> list[TrendPoint]:
 def select_series(
     place: Store, *, test: str | None, metric: str | None, device_key: str | None
 ) -> list[Series]:
-    """The series that are meant; without a metric the usual one of each test."""
+    """Select series; without a metric, the default metric of each test."""
     entries = read_entries(place)
     if not entries:
         raise PlanError(f"{place.name}: no session is there; llenergy history add REPORT adds one")
@@ -274,7 +277,7 @@ def _relative_change(anchor: float | None, value: float) -> float | None:
 
 
 def _device_change_notes(series: Sequence[Series]) -> list[str]:
-    """Tests that have been on several kinds of devices: what one took is not held against the other."""
+    """Note tests that ran on several kinds of devices, which are not compared with each other."""
     on: dict[tuple[str, str], list[Series]] = {}
     for each in series:
         on.setdefault((each.last.id, each.last.metric), []).append(each)
@@ -288,5 +291,5 @@ def _device_change_notes(series: Sequence[Series]) -> list[str]:
             f"{entry.device_key} ({entry.device}) until {entry.time}"
             for entry in sorted(last.values(), key=lambda entry: entry.time)
         )
-        notes.append(f"several kinds of devices, each held against itself: {told}")
+        notes.append(f"several kinds of devices, each compared only with itself: {told}")
     return notes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of a test, one a day."""
+"""Build one report a day for a history."""
 
 from __future__ import annotations
 

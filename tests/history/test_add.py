@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a history takes in: whole, clean runs, each once, each in a file of its own."""
+"""Adding runs to a history: complete, clean runs, once each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files() -> list[Path]:
     return sorted(path for path in Path(".llenergy/history").rglob("*") if path.is_file())
 
 
-def test_a_session_is_a_file_with_a_line_for_each_metric(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_a_file_with_a_line_for_each_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(session(0, record_of(), GONE)) == 0
     told = "energy.json: 1 test added to .llenergy/history, 1 without figures left out\n"
     assert capsys.readouterr().out == told
@@ -56,7 +56,7 @@ def test_a_session_is_a_file_with_a_line_for_each_metric(capsys: pytest.CaptureF
     assert 0 < line["noise"] < 0.01
 
 
-def test_adding_a_run_again_changes_nothing_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_adding_a_run_again_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     run(day_of(0))
     before = [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files()]
     capsys.readouterr()
@@ -75,16 +75,16 @@ def dirty(state: bool | None) -> Report:
     [
         (
             dirty(True),
-            "commit 0000cccccc has uncommitted changes, so nobody can measure it again; --allow-dirty ",
+            "commit 0000cccccc has uncommitted changes, so it cannot be measured again; --allow-dirty ",
         ),
-        (dirty(None), "commit 0000cccccc may have uncommitted changes, so nobody can measure it again; "),
+        (dirty(None), "commit 0000cccccc may have uncommitted changes, so it cannot be measured again; "),
         (
             msgspec.structs.replace(day_of(0), source=msgspec.structs.replace(REPORT.source, commit=None)),
-            "the commit is not known; --allow-dirty adds it all the same",
+            "the commit is unknown; --allow-dirty adds the run anyway",
         ),
     ],
 )
-def test_what_is_of_no_commit_is_refused_unless_allowed(
+def test_run_without_a_clean_commit_needs_allow_dirty(
     report: Report, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(report) == 2
@@ -101,13 +101,13 @@ def test_what_is_of_no_commit_is_refused_unless_allowed(
     [
         (
             session(0, record_of(), complete=False),
-            "the run did not come to its end, and a history holds whole",
+            "the run did not finish, and a history has only complete",
         ),
-        (session(0, GONE), "none of its 1 tests was measured; there is nothing to add"),
+        (session(0, GONE), "none of its 1 tests was measured; nothing to add"),
         (session(0, record_of(joules=[None] * 6, rounds=[])), "none of its 1 tests was measured"),
     ],
 )
-def test_what_is_no_session_is_refused_also_with_allow_dirty(
+def test_run_without_measurements_is_refused(
     report: Report, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(report, "--allow-dirty") == 2
@@ -115,7 +115,7 @@ def test_what_is_no_session_is_refused_also_with_allow_dirty(
     assert not files()
 
 
-def test_one_that_is_refused_does_not_keep_the_others_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_run_does_not_keep_out_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     for name, report in (("a.json", dirty(True)), ("b.json", day_of(1))):
         Path(name).write_bytes(encode_report(report))
     assert main(["history", "add", "a.json", "none.json", "b.json"]) == 2
@@ -124,14 +124,14 @@ def test_one_that_is_refused_does_not_keep_the_others_out(capsys: pytest.Capture
     assert told.out == "b.json: 1 test added to .llenergy/history\n"
 
 
-def test_devices_of_other_kinds_are_kept_apart() -> None:
+def test_kinds_of_devices_have_separate_folders() -> None:
     on_cpu = record_of("t.py::cpu", devices=["cpu"])
     run(session(0, record_of(), on_cpu))
     assert len({path.parent.name for path in files()}) == 2
     assert {entry.id for entry in read_entries(LocalStore(Path(".llenergy/history")))} == {TEST, "t.py::cpu"}
 
 
-def test_figures_of_one_round_and_below_zero() -> None:
+def test_single_round_and_negative_values() -> None:
     rounds = [round_of(10.0, idle_power_w=9.0, idle_power_u_w=0.1)]
     add_run(session(0, record_of(rounds=rounds)), "x", LocalStore(Path("h")))
     found = {entry.metric: entry for entry in read_entries(LocalStore(Path("h")))}
@@ -139,7 +139,7 @@ def test_figures_of_one_round_and_below_zero() -> None:
     assert found["net_energy_j"].value == pytest.approx(-4.0)
 
 
-def test_a_run_id_is_no_path() -> None:
+def test_run_id_is_not_used_as_a_path() -> None:
     report = day_of(0)
     run_info = msgspec.structs.replace(report.run, id="../../x/y")
     add_run(msgspec.structs.replace(report, run=run_info), "x", LocalStore(Path("deep/h")))
@@ -148,7 +148,7 @@ def test_a_run_id_is_no_path() -> None:
 
 
 @pytest.mark.parametrize("place", ["here", "file://{}/there", "memory://history-{}"])
-def test_every_place_keeps_the_same(place: str, tmp_path: Path) -> None:
+def test_every_kind_of_store_keeps_the_same(place: str, tmp_path: Path) -> None:
     at = open_store(place.format(tmp_path if place.startswith("file") else tmp_path.name))
     assert at.folders() == []
     reports = [day_of(day) for day in (1, 0)]
@@ -162,7 +162,7 @@ def test_every_place_keeps_the_same(place: str, tmp_path: Path) -> None:
         ]
 
 
-def test_many_may_add_at_once(tmp_path: Path) -> None:
+def test_concurrent_additions_lose_nothing(tmp_path: Path) -> None:
     """Nothing is read to be written, so that no session can be lost."""
     failed: list[Any] = []
 
@@ -183,7 +183,7 @@ def test_many_may_add_at_once(tmp_path: Path) -> None:
     assert [entry.run_id for entry in entries] == [f"run-{day}" for day in range(12)]
 
 
-def test_other_files_in_a_place_are_left_alone() -> None:
+def test_unrelated_files_are_ignored() -> None:
     run(day_of(0))
     (path,) = files()
     (path.parent / "README.md").write_text("notes")
@@ -192,7 +192,7 @@ def test_other_files_in_a_place_are_left_alone() -> None:
     assert read_entries(LocalStore(Path(".llenergy/history")))
 
 
-def test_a_place_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_store_is_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/history"
@@ -207,7 +207,7 @@ def test_a_place_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     ("address", "told"),
     [("ftp://", "names no host; expected ftp://host/path"), ("ftp://127.0.0.1:1/h", "cannot be reached (")],
 )
-def test_a_place_that_is_none_is_told_in_a_line(
+def test_invalid_address_is_one_error_line(
     action: list[str], address: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("energy.json").write_bytes(encode_report(day_of(0)))
@@ -217,7 +217,7 @@ def test_a_place_that_is_none_is_told_in_a_line(
     assert err.count("\n") == 1
 
 
-def test_a_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken").write_text("a file")
     assert run(day_of(0), "--at=taken") == 2
     err = capsys.readouterr().err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a history shows: the last session against what follows, against what stays, and where it changed."""
+"""Showing a history: anchors, accepted steps and change points."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def standing(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any
     return dict(found)
 
 
-def test_the_rolling_anchor_follows_and_the_fixed_one_shows_slow_creep(
+def test_fixed_anchor_reveals_slow_creep(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     keep(*levels([1.01**day for day in range(30)]))
@@ -78,7 +78,7 @@ def test_accepting_a_step_moves_both_anchors(capsys: pytest.CaptureFixture[str])
     assert (found["from_rolling"], found["rolling_sessions"]) == (pytest.approx(0.0), 4)
 
 
-def test_the_step_that_was_accepted_last_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_accepted_step_counts(capsys: pytest.CaptureFixture[str]) -> None:
     keep(*levels([1.0, 1.1, 1.2]))
     for day in (2, 1):
         assert main(["history", "accept", commit(day), "--reason", "x"]) == 0
@@ -86,7 +86,7 @@ def test_the_step_that_was_accepted_last_counts(capsys: pytest.CaptureFixture[st
     assert len(list(Path(".llenergy/history/accepted").iterdir())) == 2
 
 
-def test_a_step_of_one_test_leaves_the_anchor_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_of_one_test_keeps_the_anchors_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("t.py::a", "t.py::b")
     keep(*(session(day, *(record_of(name, scaled(1 + day / 10)) for name in names)) for day in range(3)))
     assert main(["history", "accept", commit(1), "--reason=x", "--test=a"]) == 0
@@ -101,20 +101,18 @@ def test_a_step_of_one_test_leaves_the_anchor_of_the_others(capsys: pytest.Captu
     ("arguments", "told"),
     [
         (["ffff", "--reason=x"], "no session is of commit ffff; llenergy history add adds one"),
-        (["000", "--reason=x"], "commit '000' is too short; give 4 letters or more"),
+        (["000", "--reason=x"], "commit '000' is too short; give at least 4 characters"),
         ([commit(1), "--reason= "], "--reason is empty; say why the change is accepted"),
     ],
 )
-def test_a_step_that_is_none_is_refused(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_step_is_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     keep(*levels([1.0, 1.1]))
     assert main(["history", "accept", *arguments]) == 2
     assert capsys.readouterr().err.endswith(f"{told}\n")
     assert not Path(".llenergy/history/accepted").exists()
 
 
-def test_a_commit_that_may_be_two_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ambiguous_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     keep(*levels([1.0, 1.0]))
     other = session(2, record_of())
     keep(msgspec.structs.replace(other, source=msgspec.structs.replace(other.source, commit="0001d" * 8)))
@@ -163,7 +161,7 @@ def test_another_workload_begins_anew(capsys: pytest.CaptureFixture[str]) -> Non
     assert (found["sessions"], found["earlier"]) == (2, 4)
     assert found["from_anchor"] == pytest.approx(3.1 / 3.0 - 1)
     main(["history", "show"])
-    assert "1 tests ran another workload before; those sessions are left out" in capsys.readouterr().out
+    assert "1 tests had a different workload before; those sessions are left out" in capsys.readouterr().out
 
 
 def elsewhere(day: int) -> Report:
@@ -178,7 +176,7 @@ def test_other_devices_are_held_against_themselves(capsys: pytest.CaptureFixture
     found = shown(capsys)
     assert sorted(each["sessions"] for each in found["standings"]) == [1, 3]
     (note,) = found["notes"]
-    assert note.startswith("several kinds of devices, each held against itself: ")
+    assert note.startswith("several kinds of devices, each compared only with itself: ")
     assert note.endswith(" until 2026-01-04T03:04:05Z")
     key = next(each["device_key"] for each in found["standings"] if each["sessions"] == 1)
     assert standing(capsys, f"--device={key}")["last"]["run_id"] == "run-3"
@@ -195,7 +193,7 @@ def test_the_table_and_the_page_say_the_same(capsys: pytest.CaptureFixture[str])
     assert cells[2:6] == ["0.6878 J/token", "+10.0%", "+10.0% from 0000cccccc", "3"]
 
 
-def test_no_test_id_breaks_out_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_ids_are_escaped_in_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     keep(session(0, record_of("t.py::t[a|<b>`\n@x]")))
     main(["history", "show", "--format=markdown"])
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "t.py" in line]
@@ -211,12 +209,14 @@ def test_no_test_id_breaks_out_of_the_page(capsys: pytest.CaptureFixture[str]) -
         (["--metric=joules"], "unknown metric 'joules'; choose from: "),
     ],
 )
-def test_nothing_to_show(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_history_or_unknown_metric_is_an_error(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["history", "show", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"llenergy: {told}")
 
 
-def test_a_test_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_test_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     keep(day_of(0))
     assert main(["history", "show", "test_x"]) == 2
     assert "no session has test_x; llenergy history show lists what there is" in capsys.readouterr().err
@@ -225,14 +225,14 @@ def test_a_test_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "broken session (its last line is not whole)"),
-        (b'{"schema_version": 1', "broken session (its last line is not whole)"),
+        (b"", "broken session (its last line is incomplete)"),
+        (b'{"schema_version": 1', "broken session (its last line is incomplete)"),
         (b'{"schema_version": 2, "more": 1}\n', "schema version 2 is newer than 1, the newest this "),
         (b'{"schema_version": 1}\n', "broken session (Object missing required field `id`)"),
         (b"[]\n", "not a session of llenergy history (Expected `object`, got `array`)"),
     ],
 )
-def test_a_broken_session_is_named(content: bytes, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_file_is_named(content: bytes, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     keep(day_of(0))
     (path,) = Path(".llenergy/history").rglob("*.jsonl")
     path.write_bytes(content)
@@ -240,7 +240,7 @@ def test_a_broken_session_is_named(content: bytes, told: str, capsys: pytest.Cap
     assert capsys.readouterr().err.startswith(f"llenergy: {path}: {told}")
 
 
-def test_the_trend_of_a_test_for_a_plot() -> None:
+def test_trend_marks_the_change_point() -> None:
     keep(*levels([1.0] * 5 + [1.1] * 5))
     ((_, points),) = load_trends(PLACE, test=TEST)
     assert [point.change for point in points] == [False] * 5 + [True] + [False] * 4
@@ -251,7 +251,7 @@ def test_the_trend_of_a_test_for_a_plot() -> None:
     assert all(point.low < point.value < point.high for point in points)  # type: ignore[operator]
 
 
-def test_the_page_of_a_report_has_the_trend_of_its_tests(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_page_shows_the_trend(capsys: pytest.CaptureFixture[str]) -> None:
     days = levels([1.0] * 5 + [1.1] * 5)
     keep(*days)
     Path("last.json").write_bytes(encode_report(days[-1]))
@@ -270,17 +270,17 @@ class TestChanges:
     def noisy(self, random: Random, noise: float, *parts: tuple[int, float]) -> list[float]:
         return [level * random.gauss(1.0, noise) for count, level in parts for _ in range(count)]
 
-    def test_noise_is_no_change(self) -> None:
+    def test_noise_is_not_a_change(self) -> None:
         random = Random(1)
         series = [self.noisy(random, 0.01, (length, 10.0)) for length in (8, 12, 20, 60) for _ in range(50)]
         assert sum(bool(find_change_points(each)) for each in series) <= 2
 
-    def test_a_step_of_five_per_cent_is_found_where_it_is(self) -> None:
+    def test_step_of_five_percent_is_located(self) -> None:
         random = Random(2)
         found = [find_change_points(self.noisy(random, 0.01, (20, 10.0), (20, 10.5))) for _ in range(50)]
         assert sum(len(each) == 1 and abs(each[0] - 20) <= 2 for each in found) >= 48
 
-    def test_one_bad_session_is_no_change(self) -> None:
+    def test_single_outlier_is_not_a_change(self) -> None:
         values = self.noisy(Random(3), 0.005, (15, 10.0), (1, 14.0), (15, 10.0))
         assert find_change_points(values) == []
 
@@ -290,5 +290,5 @@ class TestChanges:
         assert step_sizes(values, [6, 12]) == pytest.approx([0.1, -0.2])
 
     @pytest.mark.parametrize("values", [[1.0, 2.0] * 3, [10.0] * 10 + [10.1] * 10, [-1.0] * 5 + [5.0] * 5])
-    def test_too_few_too_small_or_not_positive(self, values: list[float]) -> None:
+    def test_too_few_too_small_or_negative_values_have_no_change(self, values: list[float]) -> None:
         assert find_change_points(values) == []
