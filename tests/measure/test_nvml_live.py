@@ -103,6 +103,7 @@ class Bursts(Surges):
         self._rank = rank_of(iteration(start_ns, end_ns))
 
 
+@pytest.mark.slow
 def test_shuffled_phases_find_what_a_part_time_sensor_misses(tmp_path: Path, nvml_attach: Attach) -> None:
     """One round alone is 100 % too low or 200 % too high."""
     board = Board(name="NVIDIA H100 80GB HBM3", power_w=100.0, latch_ns=100 * MS, sensor_window_ns=25 * MS)
