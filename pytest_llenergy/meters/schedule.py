@@ -69,6 +69,7 @@ class Timetable:
         self._series = series
         ticking = [each for each in series if each.domain.max_age_s is None and not each.domain.integrated]
         self._leader = ticking[0] if ticking and len(ticking) == len(series) else None
+        self._nominal = self._leader is not None and self._leader.domain.update_period_s is not None
         self._points: deque[Point] = deque(maxlen=FITTED_TICKS)
         self._ticks_used = 0
         self._index = 0
@@ -105,7 +106,8 @@ class Timetable:
     def next_ns(self, now_ns: int) -> int:
         """Return when to read next, given that one reading has just been made (monotonic nanoseconds)."""
         self._update()
-        if not self._points:
+        if not self._points or not (self._fitted or self._nominal):
+            # Without a nominal period, the first ticks are found by even readings.
             return now_ns + self._poll_ns
         expected_ns = self._predict(self._index + 1)
         reach_ns = self._reach(self._index + 1)
@@ -151,7 +153,7 @@ class Timetable:
             latest_ns = tick.latest_ns + reach_ns
             index = self._index + max(1, math.floor((latest_ns - last_ns) / period_ns))
         expected_ns = self._predict(index)
-        close = gap_ns <= self._margin_ns
+        close = gap_ns <= self._margin_ns or not (self._fitted or self._nominal or gap_ns > period_ns / 2)
         if not close and tick.earliest_ns <= expected_ns <= latest_ns:
             return self._narrow(tick, index, expected_ns, reach_ns)
         # A tick that came before the first reading near it is put at that reading.
