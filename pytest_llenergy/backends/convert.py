@@ -104,7 +104,7 @@ def _is_unchanged(path: Path, file: _FileState) -> bool:
 
 
 #: Part of every cache key: increase it when the same input gives a different directory.
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 
 
 def pretrained_path(source: ModelSource) -> str:
