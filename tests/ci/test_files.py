@@ -72,13 +72,13 @@ def commands(data: Any) -> list[str]:
     return own + [command for each in data.values() for command in commands(each)]
 
 
-def test_what_runs_a_pull_request_may_only_read() -> None:
+def test_workflows_that_run_pull_requests_may_only_read() -> None:
     for name in ("energy.yml", "ci.yml"):
         workflow = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())
         assert workflow["permissions"] == {"contents": "read"}
 
 
-def test_only_what_runs_no_code_of_ours_may_publish() -> None:
+def test_only_jobs_without_repository_code_may_publish() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     jobs = workflow["jobs"]
     assert workflow["permissions"] == {"contents": "read"}
@@ -93,7 +93,7 @@ def test_only_what_runs_no_code_of_ours_may_publish() -> None:
     assert not any(use.startswith("actions/checkout") for use in used)
 
 
-def test_what_may_write_runs_nothing_of_the_pull_request() -> None:
+def test_the_comment_workflow_runs_no_code_of_the_pull_request() -> None:
     text = (ROOT / ".github/workflows/energy-comment.yml").read_text()
     (job,) = yaml.safe_load(text)["jobs"].values()
     checkout = next(step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout"))

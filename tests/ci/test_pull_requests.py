@@ -63,7 +63,7 @@ class Clone:
         return read_paired_report(self.out / "energy.json")
 
 
-def test_the_branch_is_held_against_where_it_was_begun(tmp_path: Path) -> None:
+def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=11.0)
     summary = tmp_path / "summary.md"
     done = clone.action(
@@ -80,7 +80,7 @@ def test_the_branch_is_held_against_where_it_was_begun(tmp_path: Path) -> None:
     assert names == {"energy.json", "energy.markdown", "energy.html", "energy.junit"}
 
 
-def test_what_changes_nothing_passes(tmp_path: Path) -> None:
+def test_an_unchanged_branch_passes(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     # As a branch's name is given: it is not here yet.
     done = clone.action(BASE="main")
@@ -89,7 +89,7 @@ def test_what_changes_nothing_passes(tmp_path: Path) -> None:
     assert comparison.verdict == "unchanged"
 
 
-def test_words_of_the_command_are_words_and_nothing_is_run_in_them(tmp_path: Path) -> None:
+def test_the_command_is_split_into_words_without_expansion(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     done = clone.action(
         COMMAND="pytest test_some.py -k 'test_a or $(touch oops)'", OPTIONS="--metric energy_j '--pairs=4+4'"
@@ -99,7 +99,7 @@ def test_words_of_the_command_are_words_and_nothing_is_run_in_them(tmp_path: Pat
     assert not list(tmp_path.rglob("oops"))
 
 
-def test_a_head_without_commits_of_its_own_is_no_pass(tmp_path: Path) -> None:
+def test_a_head_without_own_commits_is_a_usage_error(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     done = clone.action(HEAD=clone.begun)
     assert done.returncode == 2
@@ -107,14 +107,14 @@ def test_a_head_without_commits_of_its_own_is_no_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["COMMAND", "OPTIONS"])
-def test_a_quote_that_is_not_closed_ends_it(tmp_path: Path, variable: str) -> None:
+def test_an_unclosed_quote_is_a_usage_error(tmp_path: Path, variable: str) -> None:
     clone = Clone(tmp_path, each=11.0)
     done = clone.action(**{variable: "pytest test_some.py --metric energy_j -k don't"})
     assert done.returncode == 2
     assert "has a quote that is not closed" in done.stderr
 
 
-def test_what_lies_in_the_directory_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     package = clone.path / "pytest_llenergy" / "cli"
     package.mkdir(parents=True)
@@ -136,7 +136,7 @@ def gitlab_script(**inputs: str) -> tuple[dict[str, str], str]:
     return {name: str(value) for name, value in job["variables"].items()}, "\n".join(job["script"])
 
 
-def test_the_gitlab_job_does_the_same(tmp_path: Path) -> None:
+def test_the_gitlab_job_compares_with_the_merge_base(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=11.0)
     variables, script = gitlab_script(
         install="true", command="pytest 'test_some.py'", pairs="4", **{"fail-on": "energy_j:3%"}

@@ -98,7 +98,7 @@ class TestPytestBenchmark:
         assert "test_decode[8]" in done.stdout
         return list(csv.DictReader(io.StringIO(Path("out.csv").read_text())))
 
-    def test_it_compares_two_of_ours(self) -> None:
+    def test_it_compares_two_exports(self) -> None:
         for name, factor in (("a.json", 1.0), ("b.json", 1.5)):
             rounds = [round_of(10.0, duration_s=factor * each) for each in (2.0, 2.2, 2.4, 2.6, 2.8, 9.0)]
             Path(name).write_text(export(report_of(record_of(rounds=rounds)), "pytest-benchmark"))
@@ -121,7 +121,7 @@ class TestPytestBenchmark:
         assert ours.pop("outliers") == theirs.pop("outliers")
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs)
 
-    def test_energy_is_beside_the_seconds_and_never_in_them(self) -> None:
+    def test_energy_is_in_extra_info_and_never_in_stats(self) -> None:
         (benchmark,) = json.loads(export(report_of(record_of()), "pytest-benchmark"))["benchmarks"]
         assert benchmark["fullname"] == TEST
         assert benchmark["stats"]["mean"] == pytest.approx(1.0)
@@ -158,7 +158,7 @@ class TestBencher:
         assert energy["lower_value"] < energy["value"] < energy["upper_value"]
         assert "energy" not in found["t.py::lost"]
 
-    def test_measures_have_names_that_it_takes(self) -> None:
+    def test_measures_have_valid_names(self) -> None:
         assert set(BENCHER_MEASURES) == set(METRICS)
         names = [name for name, _ in BENCHER_MEASURES.values()]
         assert len(set(names)) == len(names)
@@ -170,7 +170,7 @@ class TestOpenMetrics:
         assert text.endswith("# EOF\n")
         return {family.name: family for family in parse(text)}
 
-    def test_its_reader_reads_it(self) -> None:
+    def test_the_reference_parser_reads_it(self) -> None:
         families = self.read(export(report_of(record_of(), LOST, GONE), "openmetrics"))
         family = families["llenergy_energy_per_output_token_joules"]
         assert (family.type, family.unit) == ("gauge", "joules")
@@ -209,7 +209,7 @@ class TestCsv:
         assert (row["unit"], row["n"], row["status"], row["commit"]) == ("J", "6", "measured", "abc")
         assert {row["id"] for row in rows} == {TEST, hostile.id}
 
-    def test_what_is_missing_is_empty_and_says_why(self) -> None:
+    def test_missing_values_are_empty_with_a_reason(self) -> None:
         rows = self.read(export(report_of(LOST, GONE), "csv"))
         (energy,) = [row for row in rows if row["metric"] == "energy_j"]
         assert (energy["value"], energy["reason"]) == ("", "the counter stood still")
@@ -238,7 +238,9 @@ class TestFiles:
         assert list(json.loads(capsys.readouterr().out)) == [TEST]
 
     @pytest.mark.parametrize(("options", "joules"), [((), 5.5), (("--side=base",), 5.0)])
-    def test_of_a_paired_file_the_head_unless_told(self, options: tuple[str, ...], joules: float) -> None:
+    def test_the_head_of_a_paired_file_is_exported_by_default(
+        self, options: tuple[str, ...], joules: float
+    ) -> None:
         found = json.loads(export(paired(), "bencher", *options))
         assert found[TEST]["energy"]["value"] == pytest.approx(joules, rel=1e-3)
 
@@ -247,7 +249,7 @@ class TestFiles:
         assert main(["export", "in.json", "--to=csv", "--side=base"]) == 2
         assert capsys.readouterr().err == "llenergy: --side=base: in.json has one run and no sides\n"
 
-    def test_secrets_of_an_address_are_in_no_message(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_secrets_of_a_url_are_in_no_message(self, capsys: pytest.CaptureFixture[str]) -> None:
         place = "bob:hunter2@host/in.json?token=s3cret"
         fsspec.filesystem("memory").pipe_file(f"/{place}", encode_report(report_of(record_of())))
         assert main(["export", f"memory://{place}", "--to=csv", "--side=base"]) == 2

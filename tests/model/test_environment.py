@@ -74,6 +74,6 @@ def test_the_number_of_boards_matters_and_their_order_does_not() -> None:
     assert environment_key(HOST, [BOARD, other]) == environment_key(HOST, [other, BOARD])
 
 
-def test_boards_that_tell_less_can_be_keyed_beside_others() -> None:
+def test_boards_with_unknown_facts_have_a_key() -> None:
     silent = msgspec.structs.replace(BOARD, memory_bytes=None, power_limit_w=None)
     assert environment_key(HOST, [silent, BOARD]) == environment_key(HOST, [BOARD, silent])

@@ -45,7 +45,7 @@ PAIRED = PairedReport(
 )
 
 
-def test_it_reads_what_it_writes() -> None:
+def test_a_paired_report_survives_encoding() -> None:
     assert decode_paired_report(encode_paired_report(PAIRED), "x") == PAIRED
     assert is_paired_report(encode_paired_report(PAIRED))
     assert not is_paired_report(encode_report(REPORT))
@@ -59,7 +59,7 @@ def test_it_reads_what_it_writes() -> None:
         ({"unknown": 1}, "x: broken report of llenergy ab (Object contains unknown field `unknown`)"),
     ],
 )
-def test_what_is_none_is_refused(change: dict[str, object], told: str) -> None:
+def test_data_that_is_no_paired_report_is_refused(change: dict[str, object], told: str) -> None:
     data = json.dumps({**json.loads(encode_paired_report(PAIRED)), **change}).encode()
     with pytest.raises(ReportError) as raised:
         decode_paired_report(data, "x")
@@ -88,7 +88,7 @@ def test_what_has_no_sides(tmp_path: Path, data: bytes, told: str) -> None:
     assert str(raised.value) == f"{path}: {told}"
 
 
-def test_it_is_no_report_of_one_run(tmp_path: Path) -> None:
+def test_a_paired_report_is_no_report_of_one_run(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(encode_paired_report(PAIRED))
     with pytest.raises(ReportError, match="holds both sides of llenergy ab; one run is needed here"):
@@ -100,7 +100,7 @@ def test_it_is_no_report_of_one_run(tmp_path: Path) -> None:
     ("form", "mark"),
     [("html", "<!DOCTYPE html>"), ("markdown", "<!-- llenergy:compare -->"), ("junit", "<?xml")],
 )
-def test_every_form_of_it_goes_into_a_file(form: str, mark: str, tmp_path: Path) -> None:
+def test_every_format_can_be_written_to_a_file(form: str, mark: str, tmp_path: Path) -> None:
     if form == "html":
         pytest.importorskip("jinja2")
         pytest.importorskip("matplotlib")
@@ -110,7 +110,9 @@ def test_every_form_of_it_goes_into_a_file(form: str, mark: str, tmp_path: Path)
     assert output.read_text("utf-8").startswith(mark)
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "ab.json"
     path.write_bytes(encode_paired_report(PAIRED))
     output = tmp_path / "nowhere" / "out"

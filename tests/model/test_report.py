@@ -34,7 +34,7 @@ def refusal(data: bytes | dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_a_report_survives_being_written_and_read() -> None:
+def test_a_report_survives_encoding() -> None:
     assert decode_report(encode_report(REPORT), "base.json") == REPORT
 
 
@@ -55,7 +55,7 @@ def test_each_record_is_a_line_whatever_it_says(reason: str) -> None:
     assert decode_report(encode_report(report), "x") == report
 
 
-def test_a_report_of_nothing_is_one() -> None:
+def test_a_report_without_records_is_valid() -> None:
     report = msgspec.structs.replace(REPORT, records=[])
     assert decode_report(encode_report(report), "x") == report
 
@@ -74,7 +74,7 @@ def test_an_empty_file(data: bytes) -> None:
     assert refusal(data) == "base.json: empty, expected a JSON report of pytest --energy-report"
 
 
-def test_a_version_that_never_was() -> None:
+def test_an_impossible_version() -> None:
     assert refusal({"schema_version": 0}) == "base.json: schema version 0 does not exist; versions start at 1"
 
 

@@ -36,7 +36,7 @@ READING = {
 
 @pytest.mark.parametrize("content", [REPORT[:-200], b"", b"[]", b"\xff", None], ids=str)
 @pytest.mark.parametrize("arguments", READING.values(), ids=READING)
-def test_a_file_that_is_no_report_is_a_2_and_one_line(
+def test_an_invalid_report_exits_with_2_and_one_line(
     arguments: list[str], content: bytes | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1 is a regression."""
@@ -62,7 +62,7 @@ WRITING = {
 
 @pytest.mark.parametrize("output", ["a.json", "./x/../a.json", "link.json", "hard.json"])
 @pytest.mark.parametrize("arguments", WRITING.values(), ids=WRITING)
-def test_what_is_read_is_not_written(
+def test_the_input_file_is_not_overwritten(
     arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("x").mkdir()
@@ -84,7 +84,7 @@ def test_another_file_is_replaced(arguments: list[str]) -> None:
     assert Path("old").read_text() != "old"
 
 
-def test_one_side_is_not_written_over_both() -> None:
+def test_exporting_one_side_does_not_overwrite_the_paired_file() -> None:
     report = report_of(record_of())
     compared = compare_reports(report, report, ("base", "head"), [Criterion()])
     paired = PairedReport(

@@ -25,7 +25,7 @@ def test_it(energy, size):
         ("utf-8", "1.0 ± 0.1 +3.1% … +6.0% ──── a…b 41°C ł"),
     ],
 )
-def test_only_what_is_lacking_is_written_otherwise(encoding: str, told: str) -> None:
+def test_only_characters_that_the_encoding_lacks_are_replaced(encoding: str, told: str) -> None:
     assert encodable("1.0 ± 0.1 +3.1% … +6.0% ──── a…b 41°C ł", encoding) == told
 
 

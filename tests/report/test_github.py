@@ -16,7 +16,7 @@ from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, workflow_command
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown
-from .test_comment import compared, comparison
+from .test_pr_comment import compared, comparison
 
 NAMES = ("benchmarks/test_decode.py::test_a[8]", "benchmarks/test_decode.py::TestB::test_b")
 
@@ -48,7 +48,7 @@ def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> Non
     assert lines[3].startswith("energy: 2 regressed, 1 inconclusive; noise ")
 
 
-def test_the_line_is_that_of_the_test_where_its_file_is_here() -> None:
+def test_an_annotation_has_the_line_of_the_test() -> None:
     Path("benchmarks").mkdir()
     source = "import x\n\nclass TestB:\n    def test_b(self):\n        pass\n\ndef test_a(n):\n    pass\n"
     Path("benchmarks/test_decode.py").write_text(source)
@@ -68,7 +68,7 @@ def test_files_are_named_from_the_root_of_the_repository(
 
 
 @pytest.mark.parametrize("name", ["/etc/x.py::t", "../x.py::t", "x.txt::t", "t"])
-def test_what_is_no_file_of_the_repository_is_not_named(name: str) -> None:
+def test_files_outside_the_repository_are_not_named(name: str) -> None:
     assert "file=" not in shown(compared(comparison(name, "regressed")), "github")
 
 
@@ -78,13 +78,13 @@ def test_values_are_escaped_as_the_toolkit_does() -> None:
     )
 
 
-def test_a_test_id_is_no_command_of_its_own() -> None:
+def test_a_test_id_cannot_inject_a_workflow_command() -> None:
     hostile = comparison("t.py::t[a\n::set-env name=X::y\r::stop-commands::z]", "regressed", reason="\n::x::")
     lines = re.split("[\r\n]", shown(compared(hostile), "github").rstrip("\n"))
     assert [line.partition(" ")[0] for line in lines] == ["::error", "energy:"]
 
 
-def test_what_cannot_be_seen_is_an_escape_in_the_log() -> None:
+def test_invisible_characters_are_escaped_in_the_log() -> None:
     odd = "\x1b[31m\u202e\x85"
     found = comparison(f"d{odd}/t.py::t[{odd}]", "regressed", reason=odd, metric=odd, unit=odd, head=1.0)
     text = shown(compared(found), "github")
@@ -100,7 +100,7 @@ def test_github_shows_ten_and_the_others_are_counted() -> None:
     assert lines[10] == "::warning title=Energy::3 more regressed; see the summary"
 
 
-def test_what_nobody_gated_is_not_warned_of() -> None:
+def test_tests_without_a_gate_give_no_warning() -> None:
     text = shown(compared(comparison("t.py::t", "invalid"), comparison("t.py::u")), "github")
     assert "::" not in text
 
@@ -120,7 +120,7 @@ def test_the_comment_is_added_to_the_summary_of_the_step(
 
 
 @pytest.mark.parametrize(("taken", "told"), [(0, 1000), (900_000, 200), (1024 * 1024 - 100, 0)])
-def test_a_summary_never_grows_beyond_what_github_takes(
+def test_the_step_summary_stays_below_the_limit_of_github(
     taken: int, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = tmp_path / "summary.md"

@@ -12,7 +12,7 @@ from pytest_llenergy.compare.comparison import Criterion, compare_reports
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
 from .forms import shown
-from .test_comment import compared, comparison
+from .test_pr_comment import compared, comparison
 
 
 def report(factor: float) -> str:
@@ -51,7 +51,7 @@ def test_openmetrics_is_read_by_its_reader() -> None:
     }
 
 
-def test_what_is_unchanged_is_the_same_to_the_letter() -> None:
+def test_unchanged_tests_have_identical_text() -> None:
     before, after = report(0.997), report(1.1)
     changed = {line for line in after.splitlines() if line not in before.splitlines()}
     assert {line.partition("{")[2] for line in changed} == {
@@ -61,7 +61,7 @@ def test_what_is_unchanged_is_the_same_to_the_letter() -> None:
     }
 
 
-def test_what_cannot_be_seen_is_an_escape() -> None:
+def test_invisible_characters_are_escaped() -> None:
     text = shown(compared(comparison("t.py::t[\x1b[31m\u202e\r]", "regressed", metric="\x07")), "gitlab")
     assert all(each.isprintable() or each == "\n" for each in text)
     (family,) = [each for each in parse(text) if each.name == "llenergy_change_ratio"]

@@ -90,7 +90,7 @@ def test_invalid_rounds_are_listed_with_their_reason(report_page: str) -> None:
     assert any("the counter stood still" in row[-1] for row in rows if row)
 
 
-def test_machine_meters_and_rule_are_told(compared_page: str) -> None:
+def test_machine_meters_and_rule_are_listed(compared_page: str) -> None:
     cells = Reader(compared_page).cells()
     assert {"AMD EPYC 9354, 64 usable", "NVIDIA H100, GPU-a, 80.0 GiB, 700 W", "gpu:GPU-a", "580.1"} <= cells
     assert {"3% or more", "more than 1%", "less than 5%"} <= cells
@@ -116,7 +116,7 @@ def test_a_report_with_a_baseline_shows_its_verdicts(pair: Pair) -> None:
     assert text.index("regressed</span> <span") < text.index("improved</span> <span")
 
 
-def test_what_was_not_measured_has_its_reason_and_a_stopped_run_is_told() -> None:
+def test_unmeasured_tests_have_a_reason_and_interrupted_runs_a_note() -> None:
     gone = Record(id="t.py::gone", attempt=1, status="crashed", reason="rank 0 was killed")
     text = render_report(report_of(gone, complete=False))
     assert text.count("rank 0 was killed") >= 2
@@ -157,7 +157,7 @@ def test_windows_in_the_round_are_named() -> None:
     assert "Windows of energy_meter in it: prompt." in text
 
 
-def test_an_estimate_is_called_one() -> None:
+def test_an_estimate_is_labelled() -> None:
     (record, *_) = REPORT.records
     trace = record.power_trace
     assert trace is not None
@@ -199,7 +199,7 @@ STEPS = {"falling": [1.0, 0.0, 2.0], "too few": [0.0, 1.0], "none": []}
 
 
 @pytest.mark.parametrize("edges_s", STEPS.values(), ids=STEPS)
-def test_a_course_of_power_that_is_none_is_left_out(edges_s: list[float]) -> None:
+def test_a_malformed_power_trace_is_left_out(edges_s: list[float]) -> None:
     course = DomainPower(kind="measured", edges_s=edges_s, power_w=[1.0, 2.0])
     trace = PowerTrace(start_s=1.0, duration_s=1.0, by_domain={"cpu:host": course})
     assert "Power in a round" not in render_report(report_of(record_of(power_trace=trace)))
@@ -223,7 +223,7 @@ def test_odd_rounds_are_shown(rounds: list[Round]) -> None:
     assert table.count("<tr><td>") == len(rounds)
 
 
-def test_a_test_that_one_side_has_not_measured_is_shown(pair: Pair) -> None:
+def test_a_test_measured_on_one_side_only_is_shown(pair: Pair) -> None:
     record = pair.base.records[0]
     skipped = Record(id=record.id, attempt=1, status="skipped", reason="no GPU today")
     base, head = report_of(record), report_of(skipped)
@@ -258,7 +258,7 @@ def test_the_page_is_the_same_whatever_the_users_settings_are(pair: Pair, report
         assert matplotlib.rcParams["font.size"] == 33
 
 
-def test_ids_are_there_once_and_what_is_referred_to_is_there(compared_page: str) -> None:
+def test_ids_are_unique_and_every_reference_resolves(compared_page: str) -> None:
     attributes = Reader(compared_page).attributes
     ids = Counter(content for _, name, content in attributes if name == "id")
     assert set(ids.values()) == {1}
@@ -268,7 +268,7 @@ def test_ids_are_there_once_and_what_is_referred_to_is_there(compared_page: str)
     assert referred <= set(ids)
 
 
-def test_the_sum_of_domains_is_taken_where_all_are_known() -> None:
+def test_domains_are_summed_over_their_common_range() -> None:
     edges, powers = sum_step_functions([([0.0, 1.0, 2.0], [10.0, 20.0]), ([0.5, 1.5, 3.0], [1.0, 2.0])])
     assert (edges, powers) == ([0.5, 1.0, 1.5, 2.0], [11.0, 21.0, 22.0])
     joules = sum(watts * (b - a) for (a, b), watts in zip(pairwise(edges), powers, strict=True))

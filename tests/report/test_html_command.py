@@ -42,7 +42,7 @@ def test_a_comparison_is_written_and_has_its_exit_code(files: Path, capsys: Comm
 
 
 @pytest.mark.parametrize("library", ["matplotlib", "jinja2"])
-def test_without_the_extra_one_line_says_so(
+def test_a_missing_extra_is_one_line(
     files: Path, library: str, monkeypatch: pytest.MonkeyPatch, capsys: Command
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
@@ -55,13 +55,13 @@ def test_without_the_extra_one_line_says_so(
     assert not (files / "out.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_told(files: Path, capsys: Command) -> None:
+def test_a_page_that_cannot_be_written_is_an_error(files: Path, capsys: Command) -> None:
     assert main(["report", "base.json", "--html", "nowhere/out.html"]) == 2
     told = "llenergy: nowhere/out.html: could not be written (No such file or directory)\n"
     assert capsys.readouterr().err == told
 
 
-def test_a_round_that_cannot_have_been_is_told_in_a_line(files: Path, capsys: Command) -> None:
+def test_an_impossible_round_is_one_line(files: Path, capsys: Command) -> None:
     broken = record_of(rounds=[round_of(5.0, iterations=0)], metrics={})
     (files / "broken.json").write_bytes(encode_report(report_of(broken)))
     assert main(["report", "broken.json", "--html", "out.html"]) == 2

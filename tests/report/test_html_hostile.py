@@ -95,7 +95,7 @@ def test_no_text_becomes_markup(hostile_page: str, compared_page: str) -> None:
         assert name != "style"
 
 
-def test_nothing_that_cannot_be_seen_is_left(hostile_page: str) -> None:
+def test_no_invisible_character_is_left(hostile_page: str) -> None:
     assert all(each.isprintable() or each == "\n" for each in hostile_page)
     hostile_page.encode()
     assert "\\x00\\x1b[31m\\x7f\\u202etxt.exe\\u202c\\ud800" in hostile_page
@@ -103,7 +103,7 @@ def test_nothing_that_cannot_be_seen_is_left(hostile_page: str) -> None:
 
 
 @pytest.mark.parametrize("unseen", ["\x1b[31m", "\x07", "\x00", "\ufffe", "\u202e"])
-def test_what_cannot_be_seen_is_an_escape_in_figures_too(unseen: str) -> None:
+def test_invisible_characters_are_escaped_in_plots(unseen: str) -> None:
     escape = unseen.encode("unicode_escape").decode()
     name = f"t.py::t[{unseen}]"
     record = record_of(name, comparisons=[odd(id=name, unit=unseen, ratio=1.1)])
@@ -126,7 +126,7 @@ def test_a_long_id_is_cut_in_the_tables() -> None:
     assert name in reader.texts
 
 
-def test_a_page_shows_no_secret_of_an_address() -> None:
+def test_a_page_shows_no_secret_of_a_url() -> None:
     report = report_of(record_of())
     argv = ["--energy-compare=http://bob:hunter2@host/main.json?token=s3cret"]
     text = render_report(msgspec.structs.replace(report, run=msgspec.structs.replace(report.run, argv=argv)))
@@ -139,7 +139,7 @@ def test_the_texts_are_still_there(hostile_page: str) -> None:
         assert text in shown
 
 
-def test_the_browser_is_told_to_run_and_fetch_nothing(compared_page: str) -> None:
+def test_the_content_security_policy_forbids_scripts_and_requests(compared_page: str) -> None:
     import base64
     import hashlib
 

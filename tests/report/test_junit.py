@@ -13,7 +13,7 @@ from pytest_llenergy.model.report import encode_report
 
 from ..compare.runs import record_of, report_of, scaled
 from .forms import shown
-from .test_comment import compared, comparison
+from .test_pr_comment import compared, comparison
 
 
 def cases(text: str) -> list[junitparser.TestCase]:
@@ -59,7 +59,7 @@ def test_a_regression_is_a_failure_with_its_figures(
         ("removed", True, junitparser.Skipped),
     ],
 )
-def test_what_each_verdict_is(verdict: str, gated: bool, result: type | None) -> None:
+def test_each_verdict_maps_to_a_junit_outcome(verdict: str, gated: bool, result: type | None) -> None:
     (case,) = cases(shown(compared(comparison("a/t.py::T::t", verdict, gated=gated)), "junit"))
     assert case.classname == "a.t.T"
     assert [type(each) for each in case.result] == ([] if result is None else [result])

@@ -82,7 +82,7 @@ def pytest_runtest_protocol(item, nextitem):
     assert 0.4 < float(properties(quick, "test_it")["llenergy.energy_j"]) < 2
 
 
-def test_text_that_xml_has_no_place_for_is_escaped(quick: pytest.Pytester) -> None:
+def test_text_that_xml_cannot_contain_is_escaped(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         r"""
         import time

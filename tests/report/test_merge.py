@@ -50,23 +50,21 @@ def test_shards_become_one_run_from_the_first_start_to_the_last_end() -> None:
     assert (report.run.complete, report.run.exit_status) == (True, 0)
 
 
-def test_the_run_has_an_id_of_its_own_whatever_the_order() -> None:
+def test_the_merged_id_does_not_depend_on_the_order() -> None:
     one, two, three = (shard(name, f"t.py::{name}") for name in "abc")
     assert merged(one, two).run.id == merged(two, one).run.id
     assert len({merged(one, two).run.id, merged(one, three).run.id, one.run.id}) == 3
     assert merged(one).run.id == "a"
 
 
-def test_what_is_incomplete_or_failed_in_one_part_is_so_in_all() -> None:
+def test_an_incomplete_or_failed_part_makes_the_merged_run_so() -> None:
     part = shard("b", "t.py::b", complete=False)
     failed = msgspec.structs.replace(part.run, exit_status=1, finished_at=None)
     report = merged(shard("a", "t.py::a"), msgspec.structs.replace(part, run=failed))
     assert (report.run.complete, report.run.exit_status, report.run.finished_at) == (False, 1, None)
 
 
-def test_a_record_that_is_twice_the_same_is_kept_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_records_are_kept_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that was killed while it wrote its report: the journal has what the report has."""
     write_report(shard("a", "t.py::a", "t.py::b"), tmp_path / "a.json")
     journal = Journal(tmp_path / "a.x.journal.jsonl", shard("a"))
@@ -83,7 +81,7 @@ def test_a_record_that_is_twice_the_same_is_kept_once(
     ]
 
 
-def test_a_test_with_other_figures_is_refused() -> None:
+def test_a_test_with_different_values_is_refused() -> None:
     other = msgspec.structs.replace(shard("b"), records=[record_of("t.py::a", scaled(1.1))])
     assert refusal(shard("a", "t.py::a"), other) == (
         "t.py::a is in 0.json and, with other values, in 1.json (attempt 1); leave one of them out"
@@ -151,6 +149,7 @@ def test_hosts_of_one_kind_bring_their_boards_and_names() -> None:
     assert found.packages == {"torch": "2.9, 2.8", "numpy": "none, 2.4"}
 
 
+@pytest.mark.slow
 def test_two_halves_under_xdist_make_the_whole(
     quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
 ) -> None:

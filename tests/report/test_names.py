@@ -27,7 +27,7 @@ def records() -> list[Record]:
     ]
 
 
-def test_a_function_is_told_with_its_class_or_file_where_it_must_be() -> None:
+def test_functions_with_one_name_get_their_class_or_file() -> None:
     ids = [
         "t.py::test_n[a::test_m]",
         *ALIKE,

@@ -73,7 +73,7 @@ def test_a_run_that_keeps_nothing_adds_nothing(quick: pytest.Pytester, summary: 
     assert summary.read_text() == "# Before"
 
 
-def test_a_summary_that_cannot_be_written_is_told_and_fails_nothing(
+def test_an_unwritable_step_summary_is_reported_and_fails_nothing(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(quick.path))

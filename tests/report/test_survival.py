@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
-def test_kill_nine_keeps_every_finished_test(
+def test_sigkill_keeps_every_finished_test(
     quick: pytest.Pytester, extra: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick.makepyfile(THREE)
@@ -76,7 +76,7 @@ def test_kill_nine_keeps_every_finished_test(
     assert all(record["metrics"]["energy_j"]["value"] > 0 for record in merged["records"])
 
 
-def test_a_report_written_whole_leaves_no_journal(quick: pytest.Pytester) -> None:
+def test_a_complete_report_leaves_no_journal(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy): energy(sum, [1])")
     quick.runpytest("--energy-report").assert_outcomes(passed=1)
     assert not list(quick.path.glob("*.jsonl"))
@@ -140,7 +140,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_two_runs_at_once_keep_apart(quick: pytest.Pytester) -> None:
+def test_concurrent_runs_keep_separate_journals(quick: pytest.Pytester) -> None:
     quick.makepyfile("import time\ndef test_it(energy): energy(time.sleep, 0.2)")
     runs = [subprocess.Popen([*COMMAND[:-2]], stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [run.wait() for run in runs] == [0, 0]
@@ -149,7 +149,7 @@ def test_two_runs_at_once_keep_apart(quick: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_a_journal_is_of_all_places_where_tests_have_run(tmp_path: Path, alike: bool) -> None:
+def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> None:
     """A second place makes its first line wrong, so that it says once more where they ran."""
     builder = ReportBuilder(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
     builder.add(record_of("t.py::here"))

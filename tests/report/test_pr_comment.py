@@ -27,7 +27,7 @@ def comparison(name: str, verdict: str = "unchanged", **changes: object) -> Comp
     return msgspec.convert(made, Comparison)
 
 
-def test_what_a_reviewer_reads() -> None:
+def test_the_comment_shows_verdicts_most_urgent_first() -> None:
     names = [f"benchmarks/test_decode.py::test_{word}" for word in ("same", "worse", "better")]
     base = report_of(*(record_of(name) for name in names))
     head = report_of(*(record_of(name, scaled(by)) for name, by in zip(names, (1, 1.1, 0.9), strict=True)))
@@ -110,13 +110,13 @@ def test_no_text_of_a_comparison_is_markup(text: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["- a", "1. a", "[x]: a", "=== a", "    a"])
-def test_the_name_of_a_report_begins_no_block(origin: str) -> None:
+def test_the_name_of_a_report_starts_no_markdown_block(origin: str) -> None:
     side = msgspec.structs.replace(SIDE, origin=origin)
     lines = render_comment(ComparedReports(base=side, head=side, comparisons=[])).splitlines()
     assert lines[2].startswith("<code>")
 
 
-def test_names_keep_the_directories_that_tell_them_apart() -> None:
+def test_names_keep_the_directories_that_distinguish_them() -> None:
     found = [
         comparison(f"suite/{name}", "regressed") for name in ("a/t.py::x", "b/t.py::x", "b/u.py::x[a/b]")
     ]
@@ -124,7 +124,7 @@ def test_names_keep_the_directories_that_tell_them_apart() -> None:
     assert rows == ["a/t.py::x", "b/t.py::x", "u.py::x[a/b]"]
 
 
-def test_an_ordinary_id_can_be_read_and_none_is_changed() -> None:
+def test_ordinary_ids_stay_readable_and_unchanged() -> None:
     assert escape_markdown("benchmarks/test_decode.py::TestX::test_decode[8-int4]") == (
         "benchmarks/test_decode.py::TestX::test_decode[8-int4]"
     )
@@ -144,7 +144,7 @@ def test_long_ids_are_cut_in_the_middle() -> None:
     assert "…" in shown
 
 
-def test_it_fits_into_a_comment_and_names_what_was_cut() -> None:
+def test_a_long_comment_is_cut_and_counts_what_was_omitted() -> None:
     found = [comparison(f"t.py::test_quiet[{'|' * 60}{i}]") for i in range(900)]
     found += [comparison(f"t.py::test_loud{i}", "regressed") for i in range(30)]
     text = render_comment(compared(*found))
@@ -164,7 +164,7 @@ def test_more_regressions_than_fit_are_counted() -> None:
     assert f"Cut to fit into a comment: {900 - kept} regressed" in text
 
 
-def test_an_estimate_is_called_one_and_a_stopped_run_too() -> None:
+def test_estimates_and_interrupted_runs_are_labelled() -> None:
     meters = [msgspec.structs.replace(each, kind="estimated") for each in record_of().meters]
     base = report_of(record_of(meters=meters), complete=False)
     head = report_of(record_of(joules=scaled(1.2, LEVEL), meters=meters))
@@ -175,7 +175,7 @@ def test_an_estimate_is_called_one_and_a_stopped_run_too() -> None:
     )
 
 
-def test_nothing_to_compare_says_so() -> None:
+def test_a_comparison_without_tests_has_a_title() -> None:
     assert render_comment(compared()).splitlines()[1] == "### Energy: nothing to compare"
 
 

@@ -64,7 +64,7 @@ def order_of(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("verbosity", [0, 1, 2])
 @pytest.mark.parametrize("columns", [("energy_j",), tuple(COLUMNS)], ids=["one", "all"])
-def test_it_fits_whatever_is_asked_for(width: int, verbosity: int, columns: tuple[str, ...]) -> None:
+def test_the_table_fits_with_any_columns(width: int, verbosity: int, columns: tuple[str, ...]) -> None:
     long = record_of(
         "a/test_x.py::test_" + "long_" * 60,
         scaled(123456.0),
@@ -75,7 +75,7 @@ def test_it_fits_whatever_is_asked_for(width: int, verbosity: int, columns: tupl
     assert max(map(len, lines)) <= width
 
 
-def test_columns_that_do_not_fit_are_in_a_table_of_their_own() -> None:
+def test_columns_that_do_not_fit_continue_in_another_table() -> None:
     lines = shown(RECORDS[0], columns=tuple(COLUMNS))
     heads = [line for line in lines if line.startswith("test ")]
     assert len(heads) > 1
@@ -121,7 +121,7 @@ def test_tests_are_sorted(sort: str, order: list[str]) -> None:
 
 
 @pytest.mark.parametrize("sort", ["energy_per_output_token_j", "-energy_per_output_token_j"])
-def test_what_has_no_value_comes_last(sort: str) -> None:
+def test_records_without_a_value_come_last(sort: str) -> None:
     without = msgspec.structs.replace(RECORDS[0], rounds=[])
     without = msgspec.structs.replace(
         without, metrics={"energy_j": RECORDS[0].metrics["energy_j"]}, id="t.py::test_c[3]"
@@ -166,13 +166,13 @@ def test_groups_keep_their_order_when_their_tests_are_sorted() -> None:
         (parse_group_by, "backend,param:", "unknown: param:; known: "),
     ],
 )
-def test_an_unknown_word_is_told_with_the_known_ones(read: object, text: str, message: str) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(read: object, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         read(text)  # type: ignore[operator]
     assert "\n" not in str(error.value)
 
 
-def test_a_word_that_is_said_twice_is_shown_once() -> None:
+def test_a_repeated_column_is_shown_once() -> None:
     assert parse_columns("rounds,backend,rounds") == ("rounds", "backend")
     assert parse_group_by("param:a,func,param:a") == ("param:a", "func")
 
@@ -188,7 +188,7 @@ def test_every_metric_can_be_shown() -> None:
     assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
 
 
-def test_v_shows_rounds_and_vv_what_is_not_known() -> None:
+def test_v_shows_rounds_and_vv_uncertainty() -> None:
     rounds = [round_of(each, terms=TERMS, temperature_start_c=41.0) for each in (10.0, 10.02)]
     rounds[1] = msgspec.structs.replace(rounds[1], flags=[LATE])
     note = Flag(name="estimated", severity="note", detail="a model")
@@ -225,7 +225,7 @@ def test_nothing_in_a_test_id_is_markup() -> None:
     assert ":smile: [red]x" in text
 
 
-def test_the_command_lays_out_a_report_in_the_same_words(
+def test_the_command_accepts_the_layout_options_of_pytest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -245,7 +245,7 @@ def test_the_command_lays_out_a_report_in_the_same_words(
 @pytest.mark.parametrize(
     ("environment", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True), ({"NO_COLOR": "1"}, False)]
 )
-def test_the_command_has_colours_where_they_are_wanted(
+def test_the_command_prints_colours_on_a_terminal_only(
     environment: dict[str, str],
     coloured: bool,
     tmp_path: Path,
@@ -288,7 +288,7 @@ def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
     )
 
 
-def test_the_ini_file_lays_it_out_too(quick: pytest.Pytester) -> None:
+def test_ini_keys_lay_out_the_summary(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     with (quick.path / "tox.ini").open("a") as ini:
         ini.write("\nenergy_columns = rounds\nenergy_sort = -energy_j\n")
