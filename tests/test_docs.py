@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from pytest_llenergy.cli.compare import FORMATS
 from pytest_llenergy.export import TARGETS
+
+from .test_import_rule import TIERS
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,6 +19,14 @@ def test_every_output_format_and_export_target_is_documented() -> None:
     # Text is the default.
     assert [form for form in FORMATS if f"--format {form}" not in comparing] == ["text"]
     assert [target for target in TARGETS if f"| `{target}` |" not in exporting] == []
+
+
+def test_the_architecture_lists_the_rooms_of_each_tier() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed: list[set[str]] = [set() for _ in TIERS]
+    for number, names in re.findall(r"^\|(\d+)\|([^|]+)\|", page, re.MULTILINE):
+        listed[int(number) - 1] |= set(re.findall(r"`(\w+)`", names))
+    assert listed == TIERS
 
 
 def test_the_readme_names_tox_environments_that_exist() -> None:
