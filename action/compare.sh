@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The two commits of a pull request measured in turn, and what became of it where people look.
-# Everything comes in by environment variables: nothing that a branch or a title says is ever run.
+# Measure both commits of a pull request in turn, and publish the comparison.
+# All inputs are environment variables, so that no branch name or title is ever executed.
 set -euo pipefail
 
 : "${BASE:?the commit or branch to compare with}" "${COMMAND:?the pytest command}" "${OUT:?a folder for results}"
 python=${PYTHON:-python}
-# Without the directory on the path: what lies in the directory of a job is not to be taken for a module of ours.
+# Drop the working directory from the path, so that modules in the checkout are not imported.
 llenergy() {
     "$python" -c "import sys; sys.path[:1] = []; from pytest_llenergy.cli import main; sys.exit(main())" "$@"
 }
@@ -19,7 +19,7 @@ base=$(git rev-parse --verify --quiet "$BASE^{commit}") || {
     git fetch --quiet origin "$BASE"
     base=$(git rev-parse --verify "FETCH_HEAD^{commit}")
 }
-# What the branch has changed, not what others have changed since it was begun.
+# Compare with the merge base, so that later changes of others do not count.
 merge_base=$(git merge-base "$base" "$head")
 echo "base $merge_base (merge base with $BASE), head $head"
 if [[ $merge_base == "$head" ]]; then
@@ -34,7 +34,7 @@ while read -r expression; do
     [[ -z $expression ]] || arguments+=(--fail-on "$expression")
 done <<<"${FAIL_ON:-}"
 
-# Quotes count as in a shell, and nothing else does.
+# Split like a shell, but without any expansion.
 words() {
     xargs -r printf '%s\n' <<<"$2" || {
         echo "$1 has a quote that is not closed: $2" >&2
@@ -50,7 +50,7 @@ status=0
 llenergy ab "${arguments[@]}" -- "${command[@]}" || status=$?
 if [[ -s $OUT/energy.json ]]; then
     for format in markdown html ${FORMATS:-}; do
-        # Their exit codes are those of the comparison, which is known already.
+        # The exit code of the comparison is known already.
         llenergy compare "$OUT/energy.json" --format "$format" \
             --output "$OUT/energy.$format" || true
     done
