@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin costs a run that measures nothing."""
+"""A run that measures nothing imports nothing heavy, starts no process and writes no file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ["torch", "numpy", "transformers", "pynvml", "psutil", "msgspec", "rich", "cloudpickle", "filelock"]
+HEAVY = [
+    "torch",
+    "numpy",
+    "transformers",
+    "pynvml",
+    "psutil",
+    "msgspec",
+    "rich",
+    "cloudpickle",
+    "filelock",
+    "matplotlib",
+]
 
-#: Other plugins that may be installed beside this one start what they like.
+#: Other plugins, which may start and import what they like.
 BLOCKED = [part for name in ("xdist", "anyio", "benchmark", "timeout") for part in ("-p", f"no:{name}")]
 
 SPY = f"""
@@ -28,7 +39,7 @@ def pytest_unconfigure(config):
     print("HEAVY", loaded, "STARTED", started)
 """
 
-#: What a run does to the world, from before the plugin is imported: processes, connections, files written.
+#: Records processes, connections and files written, from before the plugin is imported.
 WATCH = """
 import os, re, sys
 
@@ -38,7 +49,7 @@ did = []
 
 def watch(event, args):
     if event in EVENTS or event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        # Names that are drawn by lot differ from run to run.
+        # Random parts of names differ from run to run.
         did.append((event, re.sub("/[a-z0-9_]{8}$", "/*", str(args[0]))))
 
 sys.addaudithook(watch)
@@ -50,7 +61,7 @@ def pytest_unconfigure(config):
 
 
 @pytest.mark.parametrize("args", [[], ["--co"]], ids=str)
-def test_an_idle_run_does_what_it_does_without_the_plugin(
+def test_idle_run_starts_and_writes_nothing_more_than_without_the_plugin(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: list[str]
 ) -> None:
     pytester.makepyfile(
@@ -67,14 +78,14 @@ def test_an_idle_run_does_what_it_does_without_the_plugin(
         return [line for line in result.outlines if line.startswith("DID ")]
 
     idle = did()
-    # Of pytest itself there is something to see: the files in which it keeps what tests print.
+    # pytest itself opens files for captured output.
     assert len(idle) == 1
     assert not idle[0].startswith("DID 0")
     assert idle == did("-p", "no:llenergy")
 
 
 @pytest.mark.parametrize("args", [[], ["--co"], ["--fixtures"], ["--markers"], ["--help"]], ids=str)
-def test_nothing_is_imported_made_or_started(pytester: pytest.Pytester, args: list[str]) -> None:
+def test_idle_run_imports_nothing_heavy(pytester: pytest.Pytester, args: list[str]) -> None:
     pytester.makeconftest(SPY)
     pytester.makepyfile("def test_it(): pass")
     folder = pytester.mkdir("suite")
@@ -88,7 +99,7 @@ def test_nothing_is_imported_made_or_started(pytester: pytest.Pytester, args: li
     assert after == before
 
 
-def test_blocking_the_plugin_leaves_no_trace(pytester: pytest.Pytester) -> None:
+def test_blocked_plugin_is_not_imported(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         "import sys\ndef pytest_unconfigure(config):\n"
         "    print('OURS', [name for name in sys.modules if name.startswith('pytest_llenergy')])\n"
@@ -98,7 +109,7 @@ def test_blocking_the_plugin_leaves_no_trace(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["OURS [[]]"])
 
 
-def test_the_rank_entry_imports_nothing_but_the_standard_library() -> None:
+def test_rank_entry_imports_only_the_standard_library() -> None:
     from pytest_llenergy.workers import rank
 
     source = Path(rank.__file__).read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks: checked when tests are collected, obeyed when they run, never idle."""
+"""Marks are checked at collection, and none is without effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_llenergy.marks import MARKS
 Read = Callable[..., dict[str, Any]]
 
 
-def test_a_budget_fails_the_test_in_its_call_phase(quick: pytest.Pytester, read_report: Read) -> None:
+def test_budget_fails_in_the_call_phase(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
         import time, pytest
@@ -45,7 +45,7 @@ def test_a_budget_fails_the_test_in_its_call_phase(quick: pytest.Pytester, read_
     assert [record["status"] for record in read_report()["records"]] == ["measured"] + ["failed"] * 3
 
 
-def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pytester) -> None:
+def test_mark_without_effect_is_refused(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_gate="""
         import pytest
@@ -100,7 +100,7 @@ def test_a_mark_that_would_do_nothing_is_refused_or_obeyed(pytester: pytest.Pyte
         ),
     ],
 )
-def test_a_bad_mark_is_a_clean_collection_error(quick: pytest.Pytester, mark: str, message: str) -> None:
+def test_invalid_mark_is_a_collection_error(quick: pytest.Pytester, mark: str, message: str) -> None:
     quick.makepyfile(f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
     result = quick.runpytest()
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -115,7 +115,7 @@ def test_a_bad_mark_is_a_clean_collection_error(quick: pytest.Pytester, mark: st
         ("energy_gate(budget='5 J')", "energy_gate(metric='duration_s', budget='1 s')"),
     ],
 )
-def test_two_of_a_kind_in_one_place_are_refused(quick: pytest.Pytester, first: str, second: str) -> None:
+def test_contradicting_marks_are_refused(quick: pytest.Pytester, first: str, second: str) -> None:
     marks = f"@pytest.mark.{first}\n@pytest.mark.{second}\n"
     quick.makepyfile(f"import pytest\n{marks}def test_it(energy): pass\n")
     result = quick.runpytest()
@@ -124,7 +124,7 @@ def test_two_of_a_kind_in_one_place_are_refused(quick: pytest.Pytester, first: s
     assert told in result.stdout.str().replace("\nE", "")
 
 
-def test_the_gate_of_a_parameter_goes_before_its_functions(quick: pytest.Pytester) -> None:
+def test_gate_of_a_parameter_overrules_its_functions(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         """
         import time, pytest
@@ -148,16 +148,16 @@ def test_marks_are_registered(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("mark", MARKS, ids=lambda mark: mark.__name__)
-def test_what_is_shown_of_a_mark_begins_with_its_signature(mark: Callable[..., Any]) -> None:
+def test_help_of_a_mark_begins_with_its_signature(mark: Callable[..., Any]) -> None:
     taken = inspect.signature(mark)
     bare = [each.replace(annotation=each.empty) for each in taken.parameters.values()]
     signature = taken.replace(parameters=bare, return_annotation=taken.empty)
     assert str(mark.__doc__).startswith(f"{mark.__name__}{signature}: ")
 
 
-def test_gpus_without_gpus_skip_with_the_reason(pytester: pytest.Pytester, read_report: Read) -> None:
+def test_gpus_mark_without_gpus_skips_with_the_reason(pytester: pytest.Pytester, read_report: Read) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(energy): energy(int)\n")
-    # In a process of its own, so that no other test's NVML is loaded.
+    # A process of its own, since another test may have loaded a simulated NVML.
     result = pytester.runpytest_subprocess("--energy-report", "-rs")
     result.assert_outcomes(skipped=1)
     reason = read_report()["records"][0]["reason"]
@@ -176,7 +176,7 @@ def test_gpus_without_gpus_skip_with_the_reason(pytester: pytest.Pytester, read_
         ),
     ],
 )
-def test_degrees_that_are_not_the_devices_are_one_line_at_collection(
+def test_degrees_that_contradict_devices_are_a_collection_error(
     quick: pytest.Pytester, marks: str, told: str, xdist: list[str]
 ) -> None:
     if xdist:
@@ -186,13 +186,13 @@ def test_degrees_that_are_not_the_devices_are_one_line_at_collection(
         "def test_it(workers, i): pass\ndef test_good(): pass\n"
     )
     result = quick.runpytest(*xdist)
-    # xdist runs what there is, as after any other error of collection.
+    # xdist runs the other tests in spite of a collection error.
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if xdist else pytest.ExitCode.INTERRUPTED)
     result.assert_outcomes(errors=1, passed=1 if xdist else 0)
     result.stdout.fnmatch_lines([f"*::test_it: @pytest.mark.{told}*"])
 
 
-def test_degrees_are_held_against_the_marks_that_parameters_and_hooks_add(quick: pytest.Pytester) -> None:
+def test_degrees_are_checked_with_marks_of_parameters_and_hooks(quick: pytest.Pytester) -> None:
     conftest = quick.path / "conftest.py"
     hook = (
         "\nimport pytest\ndef pytest_collection_modifyitems(items):\n    for item in items:\n"

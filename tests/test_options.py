@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options: command line over ini over default, and one clear line for what is wrong."""
+"""Options: command line over ini file over default, and one line for an invalid value."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def usage_error(pytester: pytest.Pytester, *args: str) -> str:
     return errors[0].removeprefix("ERROR: ")
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_every_option_has_an_ini_twin_that_its_own_default_never_hides(
-    option: object, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile("def test_it(pytestconfig): pass")
+def test_ini_key_has_the_default_and_the_command_line_none(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig()
-    assert config.getoption(option.ini) is None  # type: ignore[attr-defined]
-    assert config.getini(option.ini) == (option.default or "")  # type: ignore[attr-defined]
+    assert {option.name: config.getoption(option.ini) for option in OPTIONS} == dict.fromkeys(
+        option.name for option in OPTIONS
+    )
+    assert {option.name: config.getini(option.ini) for option in OPTIONS} == {
+        option.name: option.default or "" for option in OPTIONS
+    }
 
 
-def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_default(
+def test_blank_gpus_in_an_ini_file_are_unset(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makeini("[pytest]\nenergy_gpus =  \n")
@@ -90,7 +90,7 @@ def test_gpus_may_stand_between_blanks_and_an_ini_key_without_them_leaves_the_de
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_bad_value_is_a_usage_error(pytester: pytest.Pytester, args: list[str], message: str) -> None:
+def test_invalid_value_is_a_usage_error(pytester: pytest.Pytester, args: list[str], message: str) -> None:
     pytester.makepyfile(MEASURED)
     assert usage_error(pytester, *args) == message
 
@@ -98,16 +98,14 @@ def test_a_bad_value_is_a_usage_error(pytester: pytest.Pytester, args: list[str]
 @pytest.mark.parametrize(
     ("option", "first"), [("columns", "backend, model, device, "), ("sort", "name, fullname, energy_j, ")]
 )
-def test_a_word_that_the_summary_does_not_know_is_one_line_with_those_that_it_does(
-    pytester: pytest.Pytester, option: str, first: str
-) -> None:
+def test_unknown_column_names_the_known_ones(pytester: pytest.Pytester, option: str, first: str) -> None:
     pytester.makepyfile(MEASURED)
     told = usage_error(pytester, f"--energy-{option}=joules")
     assert told.startswith(f"--energy-{option}=joules: unknown: joules; known: {first}")
     assert "energy_per_output_token_j" in told
 
 
-def test_a_bad_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:
+def test_invalid_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(MEASURED)
     pytester.makeini("[pytest]\nenergy_rounds = many\n")
     assert usage_error(pytester) == "ini key energy_rounds=many: needs a whole number, 1 or more"
@@ -117,7 +115,7 @@ def test_a_bad_ini_value_names_the_ini_key(pytester: pytest.Pytester) -> None:
     ("spec", "is_path"),
     [("models/mine", True), ("models/other", False), ("random:llama-tiny", False), ("", False)],
 )
-def test_a_models_path_in_an_ini_file_is_taken_from_the_root(
+def test_model_path_in_an_ini_file_is_relative_to_the_root(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, spec: str, is_path: bool
 ) -> None:
     pytester.mkdir("models")
@@ -128,7 +126,7 @@ def test_a_models_path_in_an_ini_file_is_taken_from_the_root(
     assert model == (str(pytester.path / spec) if is_path else spec)
 
 
-def test_a_report_that_is_a_test_path_says_what_was_meant(pytester: pytest.Pytester) -> None:
+def test_test_path_as_report_suggests_the_command(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_some=MEASURED)
     pytester.mkdir("benchmarks")
     assert "did you mean: pytest benchmarks --energy-report" in usage_error(
@@ -143,18 +141,18 @@ def test_a_report_that_is_a_test_path_says_what_was_meant(pytester: pytest.Pytes
     assert "did you mean result.json?" in usage_error(pytester, "--energy-report=result")
 
 
-def test_a_report_that_cannot_be_written_is_told_before_measuring(pytester: pytest.Pytester) -> None:
+def test_unwritable_report_is_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("raise SystemExit('collected')")
     missing = usage_error(pytester, "--energy-report=nowhere/energy.json")
     assert f"no directory {pytester.path / 'nowhere'}; make it first" in missing
-    # A read-only file system refuses root too.
+    # Root may write anywhere but on a read-only file system.
     if not os.access("/proc/sys", os.W_OK):
         assert "no permission to write in /proc/sys" in usage_error(
             pytester, "--energy-report=/proc/sys/energy.json"
         )
 
 
-def test_command_line_beats_ini(quick: pytest.Pytester, read_report: object) -> None:
+def test_command_line_overrides_ini(quick: pytest.Pytester, read_report: object) -> None:
     quick.makepyfile(MEASURED)
     quick.runpytest("--energy-report", "--energy-rounds=3").assert_outcomes(passed=1)
     assert len(read_report()["records"][0]["rounds"]) == 3  # type: ignore[operator]

@@ -97,10 +97,10 @@ class TestAuto:
         quick.makepyfile("def test_it():\n    pass\n")
         result = quick.runpytest_subprocess("--energy-report", "-n", "auto")
         result.assert_outcomes(passed=1, warnings=1)
-        told = (
-            "*LLEnergyWarning: -n auto starts one worker: the process that asks the * driver failed: NVML: *"
+        warning = (
+            "*LLEnergyWarning: -n auto starts one worker: the process that queries the * failed: NVML: *"
         )
-        result.stdout.fnmatch_lines(["*1/1 worker*", told])
+        result.stdout.fnmatch_lines(["*1/1 worker*", warning])
 
     def test_what_the_user_says_counts(self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")

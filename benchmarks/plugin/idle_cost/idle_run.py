@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a plugin cost a run that does not use it? See the README beside this file."""
+"""Measure what a plugin costs a run that does not use it. See the README beside this file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import json
 import os
 import platform
 import random
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-#: Plugins by their names in pytest, with the distribution that each is of.
+#: Plugins by their names in pytest, with their distributions.
 PLUGINS = {
     "llenergy": "pytest-llenergy",
     "benchmark": "pytest-benchmark",
@@ -37,22 +35,8 @@ WORKLOADS = {
     f"pytest, {FILES * TESTS_A_FILE} tests": [],
 }
 
-#: What must not be imported by an idle run, whatever else is.
-HEAVY = {"torch", "numpy", "pynvml", "psutil", "transformers"}
-
-#: Counts what a program does on a simulated CPU: the same in each run, however busy the machine is.
-COUNTER = ["valgrind", "--tool=cachegrind", "--cache-sim=yes", "--branch-sim=yes"]
-
-#: What is counted, as cachegrind calls it, and the cycles that each costs beside one for an instruction: the
-#: rule of thumb by which KCachegrind estimates cycles (Ir + 10 Bm + 10 L1m + 100 LLm).
-COUNTS = {
-    "I refs": 1,
-    "I1 misses": 10,
-    "D1 misses": 10,
-    "LLi misses": 100,
-    "LLd misses": 100,
-    "Mispredicts": 10,
-}
+#: Modules that an idle run must not import.
+HEAVY = {"torch", "transformers", "pynvml", "numpy", "matplotlib", "rich", "psutil", "msgspec"}
 
 #: Resamples of the rounds, for the interval of a ratio.
 RESAMPLES = 2000
@@ -60,14 +44,14 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Spent:
-    """By one whole process."""
+    """Time that one process took."""
 
     wall_s: float
     cpu_s: float
 
 
 def write_suite(folder: Path) -> None:
-    """A thousand tests that do nothing, half of them plain and half with a parameter, as suites have them."""
+    """Write a thousand tests that do nothing: half of them plain, half with a parameter."""
     half = TESTS_A_FILE // 2
     plain = "\n".join(f"def test_{index}() -> None:\n    assert True\n" for index in range(half))
     with_a_parameter = f'@pytest.mark.parametrize("n", range({half}))\ndef test_n(n):\n    assert n >= 0\n'
@@ -78,13 +62,13 @@ def write_suite(folder: Path) -> None:
 
 
 def command(plugin: str, installed: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """pytest with one of the plugins, or with none of them. Other plugins are there in all runs alike."""
+    """Return the command of pytest with one of the plugins, or none. Other plugins are active in all runs."""
     blocked = [part for name in installed if name != plugin for part in ("-p", f"no:{name}")]
     return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *blocked, *arguments]
 
 
 def spend(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Spent:
-    """Run one process to its end. Raises ``SystemExit`` where it fails."""
+    """Run one process. Raises ``SystemExit`` if it fails."""
     with (folder.parent / "output").open("w+b") as output:
         start_s = time.perf_counter()
         process = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=output, stderr=output)
@@ -99,7 +83,7 @@ def spend(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
 
 @contextmanager
 def suite() -> Iterator[Path]:
-    """The folder of the suite, away from any project of pytest."""
+    """Write the suite to a folder outside any project."""
     with tempfile.TemporaryDirectory(prefix="idle-cost-") as scratch:
         folder = Path(scratch) / "suite"
         folder.mkdir()
@@ -108,13 +92,13 @@ def suite() -> Iterator[Path]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That of the runs: what is imported is compiled once, as for most users, whatever holds here."""
+    """Return the environment of the runs, in which compiled modules are cached, as for most users."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": str(folder.parent / "compiled")}
 
 
 def imported(plugin: str, installed: Sequence[str], folder: Path) -> set[str]:
-    """Every module that one run of the suite has imported."""
+    """Return every module that a run of the suite imports."""
     note = folder.parent / "modules.json"
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
     spied = {**environment(folder), "IDLE_SPY": str(note), "PYTHONPATH": paths}
@@ -122,43 +106,20 @@ def imported(plugin: str, installed: Sequence[str], folder: Path) -> set[str]:
     return set(json.loads(note.read_text()))
 
 
-def counted(run: Sequence[str], folder: Path) -> dict[str, int] | None:
-    """Instructions and estimated cycles of one run, hashes not drawn by lot; ``None`` without valgrind."""
-    if shutil.which(COUNTER[0]) is None:
-        return None
-    told = subprocess.run(
-        [*COUNTER, "--cachegrind-out-file=/dev/null", *run],
-        cwd=folder,
-        env={**environment(folder), "PYTHONHASHSEED": "0"},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stderr
-    counts = {name: re.findall(rf"{name.replace(' ', ' +')}: +([0-9,]+)", told) for name in COUNTS}
-    # Forks tell theirs too, and end before.
-    last = {name: int(found[-1].replace(",", "")) for name, found in counts.items()}
-    cycles = sum(count * COUNTS[name] for name, count in last.items())
-    return {"instructions": last["I refs"], "cycles": cycles}
-
-
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and 95 % of the medians when rounds are drawn again (bootstrap)."""
+    """Return the median and its 95 % bootstrap interval."""
     draw = random.Random(0)
     medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     return median(ratios), medians[RESAMPLES * 25 // 1000], medians[-RESAMPLES * 25 // 1000]
 
 
 def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> dict[str, Any]:
-    """Each plugin and none, in a new order in each round; only runs of one round are compared."""
+    """Run each plugin and none in every round, in random order; runs of one round are compared."""
     order = [NONE, *compared]
     spent: dict[str, dict[str, list[Spent]]] = {work: {name: [] for name in order} for work in WORKLOADS}
     with suite() as folder:
-        # The first run of each compiles what is to be imported.
+        # These first runs compile what is imported.
         modules = {name: imported(name, installed, folder) for name in order}
-        counts = {
-            work: {name: counted(command(name, installed, arguments), folder) for name in order}
-            for work, arguments in WORKLOADS.items()
-        }
         for index in range(rounds):
             for work, arguments in WORKLOADS.items():
                 for name in random.Random(index).sample(order, len(order)):
@@ -170,7 +131,6 @@ def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> d
         "rounds": rounds,
         "versions": {name: version(PLUGINS[name]) for name in compared} | {"pytest": version("pytest")},
         "modules": {name: sorted(modules[name] - modules[NONE]) for name in compared},
-        "counts": counts,
         "runs": {
             work: {
                 name: [{"wall_s": one.wall_s, "cpu_s": one.cpu_s} for one in each]
@@ -182,20 +142,14 @@ def measure(rounds: int, installed: Sequence[str], compared: Sequence[str]) -> d
 
 
 def ratios(content: Mapping[str, Any], work: str, name: str, figure: str) -> tuple[float, float, float]:
-    """With the plugin over without, of the runs of the same round."""
+    """Return the ratio with the plugin to without, of runs of the same round."""
     runs = content["runs"][work]
     pairs = zip(runs[name], runs[NONE], strict=True)
     return interval([mine[figure] / bare[figure] for mine, bare in pairs])
 
 
-def share(counts: Mapping[str, dict[str, int] | None], name: str, what: str) -> str:
-    """With the plugin over without."""
-    mine, bare = counts[name], counts[NONE]
-    return f"{mine[what] / bare[what]:.4f}" if mine is not None and bare is not None else "not counted"
-
-
 def markdown(content: Mapping[str, Any]) -> str:
-    """The tables."""
+    """Render the tables."""
     lines = []
     for work, runs in content["runs"].items():
         base = runs[NONE]
@@ -203,12 +157,11 @@ def markdown(content: Mapping[str, Any]) -> str:
             f"{work}: {median(one['wall_s'] for one in base):.3f} s without any of them, "
             f"{median(one['cpu_s'] for one in base):.3f} s of CPU time; {len(base)} rounds.",
             "",
-            "| idle plugin | instructions | estimated cycles | wall time | CPU time | modules | heavy |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+            "| idle plugin | wall time | CPU time | modules | heavy |",
+            "| --- | ---: | ---: | ---: | --- |",
         ]
         for name, modules in content["modules"].items():
-            cells = [share(content["counts"][work], name, what) for what in ("instructions", "cycles")]
-            cells += [
+            cells = [
                 "{:.3f} [{:.3f}–{:.3f}]".format(*ratios(content, work, name, figure))
                 for figure in ("wall_s", "cpu_s")
             ]
@@ -220,7 +173,7 @@ def markdown(content: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure, print the tables, write the files."""
+    """Measure, print the tables and write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=25, metavar="N", help="runs of each kind (25)")
     parser.add_argument("--only", choices=PLUGINS, help="this plugin and none")
@@ -229,7 +182,6 @@ def main(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     found = {point.name for point in entry_points(group="pytest11")}
     installed = [name for name in PLUGINS if name in found]
-    # Others are blocked all the same.
     compared = [name for name in installed if given.only in (None, name)]
     for name in PLUGINS.keys() - found:
         print(f"not installed, so left out: {PLUGINS[name]}", file=sys.stderr)

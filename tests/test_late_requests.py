@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs without an option in which no test is known to be of ours until it asks, as it runs."""
+"""Tests that ask for energy, or get a mark, only while they run, in runs without an option."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_llenergy.recorder import NOTHING_MEASURED
 
 from .conftest import TEN_WATTS
 
-#: What is finished, as other plugins are told of it.
-TELL = (
+#: Writes each finished record to a file, from the hook.
+WRITE_RECORDS = (
     TEN_WATTS
     + """
 import json, pathlib
 
 def pytest_llenergy_record(item, record):
-    with pathlib.Path("told.jsonl").open("a") as file:
+    with pathlib.Path("records.jsonl").open("a") as file:
         file.write(json.dumps([record.id, record.status, record.reason]) + "\\n")
 """
 )
@@ -36,25 +36,23 @@ def test_after(): pass
 
 
 def run(pytester: pytest.Pytester, tests: str, *args: str) -> tuple[pytest.RunResult, list[Any]]:
-    """Each in a process of its own, which knows of no test that was before."""
-    pytester.makeconftest(TELL)
+    """Run pytest in a process of its own; return its result and the finished records."""
+    pytester.makeconftest(WRITE_RECORDS)
     pytester.makepyfile(tests)
     result = pytester.runpytest_subprocess(*args)
-    told = pytester.path / "told.jsonl"
-    return result, [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    records = pytester.path / "records.jsonl"
+    return result, [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
 
 
 @pytest.mark.parametrize("args", [(), ("-n2",)], ids=["one process", "workers"])
-def test_one_that_asks_in_its_body_has_its_record_and_its_row(
-    pytester: pytest.Pytester, args: tuple[str, ...]
-) -> None:
-    result, told = run(pytester, LATE, *args)
+def test_energy_requested_in_the_body_is_recorded(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
+    result, records = run(pytester, LATE, *args)
     result.assert_outcomes(passed=3)
-    assert [(name.rpartition("::")[2], status) for name, status, _ in told] == [("test_late", "measured")]
+    assert [(name.rpartition("::")[2], status) for name, status, _ in records] == [("test_late", "measured")]
     result.stdout.fnmatch_lines(["*= energy =*", "*test_late*"])
 
 
-def test_so_has_one_whose_own_fixture_asks(pytester: pytest.Pytester) -> None:
+def test_energy_requested_by_a_fixture_is_recorded(pytester: pytest.Pytester) -> None:
     tests = """
 import pytest
 
@@ -70,19 +68,19 @@ def user(meter):
 def test_late(request):
     request.getfixturevalue("user")
 """
-    result, told = run(pytester, tests)
+    result, records = run(pytester, tests)
     result.assert_outcomes(passed=1)
-    assert [status for _, status, _ in told] == ["measured"]
+    assert [status for _, status, _ in records] == ["measured"]
     result.stdout.fnmatch_lines(["*= energy =*", "*test_late*"])
 
 
-def test_one_that_measures_nothing_fails(pytester: pytest.Pytester) -> None:
-    result, told = run(pytester, "def test_late(request): request.getfixturevalue('energy')")
+def test_late_request_without_measurement_fails(pytester: pytest.Pytester) -> None:
+    result, records = run(pytester, "def test_late(request): request.getfixturevalue('energy')")
     result.assert_outcomes(failed=1)
-    assert [(status, reason) for _, status, reason in told] == [("failed", f"Failed: {NOTHING_MEASURED}")]
+    assert [(status, reason) for _, status, reason in records] == [("failed", f"Failed: {NOTHING_MEASURED}")]
 
 
-def test_a_part_that_fails_is_of_the_test(pytester: pytest.Pytester) -> None:
+def test_failed_subtest_fails_the_record(pytester: pytest.Pytester) -> None:
     pytest.importorskip("_pytest.subtests", reason="this pytest has no subtests of its own")
     tests = """
 def test_late(request, subtests):
@@ -91,12 +89,12 @@ def test_late(request, subtests):
             with subtests.test(index=index):
                 assert index != 1
 """
-    _, told = run(pytester, tests)
-    assert [(status, reason) for _, status, reason in told] == [("failed", "1 failed subtest")]
+    _, records = run(pytester, tests)
+    assert [(status, reason) for _, status, reason in records] == [("failed", "1 failed subtest")]
 
 
 @pytest.mark.parametrize("place", ["setup", "call", "teardown", "part"])
-def test_an_error_of_ours_is_one_line(pytester: pytest.Pytester, place: str) -> None:
+def test_package_error_is_one_line(pytester: pytest.Pytester, place: str) -> None:
     tests = """
 import pytest
 
@@ -125,13 +123,13 @@ def test_part(request):
 """
     if place == "part":
         pytest.importorskip("_pytest.subtests", reason="this pytest has no subtests of its own")
-    result, told = run(pytester, tests, "-k", place)
+    result, records = run(pytester, tests, "-k", place)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     shown = [line for line in result.outlines if "prompts[:100]: " in line]
     assert shown[0].startswith("LLEnergyError: prompts[:100]: the set has 8 prompts")
-    # What pytest shows of other errors is their source.
+    # Lines with which pytest shows the source of other errors.
     assert not [line for line in result.outlines if line.startswith(("E  ", ">  "))]
-    assert not told
+    assert not records
 
 
 MARKS = [
@@ -146,9 +144,7 @@ MARKS = [
 
 @pytest.mark.parametrize("before", ["", "request.getfixturevalue('energy_meter')"], ids=["idle", "woken"])
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_mark_that_a_fixture_adds_does_not_do_nothing(
-    pytester: pytest.Pytester, mark: str, before: str
-) -> None:
+def test_mark_added_by_a_fixture_is_refused(pytester: pytest.Pytester, mark: str, before: str) -> None:
     tests = f"""
 import pytest
 
@@ -164,7 +160,7 @@ def test_it(): pass
     result.stdout.fnmatch_lines([f"PlanError: *test_it: *@pytest.mark.{mark.partition('(')[0]}*"])
 
 
-def test_degrees_that_change_when_ranks_were_chosen_are_refused(pytester: pytest.Pytester) -> None:
+def test_degrees_changed_after_the_lease_are_refused(pytester: pytest.Pytester) -> None:
     tests = """
 import pytest
 
@@ -188,20 +184,20 @@ def pytest_runtest_protocol(item):
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_one_that_a_hook_adds_to_a_test_is_told_as_ever(pytester: pytest.Pytester, mark: str) -> None:
+def test_mark_added_by_a_hook_is_checked_at_setup(pytester: pytest.Pytester, mark: str) -> None:
     pytester.makepyfile(marker=ADDS.format(mark=mark))
     result, _ = run(pytester, "def test_it(): pass", "-p", "marker")
     if mark == "gpus(2)":
         result.assert_outcomes(skipped=1)
     elif mark == "parallel(data=7)":
-        # Of a test without ranks; what it would do is not known to do nothing.
+        # A test without ranks: degrees are not checked.
         result.assert_outcomes(passed=1)
     else:
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines([f"PlanError: *test_it: *@pytest.mark.{mark.partition('(')[0]}*"])
 
 
-def test_a_lease_that_a_hook_adds_is_taken(pytester: pytest.Pytester) -> None:
+def test_gpus_mark_added_by_a_hook_leases(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(marker=ADDS.format(mark="gpus(1, fallback='cpu')"))
     tests = "def test_it(request): assert request.getfixturevalue('gpus').devices == ('cpu',)"
     result, _ = run(pytester, tests, "-p", "marker")
@@ -209,9 +205,7 @@ def test_a_lease_that_a_hook_adds_is_taken(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("args", [(), ("--co",)], ids=["run", "collected"])
-def test_a_mark_that_a_hook_adds_last_of_all_is_obeyed(
-    pytester: pytest.Pytester, args: tuple[str, ...]
-) -> None:
+def test_mark_added_last_at_collection_is_checked(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     pytester.makepyfile(
         marker="""
 import pytest
@@ -227,7 +221,7 @@ def pytest_collection_modifyitems(items):
     result.stdout.fnmatch_lines(["*test_it: @pytest.mark.parallel(data=2)*"])
 
 
-def test_an_engine_is_not_asked_for_as_the_test_runs(pytester: pytest.Pytester) -> None:
+def test_backend_requested_in_the_body_is_refused(pytester: pytest.Pytester) -> None:
     result, _ = run(pytester, "def test_it(request): request.getfixturevalue('backend')")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["PlanError: a test runs once for each backend: name the fixture backend *"])
@@ -250,7 +244,7 @@ def pytest_runtestloop(session):
 """
 
 
-def test_tests_that_come_when_others_were_collected_are_no_others(pytester: pytest.Pytester) -> None:
+def test_tests_added_after_collection_are_checked_at_setup(pytester: pytest.Pytester) -> None:
     tests = """
 import pytest
 
@@ -273,7 +267,7 @@ def test_held_value(gpus): pass
     result.stdout.fnmatch_lines(["PlanError: *test_held_value*: the fixture gpus takes no value*"])
 
 
-def test_a_mark_on_what_a_test_is_in_is_obeyed_from_the_next_test_on(pytester: pytest.Pytester) -> None:
+def test_mark_added_to_a_class_applies_from_the_next_test(pytester: pytest.Pytester) -> None:
     tests = """
 import pytest
 
@@ -290,9 +284,7 @@ class TestIt:
 
 
 @pytest.mark.parametrize("gated", ["hook", "fixture", "held"])
-def test_a_gate_that_comes_late_to_a_benchmark_judges_it_or_is_refused(
-    pytester: pytest.Pytester, gated: str
-) -> None:
+def test_late_gate_on_a_benchmark_is_checked_or_refused(pytester: pytest.Pytester, gated: str) -> None:
     pytest.importorskip("pytest_benchmark")
     gate = "energy_gate(budget='0.1 mJ')"
     plugin = {"hook": ADDS.format(mark=gate), "fixture": "", "held": HOLDS}[gated]
