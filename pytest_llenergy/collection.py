@@ -15,9 +15,9 @@ from pytest_llenergy.fixtures import gpus
 from pytest_llenergy.plan import TestPlan, plan_of, valid_plan_of
 from pytest_llenergy.recorder import draft_of, start_record
 from pytest_llenergy.session import lease_devices, lease_first, state_of
-from pytest_llenergy.stash import BACKEND_PARAMETER, LEASE, is_measured, uses_fixture
+from pytest_llenergy.stash import BACKEND_PARAMETER, LEASE, is_measured, is_worker, uses_fixture
 from pytest_llenergy.workers.plan import explain_degree_mismatch
-from pytest_llenergy.xdist import is_worker, worker_input_of
+from pytest_llenergy.xdist import worker_input_of
 
 #: Plugins that have a fixture ``benchmark``, and the object that measures its tests.
 BENCHMARK_PLUGINS, BENCHMARKS = ("benchmark", "codspeed"), "llenergy-benchmarks"

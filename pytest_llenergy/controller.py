@@ -18,13 +18,13 @@ import pytest
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.options import saved_as, settings_of
 from pytest_llenergy.stash import distributes_tests
-from pytest_llenergy.xdist import ELSEWHERE, BaselineFile, WorkerTracker
 
 if TYPE_CHECKING:
     from pytest_llenergy.gating import StoredBaseline
     from pytest_llenergy.model.record import Record
     from pytest_llenergy.model.report import Report
     from pytest_llenergy.report_builder import ReportBuilder
+    from pytest_llenergy.xdist import BaselineFile, WorkerTracker
 
 
 class Controller:
@@ -38,6 +38,8 @@ class Controller:
         self._started = datetime.now(timezone.utc)
         self._workers: WorkerTracker | None = None
         if distributes_tests(config):
+            from pytest_llenergy.xdist import WorkerTracker
+
             self._workers = WorkerTracker(config, self._read_baseline_file)
             config.pluginmanager.register(self._workers, "llenergy-workers")
         self._builder: ReportBuilder | None = None
@@ -242,6 +244,8 @@ class Controller:
 
 def _count_elsewhere(records: Iterable[Record]) -> list[str]:
     """Return a line for each place, other than this one, where tests were measured."""
+    from pytest_llenergy.xdist import ELSEWHERE
+
     places = Counter(flag.detail for record in records for flag in record.flags if flag.name == ELSEWHERE)
     return [f"{count} test{' was' if count == 1 else 's were'} {detail}" for detail, count in places.items()]
 

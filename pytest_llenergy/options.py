@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 DEFAULT_REPORT, DEFAULT_PAGE = "energy.json", "energy.html"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
     """One option.
 
@@ -101,7 +101,8 @@ def option(default: str | None, read: Callable[[str], Any], metavar: str, help: 
     return field(metadata=row)
 
 
-@dataclass(frozen=True)
+# Every run pays for the methods that a dataclass generates, so unused ones are left out.
+@dataclass(frozen=True, repr=False, eq=False)
 class Settings:
     """The values of all options, checked. Times are seconds; ``None`` and empty values mean automatic."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy import hookspecs, marks
-from pytest_llenergy.controller import Controller
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.fixtures import (
     _llenergy_backend,
@@ -36,9 +35,9 @@ from pytest_llenergy.stash import (
     ITEM_IN_CALL,
     LEASE,
     is_measured,
+    is_worker,
     uses_fixture,
 )
-from pytest_llenergy.xdist import is_worker, useful_workers
 
 __all__ = [
     "_llenergy_backend",
@@ -71,6 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
         manager.register(Forked(), "llenergy-forked")
     check_settings(config)
     if not is_worker(config) and not config.option.collectonly:
+        from pytest_llenergy.controller import Controller
+
         manager.register(Controller(config), "llenergy-controller")
 
 
@@ -133,6 +134,8 @@ def _check_savable(path: Path) -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    from pytest_llenergy.xdist import useful_workers
+
     return useful_workers(config)
 
 

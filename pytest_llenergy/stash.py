@@ -34,6 +34,11 @@ def is_measured(item: pytest.Item) -> bool:
     return uses_fixture(item, MEASURING) or item.stash.get(MEASURED, False)
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
+
 def distributes_tests(config: pytest.Config) -> bool:
     """Whether this process is a controller of pytest-xdist, decided as xdist does, before workers exist."""
     distributed = config.getoption("dist", "no") != "no" and config.getoption("tx", None)

@@ -57,11 +57,6 @@ OPTIONS_WITHOUT_TESTS = (
 BaselineFile = tuple[str, bytes]
 
 
-def is_worker(config: pytest.Config) -> bool:
-    """Whether this process is a worker of pytest-xdist."""
-    return hasattr(config, "workerinput")
-
-
 def useful_workers(config: pytest.Config) -> int | None:
     """Return how many workers leases can keep busy, for ``-n auto``: one per GPU, one without GPUs.
 

@@ -23,8 +23,7 @@ from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.recorder import draft_of
 from pytest_llenergy.session import lease_first
-from pytest_llenergy.stash import CONTEXT, LEASE, MEASURING, uses_fixture
-from pytest_llenergy.xdist import is_worker
+from pytest_llenergy.stash import CONTEXT, LEASE, MEASURING, is_worker, uses_fixture
 
 #: Name of the fixture, and of pytest-benchmark as a plugin.
 FIXTURE = PLUGIN = "benchmark"
