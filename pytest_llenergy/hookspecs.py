@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def pytest_llenergy_backends(config: pytest.Config) -> Sequence[BackendSpec]:  # type: ignore[empty-body]
-    """Give more backends. A name that exists already is replaced.
+    """Return more backends; one with the name of an existing backend replaces it.
 
-    The factory is imported in the worker processes, so it must be importable by name. Packages can use
-    the entry-point group ``pytest_llenergy.backends`` instead.
+    The ranks import the factory, so it must be importable by name. Packages can use the entry-point group
+    ``pytest_llenergy.backends`` instead.
 
     .. versionadded:: 0.1
     """
 
 
 def pytest_llenergy_meters(config: pytest.Config) -> Sequence[MeterSpec]:  # type: ignore[empty-body]
-    """Give more meters. A name that exists already is replaced.
+    """Return more meters; one with the name of an existing meter replaces it.
 
     Packages can use the entry-point group ``pytest_llenergy.meters`` instead.
 
@@ -36,14 +36,14 @@ def pytest_llenergy_meters(config: pytest.Config) -> Sequence[MeterSpec]:  # typ
 
 @pytest.hookspec(firstresult=True)
 def pytest_llenergy_record(item: pytest.Item, record: Record) -> Record | None:
-    """See a finished record in the process that ran the test, and replace it by returning another.
+    """Receive a finished record in the process that ran the test; a returned record replaces it.
 
     .. versionadded:: 0.1
     """
 
 
 def pytest_llenergy_report(config: pytest.Config, report: Report) -> None:
-    """See the whole report just before it is written, in the controller.
+    """Receive the report just before it is written, in the process that writes it.
 
     .. versionadded:: 0.1
     """
