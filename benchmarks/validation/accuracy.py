@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 2, accuracy and repeatability: one work in windows of many lengths, and against itself."""
+"""Part 2, accuracy and repeatability: the same work in windows of many lengths, and compared with itself."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .work import Steps, board, steps
 
 BUDGET_S = 132.0
 
-#: Seconds of work of a round, and rounds.
+#: Seconds of work per round, and the number of rounds.
 WINDOWS = ((0.05, 6), (0.1, 5), (0.25, 4), (0.5, 4), (1.0, 3), (2.5, 2), (5.0, 2), (10.0, 1))
 DRY_WINDOWS = ((0.05, 4), (0.5, 2))
 
-#: Of a comparison of the work with itself: blocks of four rounds (ABBA), and seconds of work of each.
+#: Comparison of the work with itself: number of blocks of four rounds (ABBA), and seconds of work per round.
 BLOCKS, BLOCK_S = 12, 0.2
 DRY_BLOCKS = 3
 
-#: Seconds to leave for the comparison, the noise and what is written.
+#: Seconds reserved for the comparison, the noise and writing the results.
 RESERVE_S = 40.0
 DRY_RESERVE_S = 15.0
 
-#: How often the sides of the comparison are drawn anew, to see how often there would be an alarm.
+#: Number of random relabellings of the two sides, to count false alarms.
 RELABELLED = 200
 
-#: Standard uncertainties within which two numbers agree.
+#: Two numbers agree if they differ by at most this many standard uncertainties.
 COVERAGE = 2.0
 
 
 def body(notebook: Notebook) -> None:
-    """Windows of all lengths, longest last; then ABBA; then the gate with the noise that was found."""
+    """Measure windows of all lengths, then ABBA, then simulate the gate with the measured noise."""
     with board(notebook):
         work = steps(notebook)
         each_s = step_s(work)
@@ -63,7 +63,7 @@ def _windows(notebook: Notebook, work: Steps, each_s: float) -> None:
             found.append(one)
     if not found:
         return
-    # What is hardest to get wrong.
+    # The longest windows are the reference because they are the hardest to get wrong.
     reference = found[-1]
     rows: list[list[str | float | int | None]] = []
     agreeing = []
@@ -85,10 +85,10 @@ def _windows(notebook: Notebook, work: Steps, each_s: float) -> None:
         "The same decoding in windows of many lengths",
         [
             *("window s", "rounds", "J/token", "spread %", "u of a round %", "u of the mean %"),
-            *("off the longest %", "may be off %", "agrees", "°C at the start", "flags"),
+            *("deviation from the longest %", "allowed deviation %", "agrees", "°C at the start", "flags"),
         ],
         rows,
-        "u: claimed standard uncertainty, for comparing on this board. May be off: twice that of the "
+        "u: stated standard uncertainty for comparisons on this board. Allowed deviation: twice that of the "
         "difference.",
     )
     _window_figure(notebook, found, reference)
@@ -98,9 +98,9 @@ def _windows(notebook: Notebook, work: Steps, each_s: float) -> None:
     ]
     largest = max(abs(one.mean_j / reference.mean_j - 1) for one in found)
     notebook.check(
-        "J/token is the same in all windows, within what is claimed",
+        "J/token agrees between all windows within the stated uncertainty",
         all(agreeing),
-        f"{sum(agreeing)} of {len(found)} lengths; {largest:.2%} off {reference.seconds:.1f} s at most",
+        f"{sum(agreeing)} of {len(found)} lengths; at most {largest:.2%} from {reference.seconds:.1f} s",
     )
     inside, many = _within_own_mean(found)
     notebook.find(f"{inside} of {many} rounds lie within twice their uncertainty of the mean of their length")
@@ -122,7 +122,7 @@ def _window_figure(notebook: Notebook, found: list[Window], reference: Window) -
     x = [one.seconds for one in found]
     scattered = [(one.seconds, value) for one in found for value in one.values_j]
     notebook.figure(
-        "Joules a token by the length of the window",
+        "Joules per token by window length",
         "window (s)",
         "J/token",
         [
@@ -141,7 +141,7 @@ def _window_figure(notebook: Notebook, found: list[Window], reference: Window) -
 
 
 def _abba(notebook: Notebook, work: Steps, each_s: float) -> list[float] | None:
-    """Joules of rounds that are called A and B in turn; both are the same work."""
+    """Return the joules of rounds labelled A and B alternately; the work is the same."""
     blocks = DRY_BLOCKS if notebook.dry else BLOCKS
     blocks = min(blocks, int((notebook.left_s - 8.0) / (4 * (BLOCK_S + 0.8))))
     if blocks < 3:
@@ -171,17 +171,17 @@ def _abba(notebook: Notebook, work: Steps, each_s: float) -> list[float] | None:
         estimate.reason,
     )
     calm = estimate.verdict not in ("regressed", "improved")
-    notebook.check("no alarm where nothing has changed", calm, estimate.reason)
+    notebook.check("no alarm when nothing changed", calm, estimate.reason)
     alarms = _relabelled(known, us)
-    notebook.find(f"sides drawn anew {RELABELLED} times: {alarms} alarms")
-    notebook.check("sides drawn anew: alarms in 5 % at most", alarms <= 0.05 * RELABELLED, f"{alarms}")
+    notebook.find(f"sides relabelled {RELABELLED} times: {alarms} alarms")
+    notebook.check("sides relabelled: alarms in at most 5 %", alarms <= 0.05 * RELABELLED, f"{alarms}")
     index = [float(place) for place in range(len(known))]
     middle = median(known)
     relative = [100 * (value / middle - 1) for value in known]
     notebook.figure(
-        "The same work again and again",
+        "The same work repeated",
         "round",
-        "joules, off the median (%)",
+        "joules, deviation from the median (%)",
         [Line(label="rounds", x=index, y=relative, errors=[100 * u / middle for u in us], style="points")],
     )
     return known
@@ -199,7 +199,7 @@ def _verdict(values: list[float], us: list[float], is_head: list[bool]) -> Estim
 
 
 def _relabelled(values: list[float], us: list[float]) -> int:
-    """Alarms if in each pair of neighbours chance had said which is the base."""
+    """Count the alarms when baseline and head are assigned at random within each pair of neighbours."""
     random = Random(1)
     alarms = 0
     for _ in range(RELABELLED):
@@ -212,7 +212,7 @@ def _relabelled(values: list[float], us: list[float]) -> int:
 
 
 def _noise(notebook: Notebook, values: list[float]) -> None:
-    """What the rounds' noise is like, and how often the gate is wrong with such noise."""
+    """Describe the noise of the rounds and how often the gate is wrong with it."""
     world = refit.fitted(values)
     notebook.data["noise"] = refit.plain(world)
     notebook.table(
@@ -224,7 +224,7 @@ def _noise(notebook: Notebook, values: list[float]) -> None:
                 _percent(world.ramp),
             ]
         ],
-        "As the simulation of the gate takes it: benchmarks/plugin/gate. The offset between sessions is not "
+        "Parameters of the gate's simulation: benchmarks/plugin/gate. The offset between sessions is not "
         "in it.",
     )
     suites = 1 if notebook.dry else 6

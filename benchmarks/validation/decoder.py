@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoding step of a language model's shape, made again and again at one length of the context.
+"""A decoding step of a language model's shape, repeated at a constant context length.
 
-A step of ``generate`` does more work with every token, since there is more to attend to. These steps are all
-the same, so that joules a token must not depend on how many of them are in a window. On CUDA a step is one
-graph: the host's speed is not in it.
+A step of ``generate`` grows with every token because there is more context to attend to. These steps are all
+equal, so joules per token must not depend on how many are in a window. On CUDA a step is one graph, which
+keeps the host's speed out of it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-#: Hidden size, layers, heads, size within the feed-forward part, tokens of context, sequences.
+#: Hidden size, layers, heads, feed-forward size, tokens of context, sequences.
 CUDA_SHAPE = (2048, 16, 16, 8192, 512, 8)
 CPU_SHAPE = (128, 2, 2, 256, 64, 2)
 
 
 class Decoder:
-    """About a billion random bf16 weights on CUDA, few on the CPU. Raises what torch raises."""
+    """A decoder with about a billion random bf16 weights on CUDA, few on the CPU."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -30,7 +30,7 @@ class Decoder:
         self._torch = torch
         cuda = device.startswith("cuda")
         if not cuda:
-            # Products this small are not worth a second thread.
+            # Products this small do not gain from a second thread.
             torch.set_num_threads(1)
         hidden, layers, self._heads, inner, context, batch = CUDA_SHAPE if cuda else CPU_SHAPE
         self.tokens_per_step = batch
@@ -66,7 +66,7 @@ class Decoder:
         )
 
     def run(self, steps: int) -> None:
-        """Do so many, and wait for the last."""
+        """Run ``steps`` steps and wait for the last one."""
         with self._torch.inference_mode():
             for _ in range(steps):
                 if self._graph is None:
@@ -77,7 +77,7 @@ class Decoder:
             self._torch.cuda.synchronize()
 
     def _capture(self) -> str:
-        """Make a graph of a step; without one the steps are launched kernel by kernel."""
+        """Capture a step as a CUDA graph; without one its kernels are launched one by one."""
         torch = self._torch
         try:
             side = torch.cuda.Stream()
@@ -108,14 +108,14 @@ class Decoder:
         return state
 
 
-def _wait_for_end(over: threading.Event) -> None:
-    """Until the standard input ends, which is how whoever started this ends it."""
+def _set_at_end_of_input(over: threading.Event) -> None:
+    """Set ``over`` when standard input ends, which is how the parent process stops this one."""
     sys.stdin.read()
     over.set()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Decode until the standard input ends; a line for each chunk: its start, its end (ns) and its steps."""
+    """Decode until standard input ends; print the start and end (ns) and the steps of each chunk."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("device")
     parser.add_argument("--chunk", type=float, default=0.05, metavar="S", help="length of a chunk (0.05)")
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
     steps = max(1, round(10 * given.chunk / (time.monotonic() - begin_s)))
     print(json.dumps({"what": decoder.what, "steps": steps}), flush=True)
     over = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
+    threading.Thread(target=_set_at_end_of_input, args=(over,), daemon=True).start()
     chunks = []
     while not over.is_set():
         start_ns = time.monotonic_ns()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend transformers, whose weights are drawn on the device instead of read from files.
+"""The backend transformers with random weights drawn on the device instead of read from files.
 
-Seven billion parameters are 14 GB; drawing them takes a second, writing and reading them most of a
-validation. All else is the backend's own.
+Seven billion parameters are 14 GB; drawing them takes a second, writing and reading them most of the time of
+a validation. Everything else is the backend's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
 from pytest_llenergy.model.record import BackendInfo
 
-#: Hidden size, size within the feed-forward part, layers, heads, heads of keys and values.
+#: Hidden size, feed-forward size, layers, heads, key-value heads.
 SIZES = {
     "tiny": (64, 128, 2, 4, 2),
     "0.1b": (768, 2048, 12, 12, 12),
@@ -28,12 +28,12 @@ SIZES = {
     "7b": (4096, 11008, 32, 32, 32),
 }
 
-#: Entries of the vocabulary; the tokenizer uses the first few, one a byte.
+#: Size of the vocabulary; the tokenizer uses the first few entries, one per byte.
 VOCABULARY = 32000
 
 
 def write_model(size: str, directory: Path) -> None:
-    """A configuration and a tokenizer, no weights."""
+    """Write a configuration and a tokenizer without weights."""
     from transformers import LlamaConfig
 
     hidden, inner, layers, heads, kv_heads = SIZES[size]
@@ -59,26 +59,26 @@ def write_model(size: str, directory: Path) -> None:
 
 
 class DrawnBackend(TransformersBackend):
-    """Loads by drawing; ``options`` of the record say so."""
+    """Draws random weights on load; ``options`` of the record state this."""
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         with _drawing("cpu" if context.devices == ("cpu",) else "cuda:0"):
             info = super().load(model, options, context)
         parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        told = {**info.options, "weights": "drawn at random", "parameters": parameters}
+        options = {**info.options, "weights": "drawn at random", "parameters": parameters}
         return BackendInfo(
             name=info.name,
             version=info.version,
             model=info.model,
             model_revision=info.model_revision,
             dtype=info.dtype,
-            options=told,
+            options=options,
         )
 
 
 @contextmanager
 def _drawing(device: str) -> Iterator[None]:
-    """Meanwhile models are not read."""
+    """Replace reading of models by random weights during the block."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

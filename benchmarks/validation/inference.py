@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 6, inference: transformers on 0.1, 1 and 7 billion drawn parameters, and what metering costs."""
+"""Part 6, inference: transformers with 0.1, 1 and 7 billion random parameters, and the cost of metering."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .suite_plugin import MODELS_VARIABLE, UNTIL_VARIABLE
 
 BUDGET_S = 86.0
 
-#: Pairs of spans, metered and not.
+#: Pairs of spans with and without metering.
 PAIRS = 4
 
-#: What metering may leave of the throughput.
+#: Smallest acceptable throughput with metering over that without.
 LEAST_RATIO = 0.99
 
-#: Metrics of the table, with their unit there and its factor.
+#: Metrics in the table, with the unit shown there and the factor to it.
 SHOWN = (
     ("energy_per_output_token_j", "J/token", 1.0),
     ("prefill_energy_j", "prefill J", 1.0),
@@ -37,7 +37,7 @@ SHOWN = (
 
 
 def body(notebook: Notebook) -> None:
-    """What metering costs, then as many models, modes and batches as there is time for."""
+    """Measure the cost of metering, then as many models, modes and batches as time allows."""
     with ExitStack() as stack:
         directory = stack.enter_context(scratch("inference"))
         if notebook.dry:
@@ -62,7 +62,7 @@ def body(notebook: Notebook) -> None:
     if made is None:
         notebook.check("pytest has written a report", False, done.last)
         return
-    _tell(notebook, list(made.records))
+    _report(notebook, list(made.records))
     _traces(notebook, list(made.records))
 
 
@@ -70,17 +70,17 @@ def _metering(notebook: Notebook, device: str, uuid: str, pairs: int) -> None:
     try:
         found = metering.ratio(notebook, device, uuid, pairs)
     except Exception as error:
-        # A check that failed; what was measured before it stays.
-        notebook.check("throughput while metered", False, f"{type(error).__name__}: {error}")
+        # Record a failed check so that the results so far are kept.
+        notebook.check("throughput with metering", False, f"{type(error).__name__}: {error}")
         return
     notebook.data["metered_over_not"] = {"ratio": found.value, "u": found.u, "pairs": found.pairs}
-    told = f"{found.value:.4f} ± {found.u:.4f} of the throughput without ({found.pairs} pairs)"
+    detail = f"{found.value:.4f} ± {found.u:.4f} of the throughput without ({found.pairs} pairs)"
     low, high = found.value - 2 * found.u, found.value + 2 * found.u
     known = True if low > LEAST_RATIO else False if high < LEAST_RATIO else None
-    notebook.check(f"throughput while metered is above {LEAST_RATIO:.1%} of that without", known, told)
+    notebook.check(f"throughput with metering is above {LEAST_RATIO:.1%} of that without", known, detail)
 
 
-def _tell(notebook: Notebook, records: list[Record]) -> None:
+def _report(notebook: Notebook, records: list[Record]) -> None:
     rows: list[list[str | float | int | None]] = []
     late = 0
     for record in records:
@@ -90,8 +90,8 @@ def _tell(notebook: Notebook, records: list[Record]) -> None:
             late += 1
             continue
         if not record.counts:
-            told = (record.reason or record.status).splitlines()
-            rows.append([*cell, *([None] * (len(SHOWN) + 2)), told[-1][:160] if told else record.status])
+            reason = (record.reason or record.status).splitlines()
+            rows.append([*cell, *([None] * (len(SHOWN) + 2)), reason[-1][:160] if reason else record.status])
             continue
         energy = record.metrics.get("energy_per_output_token_j")
         flags = {flag.name for flag in record.flags} | {
@@ -101,16 +101,16 @@ def _tell(notebook: Notebook, records: list[Record]) -> None:
         peak = _scaled(record.metrics.get("peak_memory_bytes"), 2**-30)
         rows.append([*cell, shown[0], _relative(energy), *shown[1:], peak, ", ".join(sorted(flags))])
     titles = [title for _, title, _ in SHOWN]
-    columns = ["model", "mode", "batch", titles[0], "u %", *titles[1:], "peak GiB", "flags, or why not"]
+    columns = ["model", "mode", "batch", titles[0], "u %", *titles[1:], "peak GiB", "flags, or the reason"]
     notebook.table(
-        "Inference, bfloat16", columns, rows, f"{late} more were not begun: out of time." if late else ""
+        "Inference, bfloat16", columns, rows, f"{late} more were not started: out of time." if late else ""
     )
     measured = [record for record in records if record.counts]
     failed = [record.id for record in records if record.status in ("failed", "crashed", "invalid")]
     notebook.check(
-        "every model, mode and batch that was begun is measured",
+        "every model, mode and batch that was started is measured",
         bool(measured) and not failed,
-        f"{len(measured)} measured, {late} not begun"
+        f"{len(measured)} measured, {late} not started"
         + (f"; failed: {', '.join(failed)[:400]}" if failed else ""),
     )
 
@@ -126,7 +126,7 @@ def _relative(metric: Metric | None) -> float | None:
 
 
 def _traces(notebook: Notebook, records: list[Record]) -> None:
-    """The course of power of one generation for each model, in the largest batch that there is."""
+    """Plot the power of one generation per model, in the largest batch that was measured."""
     lines: dict[str, Line] = {}
     for record in records:
         if record.power_trace is None or record.params.get("mode") != "sdpa":

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a directory with which this checkout is as if it were installed. Needs the standard library alone.
+"""Prepare a directory for PYTHONPATH that makes this checkout act as if it were installed.
 
-python benchmarks/validation/install.py DIRECTORY
+Uses only the standard library:
 
-pytest finds the plugin by the metadata that is written there. Packages that the plugin needs and that are not
-here are taken from ``benchmarks/validation/wheels`` (or ``LLENERGY_VALIDATION_WHEELS``), which ``wheels.sh``
-fills where there is a network.
+    python benchmarks/validation/install.py DIRECTORY
+
+pytest finds the plugin through the metadata written there. Missing dependencies are installed from
+``benchmarks/validation/wheels`` (or ``LLENERGY_VALIDATION_WHEELS``), which ``wheels.sh`` fills on a machine
+with a network.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WHEELS = Path(os.environ.get("LLENERGY_VALIDATION_WHEELS", HERE / "wheels"))
 
-#: Modules of the plugin's dependencies (pyproject.toml), and what the parts need besides, by distribution.
+#: Modules of the plugin's dependencies (pyproject.toml) and of what the parts need, by distribution.
 NEEDED = {
     "cloudpickle": "cloudpickle",
     "filelock": "filelock",
@@ -32,7 +34,7 @@ NEEDED = {
     "pytest": "pytest",
     "rich": "rich",
     "numpy": "numpy",
-    # What rich is made of.
+    # Dependencies of rich.
     "markdown-it-py": "markdown_it",
     "mdurl": "mdurl",
     "pygments": "pygments",
@@ -40,7 +42,7 @@ NEEDED = {
 
 
 def version() -> str:
-    """Of this checkout."""
+    """Return the version of this checkout."""
     text = (ROOT / "pytest_llenergy" / "__init__.py").read_text()
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     assert found is not None
@@ -48,7 +50,7 @@ def version() -> str:
 
 
 def write_metadata(directory: Path) -> None:
-    """What an installed distribution has, as far as pytest and the plugin look at it."""
+    """Write the distribution metadata that pytest and the plugin read."""
     info = directory / f"pytest_llenergy-{version()}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: pytest-llenergy\nVersion: {version()}\n")
@@ -56,7 +58,7 @@ def write_metadata(directory: Path) -> None:
 
 
 def add_missing(directory: Path) -> list[str]:
-    """Install what is missing from the wheels. Returns what is missing there too."""
+    """Install missing packages from the wheels. Returns those for which there is no wheel."""
     missing = [name for name, module in NEEDED.items() if find_spec(module) is None]
     wheels = [path.name.lower().replace("_", "-") for path in WHEELS.glob("*.whl")]
     here = [name for name in missing if any(wheel.startswith(f"{name}-") for wheel in wheels)]
@@ -68,15 +70,15 @@ def add_missing(directory: Path) -> list[str]:
 
 
 def main() -> None:
-    """Raises ``SystemExit`` with what to do where something is missing."""
+    """Write the metadata and install missing packages; exits with instructions if any has no wheel."""
     directory = Path(sys.argv[1])
     lacking = add_missing(directory)
     if lacking:
         version_here = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise SystemExit(
-            f"{sys.executable} lacks {', '.join(lacking)}. Where there is a network: pip install "
-            f"{' '.join(lacking)}. For a machine without one: benchmarks/validation/wheels.sh {version_here} "
-            "on another, and bring benchmarks/validation/wheels along."
+            f"{sys.executable} lacks {', '.join(lacking)}. With a network: pip install "
+            f"{' '.join(lacking)}. Without one: run benchmarks/validation/wheels.sh {version_here} "
+            "on another machine and copy benchmarks/validation/wheels here."
         )
     write_metadata(directory)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Board, driver and versions. Nothing here initialises CUDA in this process."""
+"""Describe board, driver and versions without initialising CUDA in this process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .results import Gpu, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Beside those that a meter would use: what is only looked at.
+#: Quantities that no meter uses and that are only inspected.
 AVERAGE = Quantity("NVML_FI_DEV_POWER_AVERAGE", field=(185, 0))
 INSTANT = Quantity("NVML_FI_DEV_POWER_INSTANT", field=(186, 0))
 
-#: What an earlier process has found out about CUDA: the same as ``Machine.cuda``, or nothing.
+#: Cached answer of an earlier process about CUDA: the value of ``Machine.cuda``, or empty.
 CUDA_VARIABLE = "LLENERGY_VALIDATION_CUDA"
 
 _ASK_TORCH = """
@@ -41,7 +41,7 @@ print(json.dumps({
 
 
 def first_gpu() -> tuple[str | None, str]:
-    """The UUID of the first board that the environment allows; ``None`` and why there is none."""
+    """Return the UUID of the first board that the environment allows, or None and the reason."""
     try:
         found = read_inventory()
         allowed = parse_visible_devices(os.environ, found)
@@ -54,21 +54,21 @@ def first_gpu() -> tuple[str | None, str]:
 
 
 def machine() -> Machine:
-    """Everything that is known of this one."""
+    """Describe this machine."""
     uuid, missing = first_gpu()
-    told = ask_torch()
+    torch = ask_torch()
     return Machine(
         environment=collect_environment(),
         source=collect_source(ROOT),
         gpu=describe(uuid) if uuid is not None else None,
         gpu_missing=missing or None,
-        cuda=why_no_cuda(told),
-        versions={name: value for name, value in told.items() if isinstance(value, str) and name != "error"},
+        cuda=why_no_cuda(torch),
+        versions={name: value for name, value in torch.items() if isinstance(value, str) and name != "error"},
     )
 
 
 def describe(uuid: str) -> Gpu:
-    """One board, as the driver tells it."""
+    """Describe one board as its driver reports it."""
     session = Session()
     try:
         board = session.open_board(uuid)
@@ -111,37 +111,37 @@ def _clocks(nvml: Any, handle: Any) -> dict[str, int]:
 
 
 def ask_torch() -> dict[str, Any]:
-    """Versions, and whether it can use CUDA; asked of a process of its own."""
+    """Return torch's versions and whether it can use CUDA, queried in a separate process."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=60, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"error": "torch did not say within 60 s whether it can use CUDA"}
+        return {"error": "torch did not report within 60 s whether it can use CUDA"}
     if done.returncode != 0:
         return {"error": (done.stderr.strip().splitlines() or ["torch cannot be imported"])[-1]}
-    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
 
 
-def why_no_cuda(told: dict[str, Any]) -> str | None:
-    """``None`` where torch can use it."""
-    if "error" in told:
-        return str(told["error"])
-    if not told["cuda"]:
-        return f"torch {told['torch']} is a build without CUDA"
-    return None if told["usable"] else f"torch {told['torch']} finds no GPU that it can use"
+def why_no_cuda(torch: dict[str, Any]) -> str | None:
+    """Return the reason why torch cannot use CUDA, or None if it can."""
+    if "error" in torch:
+        return str(torch["error"])
+    if not torch["cuda"]:
+        return f"torch {torch['torch']} is a build without CUDA"
+    return None if torch["usable"] else f"torch {torch['torch']} finds no usable GPU"
 
 
 def cuda_missing() -> str | None:
-    """Why a part that needs CUDA cannot run here; asked once for all parts of a run."""
+    """Return the reason why a part that needs CUDA cannot run, or None; queried once per validation."""
     if CUDA_VARIABLE not in os.environ:
         os.environ[CUDA_VARIABLE] = why_no_cuda(ask_torch()) or ""
     return os.environ[CUDA_VARIABLE] or None
 
 
 def nvml_missing() -> str | None:
-    """Why no board can be read; ``None`` where one can."""
+    """Return the reason why no board can be read, or None."""
     try:
         Session().close()
     except (NoDriverError, DeviceError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report for people, as Markdown."""
+"""Render a report as Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNS = {True: "ok", False: "**FAILED**", None: "not tried"}
 
 
 def summary(report: Report) -> str:
-    """All of it: what it ran on, what became of each part, then each part's checks, findings and tables."""
+    """Return the whole report: machine, status of the parts, then each part's checks, findings and tables."""
     return "\n".join([*_head(report), *(line for part in report.parts for line in _part(part))]) + "\n"
 
 
@@ -24,16 +24,16 @@ def _head(report: Report) -> Iterator[str]:
     yield f"# Validation: {board}{driver}, {report.started_at[:10]}"
     yield ""
     if report.dry:
-        yield "**A dry run: parts were tried without a GPU. It says nothing about any hardware.**"
+        yield "**Dry run: the parts ran without a GPU. It validates no hardware.**"
         yield ""
     if report.finished_at is None:
         yield "**Not finished.**"
         yield ""
     yield from _machine(report.machine)
     yield ""
-    yield f"Begun {report.started_at}, {report.duration_s:.0f} s."
+    yield f"Started {report.started_at}, {report.duration_s:.0f} s."
     yield ""
-    yield "| part | outcome | checks | s | reason |"
+    yield "| part | status | checks | s | reason |"
     yield "| --- | --- | ---: | ---: | --- |"
     for part in report.parts:
         fine = sum(check.ok is True for check in part.checks)
@@ -52,7 +52,7 @@ def _machine(machine: Machine) -> Iterator[str]:
         facts += [
             ("board", f"{gpu.name} ({gpu.uuid})"),
             ("driver", gpu.driver),
-            ("CUDA of the driver", gpu.driver_cuda),
+            ("CUDA version of the driver", gpu.driver_cuda),
             ("VBIOS", gpu.vbios),
             ("compute capability", gpu.compute_capability),
             ("memory", memory),
@@ -60,8 +60,11 @@ def _machine(machine: Machine) -> Iterator[str]:
             ("MIG", "on" if gpu.mig_enabled else "off"),
             ("persistence", None if gpu.persistence is None else "on" if gpu.persistence else "off"),
             ("clocks, MHz", ", ".join(f"{name} {value}" for name, value in gpu.clocks_mhz.items())),
-            ("energies and powers told", ", ".join(gpu.sources)),
-            ("not told", ", ".join(f"{name} ({said})" for name, said in gpu.refused.items()) or "none"),
+            ("readable energies and powers", ", ".join(gpu.sources)),
+            (
+                "not available",
+                ", ".join(f"{name} ({error})" for name, error in gpu.refused.items()) or "none",
+            ),
         ]
     else:
         facts.append(("board", f"none: {machine.gpu_missing}"))
@@ -73,7 +76,7 @@ def _machine(machine: Machine) -> Iterator[str]:
             f"{host.cpu_model}, {host.logical_cpus} CPUs, {host.memory_bytes / 2**30:.0f} GiB, {host.system}",
         ),
         ("packages", ", ".join(f"{name} {each}" for name, each in machine.environment.packages.items())),
-        ("commit", f"{machine.source.commit}{' and changes' if machine.source.dirty else ''}"),
+        ("commit", f"{machine.source.commit}{' with changes' if machine.source.dirty else ''}"),
     ]
     yield "| | |"
     yield "| --- | --- |"
@@ -110,7 +113,7 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _cell(value: Primitive) -> str:
-    """On one line; what is none is empty."""
+    """Render a cell on one line; None becomes empty."""
     if value is None:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)

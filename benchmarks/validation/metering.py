@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is work slower while it is metered? Another process decodes without a pause; metering goes on and off."""
+"""Compare the speed of work with and without metering, while another process decodes continuously."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_llenergy.meters import measure
 
 from .part import Notebook, module_command
 
-#: Seconds of a span, metered or not, and of what is left out after each switch.
+#: Seconds of a span with or without metering, and seconds left out after each switch.
 SPAN_S, SWITCH_S = 0.8, 0.2
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Steps a second while metered over those while not: the mean over pairs of spans, and its u."""
+    """Speed with metering over that without: mean over pairs of spans, with its standard uncertainty."""
 
     value: float
     u: float
@@ -28,14 +28,14 @@ class Ratio:
 
 
 def ratio(notebook: Notebook, device: str, uuid: str, pairs: int) -> Ratio:
-    """Alternate, in an order that drift cancels in (ABBA). The process decodes on ``device``."""
+    """Alternate metering in an order in which drift cancels (ABBA), while a process decodes on ``device``."""
     command = module_command("decoder", device)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as decoder:
         assert decoder.stdin is not None
         assert decoder.stdout is not None
         try:
-            told = json.loads(decoder.stdout.readline())
-            notebook.find(f"metered work: {told['what']}")
+            started = json.loads(decoder.stdout.readline())
+            notebook.find(f"metered work: {started['what']}")
             # The first steps of a process are slower than the rest.
             time.sleep(1.0)
             spans = [
@@ -56,7 +56,7 @@ def ratio(notebook: Notebook, device: str, uuid: str, pairs: int) -> Ratio:
 
 
 def _span(uuid: str, *, metered: bool) -> tuple[bool, int, int]:
-    """Whether it was metered, and from when to when (monotonic ns), without the switching."""
+    """Return whether the span was metered, and its start and end (monotonic ns) without the switching."""
     if not metered:
         time.sleep(SWITCH_S)
         return False, *_wait()
@@ -72,8 +72,8 @@ def _wait() -> tuple[int, int]:
 
 
 def _rate(chunks: list[tuple[int, int]], start_ns: int, end_ns: int) -> float:
-    """Chunks a second among those that lie within."""
+    """Return the chunks per second among those that lie within the interval."""
     inside = [(start, end) for start, end in chunks if start >= start_ns and end <= end_ns]
     if len(inside) < 3:
-        raise RuntimeError("too few chunks of work in a span; the work is too slow for it")
+        raise RuntimeError("too few chunks of work in a span: the work is too slow")
     return (len(inside) - 1) / ((inside[-1][0] - inside[0][0]) / 1e9)

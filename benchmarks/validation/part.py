@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a part runs: its command line, its time, what it notes, and what becomes of it when it fails."""
+"""Run one part of the validation: command line, time limit, result file and failure handling."""
 
 from __future__ import annotations
 
@@ -25,16 +25,22 @@ from .results import Check, Figure, Line, Part, Status, Table, encode
 
 
 class SkippedError(Exception):
-    """The part has nothing to do here; the message says why."""
+    """Raised when a part does not apply on this machine; the message gives the reason."""
 
 
 class OutOfTimeError(BaseException):
-    """The time of the part is up. Not to be caught by what catches errors of the work."""
+    """Raised when the part's time is up.
+
+    Derives from BaseException so that ``except Exception`` in the work does not catch it.
+    """
 
 
 @dataclass
 class Notebook:
-    """What a part notes while it runs; written to its file again and again, so that an end loses little."""
+    """Collects the results of a running part.
+
+    They are written to its file after every addition, so that little is lost if the part is killed.
+    """
 
     name: str
     out: Path
@@ -49,23 +55,23 @@ class Notebook:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the part has to be done."""
+        """Return the seconds until the part must end."""
         return self.begin_s + self.budget_s - time.monotonic()
 
     def file(self, name: str) -> Path:
-        """Where the part may keep a file of its own; it goes into the archive of details."""
+        """Return the path of a file that the part may write; it is packed into the archive of details."""
         directory = self.out / self.name
         directory.mkdir(parents=True, exist_ok=True)
         return directory / name
 
     def find(self, text: str) -> None:
-        """A sentence that stands at the top."""
+        """Add a sentence to the summary at the top of the part."""
         print(f"  {text}", flush=True)
         self.findings.append(text)
         self.save()
 
     def check(self, name: str, ok: bool | None, detail: str = "") -> None:
-        """Something that was expected."""
+        """Record whether an expectation holds; None means that it could not be tested."""
         sign = {True: "ok", False: "FAILED", None: "not tried"}[ok]
         print(f"  {sign}: {name}{f' ({detail})' if detail else ''}", flush=True)
         self.checks.append(Check(name=name, ok=ok, detail=detail))
@@ -74,18 +80,18 @@ class Notebook:
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Primitive]], note: str = ""
     ) -> None:
-        """Rows for people."""
+        """Add a table."""
         rounded = [[_rounded(cell) for cell in row] for row in rows]
         self.tables.append(Table(title=title, columns=list(columns), rows=rounded, note=note))
         self.save()
 
     def figure(self, title: str, x: str, y: str, lines: Sequence[Line], *, log_x: bool = False) -> None:
-        """One plot."""
+        """Add a plot."""
         self.figures.append(Figure(title=title, x_label=x, y_label=y, lines=list(lines), log_x=log_x))
         self.save()
 
-    def save(self, status: Status = "stopped", reason: str | None = "it did not come to its end") -> Part:
-        """Write what there is; until the end a part counts as stopped."""
+    def save(self, status: Status = "stopped", reason: str | None = "it did not finish") -> Part:
+        """Write the results so far; a part counts as stopped until it has finished."""
         part = Part(
             name=self.name,
             status=status,
@@ -114,7 +120,7 @@ Body = Callable[[Notebook], None]
 
 
 def main(name: str, body: Body, budget_s: float, argv: Sequence[str] | None = None) -> int:
-    """Run one part from the command line. Returns 1 where it failed or was stopped."""
+    """Run one part from the command line. Returns 1 if it failed or was stopped."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.validation.{name}")
     parser.add_argument("--out", type=Path, default=Path("validation"), metavar="DIR")
     parser.add_argument("--budget", type=float, default=budget_s, metavar="S", help=f"({budget_s:g})")
@@ -124,8 +130,8 @@ def main(name: str, body: Body, budget_s: float, argv: Sequence[str] | None = No
 
 
 def run(name: str, body: Body, out: Path, budget_s: float, dry: bool) -> Part:
-    """Run one part to its end, whatever that is."""
-    # The parts start processes in directories of their own.
+    """Run one part and record how it ended."""
+    # An absolute path, because parts start processes in other working directories.
     notebook = Notebook(name, out.resolve(), budget_s, dry)
     status: Status = "passed"
     reason = None
@@ -135,21 +141,21 @@ def run(name: str, body: Body, out: Path, budget_s: float, dry: bool) -> Part:
         except SkippedError as error:
             status, reason = "skipped", str(error)
         except OutOfTimeError:
-            status, reason = "stopped", f"its {budget_s:.0f} s were over"
+            status, reason = "stopped", f"its {budget_s:.0f} s were used up"
         except Exception as error:
-            # Recorded with its traceback, so that the other parts run.
+            # Recorded with its traceback so that the other parts still run.
             notebook.file("traceback.txt").write_text(traceback.format_exc())
             status, reason = "failed", f"{type(error).__name__}: {error}"
     broken = [check.name for check in notebook.checks if check.ok is False]
     if status == "passed" and broken:
-        status, reason = "failed", f"does not hold: {'; '.join(broken)}"
+        status, reason = "failed", f"checks failed: {'; '.join(broken)}"
     print(f"{name}: {status}{f' ({reason})' if reason else ''}", flush=True)
     return notebook.save(status, reason)
 
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """End the body with ``OutOfTimeError`` when its time is up, or when the runner asks it to end."""
+    """Raise ``OutOfTimeError`` in the body when its time is up or the runner sends SIGTERM."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise OutOfTimeError
@@ -165,16 +171,19 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def need_cuda() -> None:
-    """Raises ``SkippedError`` where torch has none."""
+    """Raise ``SkippedError`` if torch has no usable CUDA."""
     why = machine.cuda_missing()
     if why is not None:
         raise SkippedError(f"needs CUDA: {why}")
 
 
 def need_board() -> str:
-    """The UUID of the board to use, which this process and those that it starts see alone from now on.
+    """Return the UUID of the board to use, and make it the only one visible to this process and its children.
 
-    So torch must not be imported yet. Raises ``SkippedError`` where there is none.
+    Must be called before torch is imported.
+
+    Raises:
+        SkippedError: No board is available.
     """
     why = machine.nvml_missing()
     uuid, _ = machine.first_gpu()
@@ -186,7 +195,7 @@ def need_board() -> str:
 
 @contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A directory for as long as it takes."""
+    """Yield a temporary directory."""
     directory = Path(tempfile.mkdtemp(prefix=f"llenergy-{prefix}-"))
     try:
         yield directory
@@ -195,11 +204,11 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 
 def python_path() -> str:
-    """For processes that are started: this repository first, then what this process was given."""
+    """Return the PYTHONPATH for child processes: this repository, then the inherited value."""
     given = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(filter(None, (str(machine.ROOT), given)))
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """To run a module of this package in a process of its own, in the repository's root."""
+    """Return the command that runs a module of this package in a new process in the repository root."""
     return [sys.executable, "-m", f"benchmarks.validation.{module}", *arguments]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of the figures in a report, one a part.
+"""Draw the figures of a report, one picture per part.
 
-python -m benchmarks.validation.pictures report.json DIRECTORY
-
-draws them again, wherever matplotlib is.
+``python -m benchmarks.validation.pictures report.json DIRECTORY`` draws them again on any machine that has
+matplotlib.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Any
 
 from .results import Figure, Line, Part, decode
 
-#: Inches of a plot.
+#: Size of a plot (inches).
 SIZE = (8.0, 3.6)
 
 
 def draw(parts: Sequence[Part], directory: Path) -> str | None:
-    """A PNG for each part that has figures. Returns why there are none; ``None`` where there are."""
+    """Write a PNG for each part that has figures. Returns the reason if it cannot, else None."""
     try:
         import matplotlib as mpl
     except ImportError as error:
-        return f"no pictures: {error}; python -m benchmarks.validation.pictures draws them elsewhere"
+        return f"no pictures: {error}; python -m benchmarks.validation.pictures draws them on another machine"
     mpl.use("Agg")
     from matplotlib import pyplot
 
@@ -68,7 +67,7 @@ def _line(ax: Any, line: Line) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """From a report that is there."""
+    """Draw the pictures of an existing report."""
     report, directory = map(Path, argv)
     missing = draw(decode(report.read_bytes()).parts, directory)
     if missing is not None:

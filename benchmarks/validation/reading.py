@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that a board tells of energy and power, read as fast as it goes, in a process of its own.
+"""Read all energies and powers of a board as fast as possible, in a separate process.
 
-python -m benchmarks.validation.reading UUID FILE.npy
-
-reads until its standard input ends. The process that keeps the board busy is not held up by it.
+``python -m benchmarks.validation.reading UUID FILE.npy`` reads until its standard input ends. A separate
+process does not slow down the one that keeps the board busy.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from pytest_llenergy.meters.selfcheck import Reading
 from .machine import AVERAGE, INSTANT
 from .part import module_command
 
-#: What a table of readings has: monotonic ns before and after, mJ, mW, mW. -1: not told.
+#: Columns of a table of readings: monotonic ns before and after, mJ, mW, mW. -1: not available.
 COLUMNS = ("begin_ns", "end_ns", "counter_mj", "average_mw", "instant_mw")
 
-#: Between two readings (seconds). The sleep takes a bit longer than that.
+#: Sleep between two readings (seconds); it takes a bit longer in practice.
 PAUSE_S = 0.0003
 
 
 class Readings(NamedTuple):
-    """Columns of what was read. Times are the middle of a reading (monotonic ns).
+    """Columns of readings. Times are the middle of each reading (monotonic ns).
 
-    ``wide_ns`` is how long each reading took. Energy is J, power W, and ``nan`` where it was not told.
+    ``wide_ns`` is the duration of each reading. Energies are J, powers W; ``nan`` if not available.
     """
 
     time_ns: Any
@@ -45,12 +44,12 @@ class Readings(NamedTuple):
     instant_w: Any
 
     def between(self, start_ns: int, end_ns: int) -> Readings:
-        """Those of a stretch of time."""
+        """Return the readings between two times."""
         inside = (self.time_ns >= start_ns) & (self.time_ns < end_ns)
         return Readings(*(column[inside] for column in self))
 
     def for_judge(self) -> list[Reading]:
-        """As the plugin's self-check takes them."""
+        """Return the readings in the form that the plugin's self-check takes."""
         half = self.wide_ns // 2
         columns = (self.time_ns - half, self.time_ns + half, self.counter_j, self.instant_w)
         return [
@@ -60,7 +59,7 @@ class Readings(NamedTuple):
 
     @property
     def pause_s(self) -> float:
-        """Median time from one reading to the next."""
+        """Return the median time between readings."""
         import numpy as np
 
         return float(np.median(np.diff(self.time_ns))) / 1e9 if len(self.time_ns) > 1 else float("nan")
@@ -71,17 +70,21 @@ def _none(value: float) -> float | None:
 
 
 def table(rows: Any) -> Readings:
-    """Columns from rows of ``COLUMNS``."""
+    """Build columns from rows of ``COLUMNS``."""
     import numpy as np
 
     rows = np.asarray(rows, dtype=np.int64)
-    told = np.where(rows[:, 2:] < 0, np.nan, rows[:, 2:] / 1000)
-    return Readings((rows[:, 0] + rows[:, 1]) // 2, rows[:, 1] - rows[:, 0], *told.T)
+    values = np.where(rows[:, 2:] < 0, np.nan, rows[:, 2:] / 1000)
+    return Readings((rows[:, 0] + rows[:, 1]) // 2, rows[:, 1] - rows[:, 0], *values.T)
 
 
 @contextmanager
 def read_all(uuid: str, file: Path) -> Iterator[None]:
-    """Read during the block; afterwards ``load(file)``. Raises ``RuntimeError`` where the reader fails."""
+    """Read during the block; call ``load(file)`` afterwards.
+
+    Raises:
+        RuntimeError: The reader process fails.
+    """
     reader = subprocess.Popen(
         module_command("reading", uuid, str(file)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -89,11 +92,11 @@ def read_all(uuid: str, file: Path) -> Iterator[None]:
     assert reader.stdout is not None
     try:
         if reader.stdout.readline() != "reading\n":
-            raise RuntimeError("the process that reads the board has not begun; see its error above")
+            raise RuntimeError("the process that reads the board did not start; see its error above")
         yield
         reader.stdin.close()
         if reader.wait(timeout=20) != 0:
-            raise RuntimeError("the process that reads the board has failed; see its error above")
+            raise RuntimeError("the process that reads the board failed; see its error above")
     finally:
         reader.kill()
         reader.wait()
@@ -102,7 +105,7 @@ def read_all(uuid: str, file: Path) -> Iterator[None]:
 
 
 def load(file: Path) -> Readings:
-    """What ``read_all`` has written."""
+    """Load the readings that ``read_all`` wrote."""
     import numpy as np
 
     return table(np.load(file))
@@ -112,14 +115,14 @@ def _answering(session: Session, handle: Any, quantities: Sequence[Quantity]) ->
     return next((one for one in quantities if not isinstance(session.read(handle, (one,))[0], str)), None)
 
 
-def wait_for_end(over: threading.Event) -> None:
-    """Until the standard input ends, which is how whoever started this ends it."""
+def set_at_end_of_input(over: threading.Event) -> None:
+    """Set ``over`` when standard input ends, which is how the parent process stops this one."""
     sys.stdin.read()
     over.set()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Read until the standard input ends, then write the table."""
+    """Read until standard input ends, then write the table."""
     import numpy as np
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -132,18 +135,18 @@ def main(argv: Sequence[str]) -> None:
     known = [(place, one) for place, some in enumerate(wanted) if (one := _answering(session, handle, some))]
     places, quantities = [place for place, _ in known], [one for _, one in known]
     over = threading.Event()
-    threading.Thread(target=wait_for_end, args=(over,), daemon=True).start()
+    threading.Thread(target=set_at_end_of_input, args=(over,), daemon=True).start()
     rows: list[tuple[int, ...]] = []
     print("reading", flush=True)
     while not over.is_set():
         begin_ns = time.monotonic_ns()
         values = session.read(handle, quantities)
         end_ns = time.monotonic_ns()
-        told = [-1, -1, -1]
+        cells = [-1, -1, -1]
         for place, value in zip(places, values, strict=True):
             if not isinstance(value, str):
-                told[place] = round(value * 1000)
-        rows.append((begin_ns, end_ns, *told))
+                cells[place] = round(value * 1000)
+        rows.append((begin_ns, end_ns, *cells))
         time.sleep(PAUSE_S)
     np.save(given.file, np.array(rows, dtype=np.int64))
 

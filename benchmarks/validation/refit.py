@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate's simulation with the noise of a real board instead of a guessed one.
+"""Run the gate's simulation with the measured noise of a board.
 
-python -m benchmarks.validation.refit report.json --suites 200
-
-does it again from a report, at leisure and without a GPU; what ``accuracy`` has time for is a glance.
+``python -m benchmarks.validation.refit report.json --suites 200`` repeats it from a report, without a GPU and
+with more suites than the part ``accuracy`` has time for.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ if TYPE_CHECKING:
 
     from .part import Notebook
 
-#: Robust standard deviations beyond which a round is an outlier, as the gate's simulation has them.
+#: Robust standard deviations beyond which a round is an outlier, as in the gate's simulation.
 OUTLIER = 3.0
 
-#: Scatter of a normal law over its median absolute deviation.
+#: Standard deviation of a normal distribution over its median absolute deviation.
 MAD_TO_SIGMA = 1.4826
 
-#: What is taken of a noise that is too small to be seen: a share of nothing is none.
+#: Lower limit of the noise: shares of a noise of zero are undefined.
 LEAST_NOISE = 1e-5
 
-#: Rounds that count as the beginning of the session, for the ramp.
+#: Number of rounds at the start of the session that the ramp is fitted to.
 BEGINNING = 4
 
 
 def gate_on_path() -> None:
-    """The simulation is a program of its own, in a folder beside this one."""
+    """Add the folder of the gate's simulation, which consists of scripts, to ``sys.path``."""
     folder = str(ROOT / "benchmarks" / "plugin" / "gate")
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
 def fitted(values: Sequence[float]) -> Machine:
-    """The simulation's parameters from the joules of equal rounds in the order of time, 12 at the least."""
+    """Fit the simulation's parameters to the joules of at least 12 equal rounds in order of time."""
     gate_on_path()
     from gate_world import Machine
 
@@ -74,7 +73,7 @@ def fitted(values: Sequence[float]) -> Machine:
 
 
 def _line(logs: Sequence[float]) -> list[float]:
-    """The straight line through all of them: Theil's, which outliers do not bend."""
+    """Fit a straight line with the Theil-Sen estimator, which is robust against outliers."""
     slopes = [
         (after - before) / (j - i)
         for i, before in enumerate(logs)
@@ -86,12 +85,12 @@ def _line(logs: Sequence[float]) -> list[float]:
 
 
 def plain(world: Machine) -> dict[str, Any]:
-    """For JSON."""
+    """Return the parameters as JSON primitives."""
     return asdict(world)
 
 
 def simulated(world: Machine, suites: int) -> dict[str, Any]:
-    """The gate on so many suites of 50 benchmarks with such noise; a suite takes some seconds."""
+    """Simulate the gate on ``suites`` suites of 50 benchmarks with this noise; a suite takes some seconds."""
     gate_on_path()
     from gate_run import Cell, run_cell
 
@@ -99,7 +98,7 @@ def simulated(world: Machine, suites: int) -> dict[str, Any]:
 
 
 def rows(cell: dict[str, Any]) -> tuple[list[str], list[list[str | float | int | None]]]:
-    """Columns and rows of what a simulation has found."""
+    """Return the columns and rows that show the results of a simulation."""
     columns = ["rule", "benchmarks", "alarms", "unchanged %", "found +3 %", "found +5 %", "found +10 %"]
     found: list[list[str | float | int | None]] = []
     for name, by_effect in cell["contenders"].items():
@@ -115,14 +114,14 @@ def rows(cell: dict[str, Any]) -> tuple[list[str], list[list[str | float | int |
 
 
 def tabulate(notebook: Notebook, cell: dict[str, Any]) -> None:
-    """Into the report."""
+    """Add the results of a simulation to the part."""
     columns, found = rows(cell)
-    note = "A glance: python -m benchmarks.validation.refit report.json has more suites."
+    note = "Few suites: python -m benchmarks.validation.refit report.json simulates more."
     notebook.table("The gate, simulated with the noise of this board", columns, found, note)
 
 
 def main(argv: Sequence[str]) -> int:
-    """From a report, or from the file of the part ``accuracy``."""
+    """Run the simulation from a report or from the result file of the part ``accuracy``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -132,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     report = decode(given.report.read_bytes())
     values = next((part.data.get("abba_j") for part in report.parts if part.name == "accuracy"), None)
     if not values:
-        print(f"{given.report}: its part accuracy has no rounds in turn (data: abba_j)", file=sys.stderr)
+        print(f"{given.report}: its part accuracy has no A/B rounds (data: abba_j)", file=sys.stderr)
         return 2
     world = fitted(values)
     print(plain(world), flush=True)

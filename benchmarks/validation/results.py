@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts found, as plain data: checks, tables and figures that need no GPU to be looked at."""
+"""Results of the parts as plain data: checks, tables and figures that can be read without a GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pytest_llenergy.model.report import Source
 
 SCHEMA_VERSION = 1
 
-#: ``failed``: a check does not hold, or an error ended it; ``stopped``: its time was up.
+#: ``failed``: a check failed or an error ended the part; ``stopped``: its time was up.
 Status = Literal["passed", "failed", "skipped", "stopped"]
 
 
 class Check(StoredStruct, frozen=True):
-    """Something that was expected. ``ok`` is ``None`` where it could not be tried, for the reason given."""
+    """An expectation. ``ok`` is None if it could not be tested, for the reason in ``detail``."""
 
     name: str
     ok: bool | None
@@ -26,7 +26,7 @@ class Check(StoredStruct, frozen=True):
 
 
 class Table(StoredStruct, frozen=True):
-    """Rows for people; units are in the titles of the columns."""
+    """A table; units are in the column titles."""
 
     title: str
     columns: list[str]
@@ -45,7 +45,7 @@ class Line(StoredStruct, frozen=True):
 
 
 class Figure(StoredStruct, frozen=True):
-    """One plot. ``log_x`` draws x on a logarithmic scale."""
+    """A plot. ``log_x`` selects a logarithmic x axis."""
 
     title: str
     x_label: str
@@ -55,7 +55,7 @@ class Figure(StoredStruct, frozen=True):
 
 
 class Part(StoredStruct, frozen=True):
-    """One part. ``findings`` are sentences, ``data`` is what a program may want of it (JSON primitives)."""
+    """The results of one part. ``findings`` are sentences; ``data`` holds JSON primitives for programs."""
 
     name: str
     status: Status
@@ -71,9 +71,9 @@ class Part(StoredStruct, frozen=True):
 
 
 class Gpu(StoredStruct, frozen=True):
-    """The board that was used, and what it can be asked for. What the driver does not tell is ``None``.
+    """The board that was used and the values that its driver provides; None for those it does not.
 
-    ``sources`` are the energies and powers that answer, ``refused`` what was said of the others.
+    ``sources`` are the energy and power values that it can read, ``refused`` the errors of the others.
     """
 
     uuid: str
@@ -92,7 +92,7 @@ class Gpu(StoredStruct, frozen=True):
 
 
 class Machine(StoredStruct, frozen=True):
-    """Where it ran. ``cuda`` says why torch has no CUDA here; ``None`` where it has."""
+    """The machine. ``cuda`` is the reason why torch has no CUDA; None if it has."""
 
     environment: Environment
     source: Source
@@ -103,7 +103,7 @@ class Machine(StoredStruct, frozen=True):
 
 
 class Report(StoredStruct, frozen=True):
-    """A whole validation. ``dry``: parts were tried without a GPU, and it validates no hardware."""
+    """A whole validation. ``dry``: the parts ran without a GPU, so it validates no hardware."""
 
     schema_version: int
     started_at: str
@@ -115,13 +115,17 @@ class Report(StoredStruct, frozen=True):
 
 
 def encode(data: StoredStruct) -> bytes:
-    """JSON for people to read too."""
+    """Encode as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(data), indent=1)
 
 
 def decode(raw: bytes) -> Report:
-    """Raises ``msgspec.ValidationError`` for what is no report of this version."""
+    """Decode a report.
+
+    Raises:
+        msgspec.ValidationError: The content is not a report of this version.
+    """
     report = msgspec.json.decode(raw, type=Report)
     if report.schema_version != SCHEMA_VERSION:
-        raise msgspec.ValidationError(f"schema_version {report.schema_version}; known is {SCHEMA_VERSION}")
+        raise msgspec.ValidationError(f"schema_version {report.schema_version}; expected {SCHEMA_VERSION}")
     return report

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All parts, one after the other, into report.json, summary.md and pictures. ``run.sh`` starts it.
+"""Run all parts in sequence and write report.json, summary.md and pictures. Started by ``run.sh``.
 
-Each part is a process of its own with its own time. One that fails, hangs or dies is recorded as that, and
-the next one runs. What an early part leaves of its time the last one has.
+Each part is a process with its own time limit. If one fails, hangs or dies, this is recorded and the next one
+runs. Time that earlier parts leave unused goes to the last one.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from . import machine, markdown, pictures
 from .part import module_command, python_path, scratch
 from .results import SCHEMA_VERSION, Machine, Part, Report, encode
 
-#: Parts in their order, and seconds of each. Inference has whatever is left.
+#: Parts in order, and the seconds of each. Inference gets the remaining time.
 PARTS = {
     "sensor": 50.0,
     "accuracy": 132.0,
-    "beside": 44.0,
+    "peers": 44.0,
     "visibility": 58.0,
     "workers": 78.0,
     "user": 80.0,
     "inference": 86.0,
 }
 
-#: Seconds of everything: nine minutes, less what it takes to begin and to write.
+#: Seconds in total: nine minutes less start-up and writing.
 TOTAL_S = 528.0
 
-#: Dry runs have so many times more: their ranks share a few CPUs, and no lent machine waits.
+#: Factor on all times in a dry run: its ranks share a few CPUs, and no borrowed machine waits.
 DRY_FACTOR = 3.0
 
-#: Seconds between asking a part to end and ending it.
+#: Seconds between SIGTERM and SIGKILL to a part.
 GRACE_S = 5.0
 
 
 @dataclass
 class Validation:
-    """One run: what is known of it so far, and where that goes."""
+    """One validation: results so far and where they are written."""
 
     out: Path
     work: Path
@@ -62,19 +62,19 @@ class Validation:
     parts: list[Part] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Parts need not ask again.
+        # Passed on so that the parts need not query it again.
         os.environ[machine.CUDA_VARIABLE] = self.here.cuda or ""
 
     @property
     def left_s(self) -> float:
-        """Seconds until all has to be done."""
+        """Return the seconds until everything must be done."""
         return self.begin_s + self.total_s - time.monotonic()
 
     def run(self, name: str, wanted_s: float) -> None:
-        """One part, in a process of its own."""
+        """Run one part in its own process."""
         given_s = min(wanted_s, self.left_s - GRACE_S)
         if given_s < 3.0:
-            self.parts.append(_lost(name, "stopped", "out of time: it was not begun", self.dry, given_s, 0.0))
+            self.parts.append(_lost(name, "stopped", "out of time: not started", self.dry, given_s, 0.0))
             self.write(finished=False)
             return
         print(f"== {name}, {given_s:.0f} s", flush=True)
@@ -90,18 +90,18 @@ class Validation:
                 start_new_session=True,
             )
             how = _await(started, given_s + GRACE_S)
-        said = log.read_text(errors="replace")
-        print(said, end="", flush=True)
+        output = log.read_text(errors="replace")
+        print(output, end="", flush=True)
         try:
             self.parts.append(msgspec.json.decode((self.work / f"{name}.json").read_bytes(), type=Part))
         except (OSError, msgspec.MsgspecError):
-            last = (said.strip().splitlines() or ["it said nothing"])[-1]
+            last = (output.strip().splitlines() or ["it printed nothing"])[-1]
             taken_s = time.monotonic() - begin_s
             self.parts.append(_lost(name, "failed", f"{how}; {last}", self.dry, given_s, taken_s))
         self.write(finished=False)
 
     def write(self, *, finished: bool) -> Report:
-        """Everything so far: whoever ends this now has that."""
+        """Write all results so far, so that nothing is lost if this process is killed."""
         report = Report(
             schema_version=SCHEMA_VERSION,
             started_at=self.started_at,
@@ -119,7 +119,7 @@ class Validation:
         return report
 
     def pack(self) -> None:
-        """Logs, readings and reports of the parts in one file: little comes back from some machines."""
+        """Pack logs, readings and reports into one archive, since some machines return only a few files."""
         with tarfile.open(self.work / ".details.tar.gz", "w:gz") as archive:
             for path in sorted(self.work.iterdir()):
                 if not path.name.startswith("."):
@@ -138,7 +138,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _await(started: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a part, and end it when its time is up; how it ended."""
+    """Wait for a part and stop it when its time is up. Returns how it ended."""
     try:
         return f"it ended with exit code {started.wait(timeout=limit_s)}"
     except subprocess.TimeoutExpired:
@@ -175,14 +175,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("validation"), metavar="DIR", help="(validation)")
     parser.add_argument("--parts", default=",".join(PARTS), metavar="NAME[,NAME]", help="(all)")
     parser.add_argument(
-        "--total", type=float, metavar="S", help=f"of all parts ({TOTAL_S:g}; three times that with --dry)"
+        "--total", type=float, metavar="S", help=f"for all parts ({TOTAL_S:g}; three times that with --dry)"
     )
-    parser.add_argument("--dry", action="store_true", help="try the parts without a GPU; validates nothing")
+    parser.add_argument("--dry", action="store_true", help="run the parts without a GPU; validates nothing")
     given = parser.parse_args(argv)
     names = given.parts.split(",")
     unknown = sorted(set(names) - set(PARTS))
     if unknown:
-        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     given.out.mkdir(parents=True, exist_ok=True)
     with scratch("validation") as work:
         factor = DRY_FACTOR if given.dry else 1.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 1, the sensor: when does it tick, is it right about itself, and for how long does it look?"""
+"""Part 1, the sensor: tick period, agreement of its values, and model window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .part import Notebook, main
 from .reading import Readings
 from .results import Line
 from .ticks import Timing, changes, timing
-from .waves import Look, Wave, fit, powers_of_counter, powers_of_reading, scatter
+from .waves import SensorModel, Wave, fit, powers_of_counter, powers_of_reading, scatter
 from .work import Load, board, load
 
 BUDGET_S = 50.0
@@ -28,23 +28,23 @@ BUDGET_S = 50.0
 SETTLE_S, IDLE_S, STEADY_S, WAVE_S = 1.0, 4.0, 5.0, 2.6
 DRY_IDLE_S, DRY_STEADY_S, DRY_WAVE_S = 1.5, 2.0, 2.0
 
-#: How long the load is on, and then about as long off (seconds).
+#: Duration of the load, and about that of the pause after it (seconds).
 HALVES_S = (0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5)
 DRY_HALVES_S = (0.02, 0.035, 0.1)
 
-#: By how much the pauses are longer or shorter, so that no wave is in step with the ticks.
-SHAKE = 0.3
+#: Factors that vary the pauses, so that no wave is in phase with the ticks.
+PAUSE_JITTER = 0.3
 
-#: A measured coverage is that much in doubt, as a share of itself.
-COVERAGE_DOUBT = 0.25
+#: Uncertainty of a measured coverage, relative.
+COVERAGE_U = 0.25
 
-#: Below this share of explained variance a fit says nothing.
+#: Below this share of explained variance a fit is ignored.
 LEAST_R2 = 0.7
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What was done from when to when (monotonic ns)."""
+    """A stretch of activity from start to end (monotonic ns)."""
 
     name: str
     start_ns: int
@@ -54,7 +54,7 @@ class Stretch:
 
 
 def body(notebook: Notebook) -> None:
-    """Read the board at idle, at steady load and under square waves, and say what its sensor is like."""
+    """Read the board at idle, at steady load and under square waves, and characterise its sensor."""
     with board(notebook) as uuid:
         session = Session()
         name = session.open_board(uuid).name
@@ -67,7 +67,7 @@ def body(notebook: Notebook) -> None:
             time.sleep(0.3)
     readings = reading.load(file)
     file.unlink()
-    _keep(notebook, readings)
+    _save(notebook, readings)
     notebook.data["stretches"] = [
         {
             "name": one.name,
@@ -82,8 +82,8 @@ def body(notebook: Notebook) -> None:
     _coverage(notebook, readings, stretches, times, name)
 
 
-def _keep(notebook: Notebook, readings: Readings) -> None:
-    """Everything that was read, for whoever wants to look again."""
+def _save(notebook: Notebook, readings: Readings) -> None:
+    """Save all readings for later analysis."""
     import numpy as np
 
     columns: dict[str, Any] = readings._asdict()
@@ -98,7 +98,7 @@ def _run(busy: Load, notebook: Notebook) -> list[Stretch]:
     time.sleep(SETTLE_S)
     stretches = [_idle("idle", idle_s)]
     start_ns, end_ns = busy.on(steady_s)
-    # While the clocks come up power is not steady.
+    # Power is not steady while the clocks ramp up.
     stretches.append(
         Stretch("steady load", start_ns + (end_ns - start_ns) // 5, end_ns, ((start_ns, end_ns),))
     )
@@ -108,7 +108,7 @@ def _run(busy: Load, notebook: Notebook) -> list[Stretch]:
         begin_s = time.monotonic()
         while time.monotonic() - begin_s < max(wave_s, 5 * half_s):
             on.append(busy.on(half_s))
-            time.sleep(half_s * (1 + SHAKE * (2 * random.random() - 1)))
+            time.sleep(half_s * (1 + PAUSE_JITTER * (2 * random.random() - 1)))
         name = f"square wave, {half_s * 1e3:.0f} ms"
         stretches.append(Stretch(name, on[0][0], on[-1][1], tuple(on), half_s))
     return stretches
@@ -121,7 +121,7 @@ def _idle(name: str, seconds: float) -> Stretch:
 
 
 def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> dict[str, Timing]:
-    """Ticks of each value; the ones of all stretches together are returned."""
+    """Report the ticks of each value; returns those over all stretches together."""
     import numpy as np
 
     columns = {
@@ -133,7 +133,7 @@ def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> 
     whole: dict[str, Timing] = {}
     for name, values in columns.items():
         if np.isnan(values).all():
-            notebook.find(f"{name}: this board does not tell it")
+            notebook.find(f"{name}: this board does not provide it")
             continue
         for place, stretch in enumerate([None, *stretches]):
             inside = (
@@ -169,8 +169,8 @@ def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> 
             "missed",
         ],
         rows,
-        f"Read every {readings.pause_s * 1e3:.2f} ms (median), which is in the jitter. Missed: gaps of more "
-        "than 1.5 periods, in which a value may have been told again.",
+        f"Read every {readings.pause_s * 1e3:.2f} ms (median), part of the jitter. Missed: gaps of more "
+        "than 1.5 periods, in which a value may have been repeated.",
     )
     for name, found in whole.items():
         if found.period_s is not None and found.jitter_s is not None:
@@ -180,18 +180,18 @@ def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> 
     notebook.data["timing"] = {name: found.plain for name, found in whole.items()}
     wide_ms = readings.wide_ns / 1e6
     notebook.find(
-        f"a reading of all takes {np.median(wide_ms):.3f} ms (median), {np.quantile(wide_ms, 0.99):.3f} ms "
+        f"reading all values takes {np.median(wide_ms):.3f} ms (median), {np.quantile(wide_ms, 0.99):.3f} ms "
         f"(99 %), {wide_ms.max():.2f} ms at most"
     )
     return whole
 
 
 def _agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> None:
-    """The counter against integrated instant power, by the plugin's own self-check."""
+    """Compare the counter with integrated instant power, using the plugin's own self-check."""
     import numpy as np
 
     if np.isnan(readings.counter_j).all() or np.isnan(readings.instant_w).all():
-        notebook.check("counter against integrated power", None, "the board does not tell both")
+        notebook.check("counter against integrated power", None, "the board does not provide both")
         return
     rows: list[list[str | float | int | None]] = []
     judged: dict[str, CheckResult] = {}
@@ -206,12 +206,12 @@ def _agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch])
         "Energy counter over the integral of field 186",
         ["while", "ticks", "mean W", "ratio", "doubt", "self-check"],
         rows,
-        "Doubt: what sampling leaves open of the ratio.",
+        "Uncertainty: what the sampling leaves open in the ratio.",
     )
     for name in ("idle", "steady load"):
         result = judged[name]
         detail = result.reason or (f"ratio {result.ratio:.4f}" if result.ratio else "no ratio")
-        notebook.check(f"the self-check takes the counter at {name}", result.reason is None, detail)
+        notebook.check(f"the self-check accepts the counter at {name}", result.reason is None, detail)
 
 
 def _coverage(
@@ -221,31 +221,41 @@ def _coverage(
     times: dict[str, Timing],
     product: str,
 ) -> None:
-    """The share of the time in which the sensor looks, by the waves, and what the plugin assumes."""
+    """Compare the sensor's coverage, fitted to the waves, with the plugin's assumption."""
     waves = [stretch for stretch in stretches if stretch.half_s is not None]
-    # What was on before counts for what looks back so far, as averages do.
+    # A wave includes the readings before it: an averaging sensor looks back.
     wave = Wave([on for stretch in stretches for on in stretch.on])
     ticks = {
         "energy counter": powers_of_counter(readings.time_ns, readings.counter_j),
         "field 186, instant power": powers_of_reading(readings.time_ns, readings.instant_w),
         "field 185, average power": powers_of_reading(readings.time_ns, readings.average_w),
     }
-    looks: dict[str, Look] = {}
+    models: dict[str, SensorModel] = {}
     rows: list[list[str | float | int | None]] = []
     for name, (moments, powers) in ticks.items():
         period_s = times[name].period_s if name in times else None
-        look = fit(wave, moments, powers, waves[0].start_ns) if period_s is not None else None
-        if look is None or period_s is None:
+        model = fit(wave, moments, powers, waves[0].start_ns) if period_s is not None else None
+        if model is None or period_s is None:
             continue
-        looks[name] = look
-        ms = [1e3 * each for each in (period_s, look.window_s, look.low_s, look.high_s, look.lag_s)]
-        rows.append([name, look.ticks, *ms, look.coverage(period_s), look.r2, look.idle_w, look.busy_w])
+        models[name] = model
+        ms = [1e3 * each for each in (period_s, model.window_s, model.low_s, model.high_s, model.lag_s)]
+        rows.append(
+            [
+                name,
+                model.ticks,
+                *ms,
+                model.coverage(period_s),
+                model.r2,
+                model.idle_w,
+                model.busy_w,
+            ]
+        )
         notebook.find(
-            f"{name}: looks for {look.window_s * 1e3:.1f} ms of each {period_s * 1e3:.1f} ms, coverage "
-            f"{look.coverage(period_s):.2f}; this explains {look.r2:.1%} of what its ticks say"
+            f"{name}: averages {model.window_s * 1e3:.1f} ms of each {period_s * 1e3:.1f} ms, coverage "
+            f"{model.coverage(period_s):.2f}; this explains {model.r2:.1%} of the variance of its ticks"
         )
     notebook.table(
-        "How long the sensor looks, by square waves",
+        "Averaging window of the sensor, from square waves",
         [
             "value",
             "ticks",
@@ -260,47 +270,47 @@ def _coverage(
             "busy W",
         ],
         rows,
-        "Low and high: windows that explain the ticks about as well.",
+        "Low and high: bounds of the windows that fit about equally well.",
     )
-    notebook.data["looks"] = {
+    notebook.data["models"] = {
         name: {
-            **look.plain,
+            **model.plain,
             "period_s": times[name].period_s,
-            "coverage": look.coverage(times[name].period_s or 1.0),
+            "coverage": model.coverage(times[name].period_s or 1.0),
         }
-        for name, look in looks.items()
+        for name, model in models.items()
     }
-    best = next((name for name in ticks if name in looks), None)
+    best = next((name for name in ticks if name in models), None)
     if best is None:
         notebook.check("coverage of the sensor", None, "too few ticks")
         return
-    look, period_s = looks[best], times[best].period_s or 1.0
-    assumed, told = sensor_coverage(product, period_s)
+    model, period_s = models[best], times[best].period_s or 1.0
+    assumed, source = sensor_coverage(product, period_s)
     notebook.data["assumed_coverage"] = assumed
-    measured = look.coverage(period_s)
+    measured = model.coverage(period_s)
     notebook.check(
         "the plugin assumes no more coverage than the sensor has",
-        assumed <= measured * (1 + COVERAGE_DOUBT) if look.r2 >= LEAST_R2 else None,
-        f"assumed {assumed:.2f} ({told}), measured {measured:.2f} by the {best}",
+        assumed <= measured * (1 + COVERAGE_U) if model.r2 >= LEAST_R2 else None,
+        f"assumed {assumed:.2f} ({source}), measured {measured:.2f} by the {best}",
     )
-    _by_wave(notebook, waves, look, period_s, *ticks[best])
+    _by_wave(notebook, waves, model, period_s, *ticks[best])
     _figure(notebook, waves, readings)
 
 
 def _by_wave(
-    notebook: Notebook, waves: list[Stretch], look: Look, period_s: float, moments: Any, powers: Any
+    notebook: Notebook, waves: list[Stretch], model: SensorModel, period_s: float, moments: Any, powers: Any
 ) -> None:
-    """What the scatter of the ticks is under each wave, and what it would be for either kind of sensor."""
+    """Tabulate the scatter of the ticks under each wave, and what it would be for either kind of sensor."""
     rows: list[list[str | float | int | None]] = []
-    lines: dict[str, list[float]] = {"seen": [], "window as fitted": [], "looks all the time": []}
+    lines: dict[str, list[float]] = {"seen": [], "window as fitted": [], "samples all the time": []}
     for stretch in waves:
         inside = (moments > stretch.start_ns + period_s * 1e9) & (moments < stretch.end_ns)
         if inside.sum() < 4:
             continue
         wave = Wave(stretch.on)
         seen = float(powers[inside].std(ddof=1))
-        fitted = scatter(wave, moments[inside], look, look.window_s)
-        full = scatter(wave, moments[inside], look, period_s)
+        fitted = scatter(wave, moments[inside], model, model.window_s)
+        full = scatter(wave, moments[inside], model, period_s)
         lengths_ms = [(end - start) / 1e6 for start, end in stretch.on]
         rows.append(
             [
@@ -317,13 +327,13 @@ def _by_wave(
             lines[name].append(float(value or 0.0))
     notebook.table(
         "Scatter of the ticks' power under square waves",
-        ["on ms", "was on ms", "± ms", "ticks", "seen W", "window as fitted W", "looks all the time W"],
+        ["on ms", "was on ms", "± ms", "ticks", "seen W", "window as fitted W", "samples all the time W"],
         rows,
     )
     x = [float(row[0] or 0) for row in rows]
     styles = ("points", "line", "line")
     notebook.figure(
-        "A load that goes on and off: what the ticks scatter",
+        "Scatter of the ticks under a load that goes on and off",
         "load on, then off (ms)",
         "standard deviation of the ticks' power (W)",
         [
@@ -335,7 +345,7 @@ def _by_wave(
 
 
 def _figure(notebook: Notebook, waves: list[Stretch], readings: Readings) -> None:
-    """One wave as the board tells it."""
+    """Plot one wave as the board reports it."""
     import numpy as np
 
     stretch = max(waves, key=lambda one: one.half_s or 0)
@@ -352,7 +362,7 @@ def _figure(notebook: Notebook, waves: list[Stretch], readings: Readings) -> Non
     edges = [(moment - zero_ns) / 1e9 for on in stretch.on for moment in on]
     top = max((max(line.y, default=0.0) for line in lines), default=1.0)
     lines.append(Line(label="load on", x=edges, y=[0.0, top][::-1] * (len(edges) // 2), style="steps"))
-    notebook.figure(f"{stretch.name}: what the board tells", "s", "W", lines)
+    notebook.figure(f"{stretch.name}: as the board reports it", "s", "W", lines)
 
 
 def _line(label: str, moments: Any, powers: Any, zero_ns: int) -> Line:

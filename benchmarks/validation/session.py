@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running pytest and the plugin's programs as a user would, and keeping what they print."""
+"""Run pytest and the plugin's programs as a user would, and keep their output."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .suite.in_rank import DRY_VARIABLE, OUT_VARIABLE
 
 SUITE = Path(__file__).with_name("suite")
 
-#: ``llenergy``, wherever the package is.
+#: The ``llenergy`` command, wherever the package is.
 LLENERGY = (sys.executable, "-m", "pytest_llenergy.cli")
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended, or ``None`` for the code of one whose time was up."""
+    """A finished command; ``code`` is None if its time was up."""
 
     code: int | None
     output: str
@@ -39,13 +39,13 @@ class Done:
 
     @property
     def last(self) -> str:
-        """What it ended with, for a sentence."""
+        """Return the last line of the output."""
         lines = [line.strip("= ") for line in self.output.splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "it printed nothing"
 
 
 def pytest_command(suite: str, *options: str) -> list[str]:
-    """One of the suites."""
+    """Return the command that runs one of the suites."""
     return [
         *(sys.executable, "-m", "pytest", "-c", str(SUITE / "pytest.ini"), "-ra"),
         *("-p", "benchmarks.validation.suite_plugin", *options, str(SUITE / f"{suite}.py")),
@@ -53,7 +53,7 @@ def pytest_command(suite: str, *options: str) -> list[str]:
 
 
 def variables(notebook: Notebook, more: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment of a command; ``None`` removes a variable."""
+    """Return the environment of a command; None removes a variable."""
     given = {
         **os.environ,
         "PYTHONPATH": python_path(),
@@ -71,7 +71,7 @@ def run(
     more: Mapping[str, str | None] | None = None,
     directory: Path = ROOT,
 ) -> Done:
-    """Run a command to its end, or until its time is up; its output is kept under ``name``."""
+    """Run a command to its end or until its time is up; its output is kept under ``name``."""
     begin_s = time.monotonic()
     code: int | None
     try:
@@ -89,25 +89,25 @@ def run(
         code, raw = None, error.stdout or b""
     found = Done(code, raw.decode(errors="replace"), time.monotonic() - begin_s)
     ended = f"exit code {code}" if code is not None else "its time was up"
-    told = [part if part != sys.executable else "python" for part in command]
+    shown = [part if part != sys.executable else "python" for part in command]
     with notebook.file("terminal.txt").open("a") as log:
-        log.write(f"$ {shlex.join(told)}\n{found.output}\n[{name}: {ended}, {found.seconds:.1f} s]\n\n")
+        log.write(f"$ {shlex.join(shown)}\n{found.output}\n[{name}: {ended}, {found.seconds:.1f} s]\n\n")
     return found
 
 
 def notes(file: Path) -> list[dict[str, Any]]:
-    """What a suite has noted, in order."""
+    """Return the observations that a suite recorded, in order."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def noting(file: Path) -> dict[str, str | None]:
-    """For ``variables``: where a suite notes."""
+    """Return the variables that tell a suite where to record its observations."""
     file.unlink(missing_ok=True)
     return {OUT_VARIABLE: str(file)}
 
 
 def report_of(file: Path) -> Report | None:
-    """A report, or the journal of a run that was ended before it was written; ``None`` where nothing was."""
+    """Return a report, or the journal of a run that ended before it was written; None if there is neither."""
     journals = sorted(file.parent.glob(f"{file.stem}.*.journal.jsonl"))
     for one in (file, *journals):
         with suppress(OSError, LLEnergyError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of decoding, measured by the plugin in this process, as a test would have them."""
+"""Rounds of decoding, measured in this process with the plugin's own experiment, as in a test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARMUP_S = 0.5
 
 
 def step_s(work: Steps) -> float:
-    """Seconds of a step, once they are warm."""
+    """Measure the seconds per step after warm-up."""
     steps = 2
     while True:
         begin_s = time.monotonic()
@@ -33,10 +33,10 @@ def step_s(work: Steps) -> float:
 
 
 def measured(work: Steps, steps: int, rounds: int, each_s: float) -> Experiment:
-    """So many rounds of so many steps; ``each_s`` is about how long a step takes."""
+    """Measure ``rounds`` rounds of ``steps`` steps; ``each_s`` is the approximate duration of a step."""
     lease = select_devices(GpuRequest(1))
     warmup = max(1, math.ceil(WARMUP_S / (steps * each_s)))
-    # Without a budget there are no more rounds than asked, of one iteration each.
+    # Without a budget, exactly ``rounds`` rounds of one iteration are measured.
     plan = RoundPlan(rounds=rounds, warmup=warmup, budget_s=0.0)
     selection = open_meters(("nvml",), MeterRegistry(), Targets(lease.uuids))
     return measure(CallWorkload(lambda: work.run(steps)), plan, selection, lease)
@@ -44,10 +44,10 @@ def measured(work: Steps, steps: int, rounds: int, each_s: float) -> Experiment:
 
 @dataclass(frozen=True)
 class Window:
-    """All rounds of one length. Joules are those of one token; ``u_j`` is the claimed standard uncertainty.
+    """All rounds of one length. Energies are joules per token; ``u_j`` is the stated standard uncertainty.
 
-    ``values_j`` and ``each_u_j`` are those of the single rounds that have a value. ``temperature_c`` is the
-    mean at their starts.
+    ``values_j`` and ``each_u_j`` belong to the rounds that have a value. ``temperature_c`` is the mean of the
+    temperatures at the start of the rounds.
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class Window:
 
     @property
     def spread(self) -> float | None:
-        """Relative standard deviation of the rounds."""
+        """Return the relative standard deviation of the rounds."""
         if len(self.values_j) < 2:
             return None
         mean_j = math.fsum(self.values_j) / len(self.values_j)
@@ -71,7 +71,7 @@ class Window:
 
 
 def window(work: Steps, seconds: float, rounds: int, each_s: float) -> Window | str:
-    """Measure rounds of about so many seconds; why there is no number where there is none."""
+    """Measure rounds of about ``seconds`` each. Returns the reason as text if there is no value."""
     steps = max(1, round(seconds / each_s))
     found = measured(work, steps, rounds, each_s)
     tokens = steps * work.tokens_per_step

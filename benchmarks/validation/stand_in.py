@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dry runs: the stand-in for the driver's library in the place of a board, so that answers are known."""
+"""Dry runs: a stand-in for the driver's library simulates a board whose energy is known exactly."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MS = 1_000_000
 
 IDLE_W, BUSY_W = 100.0, 500.0
 
-#: How long a pretended decoding step takes (seconds).
+#: Duration of a simulated decoding step (seconds).
 STEP_S = 0.005
 
-#: The end of the work is waited for by looking at the clock, for so long.
+#: The end of the work is awaited by polling the clock for this long (seconds).
 SPIN_NS = 2 * MS
 
-#: A sensor that looks all the time, whose counter comes up to 1 ms late.
+#: A sensor that samples all the time, with a counter that ticks up to 1 ms late.
 FULL = Board(
     power_w=IDLE_W,
     latch_ns=100 * MS,
@@ -36,14 +36,14 @@ FULL = Board(
 
 @contextmanager
 def board(directory: Path, made: Board = FULL) -> Iterator[str]:
-    """A world with one board, seen by this process and by those that it starts; yields the board's UUID."""
+    """Simulate one board for this process and its children; yields the board's UUID."""
     library = build_library(directory / "library")
     with World(directory / "world", [made]) as world:
         ctypes.CDLL(str(library))
         before = dict(os.environ)
         os.environ.update(world.environment(library.parent))
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        # What was found out about this board is true of no other.
+        # Cached properties of the simulated board must not be used for a real one.
         os.environ["LLENERGY_CACHE_DIR"] = str(directory / "cache")
         try:
             yield world.board(0).uuid
@@ -57,18 +57,21 @@ def _world() -> World:
 
 
 def _busy(world: World, seconds: float) -> tuple[int, int]:
-    """Busy power for exactly so long, told in advance: a late end of the sleep adds nothing to it."""
+    """Draw busy power for exactly ``seconds``.
+
+    The end is scheduled in advance, so that a late wake-up does not prolong it.
+    """
     start_ns = world.set_power(0, BUSY_W)
     end_ns = world.set_power(0, IDLE_W, start_ns + round(seconds * 1e9))
     time.sleep(max(0.0, (end_ns - SPIN_NS - time.monotonic_ns()) / 1e9))
-    # Sleeps end late, and idle power would then be part of the work.
+    # Sleeps end late, and idle power would then count as work.
     while time.monotonic_ns() < end_ns:
         pass
     return start_ns, end_ns
 
 
 class StandInLoad:
-    """Busy power of the stand-in."""
+    """A load at the busy power of the stand-in."""
 
     what = f"{BUSY_W:.0f} W of the stand-in, {IDLE_W:.0f} W between"
 
@@ -76,7 +79,7 @@ class StandInLoad:
         self._world = _world()
 
     def on(self, seconds: float) -> tuple[int, int]:
-        """Exactly so long."""
+        """Draw busy power for exactly ``seconds``."""
         return _busy(self._world, seconds)
 
 
@@ -90,5 +93,5 @@ class StandInSteps:
         self._world = _world()
 
     def run(self, steps: int) -> None:
-        """So many at a stretch."""
+        """Run ``steps`` steps without a pause."""
         _busy(self._world, steps * STEP_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for the suites: models with drawn weights, a last moment, and whether CUDA was touched."""
+"""pytest plugin for the suites: models with random weights, a deadline, and a record of CUDA's state."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.transformers import SPEC
 
-#: Monotonic seconds at which all tests have to be over, and how long one may take: more where it compiles.
+#: Monotonic time (seconds) by which all tests must be over, and the longest time of one test.
 UNTIL_VARIABLE = "LLENERGY_VALIDATION_UNTIL"
 TEST_S, COMPILED_TEST_S = 9.0, 40.0
 
-#: Where pytest's own process says whether it has touched CUDA.
+#: File in which pytest's own process records whether CUDA was initialised.
 STATE_VARIABLE = "LLENERGY_VALIDATION_STATE"
 
-#: Set where the models are directories without weights.
+#: Set if the models are directories without weights.
 MODELS_VARIABLE = "LLENERGY_VALIDATION_MODELS"
 
-#: ``CUDA_ERROR_NOT_INITIALIZED`` (cuda.h): what every call but ``cuInit`` says before that was called.
+#: ``CUDA_ERROR_NOT_INITIALIZED`` (cuda.h): returned by every call before ``cuInit``.
 NOT_INITIALIZED = 3
 
 DRAWN = replace(SPEC, factory="benchmarks.validation.drawn:DrawnBackend")
@@ -54,7 +54,7 @@ def pytest_sessionfinish() -> None:
 
 
 def cuda_state() -> dict[str, Any]:
-    """Whether this process has called ``cuInit``, by what the driver and torch say, and by its open files."""
+    """Return whether this process has called ``cuInit``: by the driver, by torch and by its open files."""
     torch = sys.modules.get("torch")
     files = []
     for link in Path("/proc/self/fd").iterdir():
@@ -68,7 +68,7 @@ def cuda_state() -> dict[str, Any]:
 
 
 def _driver_code() -> int | None:
-    """What the driver says to a call that needs no device; ``None`` where there is no driver."""
+    """Return the driver's code for a call that needs no device; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

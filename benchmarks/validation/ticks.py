@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a value that is read again and again changes: period and jitter of a sensor."""
+"""Period and jitter of a sensor, from the times at which its polled value changes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: A gap of so many periods has a tick in it that did not show, because the value was the same.
+#: A gap of this many periods contains a tick that went unnoticed because the value was the same.
 MISSED = 1.5
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Ticks of one value, in seconds. ``pause_s`` is the time between two looks: nothing is known to better.
+    """Ticks of one value, in seconds. ``pause_s`` is the time between two polls, which limits the resolution.
 
-    ``jitter_s`` is the standard deviation of the gaps between ticks that have no missed tick in them;
-    ``missed`` is how many have. ``late95_s`` is by what 95 % of the gaps are off at most.
+    ``jitter_s`` is the standard deviation of the gaps without a missed tick; ``missed`` is the number of gaps
+    with one. ``late95_s`` bounds the deviation of 95 % of the gaps.
     """
 
     ticks: int
@@ -29,12 +29,12 @@ class Timing:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as JSON primitives."""
         return asdict(self)
 
 
 def changes(time_ns: Any, values: Any) -> tuple[Any, Any]:
-    """The moment of each change (the middle between the two looks, ns) and the place of the second look."""
+    """Return the time of each change (midway between the two polls, ns) and the index of the second poll."""
     import numpy as np
 
     at = np.flatnonzero(np.diff(values) != 0) + 1
@@ -42,7 +42,7 @@ def changes(time_ns: Any, values: Any) -> tuple[Any, Any]:
 
 
 def timing(time_ns: Any, values: Any) -> Timing:
-    """Of a value that was read at these times; ``nan`` throughout gives no tick."""
+    """Return the timing of a value polled at these times; all ``nan`` gives no tick."""
     import numpy as np
 
     pause_s = float(np.median(np.diff(time_ns))) / 1e9 if len(time_ns) > 1 else float("nan")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 7, a user's commands: the benchmarks with a report, and the same work twice with ``llenergy ab``."""
+"""Part 7, a user's commands: the benchmarks with a report, and ``llenergy ab`` on the same work twice."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .session import LLENERGY, SUITE, noting, report_of, run
 
 BUDGET_S = 80.0
 
-#: Seconds that are kept for ``ab`` after the benchmarks.
+#: Seconds reserved for ``ab`` after the benchmarks.
 AB_S = 30.0
 
-#: What the line of a test begins with.
+#: Start of a test's line in the output.
 VERDICTS = ("regressed", "improved", "unchanged", "inconclusive", "invalid")
 
 
 def body(notebook: Notebook) -> None:
-    """What the README says to type, with a model that needs no network."""
+    """Run the commands of the README with a model that needs no network."""
     if not notebook.dry:
         need_cuda()
         need_board()
@@ -34,10 +34,10 @@ def _benchmarks(notebook: Notebook) -> None:
     size = "tiny" if notebook.dry else "135m"
     command = [sys.executable, "-m", "pytest", what, f"--energy-report={report}", *quick]
     command += [f"--energy-model=random:llama-{size}", "--energy-backend=transformers"]
-    # Some need a server, and where no backend serves their collection is an error; some need two boards, and
-    # would be on the CPU for long.
+    # Some need a server; without a backend that serves, collecting them is an error. Others need two boards
+    # and would be slow on the CPU.
     command += ["--ignore=benchmarks/serving", "-k", "not parallel"]
-    # The repository's own settings make errors of warnings, which is for its tests.
+    # The repository's settings turn warnings into errors, which is meant for its own tests.
     command += ["-W", "default", "-p", "no:cacheprovider"]
     done = run(notebook, "benchmarks", command, notebook.left_s - AB_S)
     made = report_of(report)
@@ -52,11 +52,11 @@ def _benchmarks(notebook: Notebook) -> None:
     if not notebook.dry:
         kinds = {record.kind for record in on_gpu}
         told = f"{len(on_gpu)} of {len(measured)}; kinds {sorted(map(str, kinds))}"
-        notebook.check("they were measured on the GPU", bool(on_gpu) and kinds == {"measured"}, told)
+        notebook.check("the tests were measured on the GPU", bool(on_gpu) and kinds == {"measured"}, told)
 
 
 def _ab(notebook: Notebook) -> None:
-    """In a directory of its own: what is compared must not change meanwhile, and this repository might."""
+    """Compare a copy in a separate directory, since this repository may change meanwhile."""
     with scratch("ab") as directory:
         shutil.copytree(SUITE, directory / "suite", ignore=shutil.ignore_patterns("__pycache__"))
         sides = directory / "ab.json"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 4, visibility: what ranks see under each outer setting, who else is there, and taking turns."""
+"""Part 4, visibility: CUDA_VISIBLE_DEVICES outside and in ranks, foreign processes, and queueing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BUDGET_S = 58.0
 #: A UUID that no board has.
 NOBODY = "GPU-00000000-0000-4000-8000-000000000000"
 
-#: Outer values that allow no GPU.
+#: Outer values that hide every GPU.
 HIDING = ("", "-1", NOBODY)
 
-#: Longest time of one pytest run (seconds).
+#: Time limit of one pytest run (seconds).
 LIMIT_S = 30.0
 
-#: A second program on the board: memory, and work on it, until its standard input ends.
+#: A foreign process on the board: holds memory and computes until its standard input is closed.
 FOREIGN = """
 import sys, threading, torch
 held = torch.zeros(2 << 30, dtype=torch.uint8, device="cuda")
@@ -43,7 +43,7 @@ while not over.is_set():
 
 
 def body(notebook: Notebook) -> None:
-    """Outer settings, then a foreign process, then two runs at once."""
+    """Check outer settings, then a foreign process, then two concurrent runs."""
     with ExitStack() as stack:
         if notebook.dry:
             directory = stack.enter_context(scratch("visibility"))
@@ -52,7 +52,7 @@ def body(notebook: Notebook) -> None:
             need_cuda()
             uuid = need_board()
         rows: list[list[str | float | int | None]] = []
-        # Nothing of these touches the board: they run at once.
+        # None of these uses the board, so they run concurrently.
         with ThreadPoolExecutor() as threads:
             hidden = [(value, threads.submit(_pytest, notebook, f"hidden{value}", value)) for value in HIDING]
         rows += [_hidden(notebook, value, *run.result()) for value, run in hidden]
@@ -60,7 +60,7 @@ def body(notebook: Notebook) -> None:
             rows.append(_seen(notebook, shown, uuid))
         notebook.table(
             "A test with gpus(1) under each outer CUDA_VISIBLE_DEVICES",
-            ["outer value", "outcome", "the rank saw", "cuInit in pytest", "s", "pytest said"],
+            ["outer value", "outcome", "seen by the rank", "cuInit in pytest", "s", "last line of pytest"],
             rows,
         )
         _foreign(notebook, uuid)
@@ -76,32 +76,32 @@ def _pytest(notebook: Notebook, name: str, value: str | None, *options: str) -> 
 
 
 def _initialised(state: Path) -> str:
-    """Whether pytest's own process has initialised CUDA."""
+    """Return whether pytest's own process has initialised CUDA."""
     if not state.exists():
         return "unknown"
-    told = json.loads(state.read_text())
-    touched = told["torch"] or told["uvm"] or told["driver"] not in (None, NOT_INITIALIZED)
+    cuda = json.loads(state.read_text())
+    touched = cuda["torch"] or cuda["uvm"] or cuda["driver"] not in (None, NOT_INITIALIZED)
     return "YES" if touched else "no"
 
 
 def _hidden(
     notebook: Notebook, value: str, done: Done, _out: Path, state: Path
 ) -> list[str | float | int | None]:
-    """An outer value that allows no GPU: the test is skipped, saying so."""
+    """Check that a test is skipped with a reason if the outer value hides every GPU."""
     reason = next((line for line in done.output.splitlines() if line.startswith("SKIPPED")), done.last)
     skipped = done.code == 0 and "1 skipped" in done.output and repr(value) in reason
     touched = _initialised(state)
-    notebook.check(f"CUDA_VISIBLE_DEVICES={value!r}: skipped, saying so", skipped, reason)
+    notebook.check(f"CUDA_VISIBLE_DEVICES={value!r}: skipped with a reason", skipped, reason)
     notebook.check(f"CUDA_VISIBLE_DEVICES={value!r}: no CUDA in pytest", touched == "no", touched)
     return [repr(value), "skipped" if skipped else "NOT SKIPPED", "", touched, done.seconds, reason]
 
 
 def _seen(notebook: Notebook, value: str | None, uuid: str) -> list[str | float | int | None]:
-    """An outer value that allows the board: the rank sees it and no other."""
-    told = "unset" if value is None else repr(value)
+    """Check that with an outer value that allows the board the rank sees this board and no other."""
+    setting = "unset" if value is None else repr(value)
     if notebook.dry:
-        notebook.check(f"CUDA_VISIBLE_DEVICES {told}: the rank sees its lease", None, "needs CUDA")
-        return [told, "needs CUDA", "", "", None, ""]
+        notebook.check(f"CUDA_VISIBLE_DEVICES {setting}: the rank sees its lease", None, "needs CUDA")
+        return [setting, "needs CUDA", "", "", None, ""]
     name = f"seen-{'unset' if value is None else value}"
     done, out, state = _pytest(notebook, name, value)
     found = notes(out)
@@ -109,19 +109,19 @@ def _seen(notebook: Notebook, value: str | None, uuid: str) -> list[str | float 
     lease = found[0]["lease"] if found else []
     touched = _initialised(state)
     notebook.check(
-        f"CUDA_VISIBLE_DEVICES {told}: lease, CUDA's properties and NVML name one board",
-        # Without a setting a host of several boards may give another.
+        f"CUDA_VISIBLE_DEVICES {setting}: lease, CUDA's properties and NVML name one board",
+        # Without a setting, a host with several boards may lease another one.
         done.code == 0 and seen == lease and (value is None or lease == [uuid]),
         f"lease {lease}, CUDA {seen}, NVML {uuid}; {done.last}",
     )
-    notebook.check(f"CUDA_VISIBLE_DEVICES {told}: no CUDA in pytest", touched == "no", touched)
+    notebook.check(f"CUDA_VISIBLE_DEVICES {setting}: no CUDA in pytest", touched == "no", touched)
     outcome = "passed" if done.code == 0 else f"FAILED ({done.code})"
-    return [told, outcome, ", ".join(seen), touched, done.seconds, done.last]
+    return [setting, outcome, ", ".join(seen), touched, done.seconds, done.last]
 
 
 @contextmanager
-def _second_program() -> Iterator[bool]:
-    """Somebody else's program on the board; whether it came up."""
+def _foreign_process() -> Iterator[bool]:
+    """Run a foreign process on the board; yields whether it started."""
     command = [sys.executable, "-c", FOREIGN]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as other:
@@ -136,17 +136,17 @@ def _second_program() -> Iterator[bool]:
 
 
 def _foreign(notebook: Notebook, uuid: str) -> None:
-    what = "a foreign process on the board is found"
+    what = "a foreign process on the board is detected"
     if notebook.dry:
         notebook.check(what, None, "needs CUDA")
         return
-    with _second_program() as there:
+    with _foreign_process() as there:
         if not there:
-            notebook.check(what, None, "the second program did not start")
+            notebook.check(what, None, "the foreign process did not start")
             return
         done, _, _ = _pytest(notebook, "foreign", uuid, "--energy-busy-timeout=2")
-        said = next((line for line in done.output.splitlines() if "busy with" in line), done.last)
-        notebook.check(what, done.code == 1 and "busy with" in done.output, said.strip())
+        message = next((line for line in done.output.splitlines() if "busy with" in line), done.last)
+        notebook.check(what, done.code == 1 and "busy with" in done.output, message.strip())
         if notebook.left_s < 25.0:
             notebook.check("with --energy-busy=skip it skips", None, "out of time")
             return
@@ -155,7 +155,7 @@ def _foreign(notebook: Notebook, uuid: str) -> None:
 
 
 def _queue(notebook: Notebook) -> None:
-    """Two runs of pytest at once: both pass, one after the other."""
+    """Start two pytest runs at once and check that both pass, one after the other."""
     out = notebook.file("queue.jsonl")
     given = variables(notebook, noting(out))
     begin_s = time.monotonic()
@@ -180,7 +180,7 @@ def _queue(notebook: Notebook) -> None:
     apart = len(turns) == 2 and turns[0][1] <= turns[1][0]
     gap = f", {(turns[1][0] - turns[0][1]) / 1e9:.2f} s between them" if len(turns) == 2 else ""
     notebook.check(
-        "two runs of pytest take turns on the one device",
+        "two concurrent pytest runs take turns on the device",
         codes == [0, 0] and apart,
         f"exit codes {codes}, {len(turns)} turns{gap}, {time.monotonic() - begin_s:.1f} s in all",
     )

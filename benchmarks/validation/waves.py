@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For how long does a sensor look? Told by a load that is on and off at known times.
+"""Estimate a sensor's model window from a load that is on and off at known times.
 
-At each tick a sensor says the mean power over the last W seconds, perhaps some time L ago. The load was on
-for a known share of that time, and if W and L are right, power is a straight line over that share. W and L
-are those for which it is one best. The ticks of a counter say a mean power too: what it has counted since the
-tick before, over that time. A sensor that looks all the time has W of a tick's period.
+At each tick a sensor reports the mean power over the last W seconds, possibly delayed by L. The load was on
+for a known share of that interval; with the right W and L, power is a linear function of that share. W and L
+are fitted for the best line. Ticks of a counter give a mean power too: the energy since the previous tick
+divided by the time. A sensor that samples all the time has W equal to the tick period.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Windows that are tried: from 1 ms to 1.6 s, each so many times longer than the one before.
+#: Candidate windows: from 1 ms to 1.6 s in a geometric series.
 SHORTEST_S, LONGEST_S, STEP = 0.001, 1.6, 1.03
 
-#: Lags that are tried (seconds): up to this in coarse steps, then so far around the best in fine ones.
+#: Candidate lags (seconds): coarse steps up to this one, then fine steps around the best.
 LONGEST_LAG_S, COARSE_LAG_S = 0.3, 0.005
 AROUND_LAG_S, FINE_LAG_S = 0.008, 0.001
 
-#: Ticks below which nothing is fitted, and ticks that are enough: of more a random choice is taken.
+#: Fewest ticks for a fit, and the number above which a random subset is used.
 FEWEST, MOST = 24, 300
 
-#: Windows whose misfit is larger than the least by this share over the square root of the ticks do as well.
+#: Windows whose misfit exceeds the least by at most this share over sqrt(ticks) fit equally well.
 AS_GOOD = 4.0
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a sensor looks. ``r2`` is the share of the variance of its ticks that this explains.
+class SensorModel:
+    """A sensor that averages over a window, fitted; ``r2`` is the share of the ticks' variance explained.
 
-    ``low_s`` and ``high_s`` are the windows that explain it about as well. ``idle_w`` and ``busy_w`` are what
-    it says with the load off and on throughout.
+    ``low_s`` and ``high_s`` bound the windows that fit about equally well. ``idle_w`` and ``busy_w`` are the
+    fitted readings with the load off and on throughout.
     """
 
     ticks: int
@@ -46,11 +46,11 @@ class Look:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as JSON primitives."""
         return asdict(self)
 
     def coverage(self, period_s: float) -> float:
-        """The share of the time in which it looks, at most 1."""
+        """Return the share of the time in which the sensor samples, at most 1."""
         return min(1.0, self.window_s / period_s)
 
 
@@ -67,7 +67,10 @@ class Wave:
         self._spent_s = np.concatenate([[0.0], np.repeat(np.cumsum(lengths_s), 2)[:-1]])
 
     def share(self, end_s: Any, window_s: float) -> Any:
-        """The share of the ``window_s`` before each moment (seconds from the start) in which it was on."""
+        """Return the share of the ``window_s`` before each moment in which the load was on.
+
+        Moments are seconds from the start of the wave.
+        """
         import numpy as np
 
         until = np.interp(end_s, self._edges_s, self._spent_s)
@@ -75,7 +78,7 @@ class Wave:
 
 
 def powers_of_counter(time_ns: Any, counter_j: Any) -> tuple[Any, Any]:
-    """From each tick of a counter to the next: the moment of the second (ns), and the mean power (W)."""
+    """Return the time (ns) of each counter tick but the first, and the mean power (W) since the last one."""
     import numpy as np
 
     from .ticks import changes
@@ -85,17 +88,17 @@ def powers_of_counter(time_ns: Any, counter_j: Any) -> tuple[Any, Any]:
 
 
 def powers_of_reading(time_ns: Any, watts: Any) -> tuple[Any, Any]:
-    """Each change of a power reading: its moment (ns), and the power from then on (W)."""
+    """Return the time (ns) of each change of a power reading, and the new power (W)."""
     from .ticks import changes
 
     moments, at = changes(time_ns, watts)
     return moments, watts[at]
 
 
-def fit(wave: Wave, moments_ns: Any, powers_w: Any, from_ns: int | None = None) -> Look | None:
-    """How the sensor looked whose ticks said these powers; ``None`` where they are few or all the same.
+def fit(wave: Wave, moments_ns: Any, powers_w: Any, from_ns: int | None = None) -> SensorModel | None:
+    """Fit window and lag to ticks with these powers; None if they are few or all equal.
 
-    Ticks before ``from_ns`` are left out, by default those before the load was on for the first time.
+    Ticks before ``from_ns`` are ignored, by default those before the load was first on.
     """
     import numpy as np
 
@@ -117,7 +120,7 @@ def fit(wave: Wave, moments_ns: Any, powers_w: Any, from_ns: int | None = None) 
     good = windows[left <= left.min() * (1 + AS_GOOD / len(powers) ** 0.5) + 1e-9]
     window_s, lag_s = float(windows[best_row]), float(lags[best_lag])
     slope, idle_w = np.polyfit(wave.share(seconds - lag_s, window_s), powers, 1)
-    return Look(
+    return SensorModel(
         ticks=len(powers),
         window_s=window_s,
         low_s=float(good.min()),
@@ -130,7 +133,7 @@ def fit(wave: Wave, moments_ns: Any, powers_w: Any, from_ns: int | None = None) 
 
 
 def _explained(wave: Wave, seconds: Any, powers: Any, windows: Any, lags: Any) -> Any:
-    """The share of the ticks' variance that each window (rows) with each lag (columns) explains."""
+    """Return the share of the ticks' variance explained by each window (rows) and lag (columns)."""
     import numpy as np
 
     ends = seconds[:, None] - lags[None, :]
@@ -140,15 +143,15 @@ def _explained(wave: Wave, seconds: Any, powers: Any, windows: Any, lags: Any) -
         shares = wave.share(ends, window_s)
         shares = shares - shares.mean(axis=0)
         norm = (shares**2).sum(axis=0) * (centred**2).sum()
-        # Power does not fall when the load is on.
+        # Power does not drop when the load is on.
         along = np.maximum(centred @ shares, 0.0)
         explained[row] = np.divide(along**2, norm, out=np.zeros(len(lags)), where=norm > 0)
     return explained
 
 
-def scatter(wave: Wave, moments_ns: Any, look: Look, window_s: float) -> float | None:
-    """The standard deviation (W) that ticks at these moments would have with a window of another length."""
+def scatter(wave: Wave, moments_ns: Any, model: SensorModel, window_s: float) -> float | None:
+    """Return the standard deviation (W) of ticks at these moments for a window of another length."""
     if len(moments_ns) < 2:
         return None
-    shares = wave.share((moments_ns - wave.start_ns) / 1e9 - look.lag_s, window_s)
-    return float((look.busy_w - look.idle_w) * shares.std(ddof=1))
+    shares = wave.share((moments_ns - wave.start_ns) / 1e9 - model.lag_s, window_s)
+    return float((model.busy_w - model.idle_w) * shares.std(ddof=1))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetch what the plugin needs, for a machine that has neither it nor a network, into wheels/ beside this file:
+# Download the plugin's dependencies into wheels/ in this folder, for a machine without them and without a network:
 #   benchmarks/validation/wheels.sh [PYTHON-VERSION of that machine, 3.12]
 # For Linux on x86-64; git ignores the folder.
 set -euo pipefail

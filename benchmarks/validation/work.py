@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that a part measures: a load that is on for a known time, and decoding steps. On CUDA or pretended.
+"""Work that parts measure: a load of known duration, and decoding steps. Simulated in a dry run.
 
-The board is leased while a part uses it in its own process, so that no test of anybody comes between.
+The board is leased while a part uses it in its own process, so that no other test runs on it meanwhile.
 """
 
 from __future__ import annotations
@@ -17,44 +17,46 @@ from pytest_llenergy.devices.locks import acquire
 from . import stand_in
 from .part import Notebook, need_board, need_cuda, scratch
 
-#: Seconds to wait for a board that somebody else has leased.
+#: Longest wait for a board that is leased by someone else (seconds).
 LEASE_WAIT_S = 5.0
 
-#: A product of matrices takes about so long (seconds), whatever the board: several of them are queued.
+#: Approximate duration of one matrix product on any board (seconds); several are queued.
 UNIT_S = 0.0002
 
 
 class Load(Protocol):
-    """Something that keeps the board busy."""
+    """A load that keeps the board busy."""
 
     @property
     def what(self) -> str:
-        """In words."""
+        """Description for a sentence."""
 
     def on(self, seconds: float) -> tuple[int, int]:
-        """Busy for about so long; blocks until it is over. Returns start and end (monotonic ns)."""
+        """Keep the board busy for about ``seconds``. Returns start and end (monotonic ns)."""
 
 
 class Steps(Protocol):
-    """Decoding steps, each the same work."""
+    """Decoding steps of equal work."""
 
     @property
     def what(self) -> str:
-        """In words."""
+        """Description for a sentence."""
 
     @property
     def tokens_per_step(self) -> int:
-        """How many sequences there are."""
+        """Number of sequences."""
 
     def run(self, steps: int) -> None:
-        """Do so many; blocks until they are done."""
+        """Run ``steps`` steps; blocks until they are done."""
 
 
 @contextmanager
 def board(notebook: Notebook) -> Iterator[str]:
-    """The board to use, leased. In a dry run that of the stand-in, whose power is known exactly.
+    """Lease the board to use and yield its UUID; in a dry run a simulated board with exactly known power.
 
-    Raises ``SkippedError`` where there is no GPU or no CUDA, ``DeviceError`` where it cannot be leased.
+    Raises:
+        SkippedError: There is no GPU or no CUDA.
+        DeviceError: The board cannot be leased.
     """
     with ExitStack() as stack:
         if notebook.dry:
@@ -62,19 +64,19 @@ def board(notebook: Notebook) -> Iterator[str]:
             return
         need_cuda()
         uuid = need_board()
-        # A board that cannot be leased is a failure, and named as such: leases are among what is validated.
+        # Leasing is itself validated, so a board that cannot be leased is a failure.
         held = acquire(LockRequest((DeviceLock(uuid),)), LEASE_WAIT_S, f"validation: {notebook.name}")
         stack.callback(held.release)
         yield uuid
 
 
 def load(notebook: Notebook) -> Load:
-    """What keeps the board busy."""
+    """Return a load for this board."""
     return stand_in.StandInLoad() if notebook.dry else CudaLoad()
 
 
 def steps(notebook: Notebook) -> Steps:
-    """What decodes."""
+    """Return decoding steps for this board."""
     if notebook.dry:
         return stand_in.StandInSteps()
     from .decoder import Decoder
@@ -83,7 +85,7 @@ def steps(notebook: Notebook) -> Steps:
 
 
 class CudaLoad:
-    """Products of random bf16 matrices, in queue, of which it is known how long each takes."""
+    """Queued products of random bf16 matrices, whose duration is calibrated."""
 
     def __init__(self) -> None:
         import torch
@@ -97,7 +99,7 @@ class CudaLoad:
             if self.unit_s <= 2 * UNIT_S or size <= 512:
                 break
             size //= 2
-        # Long enough for the clocks to come up.
+        # Long enough for the clocks to ramp up.
         self._repeat(round(1.0 / self.unit_s))
         self.unit_s = self._timed(round(0.5 / self.unit_s))
         self.what = (
@@ -122,7 +124,7 @@ class CudaLoad:
         self._torch.cuda.synchronize()
 
     def _timed(self, count: int) -> float:
-        """Seconds of one, by CUDA events."""
+        """Return the seconds of one product, measured with CUDA events."""
         begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(count):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 5, workers: a rank with NCCL, the fork server with CUDA's torch, the doctor, and kill -9."""
+"""Part 5, workers: NCCL in a rank, the fork server with CUDA in torch, the doctor, and kill -9."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from .session import LLENERGY, notes, noting, pytest_command, report_of, run, va
 
 BUDGET_S = 78.0
 
-#: Whom the storms kill, in turn.
+#: Processes that the kill tests kill, in turn.
 VICTIMS = ("pytest", "supervisor", "pytest", "rank")
 
-#: Seconds until a killed run has to be gone, and until a test has to be at work.
+#: Seconds within which a killed run must be gone, and within which a test must start its work.
 GONE_S, READY_S = 15.0, 40.0
 
-#: Memory of the board that may be in use besides the baseline: contexts of others come and go.
+#: Tolerated memory use of the board above the baseline: contexts of other processes come and go.
 SLACK_BYTES = 64 << 20
 
 
 def body(notebook: Notebook) -> None:
-    """Ranks first, the doctor, and storms for as long as there is time."""
+    """Check ranks, then the doctor, then kill runs for the rest of the time."""
     uuid: str | None = None
     if not notebook.dry:
         need_cuda()
@@ -49,8 +49,8 @@ def body(notebook: Notebook) -> None:
 
 
 def _ranks(notebook: Notebook) -> None:
-    """One rank of each kind of start, with a process group and with work that is measured."""
-    # Few are enough of those that take seconds to start.
+    """Start ranks by each method, with a process group and with measured work."""
+    # One test per method with a slow start is enough.
     for method, which, tests in (("spawn", "exchange or multiply and 1", 2), ("forkserver", "", 3)):
         out, report = notebook.file(f"{method}.jsonl"), notebook.file(f"{method}.json")
         options = [f"--energy-start-method={method}", "--energy-isolation=test", f"--energy-report={report}"]
@@ -63,7 +63,7 @@ def _ranks(notebook: Notebook) -> None:
         starts = [record.start_s for record in records if record.start_s is not None]
         methods = {record.start_method for record in records}
         notebook.check(
-            f"ranks by {method}: {tests} tests with torch, each in a rank of its own",
+            f"ranks by {method}: {tests} tests with torch, each in a new rank",
             done.code == 0 and methods == {method} and len(found) == tests,
             f"start methods {sorted(map(str, methods))}, ranks ready in "
             f"{', '.join(f'{each:.2f} s' for each in starts)}; {done.last}",
@@ -78,32 +78,32 @@ def _ranks(notebook: Notebook) -> None:
 
 
 def _doctor(notebook: Notebook) -> None:
-    """Every step that one device allows."""
+    """Run ``llenergy doctor`` with every step that one device allows."""
     done = run(notebook, "doctor", [*LLENERGY, "doctor", "--json"], min(50.0, notebook.left_s - 5))
     try:
-        told = json.loads(done.output[done.output.index("{") :])
+        report = json.loads(done.output[done.output.index("{") :])
     except ValueError:
         notebook.check("llenergy doctor --json", False, f"code {done.code}: {done.last}")
         return
-    steps = [step for trial in told["trials"] for step in trial["steps"]]
+    steps = [step for trial in report["trials"] for step in trial["steps"]]
     notebook.table(
         "llenergy doctor",
         ["step", "state", "s", "detail"],
         [[step["name"], step["state"], step["duration_s"], step["detail"]] for step in steps],
     )
-    notebook.data["doctor"] = told
+    notebook.data["doctor"] = report
     failed = [step["name"] for step in steps if step["state"] == "failed"]
     fine = sum(step["state"] == "ok" for step in steps)
     notebook.check(
         "llenergy doctor: no step fails", not failed and fine > 0, f"{fine} ok; failed: {failed or 'none'}"
     )
-    findings = [finding["text"] for finding in told["findings"] if finding["misconfigured"]]
+    findings = [finding["text"] for finding in report["findings"] if finding["misconfigured"]]
     notebook.check("llenergy doctor: nothing is misconfigured", not findings, "; ".join(findings))
 
 
 @dataclass(frozen=True)
 class Aftermath:
-    """What a kill has left, and seconds until it was gone; ``None`` where it was not gone in time."""
+    """Seconds after a kill until each resource was released; None if it was not released in time."""
 
     victim: str
     after_s: float
@@ -114,7 +114,7 @@ class Aftermath:
 
     @property
     def clean(self) -> bool:
-        """Whether all of it was gone in time."""
+        """Whether everything was released in time."""
         return None not in (self.processes_s, self.memory_s, self.lease_s)
 
 
@@ -126,7 +126,7 @@ def _storms(notebook: Notebook, uuid: str | None) -> None:
         victim = VICTIMS[len(found) % len(VICTIMS)]
         one = _storm(notebook, victim, 1.5 * random.random(), uuid, baseline, len(found))
         if isinstance(one, str):
-            notebook.check("a test comes to work before it is killed", False, one)
+            notebook.check("a test starts its work before it is killed", False, one)
             return
         found.append(one)
     if not found:
@@ -141,7 +141,7 @@ def _storms(notebook: Notebook, uuid: str | None) -> None:
     clean = sum(one.clean for one in found)
     lease = [one.lease_s for one in found if one.lease_s is not None]
     notebook.check(
-        "after kill -9: no process, memory back, lease free",
+        "after kill -9: no process left, memory released, lease free",
         clean == len(found),
         f"{clean} of {len(found)} clean"
         + (f"; lease free after {median(lease):.2f} s (median)" if lease else ""),
@@ -151,7 +151,10 @@ def _storms(notebook: Notebook, uuid: str | None) -> None:
 def _storm(
     notebook: Notebook, victim: str, after_s: float, uuid: str | None, baseline: int | None, number: int
 ) -> Aftermath | str:
-    """Start a run, kill it in the middle of its work, and watch what is left; why it never came to work."""
+    """Start a run, kill it while it works, and wait for cleanup.
+
+    Returns the reason as text if it never started to work.
+    """
     ready, log = notebook.file(f"ready-{number}"), notebook.file(f"storm-{number}.txt")
     ready.unlink(missing_ok=True)
     mark = f"{os.getpid()}-{number}-{time.monotonic_ns()}"
@@ -168,8 +171,8 @@ def _storm(
         until_s = time.monotonic() + min(READY_S, notebook.left_s - 4)
         while not ready.exists():
             if started.poll() is not None or time.monotonic() > until_s:
-                said = log.read_text().strip().splitlines()
-                return said[-1] if said else "pytest said nothing"
+                lines = log.read_text().strip().splitlines()
+                return lines[-1] if lines else "pytest printed nothing"
             time.sleep(0.02)
         rank = int(ready.read_text())
         time.sleep(after_s)
@@ -199,7 +202,7 @@ def _watch(
     killed_s = time.monotonic()
     gone: dict[str, float] = {}
     while len(gone) < 3 and time.monotonic() - killed_s < GONE_S:
-        # A run whose rank or supervisor was killed ends by itself; until it is waited for it is a zombie.
+        # A run whose rank or supervisor was killed exits by itself; it stays a zombie until it is waited for.
         started.poll()
         now = {
             "processes": not survivors(mark),
@@ -222,7 +225,7 @@ def _watch(
 
 
 def _used(uuid: str | None) -> int | None:
-    """Bytes in use on the board; ``None`` for the CPU."""
+    """Return the bytes in use on the board; None for the CPU."""
     return None if uuid is None else read_inventory().used_bytes.get(uuid)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The validation is a package among the benchmarks; here it is ``validation``."""
+"""Make benchmarks/validation importable as ``validation``."""
 
 from __future__ import annotations
 

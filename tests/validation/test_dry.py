@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that need a board and nothing of CUDA, run as they are on the stand-in, whose power is known."""
+"""Parts that need a board but not CUDA, run on the stand-in, whose power is known."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from validation.stand_in import BUSY_W, STEP_S
 
 from .conftest import ROOT
 
-PARTS = ("sensor", "accuracy", "beside")
+PARTS = ("sensor", "accuracy", "peers")
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Part]:
-    """All of them at once: they sleep for most of it."""
+    """Run the parts concurrently, since they mostly sleep."""
     directory = tmp_path_factory.mktemp("dry")
     given = {**os.environ, "PYTHONPATH": str(ROOT), "LLENERGY_LOCK_DIR": str(directory)}
     command = [
@@ -51,48 +51,48 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Part]:
         file = Path(directory / f"{name}.json")
         assert file.exists(), outputs[name]
         part = msgspec.json.decode(file.read_bytes(), type=Part)
-        # Checks may fail on a machine that is busy; errors may not.
-        assert part.reason is None or part.reason.startswith("does not hold: "), outputs[name]
+        # Checks may fail on a busy machine; errors may not occur.
+        assert part.reason is None or part.reason.startswith("checks failed: "), outputs[name]
         assert part.dry
         return part
 
     return read
 
 
-def test_the_sensor_is_what_the_stand_in_has(done: Callable[[str], Part]) -> None:
+def test_sensor_properties_of_the_stand_in_are_measured(done: Callable[[str], Part]) -> None:
     part = done("sensor")
     assert part.data["timing"]["energy counter"]["period_s"] == pytest.approx(0.1, rel=0.01)
-    look = part.data["looks"]["energy counter"]
-    assert look["window_s"] == pytest.approx(0.1, rel=0.15)
-    assert look["coverage"] > 0.85
+    model = part.data["models"]["energy counter"]
+    assert model["window_s"] == pytest.approx(0.1, rel=0.15)
+    assert model["coverage"] > 0.85
     titles = [table.title for table in part.tables]
     assert titles[0] == "Ticks"
-    assert "How long the sensor looks, by square waves" in titles
+    assert "Averaging window of the sensor, from square waves" in titles
     (agreement,) = [table for table in part.tables if table.title.startswith("Energy counter over")]
     ratios = {str(row[0]): row[3] for row in agreement.rows}
     assert ratios["idle"] == pytest.approx(1.0, abs=0.02)
     assert len(part.figures) == 2
 
 
-def test_a_step_takes_the_joules_that_it_takes(done: Callable[[str], Part]) -> None:
+def test_joules_of_a_step_are_those_of_the_stand_in(done: Callable[[str], Part]) -> None:
     part = done("accuracy")
     windows = part.data["windows"]
     assert [one["seconds"] for one in windows] == pytest.approx([0.05, 0.5], rel=0.5)
     short, long = (one["mean_j"] / (BUSY_W * STEP_S) for one in windows)
     assert long == pytest.approx(1.0, abs=0.05)
-    # Where others keep the machine busy the end of short work is noticed late.
+    # On a busy machine the end of short work is detected late.
     assert 0.95 < short < 1.5
     assert len(part.data["abba_j"]) == 12
-    assert any(check.name == "no alarm where nothing has changed" for check in part.checks)
+    assert any(check.name == "no alarm when nothing changed" for check in part.checks)
     assert part.tables[-1].title == "The gate, simulated with the noise of this board"
 
 
-def test_other_tools_read_the_same_work(done: Callable[[str], Part]) -> None:
-    errors = done("beside").data["errors_percent"]
+def test_other_tools_are_compared_on_the_same_work(done: Callable[[str], Part]) -> None:
+    errors = done("peers").data["errors_percent"]
     ours, both_ends = (
         dict(map(tuple, errors[name]))
         for name in ("pytest-llenergy, window", "Zeus' method: the counter at both ends")
     )
     assert ours[0.25] < 10.0
-    # Half a tick of the difference of power, on the average.
+    # On average, half a tick of the difference in power.
     assert both_ends[0.05] > 20.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written down of a board."""
+"""The description of a board."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..nvml_sim import Board, World
 Attach = Callable[[World], ModuleType]
 
 
-def test_a_board_is_described_with_what_it_tells_and_what_it_refuses(
+def test_description_lists_available_and_refused_quantities(
     tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path / "world", [Board(name="NVIDIA Sim 7", unsupported_fields=(186,))])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noise of a board, found in rounds that were made with a known one."""
+"""Noise parameters are recovered from rounds simulated with known ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALM = Machine(0.01, memory=0.0, outliers=0.0, ramp=0.0, ramp_sd=0.0, offset=0.0
 
 
 def in_time(machine: Machine, pairs: int, seed: int) -> list[float]:
-    """Rounds in the order of time (ABBA): as ``accuracy`` has them."""
+    """Return rounds in the order of time (ABBA), as the part ``accuracy`` stores them."""
     base, head = draw(machine, (pairs,), "abba", Random(seed))
     return [
         value
@@ -26,7 +26,7 @@ def in_time(machine: Machine, pairs: int, seed: int) -> list[float]:
     ]
 
 
-def test_noise_memory_and_outliers_are_found() -> None:
+def test_noise_memory_and_outliers_are_recovered() -> None:
     world = refit.fitted(in_time(CALM, 300, 1))
     assert world.noise == pytest.approx(0.01, rel=0.15)
     assert world.memory == pytest.approx(0.0, abs=0.15)
@@ -34,24 +34,24 @@ def test_noise_memory_and_outliers_are_found() -> None:
     world = refit.fitted(in_time(replace(CALM, memory=0.6), 300, 1))
     assert world.memory == pytest.approx(0.6, abs=0.15)
     world = refit.fitted(in_time(replace(CALM, outliers=0.1, outlier_size=10.0), 300, 1))
-    # Those that are smaller than three standard deviations are not told from the rest.
+    # Outliers below three standard deviations cannot be distinguished from the rest.
     assert world.outliers == pytest.approx(0.06, abs=0.025)
     assert world.noise == pytest.approx(0.01, rel=0.25)
 
 
-def test_a_ramp_is_not_taken_for_noise() -> None:
+def test_ramp_is_not_counted_as_noise() -> None:
     world = refit.fitted(in_time(replace(CALM, noise=0.002, ramp=0.05, ramp_rounds=60.0), 24, 1))
     assert world.ramp > 0.01
     assert world.noise < 0.004
 
 
-def test_rounds_without_noise_are_no_error() -> None:
+def test_rounds_without_noise_can_be_fitted() -> None:
     world = refit.fitted([2.0] * 24)
     assert world.noise == refit.LEAST_NOISE
     assert world.outliers == 0
 
 
-def test_the_gate_is_simulated_with_it() -> None:
+def test_gate_is_simulated_with_fitted_noise() -> None:
     cell = refit.simulated(replace(CALM, noise=0.005), suites=1)
     columns, rows = refit.rows(cell)
     ours = {str(row[0]): dict(zip(columns, row, strict=True)) for row in rows}["ours, 6+6"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How parts end, and what is recorded of each."""
+"""Status and stored results of parts, however they end."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .conftest import ROOT
 
 
 def run(body: part.Body, out: Path, budget_s: float = 20.0) -> Part:
-    """In this process."""
+    """Run a part in this process."""
     return part.run("some", body, out, budget_s, dry=True)
 
 
 def stored(out: Path) -> Part:
-    """What is on disk."""
+    """Read the stored result."""
     return msgspec.json.decode((out / "some.json").read_bytes(), type=Part)
 
 
-def test_a_part_whose_checks_hold_has_passed(tmp_path: Path) -> None:
+def test_part_passes_if_no_check_fails(tmp_path: Path) -> None:
     def body(notebook: Notebook) -> None:
         notebook.check("one", True)
         notebook.check("two", None, "no such board")
@@ -43,12 +43,12 @@ def test_a_part_whose_checks_hold_has_passed(tmp_path: Path) -> None:
     assert found.dry
 
 
-def test_a_check_that_does_not_hold_fails_the_part(tmp_path: Path) -> None:
+def test_failed_check_fails_the_part(tmp_path: Path) -> None:
     found = run(lambda notebook: notebook.check("J/token is stable", False, "12 % off"), tmp_path)
-    assert (found.status, found.reason) == ("failed", "does not hold: J/token is stable")
+    assert (found.status, found.reason) == ("failed", "checks failed: J/token is stable")
 
 
-def test_an_error_fails_the_part_and_leaves_what_was_found(tmp_path: Path) -> None:
+def test_error_fails_the_part_and_keeps_its_findings(tmp_path: Path) -> None:
     def body(notebook: Notebook) -> None:
         notebook.find("found before")
         raise ZeroDivisionError("no load")
@@ -59,14 +59,14 @@ def test_an_error_fails_the_part_and_leaves_what_was_found(tmp_path: Path) -> No
     assert "in body" in (tmp_path / "some" / "traceback.txt").read_text()
 
 
-def test_a_part_with_nothing_to_do_is_skipped(tmp_path: Path) -> None:
+def test_part_that_does_not_apply_is_skipped(tmp_path: Path) -> None:
     def body(_: Notebook) -> None:
         raise SkippedError("needs CUDA: no torch")
 
     assert (run(body, tmp_path).status, stored(tmp_path).reason) == ("skipped", "needs CUDA: no torch")
 
 
-def test_a_part_that_does_not_end_is_stopped_in_time(tmp_path: Path) -> None:
+def test_part_is_stopped_when_its_time_is_up(tmp_path: Path) -> None:
     def body(notebook: Notebook) -> None:
         notebook.find("before")
         try:
@@ -80,14 +80,14 @@ def test_a_part_that_does_not_end_is_stopped_in_time(tmp_path: Path) -> None:
     assert (found.status, found.findings) == ("stopped", ["before"])
 
 
-def test_a_part_that_was_killed_is_on_disk_as_stopped(tmp_path: Path) -> None:
-    Notebook("some", tmp_path, 1.0, True).find("said before it was killed")
-    assert (stored(tmp_path).status, stored(tmp_path).findings) == ("stopped", ["said before it was killed"])
+def test_killed_part_is_stored_as_stopped(tmp_path: Path) -> None:
+    Notebook("some", tmp_path, 1.0, True).find("found before it was killed")
+    assert (stored(tmp_path).status, stored(tmp_path).findings) == ("stopped", ["found before it was killed"])
 
 
 @pytest.fixture(scope="module")
 def here() -> Machine:
-    """This machine."""
+    """Describe this machine; skips if it has CUDA."""
     found = machine.machine()
     if found.cuda is None:
         pytest.skip("these are for machines without CUDA")
@@ -96,17 +96,17 @@ def here() -> Machine:
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A validation tells its parts by the environment what it knows of CUDA."""
+    """Restore the environment variable by which a validation tells its parts about CUDA."""
     monkeypatch.setenv(machine.CUDA_VARIABLE, "")
 
 
-def test_parts_that_need_cuda_say_so_in_one_line_and_the_next_one_runs(tmp_path: Path, here: Machine) -> None:
+def test_skipped_or_failed_part_has_a_reason_and_the_next_one_runs(tmp_path: Path, here: Machine) -> None:
     validation = Validation(tmp_path, tmp_path, dry=False, total_s=60.0, here=here)
-    # One that writes nothing and ends by itself, then two real ones.
+    # A module that exits without writing a result, then two parts.
     for name in ("results", "workers", "sensor"):
         validation.run(name, 20.0)
     died, workers, sensor = validation.parts
-    assert (died.status, died.reason) == ("failed", "it ended with exit code 0; it said nothing")
+    assert (died.status, died.reason) == ("failed", "it ended with exit code 0; it printed nothing")
     for found in (workers, sensor):
         assert (found.status, found.reason) == ("skipped", f"needs CUDA: {here.cuda}")
     report = decode((tmp_path / "report.json").read_bytes())
@@ -115,13 +115,13 @@ def test_parts_that_need_cuda_say_so_in_one_line_and_the_next_one_runs(tmp_path:
     assert "**Not finished.**" in (tmp_path / "summary.md").read_text()
 
 
-def test_a_part_for_which_there_is_no_time_is_not_begun(tmp_path: Path, here: Machine) -> None:
+def test_part_without_time_left_is_not_started(tmp_path: Path, here: Machine) -> None:
     validation = Validation(tmp_path, tmp_path, dry=False, total_s=6.0, here=here)
     validation.run("sensor", 50.0)
-    assert validation.parts[0].reason == "out of time: it was not begun"
+    assert validation.parts[0].reason == "out of time: not started"
 
 
-def test_the_report_reads_back_and_refuses_another_version(here: Machine) -> None:
+def test_report_round_trips_and_other_versions_are_rejected(here: Machine) -> None:
     report = Report(
         schema_version=1, started_at="2026-01-02T03:04:05+00:00", finished_at=None, duration_s=1.0, dry=True,
         machine=here, parts=[],
@@ -132,9 +132,9 @@ def test_the_report_reads_back_and_refuses_another_version(here: Machine) -> Non
         decode(encode(later))
 
 
-def test_the_summary_says_what_it_ran_on_and_what_does_not_hold(here: Machine) -> None:
+def test_summary_shows_machine_and_failed_checks(here: Machine) -> None:
     some = Part(
-        name="sensor", status="failed", reason="does not hold: a|b", dry=True, budget_s=1.0, duration_s=0.5,
+        name="sensor", status="failed", reason="checks failed: a|b", dry=True, budget_s=1.0, duration_s=0.5,
         findings=["ticks every 100 ms"],
         checks=[Check(name="holds", ok=True), Check(name="a|b", ok=False, detail="two\nlines")],
         tables=[Table(title="Ticks", columns=["ms", "what"], rows=[[100.04321, "a|b"], [None, "none"]])],
@@ -145,13 +145,13 @@ def test_the_summary_says_what_it_ran_on_and_what_does_not_hold(here: Machine) -
     )  # fmt: skip
     text = markdown.summary(report)
     assert text.startswith("# Validation: no GPU, 2026-01-02\n")
-    assert "**A dry run: parts were tried without a GPU. It says nothing about any hardware.**" in text
-    assert "| sensor | failed | 1 of 2 | 0 | does not hold: a\\|b |" in text
+    assert "**Dry run: the parts ran without a GPU. It validates no hardware.**" in text
+    assert "| sensor | failed | 1 of 2 | 0 | checks failed: a\\|b |" in text
     assert "- **FAILED**: a\\|b — two lines" in text
     assert "| 100 | a\\|b |\n|  | none |" in text
 
 
-def test_pictures_are_drawn_of_every_style(tmp_path: Path) -> None:
+def test_pictures_are_drawn_in_every_style(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     styles = ("line", "steps", "points", "dots")
     lines = [Line(label=style, x=[1, 2, 3], y=[1, 4, 9], style=style, errors=[1, 1, 1]) for style in styles]
@@ -167,7 +167,7 @@ def test_pictures_are_drawn_of_every_style(tmp_path: Path) -> None:
 INSTALL = ROOT / "benchmarks" / "validation" / "install.py"
 
 
-def test_an_interpreter_without_packages_is_told_what_it_lacks_and_where_from(tmp_path: Path) -> None:
+def test_install_without_wheels_lists_missing_packages_and_a_remedy(tmp_path: Path) -> None:
     given = {**os.environ, "LLENERGY_VALIDATION_WHEELS": str(tmp_path)}
     command = [sys.executable, "-I", "-S", str(INSTALL), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
@@ -176,7 +176,7 @@ def test_an_interpreter_without_packages_is_told_what_it_lacks_and_where_from(tm
     assert "benchmarks/validation/wheels.sh" in done.stderr
 
 
-def test_the_checkout_is_as_if_it_were_installed(tmp_path: Path) -> None:
+def test_checkout_acts_as_installed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, INSTALL, tmp_path], check=True)
     script = (
         "import json, sys\nfrom importlib.metadata import distributions\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts hand to pytest: suites that are collected, and a backend that draws its weights."""
+"""Suites that the parts pass to pytest, and the backend with random weights."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ QUIETLY = ("--collect-only", "-q", "--energy-backend=transformers")
 
 
 def pytest_run(*options: str, suite: str, **variables: str) -> str:
-    """What pytest says of a suite, as a part runs it."""
+    """Run a suite as a part does; returns pytest's output."""
     given = {**os.environ, "PYTHONPATH": str(ROOT), "LLENERGY_VALIDATION_DRY": "1", **variables}
     command = pytest_command(suite, *options)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=given, cwd=ROOT)
     return done.stdout + done.stderr
 
 
-def test_every_suite_is_collected_by_its_path_and_by_no_other() -> None:
+def test_suites_are_collected_only_by_path() -> None:
     suites = sorted(path.stem for path in SUITE.glob("suite_*.py"))
     command = [
         *pytest_command("", *QUIETLY)[:-1],
@@ -48,22 +48,22 @@ def test_every_suite_is_collected_by_its_path_and_by_no_other() -> None:
     for one in suites:
         assert f"{one}.py" in done.stdout, done.stdout + done.stderr
     assert "error" not in done.stdout.lower()
-    # What ``pytest benchmarks`` would run as well.
+    # ``pytest benchmarks`` would collect such files too.
     assert not list(SUITE.parent.rglob("test_*.py"))
 
 
-def test_a_test_for_which_there_is_no_time_is_not_begun(tmp_path: Path) -> None:
-    said = pytest_run(
+def test_tests_are_skipped_after_the_deadline(tmp_path: Path) -> None:
+    output = pytest_run(
         "--energy-backend=transformers",
         suite="suite_inference",
         LLENERGY_VALIDATION_MODELS=str(tmp_path),
         LLENERGY_VALIDATION_UNTIL=str(time.monotonic() + 1),
     )
-    assert f"{CPU_CELLS} skipped" in said
-    assert "out of time" in said
+    assert f"{CPU_CELLS} skipped" in output
+    assert "out of time" in output
 
 
-def test_pytest_has_not_touched_cuda_and_one_that_has_is_told() -> None:
+def test_cuda_is_not_initialised_in_pytest() -> None:
     state = suite_plugin.cuda_state()
     assert not state["uvm"]
     assert state["torch"] is False
@@ -73,19 +73,19 @@ def test_pytest_has_not_touched_cuda_and_one_that_has_is_told() -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> ModelSource:
-    """Without weights."""
+    """Return a model directory without weights."""
     write_model("tiny", tmp_path / "tiny")
     assert not list((tmp_path / "tiny").glob("*.safetensors"))
     return ModelSource("directory", str(tmp_path / "tiny"))
 
 
 def made(model: ModelSource, **options: Any) -> tuple[DrawnBackend, Any]:
-    """On the CPU."""
+    """Load the model on the CPU."""
     backend = DrawnBackend()
     return backend, backend.load(model, {"dtype": "bfloat16", **options}, RankContext())
 
 
-def test_weights_are_drawn_the_same_each_time_and_the_record_says_so(model: ModelSource) -> None:
+def test_random_weights_are_reproducible_and_recorded(model: ModelSource) -> None:
     from transformers import AutoModelForCausalLM
 
     before = AutoModelForCausalLM.from_pretrained
@@ -101,7 +101,7 @@ def test_weights_are_drawn_the_same_each_time_and_the_record_says_so(model: Mode
     assert AutoModelForCausalLM.from_pretrained == before
 
 
-def test_it_generates_as_many_tokens_as_it_is_asked_for(model: ModelSource) -> None:
+def test_requested_number_of_tokens_is_generated(model: ModelSource) -> None:
     backend, _ = made(model)
     params = GenerationParams(max_new_tokens=5, ignore_eos=True)
     job = backend.prepare(["joule joule", "jou"], params)
@@ -110,7 +110,7 @@ def test_it_generates_as_many_tokens_as_it_is_asked_for(model: ModelSource) -> N
     backend.close()
 
 
-def test_the_decoder_makes_the_same_step_again_and_again() -> None:
+def test_decoder_repeats_the_same_step() -> None:
     from validation.decoder import Decoder
 
     decoder = Decoder("cpu")

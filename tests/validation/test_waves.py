@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part about the sensor, on sensors whose answers are known: ticks, jitter, how long they look."""
+"""Ticks, jitter and averaging window of simulated sensors with known properties."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HALVES_MS = (5, 10, 20, 35, 50, 100, 200)
 
 
 def board(period_ms: int, window_ms: int, jitter_ms: float = 0.0) -> Board:
-    """One whose counter and power come from a sensor that looks so long at the end of each period."""
+    """Return a board whose sensor samples the last ``window_ms`` of each period."""
     return Board(
         power_w=IDLE_W,
         latch_ns=period_ms * MS,
@@ -44,7 +44,7 @@ def board(period_ms: int, window_ms: int, jitter_ms: float = 0.0) -> Board:
 
 
 def waves(world: World) -> Wave:
-    """Square waves, told in advance; nobody waits for them."""
+    """Schedule square waves in simulated time."""
     random = Random(3)
     at_ns = time.monotonic_ns() + 1000 * MS
     on = []
@@ -59,7 +59,7 @@ def waves(world: World) -> Wave:
 
 
 def read(nvml: ModuleType, wave: Wave, step_ns: int = MS) -> Readings:
-    """What somebody would read who looks every millisecond, asked for at once."""
+    """Return what polling every millisecond would read, without waiting."""
     times = range(wave.start_ns - 500 * MS, wave.end_ns, step_ns)
     return table(
         [
@@ -77,7 +77,7 @@ def read(nvml: ModuleType, wave: Wave, step_ns: int = MS) -> Readings:
 
 @pytest.fixture
 def seen(tmp_path: Path, nvml_attach: Attach) -> Callable[[Board], tuple[Wave, Readings]]:
-    """Waves on a board, and what it says."""
+    """Run the waves on a board; returns the waves and the readings."""
 
     def see(made: Board) -> tuple[Wave, Readings]:
         world = World(tmp_path / "world", [made])
@@ -91,76 +91,76 @@ def seen(tmp_path: Path, nvml_attach: Attach) -> Callable[[Board], tuple[Wave, R
 @pytest.mark.parametrize(
     ("period_ms", "window_ms"), [(100, 100), (100, 25), (20, 20), (20, 10)], ids=lambda value: f"{value}ms"
 )
-def test_the_counter_tells_how_long_its_sensor_looks(
+def test_sensor_window_is_fitted_to_a_counter(
     seen: Callable[[Board], tuple[Wave, Readings]], period_ms: int, window_ms: int
 ) -> None:
     wave, readings = seen(board(period_ms, window_ms, jitter_ms=0.5))
     found = timing(readings.time_ns, readings.counter_j)
     assert found.period_s == pytest.approx(period_ms / 1e3, rel=0.005)
-    look = fit(wave, *powers_of_counter(readings.time_ns, readings.counter_j))
-    assert look is not None
-    # The jitter makes the time between two ticks, over which a full sensor looks, half a millisecond vague.
-    assert look.window_s == pytest.approx(window_ms / 1e3, rel=0.1, abs=0.0011)
-    assert look.low_s <= look.window_s <= look.high_s
-    assert look.coverage(period_ms / 1e3) == pytest.approx(window_ms / period_ms, rel=0.1)
-    assert look.lag_s <= 0.0041
-    assert look.r2 > 0.95
-    assert look.idle_w == pytest.approx(IDLE_W, abs=25)
-    assert look.busy_w == pytest.approx(BUSY_W, abs=40)
+    model = fit(wave, *powers_of_counter(readings.time_ns, readings.counter_j))
+    assert model is not None
+    # A full sensor samples between two ticks; jitter blurs this time by half a millisecond.
+    assert model.window_s == pytest.approx(window_ms / 1e3, rel=0.1, abs=0.0011)
+    assert model.low_s <= model.window_s <= model.high_s
+    assert model.coverage(period_ms / 1e3) == pytest.approx(window_ms / period_ms, rel=0.1)
+    assert model.lag_s <= 0.0041
+    assert model.r2 > 0.95
+    assert model.idle_w == pytest.approx(IDLE_W, abs=25)
+    assert model.busy_w == pytest.approx(BUSY_W, abs=40)
 
 
-def test_the_power_reading_tells_it_too(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
+def test_sensor_window_is_fitted_to_a_power_reading(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
     wave, readings = seen(board(100, 25))
-    look = fit(wave, *powers_of_reading(readings.time_ns, readings.instant_w))
-    assert look is not None
-    assert look.window_s == pytest.approx(0.025, rel=0.1)
+    model = fit(wave, *powers_of_reading(readings.time_ns, readings.instant_w))
+    assert model is not None
+    assert model.window_s == pytest.approx(0.025, rel=0.1)
 
 
-def test_the_average_is_told_to_be_one_over_a_second(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
+def test_averaged_power_has_a_window_of_one_second(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
     wave, readings = seen(board(100, 25))
-    look = fit(wave, *powers_of_reading(readings.time_ns, readings.average_w))
-    assert look is not None
-    assert look.window_s == pytest.approx(1.0, rel=0.05)
-    assert look.lag_s < 0.03
+    model = fit(wave, *powers_of_reading(readings.time_ns, readings.average_w))
+    assert model is not None
+    assert model.window_s == pytest.approx(1.0, rel=0.05)
+    assert model.lag_s < 0.03
 
 
-def test_a_late_and_noisy_sensor_is_told_to_be_late(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
+def test_lag_of_a_noisy_sensor_is_fitted(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
     wave, readings = seen(board(100, 25))
     moments, powers = powers_of_counter(readings.time_ns, readings.counter_j)
     noise_w = np.random.default_rng(1).normal(0, 40, len(powers))
-    look = fit(wave, moments + 43 * MS, powers + noise_w)
-    assert look is not None
-    assert look.lag_s == pytest.approx(0.043, abs=0.003)
-    assert look.window_s == pytest.approx(0.025, rel=0.2)
-    assert look.low_s <= 0.025 <= look.high_s
-    assert 0.8 < look.r2 < 0.99
+    model = fit(wave, moments + 43 * MS, powers + noise_w)
+    assert model is not None
+    assert model.lag_s == pytest.approx(0.043, abs=0.003)
+    assert model.window_s == pytest.approx(0.025, rel=0.2)
+    assert model.low_s <= 0.025 <= model.high_s
+    assert 0.8 < model.r2 < 0.99
 
 
-def test_a_part_time_sensor_scatters_where_a_full_one_does_not(
+def test_part_time_sensor_scatters_more_than_a_full_one(
     seen: Callable[[Board], tuple[Wave, Readings]],
 ) -> None:
     wave, readings = seen(board(100, 25))
     moments, powers = powers_of_counter(readings.time_ns, readings.counter_j)
-    look = fit(wave, moments, powers)
-    assert look is not None
+    model = fit(wave, moments, powers)
+    assert model is not None
     inside = (moments > wave.start_ns) & (moments < wave.end_ns)
     as_seen = float(powers[inside].std(ddof=1))
-    assert scatter(wave, moments[inside], look, look.window_s) == pytest.approx(as_seen, rel=0.1)
-    assert (scatter(wave, moments[inside], look, 0.1) or 0) < 0.8 * as_seen
+    assert scatter(wave, moments[inside], model, model.window_s) == pytest.approx(as_seen, rel=0.1)
+    assert (scatter(wave, moments[inside], model, 0.1) or 0) < 0.8 * as_seen
 
 
 @pytest.mark.parametrize("jitter_ms", [0.0, 2.0, 10.0])
-def test_jitter_is_found(seen: Callable[[Board], tuple[Wave, Readings]], jitter_ms: float) -> None:
+def test_jitter_is_measured(seen: Callable[[Board], tuple[Wave, Readings]], jitter_ms: float) -> None:
     _, readings = seen(board(50, 50, jitter_ms=jitter_ms))
     found = timing(readings.time_ns, readings.counter_j)
     assert found.jitter_s is not None
-    # Each tick is late by an even draw: its standard deviation is the width over sqrt(12), that of a gap
-    # sqrt(2) times as much. So is each look, once a millisecond. Two hundred gaps tell it to some 6 per cent.
-    look_ms = 1.0 if jitter_ms else 0.0
-    assert found.jitter_s * 1e3 == pytest.approx(hypot(jitter_ms, look_ms) / 6**0.5, rel=0.3, abs=0.05)
+    # The delay of a tick is uniform: its standard deviation is the width over sqrt(12), that of a gap sqrt(2)
+    # times as much. Polling every millisecond adds the same. Two hundred gaps estimate it within 6 per cent.
+    poll_ms = 1.0 if jitter_ms else 0.0
+    assert found.jitter_s * 1e3 == pytest.approx(hypot(jitter_ms, poll_ms) / 6**0.5, rel=0.3, abs=0.05)
 
 
-def test_what_is_not_told_has_no_ticks_and_no_look() -> None:
+def test_missing_values_have_no_ticks_and_no_fit() -> None:
     readings = table([(at * MS, at * MS + 10, -1, -1, 5000) for at in range(1000)])
     assert timing(readings.time_ns, readings.counter_j).ticks == 0
     assert timing(readings.time_ns, readings.instant_w).period_s is None
@@ -168,8 +168,8 @@ def test_what_is_not_told_has_no_ticks_and_no_look() -> None:
     assert fit(wave, *powers_of_reading(readings.time_ns, readings.instant_w)) is None
 
 
-def test_a_missed_tick_is_no_jitter() -> None:
-    # A reading of the same value twice looks like one long gap.
+def test_missed_tick_does_not_count_as_jitter() -> None:
+    # Two ticks with the same value look like one long gap.
     values = [at // 20 if not 200 <= at < 240 else 9 for at in range(1000)]
     found = timing(np.arange(1000) * MS, np.array(values, dtype=float))
     assert found.period_s == pytest.approx(0.02)
@@ -177,7 +177,7 @@ def test_a_missed_tick_is_no_jitter() -> None:
     assert found.missed >= 1
 
 
-def test_the_share_of_a_wave_is_that_of_its_time() -> None:
+def test_share_of_a_wave_is_the_share_of_time_it_is_on() -> None:
     wave = Wave([(0, 10 * MS), (20 * MS, 30 * MS)])
     ends_s = np.array([0.005, 0.010, 0.020, 0.030, 0.050])
     assert wave.share(ends_s, 0.010).tolist() == pytest.approx([0.5, 1.0, 0.0, 1.0, 0.0])

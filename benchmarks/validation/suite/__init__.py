@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test files that the parts run through pytest, as a user would."""
+"""Test files that the parts run with pytest, as a user would."""

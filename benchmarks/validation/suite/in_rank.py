@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the suites do in ranks, and whether they are tried without a GPU."""
+"""Functions that the suites run in ranks, and whether this is a dry run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-#: Set for dry runs: a test that wants a GPU then takes the CPU.
+#: Set in dry runs: tests that need a GPU then use the CPU.
 DRY_VARIABLE = "LLENERGY_VALIDATION_DRY"
 DRY = os.environ.get(DRY_VARIABLE) == "1"
 
 GPU = pytest.mark.gpus(1, fallback="cpu") if DRY else pytest.mark.gpus(1)
 
-#: Where a suite writes what it has seen.
+#: File in which a suite records its observations.
 OUT_VARIABLE = "LLENERGY_VALIDATION_OUT"
 
 
 def note(**facts: Any) -> None:
-    """One line of JSON for the part that has started this."""
+    """Append one line of JSON for the part that started this run."""
     with Path(os.environ[OUT_VARIABLE]).open("a") as out:
         out.write(json.dumps(facts) + "\n")
 
 
 def look() -> dict[str, Any]:
-    """What this rank sees of GPUs."""
+    """Return what this rank sees of the GPUs."""
     import torch
 
     count = torch.cuda.device_count()
@@ -43,7 +43,7 @@ def look() -> dict[str, Any]:
 
 
 def multiply(seconds: float) -> int:
-    """Products of matrices for so long, on the GPU if the rank has one; how many there were."""
+    """Multiply matrices for ``seconds``, on the GPU if the rank has one. Returns the number of products."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,7 +58,7 @@ def multiply(seconds: float) -> int:
 
 
 def exchange() -> dict[str, Any]:
-    """A collective over the rank's process group."""
+    """Run a collective over the rank's process group."""
     import torch
     import torch.distributed as dist
 
@@ -68,7 +68,7 @@ def exchange() -> dict[str, Any]:
 
 
 def occupy(ready: str, mebibytes: int) -> None:
-    """Hold memory of the GPU and work on it until somebody ends this; says in a file that it does."""
+    """Hold and use memory of the GPU until killed; creates the file ``ready`` once it does."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,12 +84,12 @@ _decoders: dict[str, Any] = {}
 
 
 def decode(steps: int) -> int:
-    """Decoding steps, made ready by the first call in a rank; how many tokens came out."""
+    """Run decoding steps; the first call in a rank builds the decoder. Returns the number of tokens."""
     import torch
 
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     if device not in _decoders:
-        # By its full name: a rank may have got this function from a copy of this file.
+        # Import by the full name: the rank may have this function from a pickled copy of the module.
         _decoders[device] = import_module("benchmarks.validation.decoder").Decoder(device)
     decoder = _decoders[device]
     decoder.run(steps)

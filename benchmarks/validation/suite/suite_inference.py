@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from models of three sizes, whose weights are drawn at random."""
+"""Text generation with models of three sizes and random weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODES: dict[str, dict[str, Any]] = {
     "compiled": {"attn_implementation": "sdpa", "compile": True},
 }
 
-#: What there may be no time for stands last; all batches of a model and mode together: it is loaded once.
+#: Cases that may be cut for lack of time come last; batches of a model and mode are adjacent to load it once.
 CELLS = (
     [("tiny", mode, batch) for mode in ("sdpa", "eager") for batch in (1, 8)]
     if DRY
@@ -38,20 +38,20 @@ CELLS = (
     ]
 )
 
-#: Bytes of a prompt, each a token, and tokens that follow.
+#: Bytes of a prompt, one token each, and generated tokens.
 PROMPT, NEW_TOKENS = (32, 8) if DRY else (256, 32)
 
 
 @pytest.fixture
 def energy_model(size: str) -> str:
-    """A directory with a configuration and a tokenizer."""
+    """Return a directory with a configuration and a tokenizer."""
     return str(Path(os.environ["LLENERGY_VALIDATION_MODELS"]) / size)
 
 
 @GPU
 @pytest.mark.parametrize(("size", "mode", "batch"), CELLS)
 def test_generate(energy: Energy, backend: BackendHandle, size: str, mode: str, batch: int) -> None:
-    """So many prompts of one length, and as many tokens for each."""
+    """Generate a fixed number of tokens from prompts of one length."""
     prompts = [f"{place:03d} " + "joule " * PROMPT for place in range(batch)]
     engine = backend.with_options(dtype="bfloat16", **MODES[mode])
     run = energy(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test that needs the one GPU for a while."""
+"""A test that needs the only GPU for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .in_rank import GPU, multiply, note
 
 @GPU
 def test_a_turn(workers: Workers, gpus: Lease) -> None:
-    """Notes from when to when it had the board."""
+    """Record the start and end of the lease."""
     start_ns = time.monotonic_ns()
     workers.run(multiply, 1.0)
     note(start_ns=start_ns, end_ns=time.monotonic_ns(), lease=list(gpus.uuids))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that talk, and ranks that are measured."""
+"""Ranks that communicate, and ranks that are measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .in_rank import GPU, exchange, look, multiply, note
 
 @GPU
 def test_exchange(workers: Workers) -> None:
-    """One rank has a process group too."""
+    """A single rank has a process group too."""
     (found,) = workers.run(exchange)
     note(test="exchange", **found)
 
@@ -20,6 +20,6 @@ def test_exchange(workers: Workers) -> None:
 @GPU
 @pytest.mark.parametrize("again", [1, 2])
 def test_multiply(energy: Energy, workers: Workers, again: int) -> None:
-    """Work on the device of a rank, however it was started."""
+    """Work on the device of a rank, for each start method."""
     run = energy(workers.call(multiply, 0.3))
     note(test="multiply", again=again, products=run.result, seen=workers.run(look)[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test that goes on until it is killed."""
+"""A test that runs until it is killed."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from .in_rank import GPU, occupy
 
 @GPU
 def test_for_ever(workers: Workers) -> None:
-    """Holds memory of the board."""
+    """Hold memory of the board."""
     workers.run(occupy, os.environ["LLENERGY_VALIDATION_READY"], 2048)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user would compare with itself: decoding steps in a rank."""
+"""Decoding steps in a rank: the work that the user's part compares with itself."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from .in_rank import DRY, GPU, decode
 
 @GPU
 def test_decode(energy: Energy, workers: Workers) -> None:
-    """The same steps each time."""
+    """Run the same steps each time."""
     energy(workers.call(decode, 1000 if DRY else 400))

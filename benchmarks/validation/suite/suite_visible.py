@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank sees of the host's GPUs."""
+"""Record what a rank sees of the host's GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .in_rank import look, note
 
 @pytest.mark.gpus(1)
 def test_a_rank_sees_its_lease_and_nothing_else(workers: Workers, gpus: Lease) -> None:
-    """The same board by the lease, by the environment of the rank and by CUDA's own properties."""
+    """Compare the lease, the rank's environment and CUDA's device properties."""
     (seen,) = workers.run(look)
     note(lease=list(gpus.uuids), seen=seen, initialised=torch.cuda.is_initialized())
     assert seen["uuids"] == list(gpus.uuids)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 3, beside other tools: the same work at the same time, read by Zeus, by polling and by the plugin.
+"""Part 3, comparison: the same work measured at the same time by Zeus, by polling and by the plugin.
 
-Where Zeus cannot be imported its published method is used: the driver's counter at both ends of the window.
+If Zeus cannot be imported, its published method is used: the driver's counter at both ends of the window.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 BUDGET_S = 44.0
 
-#: Seconds of work, and how often each.
+#: Seconds of work per window, and the number of windows of each length.
 WINDOWS_S, REPEATS = (0.05, 0.1, 0.25, 1.0), 7
 DRY_WINDOWS_S, DRY_REPEATS = (0.05, 0.25), 4
 
-#: Rounds of the plugin that the tools are held against, and seconds of work of each.
+#: Number of reference rounds by the plugin, and their seconds of work.
 REFERENCE_ROUNDS, REFERENCE_S = 3, 2.0
 DRY_REFERENCE_S = 0.5
 
-#: Rest between windows, and what is added to it at random (seconds).
+#: Rest between windows, and the range of the random time that is added to it (seconds).
 REST_S, RANDOM_REST_S = 0.4, 0.1
 
 
 def body(notebook: Notebook) -> None:
-    """Windows one inside the other around the same work, and rounds of the plugin to hold them against."""
+    """Measure nested windows around the same work and compare them with long rounds of the plugin."""
     with board(notebook) as uuid:
         work = steps(notebook)
         each_s = step_s(work)
@@ -51,16 +51,16 @@ def body(notebook: Notebook) -> None:
             return
         step_j = reference.mean_j * work.tokens_per_step
         notebook.find(
-            f"by rounds of {reference.seconds:.1f} s a step takes {step_j:.4g} J "
+            f"in rounds of {reference.seconds:.1f} s one step takes {step_j:.4g} J "
             f"± {reference.u_j / reference.mean_j:.2%}"
         )
         tools = _tools(notebook, uuid)
         readings = _windows(notebook, work, each_s, tools)
-    _tell(notebook, readings, step_j)
+    _report(notebook, readings, step_j)
 
 
 class CounterAtBothEnds:
-    """What ``ZeusMonitor`` does on a board with an energy counter, without Zeus."""
+    """The method of ``ZeusMonitor`` on a board with an energy counter, without Zeus."""
 
     name = "Zeus' method: the counter at both ends"
 
@@ -74,26 +74,26 @@ class CounterAtBothEnds:
         self._energy_j = 0.0
 
     def begin(self) -> None:
-        """Read it."""
+        """Read the counter at the start."""
         self._start_j = self._read()
 
     def end(self) -> None:
-        """Read it again."""
+        """Read the counter at the end."""
         self._energy_j = self._read() - self._start_j
 
     def answer(self) -> Answer:
-        """The difference."""
+        """Return the difference of the two readings."""
         from accuracy_tools import Answer
 
         return Answer(self._energy_j)
 
     def close(self) -> None:
-        """Give NVML back."""
+        """Shut NVML down."""
         self._session.close()
 
 
 def _tools(notebook: Notebook, uuid: str) -> list[Tool]:
-    """The outermost window first; what cannot be had is said."""
+    """Return the available tools, outermost window first; record a finding for each missing one."""
     folder = str(ROOT / "benchmarks" / "plugin" / "accuracy")
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -109,9 +109,9 @@ def _tools(notebook: Notebook, uuid: str) -> list[Tool]:
         try:
             made.append(make())
         except ImportError as error:
-            notebook.find(f"{name}: its package is not here ({error})")
+            notebook.find(f"{name}: its package is not installed ({error})")
         except Exception as error:
-            # A peer that cannot be had here is a finding about it, and the others are compared all the same.
+            # A tool that fails to start here is a finding about it; the others are still compared.
             notebook.find(f"{name}: {type(error).__name__}: {error}")
     return [*made, OurWindow(uuid)]
 
@@ -120,26 +120,26 @@ Readings = dict[float, dict[str, list[tuple[int, float | None]]]]
 
 
 def _windows(notebook: Notebook, work: Steps, each_s: float, tools: list[Tool]) -> Readings:
-    """By window and tool: steps of the work and the joules that the tool says."""
+    """Return, by window length and tool, the steps of work and the joules that the tool reports."""
     random = Random(1)
     lengths_s = DRY_WINDOWS_S if notebook.dry else WINDOWS_S
     found: Readings = {seconds: {tool.name: [] for tool in tools} for seconds in lengths_s}
-    # Tools that read in the background have their first readings then.
+    # Tools that read in the background need time for their first readings.
     time.sleep(1.0)
     for _ in range(DRY_REPEATS if notebook.dry else REPEATS):
         if notebook.left_s < 3.0 + sum(lengths_s) + len(lengths_s) * (REST_S + RANDOM_REST_S):
-            notebook.find("out of time: fewer windows than planned")
+            notebook.find("out of time: fewer windows measured than planned")
             break
         for seconds in random.sample(lengths_s, len(lengths_s)):
             count = max(1, round(seconds / each_s))
-            # So that windows begin anywhere between two ticks of the sensor.
+            # Start windows at a random phase of the sensor's ticks.
             time.sleep(random.random() * RANDOM_REST_S)
             for tool in tools:
                 tool.begin()
             work.run(count)
             for tool in reversed(tools):
                 tool.end()
-            # Idle power of its own, so that no window is seen in the reading of the next.
+            # Idle power between windows, so that a window does not affect the readings of the next one.
             time.sleep(REST_S)
             for tool in tools:
                 found[seconds][tool.name].append((count, tool.answer().energy_j))
@@ -148,7 +148,7 @@ def _windows(notebook: Notebook, work: Steps, each_s: float, tools: list[Tool]) 
     return found
 
 
-def _tell(notebook: Notebook, readings: Readings, step_j: float) -> None:
+def _report(notebook: Notebook, readings: Readings, step_j: float) -> None:
     rows: list[list[str | float | int | None]] = []
     means: dict[str, list[tuple[float, float]]] = {}
     for seconds, by_tool in readings.items():
@@ -175,17 +175,17 @@ def _tell(notebook: Notebook, readings: Readings, step_j: float) -> None:
                 ]
             )
     notebook.table(
-        "Beside other tools: off the plugin's long rounds",
+        "Comparison with other tools: deviation from the plugin's long rounds",
         ["window s", "tool", "windows", "mean %", "mean of sizes %", "largest %", "zeros", "no result"],
         rows,
-        "No tool knows the truth here. The reference are rounds of the plugin on the same work, seconds "
-        "long, in which methods agree best. What opening the inner windows takes is inside the outer ones.",
+        "The true energy is unknown here. The reference is the plugin's rounds of the same work, seconds "
+        "long, where methods agree best. The outer windows include the time it takes to open the inner ones.",
     )
     notebook.data["errors_percent"] = {
         name: [list(point) for point in points] for name, points in means.items()
     }
     notebook.figure(
-        "Off the long rounds, mean of sizes",
+        "Deviation from the long rounds, mean of sizes",
         "window (s)",
         "%",
         [Line(label=name, x=[a for a, _ in each], y=[b for _, b in each]) for name, each in means.items()],
@@ -197,8 +197,8 @@ def _tell(notebook: Notebook, readings: Readings, step_j: float) -> None:
         best = min((points[seconds] for points in others if seconds in points), default=None)
         if best is not None:
             detail = f"{ours[seconds]:.2f} % against {best:.2f} %"
-            notebook.check(f"windows of {seconds:g} s: no tool is nearer", ours[seconds] <= best, detail)
+            notebook.check(f"windows of {seconds:g} s: no tool is closer", ours[seconds] <= best, detail)
 
 
 if __name__ == "__main__":
-    sys.exit(main("beside", body, BUDGET_S))
+    sys.exit(main("peers", body, BUDGET_S))
