@@ -11,7 +11,7 @@ from pytest_llenergy.measure.accounting import account_round, inter_token_latenc
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, RoundTimeline
 
-from ..meters.waves import MS, S, Sensor, Wave, domain, seen
+from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
 from .marks import iteration, measured, rank_of
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
@@ -30,7 +30,7 @@ def constant(name: str, watts: float, period_ns: int = MS) -> Series:
 
 
 def test_phases_fill_the_round() -> None:
-    result = account_round(measured(ROUND), [seen(Sensor(WAVE, LATCH), READS)])
+    result = account_round(measured(ROUND), [read_at(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert (prefill.name, decode.name) == ("prefill", "decode")
     assert (prefill.duration_s, decode.duration_s, result.duration_s) == (0.4, 0.6, 1.0)
@@ -68,7 +68,7 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
     steps = [step for start in starts for step in ((start, 500.0), (start + 100 * MS, 200.0))]
     wave = Wave(((9 * S, 50.0), *steps, (END, 50.0)))
     parts = [iteration(start, start + 250 * MS, start + 100 * MS) for start in starts]
-    result = account_round(measured(*parts), [seen(Sensor(wave, LATCH), READS)])
+    result = account_round(measured(*parts), [read_at(Sensor(wave, LATCH), READS)])
     prefill, decode = result.phases
     assert result.iterations == 4
     assert (prefill.duration_s, decode.duration_s) == pytest.approx((0.4, 0.6))
@@ -82,7 +82,7 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
 
 def test_a_phase_that_drowns_in_its_uncertainty_has_no_energy() -> None:
     border = START + 2 * MS
-    result = account_round(measured(iteration(START, END, border)), [seen(Sensor(WAVE, LATCH), READS)])
+    result = account_round(measured(iteration(START, END, border)), [read_at(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert prefill.energy_j is None
     assert prefill.energy_u_j is None
@@ -94,7 +94,7 @@ def test_a_phase_that_drowns_in_its_uncertainty_has_no_energy() -> None:
 
 @pytest.mark.parametrize("gaps", [(START - 15 * MS, END + 250 * MS), (START - 250 * MS, END + 15 * MS)])
 def test_a_gap_with_too_few_ticks_gives_no_number(gaps: tuple[int, int]) -> None:
-    result = account_round(measured(ROUND, gaps=gaps), [seen(Sensor(WAVE, LATCH), READS)])
+    result = account_round(measured(ROUND, gaps=gaps), [read_at(Sensor(WAVE, LATCH), READS)])
     reason = (
         "nvml: gpu:GPU-a ticked fewer than 2 times in a quiet gap; it stands still, or --energy-gap is too "
         "short"
@@ -119,8 +119,8 @@ def test_a_counter_that_never_moves_is_not_zero() -> None:
 
 
 def test_a_counter_that_runs_backwards_gives_no_number() -> None:
-    series = seen(Sensor(WAVE, LATCH), READS)
-    series = seen(Sensor(WAVE, LATCH), range(9 * S, START + 300 * MS, MS))
+    series = read_at(Sensor(WAVE, LATCH), READS)
+    series = read_at(Sensor(WAVE, LATCH), range(9 * S, START + 300 * MS, MS))
     series.add(START + 310 * MS, START + 310 * MS, 7.0)
     for moment in range(START + 320 * MS, 12 * S, MS):
         series.add(moment, moment, Sensor(WAVE, LATCH).counter_j(moment) - 100)
@@ -171,7 +171,7 @@ def test_without_a_meter_the_reasons_are_told() -> None:
 
 def test_idle_power_that_moved_is_uncertain() -> None:
     warm = Wave(((9 * S, 50.0), (START, 500.0), (END, 80.0)))
-    result = account_round(measured(iteration(START, END)), [seen(Sensor(warm, LATCH), READS)])
+    result = account_round(measured(iteration(START, END)), [read_at(Sensor(warm, LATCH), READS)])
     assert result.idle_power_w == pytest.approx(65, abs=1)
     assert result.idle_power_u_w == pytest.approx(30 / math.sqrt(12), rel=0.1)
 

@@ -25,7 +25,7 @@ from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import Round
 
-from ..meters.waves import MS, S, Sensor, Wave, domain, seen
+from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
 from .marks import iteration, measured
 
 START = 10 * S
@@ -67,7 +67,7 @@ def wave_of(own: ForeignRounds, busy_w: float, between_w: float, between_ns: int
 
 def accounted(own: ForeignRounds, wave: Wave, latch_ns: int = 20 * MS, phase_ns: int = 0) -> list[Round]:
     reads = range(START - 900 * MS, own.ends[-1][1] + 2 * GAP, MS)
-    trace = [seen(Sensor(wave, latch_ns, phase_ns), reads)]
+    trace = [read_at(Sensor(wave, latch_ns, phase_ns), reads)]
     found = split_into_stretches(own, min_stretch_s(trace))
     return [account_stretch(each, whole_of(own), trace) for each in found]
 

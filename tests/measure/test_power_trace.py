@@ -16,7 +16,7 @@ from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import DomainPower, PowerTrace
 
 from ..compare.runs import SPOILED, round_of
-from ..meters.waves import MS, SHAPES, S, Sensor, Wave, domain, seen
+from ..meters.waves import MS, SHAPES, S, Sensor, Wave, domain, read_at
 from .marks import iteration, measured
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
@@ -46,7 +46,7 @@ def test_it_adds_up_to_the_joules_of_the_round_and_to_the_true_ones(shape: objec
     sensor = Sensor(wave, latch_ms * MS, jitter_ns=latch_ms * MS // 20)
     # What ticks all the time is not read every millisecond.
     of = domain(max_age_s=1e-9) if latch_ms == 0 else domain()
-    series = seen(sensor, range(8 * S + 5 * MS, 13 * S, 7 * MS if latch_ms == 0 else MS), of)
+    series = read_at(sensor, range(8 * S + 5 * MS, 13 * S, 7 * MS if latch_ms == 0 else MS), of)
     round_ = measured(iteration(START, END), gaps=(9 * S, 12 * S))
     result = account_round(round_, [series])
     course = course_of(round_, series).by_domain["gpu:GPU-a"]
@@ -58,7 +58,7 @@ def test_it_adds_up_to_the_joules_of_the_round_and_to_the_true_ones(shape: objec
 
 
 def test_it_is_the_power_that_was_drawn_with_the_quiet_beside_it() -> None:
-    course = course_of(ROUND, seen(Sensor(WAVE, LATCH), READS)).by_domain["gpu:GPU-a"]
+    course = course_of(ROUND, read_at(Sensor(WAVE, LATCH), READS)).by_domain["gpu:GPU-a"]
     assert course.edges_s[0] < 0.0 < 1.0 < course.edges_s[-1]
     assert {0.0, 1.0} < set(course.edges_s)
     middles = [(a + b) / 2 for a, b in pairwise(course.edges_s)]
@@ -100,7 +100,7 @@ def test_phases_are_in_order_and_an_estimate_is_called_one() -> None:
 
 def test_many_ticks_are_merged_and_many_phases_left_out() -> None:
     reads = range(9 * S + 5 * MS, 12 * S, MS)
-    series = seen(Sensor(WAVE, 0), reads, domain(max_age_s=1e-9))
+    series = read_at(Sensor(WAVE, 0), reads, domain(max_age_s=1e-9))
     many = [iteration(start, start + 10 * MS, start + MS) for start in range(START, END, 10 * MS)]
     found = course_of(measured(*many), series)
     course = found.by_domain["gpu:GPU-a"]
@@ -112,7 +112,7 @@ def test_many_ticks_are_merged_and_many_phases_left_out() -> None:
 
 def test_without_quiet_there_is_none() -> None:
     gaps = (START - 15 * MS, END + 250 * MS)
-    series = seen(Sensor(WAVE, LATCH), READS)
+    series = read_at(Sensor(WAVE, LATCH), READS)
     assert power_trace(measured(iteration(START, END), gaps=gaps), [series]) is None
     assert power_trace(ROUND, []) is None
 

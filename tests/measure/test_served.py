@@ -14,7 +14,7 @@ from pytest_llenergy.measure.metrics import ROUND_METRICS, compute_metrics
 from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
 
-from ..meters.waves import MS, S, Sensor, Wave, seen
+from ..meters.waves import MS, S, Sensor, Wave, read_at
 from .marks import iteration, measured
 
 START, END = 10 * S, 12 * S
@@ -52,7 +52,7 @@ def served(requests: tuple[RequestTimeline, ...] = REQUESTS, shift_ns: int = 0) 
 
 
 def round_of(part: Iteration) -> Round:
-    return account_round(measured(part), [seen(Sensor(WAVE, LATCH), READS)])
+    return account_round(measured(part), [read_at(Sensor(WAVE, LATCH), READS)])
 
 
 def test_phases_are_the_loads_own_and_fill_the_round() -> None:
@@ -95,7 +95,7 @@ def test_two_iterations_have_the_steady_states_of_both() -> None:
     )
     steps = [(time_ns, watts) for time_ns, watts in WAVE.steps if time_ns < END]
     steps += [(time_ns + 2 * S, watts) for time_ns, watts in WAVE.steps[1:]]
-    series = seen(Sensor(Wave(tuple(steps)), LATCH), range(8 * S + 5 * MS, 16 * S, MS))
+    series = read_at(Sensor(Wave(tuple(steps)), LATCH), range(8 * S + 5 * MS, 16 * S, MS))
     round_ = account_round(measured(served(), again), [series])
     assert round_.phases[1].output_tokens == 8
     assert round_.phases[1].duration_s == pytest.approx(2.0)
@@ -160,6 +160,6 @@ def test_what_the_engine_says_is_a_flag_of_the_round() -> None:
     plain = measured(served())
     rank = msgspec.structs.replace(plain.timeline.ranks[0], flags=(flag, flag))
     round_ = account_round(
-        replace(plain, timeline=RoundTimeline(ranks=(rank,))), [seen(Sensor(WAVE, LATCH), READS)]
+        replace(plain, timeline=RoundTimeline(ranks=(rank,))), [read_at(Sensor(WAVE, LATCH), READS)]
     )
     assert round_.flags == [flag]

@@ -21,7 +21,7 @@ from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import RoundTimeline
 
-from ..meters.waves import EPOCH, MS, S, Sensor, Wave, domain, seen
+from ..meters.waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
 from .marks import iteration, rank_of
 
 
@@ -99,7 +99,7 @@ class TestCalibration:
 
     def series(self, coverage: float = 1.0, read_ns: int = MS) -> Series:
         of = domain(coverage=coverage, period_s=0.1)
-        return seen(Sensor(self.IDLE, 100 * MS), range(EPOCH, EPOCH + 2 * S, read_ns), of)
+        return read_at(Sensor(self.IDLE, 100 * MS), range(EPOCH, EPOCH + 2 * S, read_ns), of)
 
     def needed_s(self, series: Series, target: float, rounds: int = 6) -> float:
         return required_round_s(series, EPOCH, EPOCH + 2 * S, 500.0, rounds, target)

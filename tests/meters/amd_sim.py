@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for libamd_smi.so: two boards behind the real amdsmi package.
 
-The first board's counter gains 100 000 counts with every call, the second one's stands still.
+The counter of the first board gains 100 000 counts with every call; that of the second never moves.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ int amdsmi_get_energy_count(handle board, uint64_t *count, float *resolution, ui
 }
 """
 
-#: The package looks up every function when it is imported; those not above say "not supported" (2).
+#: The package looks up every function on import; functions not defined above return "not supported" (2).
 MISSING = "int {}(void) {{ return 2; }}\n"
 
 
 def build(directory: Path, wrapper: Path) -> Path:
-    """A ROCm directory (for ``ROCM_PATH``) with a library that fits the package's ``amdsmi_wrapper.py``."""
+    """Build a ROCm directory (for ``ROCM_PATH``) with every function that ``amdsmi_wrapper.py`` looks up."""
     names = set(re.findall(r"_libraries\['libamd_smi.so'\]\.(\w+)", wrapper.read_text()))
     missing = (MISSING.format(name) for name in sorted(names) if f"int {name}(" not in SOURCE)
     code = directory / "amd_smi.c"

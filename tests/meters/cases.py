@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random windows of random waves under random sensors, with the truth of each."""
+"""Simulate random windows over random waves and sensors, each with its true energy."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from pytest_llenergy.meters.power_readings import refresh_with_period
 from pytest_llenergy.meters.uncertainty import Energy
 from pytest_llenergy.meters.window_arithmetic import energy_between, require_resolvable
 
-from .watching import Spell, watched
+from .watching import Spell, simulate_reader
 from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain
 
-#: The power limit that the meter is told; no wave goes above 700 W.
+#: The power limit that the meter reports; no wave exceeds 700 W.
 HIGHEST_W = 750.0
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is varied on purpose.
+    """The conditions under which windows are simulated.
 
-    A sensor that sees everything or a part; quiet gaps as in a round, or load all around as for a window of
-    ``measure``; how many boards the one reader has to follow; a counter, or power that is integrated; whether
-    the load is a loop in the reader's own process, which holds the interpreter's lock.
+    Attributes:
+        part_time: The sensor sees only a part of each tick.
+        quiet: Quiet gaps surround the window, as in a round; otherwise load, as for a window of ``measure``.
+        boards: Boards that the one reader polls.
+        integrated: Power readings are integrated; otherwise a counter is read.
+        same_process: The load is a loop in the reader's own process, which holds the interpreter's lock.
     """
 
     part_time: bool
     quiet: bool
     boards: int = 1
     integrated: bool = False
-    beside: bool = False
+    same_process: bool = False
 
     def __str__(self) -> str:
         sensor = (
             "power integrated" if self.integrated else f"{'part-time' if self.part_time else 'full'} sensor"
         )
         boards = f"{self.boards} board{'s' * (self.boards > 1)}"
-        where = ", same process" if self.beside else ""
+        where = ", same process" if self.same_process else ""
         return f"{sensor}, {'quiet gaps' if self.quiet else 'load all around'}, {boards}{where}"
 
 
@@ -51,13 +54,15 @@ KINDS = [
 ]
 KINDS += [Kind(part_time=False, quiet=quiet, integrated=True) for quiet in (True, False)]
 KINDS += [
-    Kind(part_time, quiet, boards=8, beside=True) for part_time in (False, True) for quiet in (True, False)
+    Kind(part_time, quiet, boards=8, same_process=True)
+    for part_time in (False, True)
+    for quiet in (True, False)
 ]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One window: its length and the counter's period, what was found, the truth, and two bare readings."""
+    """One window: its length, the counter's period, the result, the truth, and the naive difference."""
 
     kind: Kind
     shape: str
@@ -69,17 +74,18 @@ class Case:
 
     @property
     def score(self) -> float:
-        """The error in units of the stated standard uncertainty."""
+        """Error in units of the stated standard uncertainty."""
         assert self.energy.energy_j is not None
         assert self.energy.u_j is not None
         return abs(self.energy.energy_j - self.true_j) / self.energy.u_j
 
 
 def draw(rng: Random, kind: Kind) -> Case:
-    """A window of 10 ms to 10 s, the logarithm uniform; a counter that ticks every 10 to 110 ms.
+    """Simulate a window of 10 ms to 10 s (log-uniform) and a counter that ticks every 10 to 110 ms.
 
-    Half of the counters tick late by up to an eighth of that, half have a known period. The reader has begun
-    one to four seconds before, or a quarter of one where the load is in its own process.
+    Half of the counters tick late by up to an eighth of their period; half have a known period. The reader
+    starts one to four seconds before the window, or at least a quarter of a second if the load runs in its
+    process.
     """
     latch_ns = rng.randrange(10 * MS, 110 * MS)
     jitter_ns = rng.randrange(1, latch_ns // 8) if rng.random() < 0.5 and not kind.integrated else 0
@@ -96,10 +102,12 @@ def draw(rng: Random, kind: Kind) -> Case:
     ]
     known = latch_ns / S if kind.integrated or rng.random() < 0.5 else None
     coverage = window_ns / latch_ns if kind.part_time else 1.0
-    of = domain(period_s=known, coverage=coverage, highest_w=HIGHEST_W)
+    meter_domain = domain(period_s=known, coverage=coverage, highest_w=HIGHEST_W)
     if kind.integrated:
-        of = of._replace(integrated=True, late_s=refresh_with_period(latch_ns / S, share=1.0).late_s)
-    # Reading takes place a little outside the window: the one who reads is not the one who works.
+        meter_domain = meter_domain._replace(
+            integrated=True, late_s=refresh_with_period(latch_ns / S, share=1.0).late_s
+        )
+    # The reader notices the window's ends a little late: it is not the process that does the work.
     begins_ns, ends_ns = start_ns - rng.randrange(20_000, MS), end_ns + rng.randrange(20_000, MS)
     gap_ns = max(250 * MS, round(3.5 * latch_ns))
     until_ns = ends_ns + gap_ns + 3 * latch_ns
@@ -107,9 +115,9 @@ def draw(rng: Random, kind: Kind) -> Case:
     if kind.quiet:
         spells.insert(0, Spell(begins_ns - gap_ns, begins_ns, at_work=False))
     # A script may open its window as soon as the first ticks have come.
-    before_ns = begins_ns - gap_ns - rng.randrange(S // 4 if kind.beside else S, 4 * S)
-    holding_ns = load if kind.beside else (0, 0)
-    series = watched(sensors, rng, before_ns, until_ns, of, spells, holding_ns)
+    before_ns = begins_ns - gap_ns - rng.randrange(S // 4 if kind.same_process else S, 4 * S)
+    holding_ns = load if kind.same_process else (0, 0)
+    series = simulate_reader(sensors, rng, before_ns, until_ns, meter_domain, spells, holding_ns)
     before = after = None
     if kind.quiet:
         before = quiet_power(series, begins_ns - gap_ns, start_ns)
@@ -123,7 +131,7 @@ def draw(rng: Random, kind: Kind) -> Case:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of the windows that have a number: how many, how often the truth lies within 2u, how full u is."""
+    """Statistics of the resolved windows: their number, coverage of 2u, fullness of u, and errors."""
 
     windows: int
     resolved: int
@@ -134,7 +142,7 @@ class Summary:
 
 
 def summarise(cases: list[Case]) -> Summary:
-    """``fullness`` is the median of |E - truth|/u; the errors are medians relative to the truth."""
+    """Summarise cases; ``fullness`` is the median of |E - truth|/u, errors are relative medians."""
     known = [case for case in cases if case.energy.energy_j is not None]
     return Summary(
         windows=len(cases),

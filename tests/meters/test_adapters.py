@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meters that other packages read. Those packages are extras; without them there is one clear line."""
+"""Meters backed by other packages. These are extras; without them one clear line says what to install."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = {"amd": "amdsmi", "zeus": "zeus.device.soc", "codecarbon": "codecarbo
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_without_its_package_the_command_to_install_it_is_told(
+def test_a_missing_package_gives_the_command_that_installs_it(
     spec: MeterSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[spec.name], None)
@@ -41,11 +41,11 @@ def test_without_its_package_the_command_to_install_it_is_told(
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_none_is_used_unless_it_is_named(spec: MeterSpec) -> None:
+def test_these_meters_are_used_only_if_named(spec: MeterSpec) -> None:
     assert not spec.by_default
 
 
-# AMD, with the real package on a stand-in of its library.
+# AMD: the real package over a stand-in for its library.
 
 OPEN_AMD = """
 import sys
@@ -65,7 +65,7 @@ except MeterError as error:
 
 
 def open_amd(rocm: Path, *uuids: str) -> list[str]:
-    """What a process prints that opens the boards."""
+    """Open the boards in a new process and return the lines that it prints."""
     environment = {**os.environ, "ROCM_PATH": str(rocm)}
     environment.pop("ROCM_HOME", None)
     command = [sys.executable, "-c", OPEN_AMD, *uuids]
@@ -88,7 +88,7 @@ def rocm(tmp_path: Path) -> Path:
     return amd_sim.build(tmp_path, wrapper)
 
 
-def test_the_inventory_lists_boards_of_amd(rocm: Path) -> None:
+def test_the_inventory_lists_amd_boards(rocm: Path) -> None:
     environment = {**os.environ, "ROCM_PATH": str(rocm)}
     environment.pop("ROCM_HOME", None)
     script = "from pytest_llenergy.devices.amd import list_boards\nprint(*list_boards(), sep='\\n')"
@@ -104,14 +104,14 @@ def test_the_inventory_lists_boards_of_amd(rocm: Path) -> None:
     ]
 
 
-def test_a_board_of_amd_is_counts_times_their_resolution(rocm: Path) -> None:
+def test_amd_energy_is_the_count_times_its_resolution(rocm: Path) -> None:
     measured, accuracy, end = open_amd(rocm, "moves")
     assert measured == "gpu:moves 15.3 1.53"
     assert accuracy.startswith("accuracy-unknown: ")
     assert end == "shut down"
 
 
-def test_without_targets_every_board_that_counts_is_read_and_the_others_are_told(rocm: Path) -> None:
+def test_without_targets_moving_amd_counters_are_read_and_others_are_flagged(rocm: Path) -> None:
     measured, _, still, _ = open_amd(rocm)
     assert measured == "gpu:moves 15.3 1.53"
     assert still == (
@@ -119,21 +119,21 @@ def test_without_targets_every_board_that_counts_is_read_and_the_others_are_told
     )
 
 
-def test_a_board_of_amd_whose_counter_stands_still_is_refused(rocm: Path) -> None:
+def test_an_amd_board_whose_counter_stands_still_is_refused(rocm: Path) -> None:
     assert open_amd(rocm, "stands") == [
         "shut down",
         "amd: the energy counter of stands stood still for 0.5 s",
     ]
 
 
-def test_a_board_of_amd_that_is_not_there_is_refused(rocm: Path) -> None:
+def test_an_unknown_amd_board_is_refused(rocm: Path) -> None:
     assert open_amd(rocm, "GPU-a") == ["shut down", "amd: no board GPU-a; found: moves, stands"]
 
 
-def test_without_the_library_of_amd_it_is_told_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_amd_library_names_what_to_install(tmp_path: Path) -> None:
     package("amdsmi")
-    (said,) = open_amd(tmp_path)
-    assert said == (
+    (message,) = open_amd(tmp_path)
+    assert message == (
         "amd: amdsmi cannot load libamd_smi.so ('libamd_smi.so'); "
         "install amd-smi-lib of the same ROCm release"
     )
@@ -143,7 +143,7 @@ def test_without_the_library_of_amd_it_is_told_what_to_install(tmp_path: Path) -
 
 
 class Chip:
-    """What ``zeus.device.soc.get_soc`` returns, on machines that are not here."""
+    """A stand-in for what ``zeus.device.soc.get_soc`` returns on Apple silicon and Jetson."""
 
     def __init__(self, **millijoules: float | list[float] | None) -> None:
         self.now = SimpleNamespace(**millijoules)
@@ -152,7 +152,7 @@ class Chip:
         return self.now
 
 
-def test_parts_of_apple_silicon_are_added_once_and_called_estimated() -> None:
+def test_apple_silicon_parts_are_counted_once_and_marked_estimated() -> None:
     chip = Chip(cpu_total_mj=5000, efficiency_cluster_mj=[2000], gpu_mj=250, gpu_sram_mj=None, dram_mj=30)
     meter = zeus.ZeusSocMeter(chip)
     assert [domain.name for domain in meter.domains] == ["soc:cpu", "soc:gpu", "soc:dram"]
@@ -160,7 +160,7 @@ def test_parts_of_apple_silicon_are_added_once_and_called_estimated() -> None:
     assert meter.read() == pytest.approx([5.0, 0.25, 0.03])
 
 
-def test_the_rails_of_jetson_are_not_added_to_their_total() -> None:
+def test_jetson_rails_are_not_added_to_their_total() -> None:
     chip = Chip(cpu_energy_mj=1000.0, gpu_energy_mj=2000.0, total_energy_mj=7000.0)
     meter = zeus.ZeusSocMeter(chip)
     (domain,) = meter.domains
@@ -168,7 +168,7 @@ def test_the_rails_of_jetson_are_not_added_to_their_total() -> None:
     assert meter.read() == [7.0]
 
 
-def test_a_jetson_without_a_total_is_read_by_its_rails() -> None:
+def test_a_jetson_without_a_total_uses_its_rails() -> None:
     meter = zeus.ZeusSocMeter(Chip(cpu_energy_mj=1.0, gpu_energy_mj=2.0, total_energy_mj=None))
     assert [domain.name for domain in meter.domains] == ["soc:cpu", "soc:gpu"]
 
@@ -180,12 +180,12 @@ def test_a_part_that_vanishes_gives_a_reason() -> None:
     assert meter.read() == ["zeus: total_energy_mj is missing"]
 
 
-def test_a_chip_that_tells_no_energy_is_refused() -> None:
+def test_a_chip_without_energy_fields_is_refused() -> None:
     with pytest.raises(MeterError, match=r"^zeus: SimpleNamespace has no known energy field$"):
         zeus.ZeusSocMeter(Chip())
 
 
-def test_the_fields_are_those_of_zeus() -> None:
+def test_the_field_names_exist_in_zeus() -> None:
     apple = pytest.importorskip("zeus.device.soc.apple")
     jetson = pytest.importorskip("zeus.device.soc.jetson")
     for parts, measurement in (
@@ -195,7 +195,7 @@ def test_the_fields_are_those_of_zeus() -> None:
         assert {part.field for part in parts} <= {field.name for field in fields(measurement)}
 
 
-def test_zeus_itself_refuses_other_chips() -> None:
+def test_chips_that_zeus_refuses_give_its_reason() -> None:
     soc = pytest.importorskip("zeus.device.soc")
     try:
         soc.get_soc()
@@ -211,7 +211,7 @@ def test_zeus_itself_refuses_other_chips() -> None:
 # CodeCarbon
 
 
-def test_codecarbon_models_no_gpus() -> None:
+def test_codecarbon_does_not_apply_to_gpus() -> None:
     with pytest.raises(MeterDoesNotApply, match=r"^codecarbon: models the CPU only"):
         codecarbon_model.open_codecarbon(Targets(("GPU-a",)))
 
@@ -222,13 +222,13 @@ def codecarbon() -> Callable[[], Any]:
     return lambda: codecarbon_model.open_codecarbon(Targets())[0]
 
 
-def test_codecarbon_says_that_it_is_an_estimate(codecarbon: Callable[[], Any]) -> None:
+def test_codecarbon_is_marked_estimated(codecarbon: Callable[[], Any]) -> None:
     (domain,) = codecarbon().domains
     assert (domain.name, domain.kind, domain.scope) == ("cpu:codecarbon", "estimated", "host processors")
     assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
 
 
-def test_codecarbon_gives_joules_within_its_own_limits(codecarbon: Callable[[], Any]) -> None:
+def test_codecarbon_energy_lies_within_its_stated_limits(codecarbon: Callable[[], Any]) -> None:
     start_s = time.monotonic()
     meter = codecarbon()
     opened_s = time.monotonic()

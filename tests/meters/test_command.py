@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A power meter that is a program: real programs, with their real ways to fail."""
+"""Power meters that are programs: real programs, and the real ways in which they fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ while True:
 """
 
 
-#: Three lines, 0.2 s apart, and a long silence.
+#: Prints three lines 0.2 s apart, then nothing for a long time.
 PAUSES = """
 import time
 for line in ({0!r}, {1!r}, {2!r}):
@@ -38,7 +38,7 @@ time.sleep(60)
 """
 
 
-def program(text: str) -> str:
+def python_command(text: str) -> str:
     return shlex.join([sys.executable, "-c", text])
 
 
@@ -69,21 +69,21 @@ def first_joules(opened: CommandMeter, longest_s: float = 20) -> float:
 def reason(opened: CommandMeter, longest_s: float = 20) -> str:
     end_s = time.monotonic() + longest_s
     while time.monotonic() < end_s:
-        (said,) = opened.read()
-        if isinstance(said, str):
-            return said
+        (reading,) = opened.read()
+        if isinstance(reading, str):
+            return reading
         time.sleep(0.01)
-    raise AssertionError("it went on measuring")
+    raise AssertionError("the meter still measures")
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def test_watts_become_the_joules_between_two_lines(tmp_path: Path) -> None:
+def test_watts_are_integrated_between_two_lines(tmp_path: Path) -> None:
     go = tmp_path / "go"
     text = f"""
 import os, time
@@ -94,26 +94,26 @@ print(20, flush=True)
 time.sleep(60)
 """
     start_s = time.monotonic()
-    with meter(program(text)) as opened:
+    with meter(python_command(text)) as opened:
         first_s = time.monotonic()
         assert value(opened) == 0.0
         time.sleep(0.2)
         go_s = time.monotonic()
         go.touch()
         energy_j = first_joules(opened)
-    # Whenever the lines came: the first before it was open, the second after they were let go.
+    # The first line came before the meter was open, the second after the file was touched.
     assert go_s - first_s <= energy_j / 20 <= time.monotonic() - start_s
 
 
-def test_a_number_holds_for_the_time_before_it() -> None:
+def test_a_printed_power_applies_to_the_time_before_its_line() -> None:
     start_s = time.monotonic()
-    with meter(program(PAUSES.format("1000", "0", "7"))) as opened:
+    with meter(python_command(PAUSES.format("1000", "0", "7"))) as opened:
         energy_j = first_joules(opened)
     assert energy_j <= 7 * (time.monotonic() - start_s)
 
 
-def test_lines_that_had_piled_up_share_the_time_for_which_they_did() -> None:
-    """Taken as they come, the first of them would have all of the half second, and it says 0 W."""
+def test_lines_that_arrive_together_share_the_time_since_the_last_one() -> None:
+    """Otherwise the first line, 0 W, would account for the whole half second."""
     text = """
 import time
 for _ in range(10):
@@ -123,15 +123,15 @@ time.sleep(0.5)
 print("0\\n" + "40\\n" * 3, end="", flush=True)
 time.sleep(60)
 """
-    with meter(program(text)) as opened:
+    with meter(python_command(text)) as opened:
         end_s = time.monotonic() + 20
         while value(opened) < 15 and time.monotonic() < end_s:
             time.sleep(0.01)
         assert value(opened) >= 30 * 0.5
 
 
-def test_it_says_what_it_is() -> None:
-    command = program(STEADY)
+def test_the_domain_names_the_program_and_its_scope() -> None:
+    command = python_command(STEADY)
     with meter(command) as opened:
         (domain,) = opened.domains
     assert domain.name == f"external:{Path(sys.executable).name}"
@@ -141,8 +141,8 @@ def test_it_says_what_it_is() -> None:
     assert [flag.name for flag in domain.flags] == ["accuracy-unknown"]
 
 
-def test_accuracy_stated_by_the_user_sets_the_limits() -> None:
-    with meter(f"{program(STEADY)}@1.5%") as opened:
+def test_an_accuracy_stated_by_the_user_sets_the_limits() -> None:
+    with meter(f"{python_command(STEADY)}@1.5%") as opened:
         (domain,) = opened.domains
     assert domain.accuracy == "within 1.5% of the reading, as stated by the user"
     assert domain.limits(100.0, 1.0) == pytest.approx((98.5, 101.5))
@@ -160,13 +160,13 @@ def test_accuracy_stated_by_the_user_sets_the_limits() -> None:
         ("print()", "printed '', which is no number of watts"),
     ],
 )
-def test_a_program_that_does_not_begin_to_measure_is_no_meter(text: str, end: str) -> None:
+def test_a_program_that_fails_to_start_measuring_is_refused(text: str, end: str) -> None:
     with pytest.raises(MeterError) as caught:
-        open_command(Targets(), program(text))
+        open_command(Targets(), python_command(text))
     assert str(caught.value) == f"command: {Path(sys.executable).name} {end}"
 
 
-def test_a_program_that_prints_nothing_is_no_meter() -> None:
+def test_a_program_that_prints_nothing_is_refused() -> None:
     with pytest.raises(MeterError) as caught:
         CommandMeter("sleep 60", unknown_accuracy("the program"), first_line_s=0.2)
     assert str(caught.value) == (
@@ -182,13 +182,13 @@ def test_a_program_that_prints_nothing_is_no_meter() -> None:
         ("/no/such/meter", "command: meter cannot be started (No such file or directory)"),
     ],
 )
-def test_what_is_no_program_is_told(argument: str, message: str) -> None:
+def test_an_invalid_program_is_refused_with_the_reason(argument: str, message: str) -> None:
     with pytest.raises(MeterError) as caught:
         open_command(Targets(), argument)
     assert str(caught.value) == message
 
 
-def test_a_program_that_dies_later_gives_a_reason_with_its_last_words() -> None:
+def test_a_program_that_dies_later_gives_a_reason_with_its_last_stderr_line() -> None:
     text = """
 import sys, time
 print(20, flush=True)
@@ -197,54 +197,54 @@ print(20, "half a num", sep="\\n", end="")
 print("warning", "lost", sep="\\n", file=sys.stderr)
 sys.exit(3)
 """
-    with meter(program(text)) as opened:
+    with meter(python_command(text)) as opened:
         assert reason(opened) == f"command: {Path(sys.executable).name} ended with exit status 3: lost"
 
 
-def test_a_line_that_is_no_number_gives_a_reason_for_good() -> None:
-    with meter(program(PAUSES.format("20", "ERR 7", "20"))) as opened:
-        said = reason(opened)
-        assert said == f"command: {Path(sys.executable).name} printed 'ERR 7', which is no number of watts"
+def test_a_line_that_is_not_a_number_gives_a_lasting_reason() -> None:
+    with meter(python_command(PAUSES.format("20", "ERR 7", "20"))) as opened:
+        message = reason(opened)
+        assert message == f"command: {Path(sys.executable).name} printed 'ERR 7', which is no number of watts"
         time.sleep(0.5)
-        assert opened.read() == [said]
+        assert opened.read() == [message]
 
 
 def test_a_program_that_falls_silent_gives_a_reason() -> None:
     text = "import time\nfor _ in range(5): print(20, flush=True); time.sleep(.01)\ntime.sleep(60)"
-    with meter(program(text)) as opened:
-        silent = rf"command: {re.escape(Path(sys.executable).name)} has printed nothing for ([\d.]+) s\b.*"
-        told = re.fullmatch(silent, reason(opened))
-        # On a busy machine it is looked at late.
-        assert told is not None
-        assert float(told[1]) >= 2
+    with meter(python_command(text)) as opened:
+        expected = rf"command: {re.escape(Path(sys.executable).name)} has printed nothing for ([\d.]+) s\b.*"
+        match = re.fullmatch(expected, reason(opened))
+        # On a busy machine the reading comes late.
+        assert match is not None
+        assert float(match[1]) >= 2
 
 
-def test_closing_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
+def test_closing_ends_the_program_and_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = (
         f"echo $$ > {pids}; (trap '' TERM; echo $BASHPID >> {pids}; while echo 5; do sleep .05; done) & wait"
     )
     with meter(shlex.join(["bash", "-c", script])):
         leader, child = (int(line) for line in pids.read_text().split())
-        assert alive(leader)
-        assert alive(child)
-    assert not alive(leader)
+        assert is_alive(leader)
+        assert is_alive(child)
+    assert not is_alive(leader)
     end_s = time.monotonic() + 20
-    while alive(child) and time.monotonic() < end_s:
+    while is_alive(child) and time.monotonic() < end_s:
         time.sleep(0.01)
-    assert not alive(child)
+    assert not is_alive(child)
 
 
-def test_a_program_that_ignores_its_end_is_killed() -> None:
+def test_a_program_that_ignores_sigterm_is_killed() -> None:
     text = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
-    with meter(program(text)) as opened:
+    with meter(python_command(text)) as opened:
         pid = opened._process.pid
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
-def test_no_descriptor_is_left_open() -> None:
+def test_no_file_descriptor_is_left_open() -> None:
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with meter(program(STEADY)):
+    with meter(python_command(STEADY)):
         pass
     with pytest.raises(MeterError, match="no number of watts"):
         open_command(Targets(), "echo watts")

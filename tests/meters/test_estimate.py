@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a CPU: its arithmetic by hand, and its CPU time against what psutil saw."""
+"""The CPU model: its arithmetic by hand, and its CPU time against psutil's."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from pytest_llenergy.meters.estimate import (
         (HIGHEST_W, 2, 1.0, 1.0, 11.62),
     ],
 )
-def test_the_model(
+def test_the_model_interpolates_between_idle_and_busy_power(
     watts: tuple[float, float], cpus: int, elapsed_s: float, busy_s: float, joules: float
 ) -> None:
     assert modelled_energy_j(watts, cpus, elapsed_s, busy_s) == pytest.approx(joules)
 
 
-def test_it_says_that_it_is_an_estimate_of_processors() -> None:
+def test_the_domain_is_marked_as_an_estimate_of_host_processors() -> None:
     meter = EstimateMeter()
     (domain,) = meter.domains
     assert (domain.name, domain.kind, domain.scope) == ("cpu:host", "estimated", "host processors")
@@ -50,14 +50,14 @@ def test_it_says_that_it_is_an_estimate_of_processors() -> None:
     )
 
 
-def test_its_readings_are_as_young_as_a_tick_of_the_kernel() -> None:
+def test_readings_are_at_most_one_kernel_tick_old() -> None:
     (meter,) = open_estimate(Targets())
     (domain,) = meter.domains
     assert (domain.update_period_s, domain.max_age_s) == (0.01, 0.01)
 
 
 @pytest.mark.parametrize("busy_share", [0.0, 0.3, 1.0])
-def test_limits_are_the_extreme_families_and_hold_the_point(busy_share: float) -> None:
+def test_the_limits_are_the_extreme_cpu_families_and_contain_the_estimate(busy_share: float) -> None:
     cpus = psutil.cpu_count() or 1
     elapsed_s = 20.0
     busy_s = busy_share * cpus * elapsed_s
@@ -80,11 +80,11 @@ def spin(cpu_s: float) -> None:
 
 
 Seconds = tuple[float, float]
-"""Of the clock, and those that the host was busy."""
+"""Elapsed time and busy CPU time of the host."""
 
 
 def joules(cpu_s: float, sleep_s: float) -> tuple[float, Seconds, Seconds]:
-    """Joules of the meter over some work and some sleep, and at least and at most the seconds of these."""
+    """Return the metered energy of some work and sleep, with lower and upper bounds of its seconds."""
     meter = EstimateMeter()
 
     def seconds() -> Seconds:
@@ -107,18 +107,18 @@ def joules(cpu_s: float, sleep_s: float) -> tuple[float, Seconds, Seconds]:
 
 
 @pytest.mark.parametrize(("cpu_s", "sleep_s"), [(0.8, 0.0), (0.0, 0.4)])
-def test_busy_seconds_cost_the_difference_between_full_and_idle(cpu_s: float, sleep_s: float) -> None:
+def test_busy_seconds_cost_the_difference_between_busy_and_idle_power(cpu_s: float, sleep_s: float) -> None:
     energy_j, least, most = joules(cpu_s, sleep_s)
     cpus = psutil.cpu_count() or 1
     # Both sides count ticks of 10 ms on every CPU.
     slack_j = (3.5 - 0.74) * 0.05 * cpus
     low_j, high_j = (cpus * 0.74 * elapsed_s + (3.5 - 0.74) * busy_s for elapsed_s, busy_s in (least, most))
     assert low_j - slack_j <= energy_j <= high_j + slack_j
-    # What this process used is in it for certain, whatever the others did.
+    # The CPU time of this process is included, whatever other processes did.
     assert energy_j - cpus * 0.74 * least[0] >= (3.5 - 0.74) * cpu_s - slack_j
 
 
-def test_a_test_of_gpus_has_no_model() -> None:
+def test_the_model_does_not_apply_to_gpus() -> None:
     with pytest.raises(MeterDoesNotApply, match=r"^estimate: models the CPU only"):
         open_estimate(Targets(("GPU-a",)))
 
@@ -133,24 +133,24 @@ def group(root: Path, name: str, *, events: bool = False) -> Path:
     return path
 
 
-def test_the_root_group_tells_busy_time_in_microseconds(tmp_path: Path) -> None:
+def test_the_root_cgroup_reports_busy_time_in_microseconds(tmp_path: Path) -> None:
     assert read_cpu_time([group(tmp_path, "root")]).busy_s == pytest.approx(1.750001)
 
 
-def test_the_group_of_a_container_is_not_the_host(tmp_path: Path) -> None:
+def test_the_cgroup_of_a_container_is_not_taken_for_the_host(tmp_path: Path) -> None:
     assert read_root_cgroup_busy_s([tmp_path / "none", group(tmp_path, "container", events=True)]) is None
     assert read_cpu_time([]).busy_s == pytest.approx(host_busy_s(), abs=1)
 
 
-def test_the_root_group_counts_the_same_time_as_the_host() -> None:
+def test_the_root_cgroup_counts_the_same_time_as_the_host() -> None:
     before_s, busy_s, after_s = host_busy_s(), read_root_cgroup_busy_s(GROUPS), host_busy_s()
     if busy_s is None:
-        pytest.skip("the root group is not in sight")
-    # Each of five states is cut to ticks of 10 ms.
+        pytest.skip("the root cgroup is not visible")
+    # Each of the five CPU states is truncated to ticks of 10 ms.
     assert before_s - 0.05 <= busy_s <= after_s + 0.05
 
 
-def test_cpu_time_counts_the_work_of_this_process() -> None:
+def test_cpu_time_includes_the_work_of_this_process() -> None:
     before, own_s = read_cpu_time(), time.process_time()
     while time.process_time() - own_s < 0.3:
         pass

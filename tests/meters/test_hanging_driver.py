@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver that no longer answers while a script is measured: the script still comes to its end."""
+"""A driver that hangs while a script is measured: the script still ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pytest
 from ..nvml_sim import Board, World
 from .waves import MS
 
-#: Longer than the test waits for the script.
+#: How long each call of the driver hangs: longer than the test waits for the script.
 HANGS_NS = 300_000 * MS
 
 SCRIPT = """
 import json, sys, time
 from pytest_llenergy.meters import measure
 
-def told(window):
+def describe(window):
     return {"energy_j": window.energy_j, "u_j": window.energy_u_j, "start_s": window.start_s,
             "duration_s": window.duration_s, "reason": window.reason,
             "flags": [flag.name for flag in window.flags]}
@@ -44,13 +44,13 @@ try:
 except ZeroDivisionError as error:
     raised = str(error)
 windows = {"before": before, "while it hangs": hanging, "total": energy.total}
-print(json.dumps({"raised": raised} | {name: told(window) for name, window in windows.items()}))
+print(json.dumps({"raised": raised} | {name: describe(window) for name, window in windows.items()}))
 """
 
 
 @pytest.fixture
-def told(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World, dict[str, Any]]]:
-    """Runs the script; once it measures, the driver answers nobody for longer than anybody waits."""
+def run_hanging(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World, dict[str, Any]]]:
+    """Return a function that runs the script and makes the driver hang once the script measures."""
 
     def run(how: str, latch_ns: int = 20 * MS) -> tuple[World, dict[str, Any]]:
         world = World(tmp_path / "world", [Board(power_w=100.0, latch_ns=latch_ns)])
@@ -66,9 +66,9 @@ def told(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World, dict[
                 assert process.stdout is not None
                 assert process.stdout.readline() == "measuring\n"
                 world.update(0, call_delay_ns=HANGS_NS)
-                # The background reader is to be the one that is caught in a call.
-                asked = -1
-                while asked != (asked := world.calls(0)):
+                # Wait until the background reader is the thread that hangs in a call.
+                calls = -1
+                while calls != (calls := world.calls(0)):
                     time.sleep(0.5)
                 printed, _ = process.communicate("\n", timeout=60)
             finally:
@@ -80,10 +80,10 @@ def told(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World, dict[
 
 
 @pytest.mark.parametrize("latch_ns", [20 * MS, 0])
-def test_a_block_ends_and_says_why_it_has_no_joules(
-    told: Callable[..., tuple[World, dict[str, Any]]], latch_ns: int
+def test_windows_end_with_a_reason_when_the_driver_hangs(
+    run_hanging: Callable[..., tuple[World, dict[str, Any]]], latch_ns: int
 ) -> None:
-    world, windows = told("end", latch_ns)
+    world, windows = run_hanging("end", latch_ns)
     for name in ("while it hangs", "total"):
         window = windows[name]
         assert window["energy_j"] is None
@@ -92,8 +92,10 @@ def test_a_block_ends_and_says_why_it_has_no_joules(
         assert window["flags"][0] == "unmeasured"
 
 
-def test_what_was_measured_before_is_kept(told: Callable[..., tuple[World, dict[str, Any]]]) -> None:
-    world, windows = told("end")
+def test_windows_measured_before_the_driver_hangs_keep_their_energy(
+    run_hanging: Callable[..., tuple[World, dict[str, Any]]],
+) -> None:
+    world, windows = run_hanging("end")
     before = windows["before"]
     start_ns, end_ns = before["start_s"] * 1e9, (before["start_s"] + before["duration_s"]) * 1e9
     assert before["energy_j"] is not None, before["reason"]
@@ -101,7 +103,9 @@ def test_what_was_measured_before_is_kept(told: Callable[..., tuple[World, dict[
     assert abs(before["energy_j"] - true_j) <= 4 * before["u_j"]
 
 
-def test_an_exception_of_the_work_is_not_lost(told: Callable[..., tuple[World, dict[str, Any]]]) -> None:
-    _, windows = told("raise")
+def test_an_exception_of_the_measured_code_is_raised_when_the_driver_hangs(
+    run_hanging: Callable[..., tuple[World, dict[str, Any]]],
+) -> None:
+    _, windows = run_hanging("raise")
     assert windows["raised"] == "of the work"
     assert windows["total"]["energy_j"] is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sensors of hwmon on trees that look like those of the kernel."""
+"""hwmon sensors on directory trees like those of the kernel."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_power_in_microwatts_is_integrated_over_time(tmp_path: Path) -> None:
     assert second_s - first_s <= energy_j / 20 <= time.monotonic() - before_s
 
 
-def test_what_the_chip_tells_of_its_time_behaviour_is_used(tmp_path: Path) -> None:
+def test_intervals_that_the_chip_reports_are_used(tmp_path: Path) -> None:
     chip(
         tmp_path,
         "hwmon0",
@@ -80,7 +80,7 @@ def test_what_the_chip_tells_of_its_time_behaviour_is_used(tmp_path: Path) -> No
     assert domain.flags == ()
 
 
-def test_what_the_chip_does_not_tell_is_flagged(tmp_path: Path) -> None:
+def test_intervals_that_the_chip_does_not_report_are_flagged(tmp_path: Path) -> None:
     chip(tmp_path, "hwmon0", "amdgpu", power1_average=1_000_000)
     meter = opened(tmp_path, "amdgpu@2%")
     (domain,) = meter.domains
@@ -91,7 +91,7 @@ def test_what_the_chip_does_not_tell_is_flagged(tmp_path: Path) -> None:
     ]
 
 
-def test_the_present_value_is_preferred_to_the_average(tmp_path: Path) -> None:
+def test_instantaneous_power_is_preferred_to_the_average(tmp_path: Path) -> None:
     chip(tmp_path, "hwmon0", "amdgpu", power1_average=1, power1_input=1, power1_cap=1)
     meter = opened(tmp_path, "amdgpu")
     meter.close()
@@ -106,14 +106,14 @@ def test_a_sensor_is_found_by_label_or_channel(tmp_path: Path, argument: str) ->
     assert meter.domains[0].name == "hwmon:ina/CPU"
 
 
-def test_of_several_sensors_one_must_be_chosen(tmp_path: Path) -> None:
+def test_one_of_several_sensors_must_be_chosen(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=1, power2_input=2, power2_label="CPU")
     listed = "choose one of hwmon:ina/power1, hwmon:ina/CPU"
     assert refusal(tmp_path, "ina") == f"hwmon: {path} (ina) has several sensors; {listed}"
     assert refusal(tmp_path, "ina/GPU") == f"hwmon: {path} (ina) has no sensor 'GPU'; {listed}"
 
 
-def test_of_several_chips_of_a_name_one_must_be_chosen(tmp_path: Path) -> None:
+def test_one_of_several_chips_with_the_same_name_must_be_chosen(tmp_path: Path) -> None:
     for directory in ("hwmon1", "hwmon2"):
         chip(tmp_path, directory, "amdgpu", power1_average=1)
     assert refusal(tmp_path, "amdgpu") == (
@@ -122,14 +122,14 @@ def test_of_several_chips_of_a_name_one_must_be_chosen(tmp_path: Path) -> None:
     opened(tmp_path, "hwmon2").close()
 
 
-def test_without_the_chip_those_that_are_there_are_told(tmp_path: Path) -> None:
+def test_a_missing_chip_lists_the_chips_that_exist(tmp_path: Path) -> None:
     assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: none"
     path = chip(tmp_path, "hwmon0", "coretemp", temp1_input=50_000)
     assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: coretemp"
     assert refusal(tmp_path, "coretemp") == f"hwmon: {path} (coretemp) has no power or energy sensor"
 
 
-def test_a_sensor_that_makes_no_sense_is_refused_and_closed(tmp_path: Path) -> None:
+def test_an_invalid_sensor_is_refused_and_its_file_closed(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input="many")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     assert refusal(tmp_path, "ina") == (
@@ -138,27 +138,29 @@ def test_a_sensor_that_makes_no_sense_is_refused_and_closed(tmp_path: Path) -> N
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-#: A current that flows back, no current at all, all ones, a number cut off, words, nothing.
+#: Negative power, too much power, all ones, a truncated number, words, other notations, nothing.
 NO_POWER = ("-1", "-5000000", "100000000001", str(2**64 - 1), "9" * 40, "nan", "1e6", "1_000", "20.5", "")
 
 
-@pytest.mark.parametrize("said", NO_POWER)
-def test_a_power_that_cannot_be_is_refused(tmp_path: Path, said: str) -> None:
-    path = chip(tmp_path, "hwmon0", "ina", power1_input=said)
+@pytest.mark.parametrize("content", NO_POWER)
+def test_an_impossible_power_is_refused(tmp_path: Path, content: str) -> None:
+    path = chip(tmp_path, "hwmon0", "ina", power1_input=content)
     assert refusal(tmp_path, "ina") == (
-        f"hwmon: {path}/power1_input reads {said[:32]!r}, which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is no power in µW from 0 to 100000000000"
     )
 
 
-@pytest.mark.parametrize("said", NO_POWER)
-def test_a_power_that_cannot_be_gives_a_reason_and_no_joules(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("content", NO_POWER)
+def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
+    tmp_path: Path, content: str
+) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=20_000_000)
     meter = opened(tmp_path, "ina")
     start_s = time.monotonic()
     assert meter.read() == [0.0]
-    (path / "power1_input").write_text(f"{said}\n")
+    (path / "power1_input").write_text(f"{content}\n")
     assert meter.read() == [
-        f"hwmon: {path}/power1_input reads {said[:32]!r}, which is no power in µW from 0 to 100000000000"
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is no power in µW from 0 to 100000000000"
     ]
     (path / "power1_input").write_text("20000000\n")
     (energy_j,) = meter.read()
@@ -167,36 +169,36 @@ def test_a_power_that_cannot_be_gives_a_reason_and_no_joules(tmp_path: Path, sai
     assert 0 < energy_j <= 20 * (time.monotonic() - start_s)
 
 
-@pytest.mark.parametrize("said", ["-1", str(2**64), "lots"])
-def test_an_energy_that_cannot_be_is_refused(tmp_path: Path, said: str) -> None:
-    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=said)
+@pytest.mark.parametrize("content", ["-1", str(2**64), "lots"])
+def test_an_impossible_energy_is_refused(tmp_path: Path, content: str) -> None:
+    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=content)
     assert refusal(tmp_path, "amd_energy") == (
-        f"hwmon: {path}/energy1_input reads {said!r}, which is no energy in µJ from 0 up"
+        f"hwmon: {path}/energy1_input reads {content!r}, which is no energy in µJ from 0 up"
     )
 
 
-@pytest.mark.parametrize("said", ["fast", "-250", "250 ms", "0.25", "nan", "inf", "600001", ""])
+@pytest.mark.parametrize("content", ["fast", "-250", "250 ms", "0.25", "nan", "inf", "600001", ""])
 @pytest.mark.parametrize("file", ["update_interval", "power1_average_interval"])
-def test_an_interval_that_cannot_be_is_refused(tmp_path: Path, file: str, said: str) -> None:
-    path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1_000_000, **{file: said})
+def test_an_impossible_interval_is_refused(tmp_path: Path, file: str, content: str) -> None:
+    path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1_000_000, **{file: content})
     assert refusal(tmp_path, "power_meter") == (
-        f"hwmon: {path}/{file} reads {said!r}, which is no interval in ms from 0 to 600000"
+        f"hwmon: {path}/{file} reads {content!r}, which is no interval in ms from 0 to 600000"
     )
 
 
-def test_an_interval_in_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:
+def test_an_interval_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=1)
     (path / "update_interval").write_bytes(b"\xff\xfe\n")
     assert refusal(tmp_path, "ina").startswith(f"hwmon: {path}/update_interval reads ")
 
 
-def test_the_interval_of_another_sensor_does_no_harm(tmp_path: Path) -> None:
+def test_an_invalid_interval_of_another_sensor_is_ignored(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "power_meter", power1_average=1, power1_average_interval="long")
     (path / "power2_average").write_text("1\n")
     opened(tmp_path, "power_meter/power2").close()
 
 
-def test_an_interval_of_zero_tells_nothing(tmp_path: Path) -> None:
+def test_an_interval_of_zero_counts_as_unknown(tmp_path: Path) -> None:
     chip(tmp_path, "hwmon0", "ina238", power1_input=1_000_000, update_interval=0)
     meter = opened(tmp_path, "ina238@1%")
     meter.close()
@@ -208,16 +210,16 @@ def test_an_interval_of_zero_tells_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_what_the_chip_does_not_tell_is_found_by_watching_it(tmp_path: Path) -> None:
+def test_an_unreported_refresh_period_is_found_by_observation(tmp_path: Path) -> None:
     chip(tmp_path, "hwmon0", "amdgpu", power1_input="1000000")
-    enough = threading.Event()
+    stop = threading.Event()
 
     def refresh() -> None:
         with (tmp_path / "hwmon0" / "power1_input").open("r+b", buffering=0) as file:
             for watts in itertools.cycle(range(1, 9)):
-                # In one go and always as long: nobody reads half of it.
+                # One write of constant length, so that no reader sees a partial value.
                 os.pwrite(file.fileno(), b"%d000000\n" % watts, 0)
-                if enough.wait(0.05):
+                if stop.wait(0.05):
                     return
 
     thread = threading.Thread(target=refresh)
@@ -225,12 +227,12 @@ def test_what_the_chip_does_not_tell_is_found_by_watching_it(tmp_path: Path) -> 
     try:
         meter = opened(tmp_path, "amdgpu@1%")
     finally:
-        enough.set()
+        stop.set()
         thread.join()
     meter.close()
     (domain,) = meter.domains
     assert domain.update_period_s == pytest.approx(0.05, rel=0.2)
-    # It may tell a mean, or what was at the moment.
+    # The sensor may report a mean or the instantaneous value.
     assert domain.late_s == (domain.late_s[1] / 2, domain.update_period_s)
     assert domain.flags == ()
 
@@ -243,7 +245,7 @@ def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
     meter.close()
 
 
-def test_a_sensor_that_cannot_be_read_at_all_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_sensor_is_refused(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "ina")
     (path / "power1_input").mkdir()
     assert refusal(tmp_path, "ina") == f"hwmon: {path}/power1_input cannot be read (Is a directory)"

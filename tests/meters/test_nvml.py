@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The joules of NVIDIA boards, by UUID, from whichever source a board has, and every way of having none."""
+"""Energy of NVIDIA boards by UUID, from the best source that a board offers, and every way to have none."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ except MeterError as error:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, nvml_attach: Attach) -> Callable[..., World]:
-    """Makes the world of the given boards and lets this process see it."""
+def attach_boards(tmp_path: Path, nvml_attach: Attach) -> Callable[..., World]:
+    """Return a function that creates a world of the given boards and attaches this process to it."""
 
     def build(*boards: Board, **world: str) -> World:
         made = World(tmp_path / "world", boards, **world)  # type: ignore[arg-type]
@@ -60,8 +60,8 @@ def watched(tmp_path: Path, nvml_attach: Attach) -> Callable[..., World]:
 
 
 @contextmanager
-def one_meter(world: World, result: CheckResult = FIT) -> Iterator[NvmlMeter]:
-    """The meter of the first board after a self-check with this outcome."""
+def open_one_meter(world: World, result: CheckResult = FIT) -> Iterator[NvmlMeter]:
+    """Open the meter of the first board after a self-check with this result."""
     session = Session()
     try:
         yield NvmlMeter(session, find_sources(session, session.open_board(world.board(0).uuid)), result)
@@ -70,7 +70,7 @@ def one_meter(world: World, result: CheckResult = FIT) -> Iterator[NvmlMeter]:
 
 
 def only_domain(world: World, result: CheckResult = FIT) -> Domain:
-    with one_meter(world, result) as meter:
+    with open_one_meter(world, result) as meter:
         (domain,) = meter.domains
         return domain
 
@@ -81,9 +81,9 @@ def joules(meter: NvmlMeter) -> float:
     return value
 
 
-def test_meters_by_uuid_read_their_own_board(tmp_path: Path, watched: Callable[..., World]) -> None:
+def test_meters_by_uuid_read_their_own_board(tmp_path: Path, attach_boards: Callable[..., World]) -> None:
     slow = Board(name="Slow", power_w=50.0, latch_ns=100 * MS, power_limit_w=72.0)
-    world = watched(slow, Board(name="Fast", power_w=600.0, latch_ns=50 * MS, power_limit_w=700.0))
+    world = attach_boards(slow, Board(name="Fast", power_w=600.0, latch_ns=50 * MS, power_limit_w=700.0))
     uuids = (world.board(1).uuid, world.board(0).uuid)
     meters = open_nvml(Targets(uuids), tmp_path / "cache")
     domains = [meter.domains[0] for meter in meters]
@@ -101,8 +101,8 @@ def test_meters_by_uuid_read_their_own_board(tmp_path: Path, watched: Callable[.
         assert watts * 0.2 - 0.01 <= after - before <= world.true_energy_j(index, before_ns, end_ns) + 0.01
 
 
-def test_what_is_said_of_a_counter(watched: Callable[..., World]) -> None:
-    domain = only_domain(watched(Board(power_limit_w=450.0)))
+def test_a_counter_is_described_by_its_domain(attach_boards: Callable[..., World]) -> None:
+    domain = only_domain(attach_boards(Board(power_limit_w=450.0)))
     assert domain.limits(100.0, 1.0) == pytest.approx((90, 110))
     assert (domain.resolution_j, domain.update_period_s, domain.max_age_s) == (0.001, 0.1, None)
     assert (domain.coverage, domain.smear_s, domain.highest_w) == (1.0, 0.0, 450.0)
@@ -111,24 +111,26 @@ def test_what_is_said_of_a_counter(watched: Callable[..., World]) -> None:
     assert (info.name, info.kind, info.source, info.scope) == ("nvml", "measured", COUNTER, "board")
 
 
-def test_a_part_time_sensor_is_told(watched: Callable[..., World]) -> None:
-    domain = only_domain(watched(Board(name="NVIDIA H100 80GB HBM3")))
+def test_a_part_time_sensor_is_described_by_its_coverage(attach_boards: Callable[..., World]) -> None:
+    domain = only_domain(attach_boards(Board(name="NVIDIA H100 80GB HBM3")))
     assert domain.coverage == pytest.approx(0.25)
     assert domain.accuracy.endswith("(Yang, Adamek, Armour, SC 2024), which the counter is assumed to share")
 
 
-def test_a_counter_that_always_moves_is_never_old(watched: Callable[..., World]) -> None:
+def test_the_readings_of_a_continuous_counter_are_fresh(attach_boards: Callable[..., World]) -> None:
     result = CheckResult(duration_s=1.0, ticks=600, period_s=0.0015, continuous=True)
-    with one_meter(watched(Board()), result) as meter:
+    with open_one_meter(attach_boards(Board()), result) as meter:
         assert meter.domains[0].max_age_s == 0.0015
         assert meter.poll_period_s == 0.01
 
 
 @pytest.mark.parametrize(("period_s", "poll_s"), [(0.5, 0.01), (0.05, 0.005), (0.005, 0.002)])
 def test_polls_are_a_tenth_of_a_tick_apart(
-    watched: Callable[..., World], period_s: float, poll_s: float
+    attach_boards: Callable[..., World], period_s: float, poll_s: float
 ) -> None:
-    with one_meter(watched(Board()), CheckResult(duration_s=1.0, ticks=9, period_s=period_s)) as meter:
+    with open_one_meter(
+        attach_boards(Board()), CheckResult(duration_s=1.0, ticks=9, period_s=period_s)
+    ) as meter:
         assert meter.poll_period_s == pytest.approx(poll_s)
 
 
@@ -152,10 +154,10 @@ def test_polls_are_a_tenth_of_a_tick_apart(
         (Board(unsupported_fields=(186,), power_usage_supported=False), COUNTER, None),
     ],
 )
-def test_the_source_is_what_the_board_answers(
-    watched: Callable[..., World], board: Board, counter: str | None, power: str | None
+def test_the_source_is_the_best_that_the_board_supports(
+    attach_boards: Callable[..., World], board: Board, counter: str | None, power: str | None
 ) -> None:
-    world = watched(board)
+    world = attach_boards(board)
     session = Session()
     sources = find_sources(session, session.open_board(world.board(0).uuid))
     session.close()
@@ -165,7 +167,7 @@ def test_the_source_is_what_the_board_answers(
 
 
 def without_gpu_scope(world: World, nvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Grace Hopper: nothing answers for the GPU by itself."""
+    """Make the board a Grace Hopper: no counter covers the GPU alone."""
 
     def refuse(_handle: object) -> int:
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
@@ -174,7 +176,7 @@ def without_gpu_scope(world: World, nvml: ModuleType, monkeypatch: pytest.Monkey
     monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", refuse)
 
 
-def test_a_module_counter_says_what_is_inside(
+def test_a_module_counter_is_flagged_with_what_it_includes(
     tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path / "world", [Board(name="NVIDIA GH200 480GB", latch_ns=20 * MS)])
@@ -186,13 +188,13 @@ def test_a_module_counter_says_what_is_inside(
     assert flag.detail == (
         f"{world.board(0).uuid}: the driver reports only the whole module, with its CPU and its memory"
     )
-    with one_meter(world) as meter:
+    with open_one_meter(world) as meter:
         before_j = joules(meter)
         time.sleep(0.1)
         assert joules(meter) - before_j >= 60 * 0.06
 
 
-def test_a_module_counter_is_not_held_against_the_power_of_the_gpu(
+def test_a_module_counter_is_not_compared_with_the_power_of_the_gpu(
     tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path / "world", [Board()])
@@ -207,11 +209,11 @@ def test_a_module_counter_is_not_held_against_the_power_of_the_gpu(
     assert (sources.power.scope, sources.cross_check) == ("board", None)
 
 
-def test_a_board_that_tells_nothing_is_named_with_every_answer(
-    tmp_path: Path, watched: Callable[..., World]
+def test_a_board_without_sources_is_refused_with_every_answer_of_the_driver(
+    tmp_path: Path, attach_boards: Callable[..., World]
 ) -> None:
-    dumb = Board(energy_supported=False, unsupported_fields=(186,), power_usage_supported=False)
-    world = watched(Board(), dumb)
+    silent = Board(energy_supported=False, unsupported_fields=(186,), power_usage_supported=False)
+    world = attach_boards(Board(), silent)
     with pytest.raises(MeterError) as raised:
         open_nvml(Targets((world.board(0).uuid, world.board(1).uuid)), tmp_path)
     assert str(raised.value) == (
@@ -226,10 +228,10 @@ def test_a_board_that_tells_nothing_is_named_with_every_answer(
     )
 
 
-def test_a_frozen_counter_gives_way_to_integrated_power(
-    tmp_path: Path, watched: Callable[..., World]
+def test_a_frozen_counter_is_replaced_by_integrated_power(
+    tmp_path: Path, attach_boards: Callable[..., World]
 ) -> None:
-    world = watched(Board(power_w=60.0, frozen=True))
+    world = attach_boards(Board(power_w=60.0, frozen=True))
     uuid = world.board(0).uuid
     (meter,) = open_nvml(Targets((uuid,)), tmp_path)
     (domain,) = meter.domains
@@ -248,8 +250,10 @@ def test_a_frozen_counter_gives_way_to_integrated_power(
     meter.close()
 
 
-def test_a_counter_that_disagrees_gives_way_too(tmp_path: Path, watched: Callable[..., World]) -> None:
-    world = watched(Board(power_w=300.0, latch_ns=20 * MS, energy_gain=0.57))
+def test_a_counter_that_disagrees_with_power_is_replaced_by_integrated_power(
+    tmp_path: Path, attach_boards: Callable[..., World]
+) -> None:
+    world = attach_boards(Board(power_w=300.0, latch_ns=20 * MS, energy_gain=0.57))
     (meter,) = open_nvml(Targets((world.board(0).uuid,)), tmp_path)
     flag, _ = meter.domains[0].flags
     assert ", integrated power" in flag.detail
@@ -257,9 +261,9 @@ def test_a_counter_that_disagrees_gives_way_too(tmp_path: Path, watched: Callabl
     meter.close()
 
 
-def test_integrated_power_is_the_energy(watched: Callable[..., World]) -> None:
-    world = watched(Board(power_w=200.0, energy_supported=False))
-    with one_meter(world, CheckResult(duration_s=1.0, mean_w=200.0)) as meter:
+def test_integrated_power_gives_the_true_energy(attach_boards: Callable[..., World]) -> None:
+    world = attach_boards(Board(power_w=200.0, energy_supported=False))
+    with open_one_meter(world, CheckResult(duration_s=1.0, mean_w=200.0)) as meter:
         assert meter.domains[0].update_period_s == 0.1
         outer_ns = time.monotonic_ns()
         before_j = joules(meter)
@@ -272,26 +276,28 @@ def test_integrated_power_is_the_energy(watched: Callable[..., World]) -> None:
     assert measured_j <= world.true_energy_j(0, outer_ns, end_outer_ns) + 0.01
 
 
-def test_the_period_of_integrated_power_is_what_the_check_saw(watched: Callable[..., World]) -> None:
-    world = watched(Board(energy_supported=False))
-    seen = CheckResult(duration_s=1.0, power_period_s=0.02, power_changes=50, mean_w=60.0)
-    assert only_domain(world, seen).update_period_s == 0.02
-    assert only_domain(world, seen).resolution_j == pytest.approx(0.00002)
+def test_integrated_power_has_the_refresh_period_found_by_the_self_check(
+    attach_boards: Callable[..., World],
+) -> None:
+    world = attach_boards(Board(energy_supported=False))
+    checked = CheckResult(duration_s=1.0, power_period_s=0.02, power_changes=50, mean_w=60.0)
+    assert only_domain(world, checked).update_period_s == 0.02
+    assert only_domain(world, checked).resolution_j == pytest.approx(0.00002)
     always = CheckResult(duration_s=1.0, power_period_s=0.0015, power_continuous=True, mean_w=60.0)
     assert only_domain(world, always).max_age_s == 0.0015
 
 
 @pytest.mark.parametrize(("architecture", "smear_s"), [(9, 1.0), (6, 0.0)])
-def test_power_usage_is_smeared_since_ampere(
-    watched: Callable[..., World], architecture: int, smear_s: float
+def test_power_usage_is_averaged_since_ampere(
+    attach_boards: Callable[..., World], architecture: int, smear_s: float
 ) -> None:
-    world = watched(Board(energy_supported=False, unsupported_fields=(186,), architecture=architecture))
+    world = attach_boards(Board(energy_supported=False, unsupported_fields=(186,), architecture=architecture))
     domain = only_domain(world)
     assert (domain.source, domain.smear_s) == ("nvmlDeviceGetPowerUsage integrated", smear_s)
 
 
-def test_a_rejected_counter_without_power_is_an_error(watched: Callable[..., World]) -> None:
-    world = watched(Board(unsupported_fields=(186,), power_usage_supported=False))
+def test_a_rejected_counter_without_power_is_an_error(attach_boards: Callable[..., World]) -> None:
+    world = attach_boards(Board(unsupported_fields=(186,), power_usage_supported=False))
     with pytest.raises(MeterError) as raised:
         only_domain(world, STILL)
     assert str(raised.value) == (
@@ -300,8 +306,8 @@ def test_a_rejected_counter_without_power_is_an_error(watched: Callable[..., Wor
     )
 
 
-def test_zero_watts_are_no_power(watched: Callable[..., World]) -> None:
-    world = watched(Board(power_w=0.0, energy_supported=False))
+def test_a_power_of_zero_watts_is_refused(attach_boards: Callable[..., World]) -> None:
+    world = attach_boards(Board(power_w=0.0, energy_supported=False))
     with pytest.raises(MeterError) as raised:
         only_domain(world, CheckResult(duration_s=1.0, mean_w=0.0))
     assert str(raised.value) == (
@@ -324,12 +330,12 @@ def test_a_board_is_checked_once_and_again_after_a_new_driver(tmp_path: Path, nv
     assert other > 5 * again
 
 
-def test_instances_of_one_board_are_measured_once_and_shared(
-    tmp_path: Path, watched: Callable[..., World]
+def test_mig_instances_of_a_board_share_one_flagged_meter(
+    tmp_path: Path, attach_boards: Callable[..., World]
 ) -> None:
     instances = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
     divided = Board(latch_ns=20 * MS, mig_enabled=True, mig_instances=instances)
-    world = watched(Board(latch_ns=20 * MS), divided)
+    world = attach_boards(Board(latch_ns=20 * MS), divided)
     targets = (world.board(1).uuid, world.board(0).uuid, "MIG-a", "MIG-b")
     meters = open_nvml(Targets(targets), tmp_path)
     domains = [meter.domains[0] for meter in meters]
@@ -345,10 +351,10 @@ def test_instances_of_one_board_are_measured_once_and_shared(
         meter.close()
 
 
-def test_a_lost_board_gives_a_reason_and_the_other_its_value(
-    tmp_path: Path, watched: Callable[..., World]
+def test_a_lost_board_gives_a_reason_while_the_other_is_measured(
+    tmp_path: Path, attach_boards: Callable[..., World]
 ) -> None:
-    world = watched(Board(latch_ns=20 * MS), Board(latch_ns=20 * MS))
+    world = attach_boards(Board(latch_ns=20 * MS), Board(latch_ns=20 * MS))
     uuids = (world.board(0).uuid, world.board(1).uuid)
     lost, alive = open_nvml(Targets(uuids), tmp_path)
     world.update(0, lost=True)
@@ -363,15 +369,15 @@ def test_a_lost_board_gives_a_reason_and_the_other_its_value(
         open_nvml(Targets(uuids), tmp_path)
 
 
-def test_an_unknown_board_is_named(tmp_path: Path, watched: Callable[..., World]) -> None:
-    watched(Board())
+def test_an_unknown_board_is_refused_by_name(tmp_path: Path, attach_boards: Callable[..., World]) -> None:
+    attach_boards(Board())
     with pytest.raises(
         MeterError, match=r"^nvml: GPU-none does not answer \(Not Found\); see nvidia-smi -L$"
     ):
         open_nvml(Targets(("GPU-none",)), tmp_path)
 
 
-def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_nvml_is_shut_down_after_closing_and_after_errors(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board(), Board(power_w=0.0, energy_supported=False)])
     nvml = nvml_attach(world)
     fit, dead = world.board(0).uuid, world.board(1).uuid
@@ -385,12 +391,12 @@ def test_nvml_is_left_as_it_was(tmp_path: Path, nvml_attach: Attach) -> None:
         nvml.nvmlDeviceGetCount()
 
 
-def test_a_test_without_gpus_is_not_for_nvml() -> None:
+def test_nvml_does_not_apply_to_tests_without_gpus() -> None:
     with pytest.raises(MeterDoesNotApply, match=r"^nvml: the test uses no GPU$"):
         open_nvml(Targets())
 
 
-def test_a_driver_that_refuses_is_told(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_a_driver_that_denies_permission_is_named(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board()])
     nvml_attach(world).nvmlShutdown()
     world.set_init_result(NO_PERMISSION)
@@ -398,25 +404,25 @@ def test_a_driver_that_refuses_is_told(tmp_path: Path, nvml_attach: Attach) -> N
         open_nvml(Targets((world.board(0).uuid,)), tmp_path)
 
 
-def opened(environment: dict[str, str]) -> str:
+def try_to_open(environment: dict[str, str]) -> str:
     done = subprocess.run(
         [sys.executable, "-c", OPEN], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout.strip()
 
 
-def test_without_the_library_there_is_no_meter() -> None:
+def test_a_missing_nvml_library_is_named_with_its_remedy() -> None:
     bare = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-    said = opened(bare)
-    if said.startswith("library"):
+    message = try_to_open(bare)
+    if message.startswith("library"):
         pytest.skip("this host has an NVIDIA driver")
-    assert said == "nvml: NVML Shared Library Not Found; install the NVIDIA driver"
+    assert message == "nvml: NVML Shared Library Not Found; install the NVIDIA driver"
 
 
-def test_without_a_driver_there_is_no_meter(tmp_path: Path, nvml_library: Path) -> None:
+def test_an_unloaded_driver_is_named_with_its_remedy(tmp_path: Path, nvml_library: Path) -> None:
     world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
-    said = opened({**os.environ, **world.environment(nvml_library.parent)})
-    assert said == "library: nvml: Driver Not Loaded; load the NVIDIA kernel module"
+    message = try_to_open({**os.environ, **world.environment(nvml_library.parent)})
+    assert message == "library: nvml: Driver Not Loaded; load the NVIDIA kernel module"
 
 
 @pytest.mark.parametrize(
@@ -441,17 +447,17 @@ def test_without_a_driver_there_is_no_meter(tmp_path: Path, nvml_library: Path) 
         ("NVIDIA B200", 1.0),
     ],
 )
-def test_the_product_tells_the_coverage(product: str, share: float) -> None:
+def test_the_coverage_depends_on_the_product(product: str, share: float) -> None:
     assert sensor_coverage(product)[0] == pytest.approx(share)
 
 
-def test_slow_ticks_are_seen_less_and_fast_ones_not_more() -> None:
+def test_slow_ticks_lower_the_coverage_and_fast_ones_do_not_raise_it() -> None:
     assert sensor_coverage("NVIDIA H100 PCIe", 0.125)[0] == pytest.approx(0.2)
     assert sensor_coverage("NVIDIA H100 PCIe", 0.01)[0] == pytest.approx(0.25)
     assert sensor_coverage("NVIDIA L4", 10.0)[0] == 1.0
 
 
-def test_the_source_says_what_was_measured_and_what_assumed() -> None:
+def test_the_coverage_states_whether_it_was_measured_or_assumed() -> None:
     measured = "the power sensor samples for 25 ms of each 100 ms (Yang, Adamek, Armour, SC 2024)"
     assert sensor_coverage("NVIDIA H100 PCIe")[1] == measured
     assert "as on the H100, of the same die" in sensor_coverage("NVIDIA H200")[1]
@@ -468,7 +474,7 @@ def test_the_source_says_what_was_measured_and_what_assumed() -> None:
         ("NVIDIA L4", None, 1.0),
     ],
 )
-def test_boards_since_ampere_average_but_for_ga100(
+def test_boards_since_ampere_average_power_except_ga100(
     product: str, architecture: int | None, seconds: float
 ) -> None:
     assert averaging_time_s(product, architecture) == seconds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Perf events: device trees like the kernel's, and the system call on a counter that every kernel has.
+"""Perf events on device trees like the kernel's, and the system call on a counter that every kernel has.
 
 ``cpu-clock`` counts nanoseconds (type 1, event 0). Given a scale of 1e-9 it is a package of one watt.
 """
@@ -19,21 +19,21 @@ from pytest_llenergy.meters.rapl import open_rapl
 from tests.meters.unprivileged import open_directory, unprivileged
 
 SOFTWARE = 1
-#: No such PMU: the kernel refuses it before it looks at permissions.
+#: No such PMU: the kernel refuses it before it checks permissions.
 UNKNOWN = 4_000_000
 
 
-def device(
+def make_device(
     root: Path, *, cpus: dict[int, tuple[int, int]], vendor: str = "GenuineIntel", pmu: int = SOFTWARE
 ) -> Path:
-    """A ``power`` device on CPUs that lie in (package, die)."""
+    """Create a ``power`` device; ``cpus`` maps each CPU to its (package, die)."""
     path = root / "sys/bus/event_source/devices/power"
     (path / "events").mkdir(parents=True)
     (path / "format").mkdir()
     (path / "type").write_text(f"{pmu}\n")
     (path / "cpumask").write_text(",".join(map(str, cpus)) + "\n")
     (path / "format" / "event").write_text("config:0-7\n")
-    event(path, "energy-pkg", 0)
+    add_event(path, "energy-pkg", 0)
     for cpu, (package, die) in cpus.items():
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         topology.mkdir(parents=True)
@@ -44,14 +44,14 @@ def device(
     return path
 
 
-def event(path: Path, name: str, number: int) -> None:
+def add_event(path: Path, name: str, number: int) -> None:
     (path / "events" / name).write_text(f"event={number:#04x}\n")
     (path / "events" / f"{name}.scale").write_text("1e-9\n")
     (path / "events" / f"{name}.unit").write_text("Joules\n")
 
 
-class Opened:
-    """Stands where the system call is: these CPUs do not exist here."""
+class FakeSystemCall:
+    """Replaces the system call, because the CPUs of these device trees need not exist."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, int, int]] = []
@@ -62,7 +62,7 @@ class Opened:
         return os.open(os.devnull, os.O_RDONLY)
 
 
-def domains(counters: list[PerfCounter]) -> list[str]:
+def close_and_name(counters: list[PerfCounter]) -> list[str]:
     for counter in counters:
         counter.close()
     return [counter.domain for counter in counters]
@@ -71,59 +71,57 @@ def domains(counters: list[PerfCounter]) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "cpus"), [("0\n", [0]), ("0,18\n", [0, 18]), ("0-1,4-6", [0, 1, 4, 5, 6]), ("\n", [])]
 )
-def test_masks_of_cpus(text: str, cpus: list[int]) -> None:
+def test_cpu_masks_are_parsed(text: str, cpus: list[int]) -> None:
     assert cpu_list(text) == cpus
 
 
-def test_each_package_and_its_memory_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = device(tmp_path, cpus={0: (0, 0), 18: (1, 0)}, pmu=9)
+def test_each_package_and_its_memory_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_device(tmp_path, cpus={0: (0, 0), 18: (1, 0)}, pmu=9)
     for number, name in enumerate(
         ("energy-cores", "energy-pkg", "energy-ram", "energy-gpu", "energy-psys"), 1
     ):
-        event(path, name, number)
-    opened = Opened(monkeypatch)
+        add_event(path, name, number)
+    opened = FakeSystemCall(monkeypatch)
     counters, flags = open_events(tmp_path)
-    assert domains(counters) == ["cpu:package-0", "dram:package-0", "cpu:package-1", "dram:package-1"]
+    assert close_and_name(counters) == ["cpu:package-0", "dram:package-0", "cpu:package-1", "dram:package-1"]
     assert opened.calls == [(9, 2, 0), (9, 3, 0), (9, 2, 18), (9, 3, 18)]
     assert flags == []
 
 
-def test_dies_have_counters_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device(tmp_path, cpus={0: (0, 0), 8: (0, 1)})
-    Opened(monkeypatch)
+def test_dies_of_a_package_are_counted_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_device(tmp_path, cpus={0: (0, 0), 8: (0, 1)})
+    FakeSystemCall(monkeypatch)
     counters, flags = open_events(tmp_path)
-    assert domains(counters) == ["cpu:package-0-die-0", "cpu:package-0-die-1"]
+    assert close_and_name(counters) == ["cpu:package-0-die-0", "cpu:package-0-die-1"]
     assert flags == []
 
 
-def test_dies_of_amd_share_the_counter_of_their_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device(tmp_path, cpus={0: (0, 0), 8: (0, 1), 16: (1, 0)}, vendor="AuthenticAMD")
-    Opened(monkeypatch)
+def test_amd_dies_share_the_counter_of_their_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_device(tmp_path, cpus={0: (0, 0), 8: (0, 1), 16: (1, 0)}, vendor="AuthenticAMD")
+    FakeSystemCall(monkeypatch)
     counters, (flag,) = open_events(tmp_path)
-    assert domains(counters) == ["cpu:package-0", "cpu:package-1"]
+    assert close_and_name(counters) == ["cpu:package-0", "cpu:package-1"]
     assert flag.detail == "CPU 8 shows the same counter as CPU 0 (cpu:package-0) and is not counted"
 
 
-def test_bits_of_an_event_go_where_its_format_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = device(tmp_path, cpus={0: (0, 0)})
+def test_event_fields_are_placed_by_the_format_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_device(tmp_path, cpus={0: (0, 0)})
     (path / "format" / "umask").write_text("config:8-15\n")
     (path / "events" / "energy-pkg").write_text("event=0x02,umask=0x01\n")
-    opened = Opened(monkeypatch)
-    domains(open_events(tmp_path)[0])
+    opened = FakeSystemCall(monkeypatch)
+    close_and_name(open_events(tmp_path)[0])
     assert opened.calls == [(SOFTWARE, 0x102, 0)]
 
 
-def test_a_unit_that_is_not_joules_is_refused(tmp_path: Path) -> None:
-    path = device(tmp_path, cpus={0: (0, 0)})
+def test_a_unit_other_than_joules_is_refused(tmp_path: Path) -> None:
+    path = make_device(tmp_path, cpus={0: (0, 0)})
     (path / "events" / "energy-pkg.unit").write_text("Calories\n")
     with pytest.raises(MeterError, match=r"energy-pkg.unit is 'Calories', not 'Joules'$"):
         open_events(tmp_path)
 
 
-def test_a_device_without_a_package_event_is_none(tmp_path: Path) -> None:
-    path = device(tmp_path, cpus={0: (0, 0)})
+def test_a_device_without_a_package_event_is_refused(tmp_path: Path) -> None:
+    path = make_device(tmp_path, cpus={0: (0, 0)})
     (path / "events" / "energy-pkg").unlink()
     with pytest.raises(MeterError) as caught:
         open_events(tmp_path)
@@ -132,16 +130,16 @@ def test_a_device_without_a_package_event_is_none(tmp_path: Path) -> None:
 
 @pytest.fixture
 def whole_cpus() -> None:
-    """Skips where the kernel, or a container around us, does not let this user count whole CPUs."""
+    """Skip unless the kernel and the container allow this user to count whole CPUs."""
     try:
         os.close(perf_event_open(SOFTWARE, 0, 0))
     except PermissionError as error:
-        pytest.skip(f"counting a whole CPU is not permitted here ({error})")
+        pytest.skip(f"counting a whole CPU is not permitted ({error})")
 
 
 @pytest.mark.usefixtures("whole_cpus")
 def test_a_real_event_is_opened_read_and_scaled(tmp_path: Path) -> None:
-    device(tmp_path, cpus={0: (0, 0)})
+    make_device(tmp_path, cpus={0: (0, 0)})
     (meter,) = open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path)
     (domain,) = meter.domains
     (before,) = meter.read()
@@ -151,12 +149,12 @@ def test_a_real_event_is_opened_read_and_scaled(tmp_path: Path) -> None:
     assert domain.source == "perf_event_open power/energy-pkg/, power/energy-ram/"
     assert isinstance(before, float)
     assert isinstance(after, float)
-    # Nanoseconds as joules: had the count not been scaled, these were millions.
+    # The counter counts nanoseconds; unscaled, the values would be millions.
     assert 0 < before < after < 3600
 
 
-def test_what_the_kernel_refuses_is_told(tmp_path: Path) -> None:
-    device(tmp_path, cpus={0: (0, 0)}, pmu=UNKNOWN)
+def test_an_event_that_the_kernel_refuses_is_named(tmp_path: Path) -> None:
+    make_device(tmp_path, cpus={0: (0, 0)}, pmu=UNKNOWN)
     with pytest.raises(MeterError) as caught:
         open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path)
     assert str(caught.value) == (
@@ -165,26 +163,26 @@ def test_what_the_kernel_refuses_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_without_permission_what_is_needed_is_told() -> None:
+def test_missing_permission_names_the_capability_and_the_sysctl() -> None:
     level = Path("/proc/sys/kernel/perf_event_paranoid").read_text().strip()
     if int(level) <= 0:
         pytest.skip("this kernel lets everybody count whole CPUs")
     with open_directory() as root:
-        device(root, cpus={0: (0, 0)})
+        make_device(root, cpus={0: (0, 0)})
         with unprivileged(), pytest.raises(MeterError) as caught:
             open_events(root)
-    # A container's filter says "not permitted" where the kernel says "denied".
-    denied, told = str(caught.value).split(" (", 1)
+    # A container's seccomp filter returns EPERM where the kernel returns EACCES.
+    denied, remedy = str(caught.value).split(" (", 1)
     assert denied in [
         f"perf_event_open of power/energy-pkg/ on CPU 0: {os.strerror(code)}"
         for code in (errno.EACCES, errno.EPERM)
     ]
-    assert told == f"needs CAP_PERFMON or kernel.perf_event_paranoid <= 0, which is {level})"
+    assert remedy == f"needs CAP_PERFMON or kernel.perf_event_paranoid <= 0, which is {level})"
 
 
 @pytest.mark.usefixtures("whole_cpus")
-def test_no_descriptor_is_left_open_when_a_later_cpu_is_refused(tmp_path: Path) -> None:
-    device(tmp_path, cpus={0: (0, 0), 100_000: (1, 0)})
+def test_no_file_descriptor_is_left_open_when_a_later_cpu_is_refused(tmp_path: Path) -> None:
+    make_device(tmp_path, cpus={0: (0, 0), 100_000: (1, 0)})
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with pytest.raises(MeterError, match="on CPU 100000: "):
         open_events(tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RAPL on trees that look like those of the kernel: what is counted, wrap-around, mirrors, refusals."""
+"""RAPL on directory trees like those of the kernel: what is counted, wraps, mirrors, refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.meters.unprivileged import open_directory, unprivileged
 RANGE_UJ = 262_143_328_850
 JOULE = 1_000_000
 
-#: Two sockets with memory, a die with cores and graphics, the platform, and the memory-mapped mirrors.
+#: Two sockets with memory, cores and graphics of one die, the platform, and the memory-mapped mirrors.
 SERVER = {
     "intel-rapl:0": "package-0",
     "intel-rapl:0:0": "core",
@@ -33,7 +33,7 @@ SERVER = {
 
 
 class Machine:
-    """A powercap tree. Its counters move by a joule whenever somebody pauses."""
+    """A powercap tree whose counters advance by a joule at each pause."""
 
     def __init__(self, root: Path, zones: dict[str, str]) -> None:
         self.root = root
@@ -51,7 +51,7 @@ class Machine:
         return int(self.counter(zone).read_text())
 
     def set(self, zone: str, energy_uj: int) -> None:
-        # In one write to the file that is open elsewhere: a reader never finds it empty.
+        # One write to the open file, so that a reader never finds it empty.
         with self.counter(zone).open("r+" if self.counter(zone).exists() else "w") as file:
             file.write(f"{energy_uj}\n".ljust(32))
 
@@ -90,7 +90,7 @@ def names(meter: RaplMeter) -> list[str]:
     return [domain.name for domain in meter.domains]
 
 
-def test_packages_and_their_memory_are_counted_and_nothing_twice(build: Build) -> None:
+def test_packages_and_their_memory_are_counted_once(build: Build) -> None:
     machine = build(SERVER)
     meter = machine.open()
     assert [(domain.name, domain.scope) for domain in meter.domains] == [
@@ -116,7 +116,7 @@ def test_an_amd_package_is_read_like_any_other(build: Build) -> None:
     meter.close()
 
 
-def test_zones_whose_limit_is_off_count_all_the_same(build: Build) -> None:
+def test_zones_with_a_disabled_power_limit_are_counted(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0"})
     (machine.root / "intel-rapl:0" / "enabled").write_text("0\n")
     meter = machine.open()
@@ -126,7 +126,7 @@ def test_zones_whose_limit_is_off_count_all_the_same(build: Build) -> None:
     meter.close()
 
 
-def test_a_wrap_is_computed_from_the_two_readings_around_it(build: Build) -> None:
+def test_a_counter_wrap_adds_the_counter_range(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0"})
     machine.set("intel-rapl:0", RANGE_UJ - 2 * JOULE)
     machine.moving = []
@@ -151,7 +151,7 @@ def test_a_counter_that_goes_back_without_a_wrap_gives_a_reason(build: Build) ->
     assert value.endswith(" to 7 µJ, which is no wrap)")
 
 
-def test_dies_with_counters_of_their_own_add_up(build: Build) -> None:
+def test_dies_with_separate_counters_are_both_counted(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"})
     meter = machine.open()
     assert names(meter) == ["cpu:package-0-die-0", "cpu:package-0-die-1"]
@@ -170,7 +170,7 @@ def test_zones_that_show_the_same_counter_are_counted_once(build: Build, second:
     meter.close()
 
 
-def test_zones_that_agree_by_chance_and_part_again_are_two(build: Build) -> None:
+def test_zones_that_agree_only_by_chance_are_both_counted(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0", "intel-rapl:1": "package-1"})
     machine.set("intel-rapl:1", machine.get("intel-rapl:0"))
     machine.moving = ["intel-rapl:0"]
@@ -188,13 +188,13 @@ def test_zones_that_agree_by_chance_and_part_again_are_two(build: Build) -> None
     meter.close()
 
 
-def test_two_zones_of_one_name_are_one_package(build: Build) -> None:
+def test_two_zones_with_the_same_name_are_one_package(build: Build) -> None:
     meter = build({"intel-rapl:0": "package-0", "intel-rapl:1": "package-0"}).open()
     assert names(meter) == ["cpu:package-0"]
     meter.close()
 
 
-def test_memory_whose_counter_stands_still_is_left_out_and_told(build: Build) -> None:
+def test_memory_whose_counter_stands_still_is_left_out_and_flagged(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
     machine.moving = ["intel-rapl:0"]
     meter = machine.open()
@@ -228,7 +228,7 @@ def test_a_counter_that_stops_while_it_is_read_gives_a_reason(build: Build) -> N
     assert value.startswith("rapl: the counter of cpu:package-0 has stood still for ")
 
 
-def test_without_a_package_that_moves_there_is_no_meter(build: Build) -> None:
+def test_without_a_moving_package_counter_the_meter_is_refused(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
     machine.moving = ["intel-rapl:0:0"]
     with pytest.raises(MeterError) as caught:
@@ -236,7 +236,7 @@ def test_without_a_package_that_moves_there_is_no_meter(build: Build) -> None:
     assert str(caught.value) == "rapl: no package counter moves (cpu:package-0 stood still for 0.1 s)"
 
 
-def test_a_counter_that_cannot_be_read_any_more_gives_a_reason(build: Build) -> None:
+def test_a_counter_that_becomes_unreadable_gives_a_reason(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0"})
     meter = machine.open()
     machine.counter("intel-rapl:0").write_text("")
@@ -246,7 +246,7 @@ def test_a_counter_that_cannot_be_read_any_more_gives_a_reason(build: Build) -> 
     assert value.startswith("rapl: cpu:package-0 cannot be read (")
 
 
-def test_without_permission_the_file_and_a_remedy_that_lasts_are_told() -> None:
+def test_missing_permission_names_the_file_and_a_permanent_remedy() -> None:
     with open_directory() as root:
         counter = Machine(root, {"intel-rapl:0": "package-0"}).counter("intel-rapl:0")
         counter.chmod(0 if os.geteuid() != 0 else 0o400)
@@ -261,14 +261,14 @@ def test_without_permission_the_file_and_a_remedy_that_lasts_are_told() -> None:
     )
 
 
-def test_zones_that_a_container_engine_hides_are_said_to_be(tmp_path: Path) -> None:
-    # It mounts something empty over the directory that the links lead to.
+def test_zones_hidden_by_a_container_engine_are_reported_as_hidden(tmp_path: Path) -> None:
+    # Container engines mount an empty directory over the target of the links.
     (tmp_path / "intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl/intel-rapl:0")
     with pytest.raises(MeterError, match=r"intel-rapl:0/name is not there; container engines hide it; "):
         open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path)
 
 
-def test_without_a_package_both_places_are_named(tmp_path: Path) -> None:
+def test_without_a_package_counter_both_searched_places_are_named(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl").mkdir()
     with pytest.raises(MeterError) as caught:
         open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path)
@@ -278,19 +278,19 @@ def test_without_a_package_both_places_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_zone_that_makes_no_sense_is_refused(build: Build) -> None:
+def test_a_zone_with_an_invalid_value_is_refused(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0"})
     machine.counter("intel-rapl:0").write_text("many\n")
     with pytest.raises(MeterError, match=r"^rapl: invalid literal"):
         machine.open()
 
 
-def test_no_descriptor_is_left_open(build: Build) -> None:
+def test_no_file_descriptor_is_left_open(build: Build) -> None:
     machine = build(SERVER | {"intel-rapl:3": "package-1", "intel-rapl:3:0": "dram"})
     machine.moving.remove("intel-rapl:0:2")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     meter = machine.open()
-    # One zone is a mirror and one stands still: both are closed already.
+    # Mirrors and zones that stand still are already closed.
     assert [flag.name for flag in meter.domains[0].flags] == ["mirror", "mirror", "unmoving"]
     meter.close()
     machine.moving = []
@@ -302,6 +302,6 @@ def test_no_descriptor_is_left_open(build: Build) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_a_test_of_gpus_is_not_for_rapl() -> None:
+def test_rapl_does_not_apply_to_tests_of_gpus() -> None:
     with pytest.raises(MeterDoesNotApply, match=r"^rapl: the test uses GPUs"):
         open_rapl(Targets(("GPU-a",)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background reader: when it wakes up on a simulated clock, and its thread on the real one."""
+"""The background reader: its wake-ups on a simulated clock, and its thread on the real one."""
 
 from __future__ import annotations
 
@@ -20,73 +20,73 @@ from pytest_llenergy.meters.schedule import HANDOVER_NS, SHARE_AT_WORK
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window_arithmetic import trace_flags
 
-from .watching import READ_NS, WAKE_NS, Spell, watched
+from .watching import READ_NS, WAKE_NS, Spell, simulate_reader
 from .waves import EPOCH, MS, S, Sensor, Wave, domain
 
 TICK = 100 * MS
 BEGIN = EPOCH + 3 * S
 WAVE = Wave(((EPOCH - S, 100.0), (BEGIN, 400.0), (EPOCH + 100 * S, 400.0)))
 
-#: What a wake-up takes that reads eight boards and hands the lock over each time (nanoseconds).
+#: Cost of a wake-up that reads eight boards and hands over the lock each time (nanoseconds).
 WAKE_COST_NS = 1.5 * WAKE_NS + 8 * READ_NS + 9 * HANDOVER_NS
 
 
-def woken(
+def simulate_work(
     works: Sequence[tuple[int, int]], held: bool, boards: int = 8, period_s: float | None = 0.1
 ) -> tuple[Series, list[int]]:
-    """The first board's series and the wake-ups of a reader; from and to which moments there is work."""
+    """Simulate a reader with ``works`` (start, end) and return the first board's series and the wake-ups."""
     sensors = [Sensor(WAVE, TICK, phase_ns=index * TICK // boards) for index in range(boards)]
     spells = [Spell(begin_ns, end_ns, at_work=True) for begin_ns, end_ns in works]
     begin_ns, end_ns = min(begin_ns for begin_ns, _ in works), max(end_ns for _, end_ns in works)
     moments: list[int] = []
     holding_ns = (begin_ns, end_ns) if held else (0, 0)
-    of = domain(period_s=period_s)
-    series = watched(sensors, Random(1), EPOCH, end_ns + S, of, spells, holding_ns, moments)
+    meter_domain = domain(period_s=period_s)
+    series = simulate_reader(sensors, Random(1), EPOCH, end_ns + S, meter_domain, spells, holding_ns, moments)
     return series, [moment for moment in moments if begin_ns < moment < end_ns]
 
 
-def longest_ns(moments: Sequence[int]) -> int:
+def longest_gap_ns(moments: Sequence[int]) -> int:
     return max(later - earlier for earlier, later in pairwise(moments))
 
 
 class TestWakeUps:
-    def test_beside_a_loop_in_its_process_it_keeps_to_its_share(self) -> None:
-        _, moments = woken([(BEGIN, BEGIN + 30 * S)], held=True)
+    def test_wake_ups_during_a_busy_loop_stay_within_their_share(self) -> None:
+        _, moments = simulate_work([(BEGIN, BEGIN + 30 * S)], held=True)
         assert len(moments) * WAKE_COST_NS / (30 * S) == pytest.approx(SHARE_AT_WORK, rel=0.2)
 
-    def test_without_handovers_hardly_a_tick_is_missed(self) -> None:
-        series, moments = woken([(BEGIN, BEGIN + 30 * S)], held=False)
+    def test_without_lock_handovers_hardly_a_tick_is_missed(self) -> None:
+        series, moments = simulate_work([(BEGIN, BEGIN + 30 * S)], held=False)
         assert len(moments) >= 300
         assert len(series.between(BEGIN, BEGIN + 30 * S)) >= 290
 
-    def test_the_ticks_after_an_edge_are_seen_and_paid_for_later(self) -> None:
-        series, moments = woken([(BEGIN, BEGIN + 10 * S)], held=True)
+    def test_ticks_after_an_edge_are_read_and_paid_for_later(self) -> None:
+        series, moments = simulate_work([(BEGIN, BEGIN + 10 * S)], held=True)
         assert len([moment for moment in moments if moment < BEGIN + 450 * MS]) >= 3
         assert len(series.between(BEGIN, BEGIN + 450 * MS)) >= 2
-        assert longest_ns(moments) > 5 * TICK
+        assert longest_gap_ns(moments) > 5 * TICK
 
-    def test_a_counter_that_breaks_is_found_out_in_a_second(self) -> None:
-        _, moments = woken([(BEGIN, BEGIN + 30 * S)], held=True)
-        # A wake-up hands the lock over nine times, and may come late.
-        assert longest_ns(moments) < UNOBSERVED_NS + 100 * MS
+    def test_counters_are_read_often_enough_to_notice_a_failure_within_a_second(self) -> None:
+        _, moments = simulate_work([(BEGIN, BEGIN + 30 * S)], held=True)
+        # A wake-up hands over the lock nine times and may come late.
+        assert longest_gap_ns(moments) < UNOBSERVED_NS + 100 * MS
 
-    def test_the_edges_of_work_within_work_are_seen_too(self) -> None:
+    def test_edges_of_nested_work_are_read_closely(self) -> None:
         inner = BEGIN + 10 * S
-        _, moments = woken([(BEGIN, BEGIN + 20 * S), (inner, inner + 2 * S)], held=True)
+        _, moments = simulate_work([(BEGIN, BEGIN + 20 * S), (inner, inner + 2 * S)], held=True)
         for edge_ns in (inner, inner + 2 * S):
             after = [moment for moment in moments if edge_ns <= moment < edge_ns + 450 * MS]
             assert after[0] < edge_ns + 60 * MS
             assert len(after) >= 3
 
-    def test_a_counter_of_unknown_period_is_seen_at_every_tick(self) -> None:
-        _, moments = woken([(BEGIN, BEGIN + 20 * S)], held=True, period_s=None)
-        assert longest_ns(moments) < 2 * TICK
+    def test_a_counter_of_unknown_period_is_read_at_every_tick(self) -> None:
+        _, moments = simulate_work([(BEGIN, BEGIN + 20 * S)], held=True, period_s=None)
+        assert longest_gap_ns(moments) < 2 * TICK
 
     @pytest.mark.parametrize("held", [True, False])
     @pytest.mark.parametrize("length_s", [0.5, 1, 3, 20])
-    def test_ticks_that_are_left_unseen_raise_no_flag(self, length_s: float, held: bool) -> None:
+    def test_ticks_skipped_on_purpose_are_not_flagged(self, length_s: float, held: bool) -> None:
         end_ns = BEGIN + round(length_s * S)
-        series, _ = woken([(BEGIN, end_ns)], held)
+        series, _ = simulate_work([(BEGIN, end_ns)], held)
         assert series.late == []
         assert trace_flags([series], BEGIN, end_ns) == []
 
@@ -105,7 +105,7 @@ DOMAIN = Domain(
 
 @dataclass
 class Counting:
-    """Counts its readings, and says so as joules; ``fails_from`` on it only gives a reason."""
+    """Returns the number of its readings as joules; from reading ``fails_from`` on it gives a reason."""
 
     poll_period_s: float
     fails_from: int = 1_000_000
@@ -124,23 +124,23 @@ class Counting:
         self.closed += 1
 
 
-def test_meters_are_read_at_their_own_pace_and_closed() -> None:
+def test_meters_are_read_at_their_poll_periods_and_closed() -> None:
     fast, slow = Counting(0.01), Counting(10.0)
     with Sampler([fast, slow]) as sampler:
         deadline = time.monotonic() + 10
         while fast.readings < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert slow.readings == 1  # When it was entered.
+        assert slow.readings == 1  # The reading on entry.
         assert fast.readings >= 8
     assert (fast.closed, slow.closed) == (1, 1)
     assert not any(thread.name == "llenergy-sampler" for thread in threading.enumerate())
-    seen = fast.readings
+    readings = fast.readings
     time.sleep(0.05)
-    assert fast.readings == seen
-    assert [tick.energy_j for tick in sampler.series[0].ticks] == [float(i) for i in range(2, seen + 1)]
+    assert fast.readings == readings
+    assert [tick.energy_j for tick in sampler.series[0].ticks] == [float(i) for i in range(2, readings + 1)]
 
 
-def test_reading_now_is_done_by_the_caller_between_two_moments() -> None:
+def test_read_now_reads_in_the_calling_thread() -> None:
     meter = Counting(10.0, domains=(DOMAIN._replace(max_age_s=0.001),))
     with Sampler([meter]) as sampler:
         before_ns = time.monotonic_ns()
@@ -151,7 +151,7 @@ def test_reading_now_is_done_by_the_caller_between_two_moments() -> None:
     assert meter.threads == {"MainThread"}
 
 
-def test_reading_now_leaves_counters_alone_that_only_move_in_ticks() -> None:
+def test_read_now_skips_counters_that_move_in_ticks() -> None:
     meter = Counting(10.0)
     with Sampler([meter]) as sampler:
         sampler.read_now()
@@ -168,15 +168,15 @@ def test_reading_now_leaves_counters_alone_that_only_move_in_ticks() -> None:
         ([], "counting: it read 0 values for 1 domains"),
     ],
 )
-def test_what_is_no_reading_gives_a_reason(given: list[Any], reason: str) -> None:
-    odd = Odd(0.01, given=given)
+def test_an_invalid_reading_gives_a_reason(given: list[Any], reason: str) -> None:
+    odd = InvalidReadings(0.01, given=given)
     with Sampler([odd]) as sampler:
         time.sleep(0.05)
     assert sampler.series[0].reason == reason
     assert odd.closed == 1
 
 
-def test_a_counter_that_has_stood_still_is_waited_for_once() -> None:
+def test_a_counter_that_stands_still_is_waited_for_once() -> None:
     still = Still(0.01)
     with Sampler([still]) as sampler:
         sampler.await_ticks(0, 0.2)
@@ -187,7 +187,7 @@ def test_a_counter_that_has_stood_still_is_waited_for_once() -> None:
         assert still.readings - begin < 60
 
 
-def test_a_reader_that_was_kept_from_reading_says_so() -> None:
+def test_a_reader_that_was_blocked_records_the_gap() -> None:
     meter, blocking = Counting(0.01), Blocking(0.01)
     with Sampler([meter, blocking]) as sampler:
         deadline = time.monotonic() + 10
@@ -198,7 +198,7 @@ def test_a_reader_that_was_kept_from_reading_says_so() -> None:
     assert (end_ns - start_ns) / 1e9 == pytest.approx(0.3, abs=0.1)
 
 
-def test_a_reason_is_kept_and_reading_goes_on() -> None:
+def test_a_reason_is_kept_and_reading_continues() -> None:
     meter = Counting(0.01, fails_from=3)
     with Sampler([meter]) as sampler:
         deadline = time.monotonic() + 10
@@ -208,7 +208,7 @@ def test_a_reason_is_kept_and_reading_goes_on() -> None:
     assert [tick.energy_j for tick in sampler.series[0].ticks] == [2.0]
 
 
-def test_a_costly_reader_reads_rarely_at_work_and_keeps_every_reading() -> None:
+def test_a_costly_meter_is_read_rarely_during_work_and_keeps_every_reading() -> None:
     meter = Costly(0.01, domains=(DOMAIN._replace(update_period_s=0.1),))
     with Sampler([meter]) as sampler:
         time.sleep(0.3)
@@ -220,7 +220,7 @@ def test_a_costly_reader_reads_rarely_at_work_and_keeps_every_reading() -> None:
             before = meter.readings
             time.sleep(0.5)
             closely = meter.readings - before
-    assert at_work <= 20  # One in 90 ms: no tick is to be missed.
+    assert at_work <= 20  # One reading in 90 ms, so that no tick is missed.
     assert 3 * closely > at_work  # In a third of the time.
     assert [tick.energy_j for tick in sampler.series[0].ticks] == [
         float(index) for index in range(2, meter.readings + 1)
@@ -238,7 +238,7 @@ def test_ticks_after_work_are_waited_for() -> None:
         assert sampler.series[0].settled(end_ns, 2)
 
 
-def test_power_that_nobody_read_is_not_known() -> None:
+def test_power_that_was_not_read_in_time_is_an_outage() -> None:
     power = DOMAIN._replace(update_period_s=0.1, integrated=True)
     meter, blocking = Counting(0.01, domains=(power,)), Blocking(0.01)
     with Sampler([meter, blocking]) as sampler:
@@ -250,43 +250,41 @@ def test_power_that_nobody_read_is_not_known() -> None:
     assert outage.reason.startswith("counting: the power of cpu:x was not read for ")
 
 
-def test_power_readings_are_never_put_off() -> None:
+def test_power_readings_are_never_postponed() -> None:
     power = DOMAIN._replace(update_period_s=0.1, integrated=True)
-    meter, beside = Costly(0.01, domains=(power,)), Counting(0.01, domains=(DOMAIN,))
-    with Sampler([meter, beside]) as sampler:
+    meter, other = Costly(0.01, domains=(power,)), Counting(0.01, domains=(DOMAIN,))
+    with Sampler([meter, other]) as sampler:
         time.sleep(0.3)
         with sampler.at_work():
             before = meter.readings
             time.sleep(2.0)
             at_work = meter.readings - before
-    # Two to four around each of twenty ticks; put off it would be one in 90 ms.
+    # Two to four around each of twenty ticks; postponed, it would be one in 90 ms.
     assert at_work >= 26
     assert len(sampler.series[0].ticks) == meter.readings - 1
 
 
 @pytest.mark.parametrize("asleep", [False, True])
-def test_work_within_work_calls_a_reader_that_leaves_ticks_unseen(
-    asleep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called = []
+def test_nested_work_wakes_a_reader_that_skips_ticks(asleep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes = []
     with Sampler([Counting(10.0)]) as sampler, sampler.at_work():
-        monkeypatch.setattr(sampler, "_wake_thread", lambda: called.append(True))
+        monkeypatch.setattr(sampler, "_wake_thread", lambda: wakes.append(True))
         monkeypatch.setattr(sampler._reader, "asleep", asleep)
         sampler.work_begins()
-        assert bool(called) == asleep
+        assert bool(wakes) == asleep
         monkeypatch.undo()
         sampler.work_ends()
 
 
-def test_without_meters_there_is_only_the_clock() -> None:
+def test_a_sampler_without_meters_has_no_series() -> None:
     with Sampler([]) as sampler:
         sampler.read_now()
         assert sampler.series == []
 
 
 @dataclass
-class Odd(Counting):
-    """Reads what no meter should."""
+class InvalidReadings(Counting):
+    """Returns invalid readings."""
 
     given: list[Any] = field(default_factory=list)
 
@@ -315,7 +313,7 @@ class Blocking(Counting):
 
 
 class Breaking(Counting):
-    """A third party's meter that raises where it should give a reason."""
+    """A third-party meter that raises instead of giving a reason."""
 
     def read(self) -> list[float | str]:
         if self.readings > 1:
@@ -323,7 +321,7 @@ class Breaking(Counting):
         return super().read()
 
 
-def test_a_meter_that_raises_gives_a_reason_and_leaves_the_others_alone() -> None:
+def test_a_meter_that_raises_gives_a_reason_and_others_are_still_read() -> None:
     breaking, fine = Breaking(0.01), Counting(0.01)
     with Sampler([breaking, fine]) as sampler:
         deadline = time.monotonic() + 10
@@ -337,7 +335,7 @@ def test_a_meter_that_raises_gives_a_reason_and_leaves_the_others_alone() -> Non
 
 @dataclass
 class Costly(Counting):
-    """Takes two milliseconds of CPU time for a reading, and has moved at each."""
+    """Uses two milliseconds of CPU time for each reading, and moves at each."""
 
     def read(self) -> list[float | str]:
         end_ns = time.thread_time_ns() + 2_000_000

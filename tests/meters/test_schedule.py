@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When meters are read: few readings, where the ticks are, within a budget. All clocks are simulated."""
+"""When meters are read: few readings, around the ticks, within a budget. All clocks are simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAVE = Wave(((EPOCH - S, 100.0), (EPOCH + 100 * S, 100.0)))
 
 
 def read_on_schedule(sensor: Sensor, seconds: int, max_age_s: float | None = None) -> tuple[Series, int]:
-    """Read a sensor on schedule, each reading up to half a millisecond late. Returns readings too."""
+    """Read a sensor on schedule, each reading up to 0.5 ms late; return the series and the readings."""
     series, rng, readings = Series("nvml", domain(max_age_s=max_age_s)), Random(0), 0
     timetable = Timetable([series], 0.01)
     now_ns = EPOCH
@@ -62,13 +62,13 @@ def ticks_with_truth(series: Series, sensor: Sensor) -> list[tuple[Tick, int]]:
 
 
 class TestTimetable:
-    def test_a_regular_counter_takes_four_readings_a_tick_and_is_known_to_two_milliseconds(self) -> None:
+    def test_a_regular_counter_needs_few_readings_to_locate_ticks_within_two_milliseconds(self) -> None:
         series, readings = read_on_schedule(Sensor(WAVE, 100 * MS), 20)
         assert len(series.ticks) == 199
         assert readings < 5 * len(series.ticks)
         assert median(tick.gap_s for tick in series.ticks[20:]) < 0.002
 
-    def test_a_counter_that_jitters_is_read_over_a_wider_stretch(self) -> None:
+    def test_a_counter_with_jitter_is_read_over_a_wider_stretch(self) -> None:
         series, readings = read_on_schedule(Sensor(WAVE, 100 * MS, jitter_ns=12 * MS), 20)
         assert readings < 8 * len(series.ticks)
         assert median(tick.gap_s for tick in series.ticks[20:]) < 0.008
@@ -81,7 +81,7 @@ class TestTimetable:
         )
         assert 195 <= len(series.ticks) <= 200
 
-    def test_a_counter_that_moves_all_the_time_is_read_evenly(self) -> None:
+    def test_a_continuous_counter_is_read_evenly(self) -> None:
         series, readings = read_on_schedule(Sensor(WAVE, 0), 2, max_age_s=0.001)
         assert 180 <= readings <= 201
         assert len(series.ticks) == readings
@@ -94,7 +94,7 @@ class TestTimetable:
 
     @pytest.mark.parametrize("wait_ms", [20, 50, 90])
     @pytest.mark.parametrize("jitter_ms", [0, 4])
-    def test_ticks_are_found_again_after_readings_were_put_off(self, wait_ms: int, jitter_ms: int) -> None:
+    def test_ticks_are_found_again_after_postponed_readings(self, wait_ms: int, jitter_ms: int) -> None:
         sensor = Sensor(WAVE, 100 * MS, jitter_ns=jitter_ms * MS)
         series, _, readings = read_rarely(sensor, 30, wait_ms * MS, closely_s=3)
         after = [tick for tick in series.ticks if tick.earliest_ns > EPOCH + 33 * S]
@@ -103,7 +103,7 @@ class TestTimetable:
         assert median(tick.gap_s for tick in after) < 0.0025
         assert readings < 120
 
-    def test_a_counter_whose_readings_are_put_off_is_observed_at_every_tick(self) -> None:
+    def test_a_counter_with_postponed_readings_is_still_read_at_every_tick(self) -> None:
         series, timetable, _ = read_rarely(Sensor(WAVE, 100 * MS), 10, 90 * MS)
         assert timetable.longest_ns < 100 * MS
         assert len([tick for tick in series.ticks if tick.latest_ns < EPOCH + 10 * S]) >= 98
@@ -111,10 +111,10 @@ class TestTimetable:
     @pytest.mark.parametrize("latch_ms", [99.7, 100, 101])
     @pytest.mark.parametrize("jitter_ms", [0, 2, 4])
     @pytest.mark.parametrize("wait_ms", [90, 160, 437, 960])
-    def test_the_prediction_narrows_a_tick_that_was_read_rarely_around_the_truth(
+    def test_predicted_ticks_of_a_rarely_read_counter_contain_the_truth(
         self, wait_ms: int, jitter_ms: int, latch_ms: float
     ) -> None:
-        """Also where ticks were left unobserved, and where the period is not quite the nominal one."""
+        """This includes skipped ticks and a period that differs slightly from the nominal one."""
         sensor = Sensor(WAVE, round(latch_ms * MS), jitter_ns=jitter_ms * MS)
         series, _, _ = read_rarely(sensor, 7, wait_ms * MS, closely_s=3)
         rarely = [
@@ -127,7 +127,7 @@ class TestTimetable:
             assert tick.earliest_ns <= moment_ns <= tick.latest_ns
         assert median(tick.gap_s for tick, _ in rarely) < 0.05
 
-    def test_a_counter_that_was_never_observed_closely_is_not_narrowed(self) -> None:
+    def test_ticks_of_a_counter_never_read_closely_are_not_narrowed(self) -> None:
         sensor = Sensor(WAVE, 100 * MS)
         series, _, _ = read_rarely(sensor, 3, 90 * MS)
         early = [tick for tick in series.ticks if tick.latest_ns < EPOCH + 3 * S]
@@ -141,8 +141,10 @@ def at_work(budget: Budget) -> Iterator[None]:
     budget.work_ends()
 
 
-def share(budget: Budget, cost_ns: int, wanted_ns: int, seconds: float, longest_ns: float = S) -> float:
-    """Share of a core that wake-ups of one cost take, when they are wanted this often, over some time."""
+def share_of_core(
+    budget: Budget, cost_ns: int, wanted_ns: int, seconds: float, longest_ns: float = S
+) -> float:
+    """Return the share of a core used by wake-ups of ``cost_ns`` requested every ``wanted_ns``."""
     now_ns, woken_ns, spent_ns = 0, 0, 0
     while now_ns < seconds * S:
         spent_ns += cost_ns
@@ -153,24 +155,22 @@ def share(budget: Budget, cost_ns: int, wanted_ns: int, seconds: float, longest_
 
 
 class TestBudget:
-    def test_a_reader_that_wants_less_than_its_share_is_never_put_off(self) -> None:
-        assert share(Budget(), 50_000, 10 * MS, 20) == pytest.approx(0.005, rel=0.01)
+    def test_a_reader_below_its_share_is_never_postponed(self) -> None:
+        assert share_of_core(Budget(), 50_000, 10 * MS, 20) == pytest.approx(0.005, rel=0.01)
 
     @pytest.mark.parametrize("cost_ns", [50_000, 200_000, 800_000])
-    def test_a_reader_that_wants_more_gets_its_share(self, cost_ns: int) -> None:
-        assert share(Budget(), cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
+    def test_a_reader_above_its_share_is_held_to_it(self, cost_ns: int) -> None:
+        assert share_of_core(Budget(), cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
 
     @pytest.mark.parametrize("cost_ns", [50_000, 200_000])
-    def test_it_gets_less_while_something_is_at_work(self, cost_ns: int) -> None:
+    def test_the_share_is_smaller_during_work(self, cost_ns: int) -> None:
         budget = Budget()
         with at_work(budget):
-            assert share(budget, cost_ns, MS, 60) == pytest.approx(SHARE_AT_WORK, rel=0.02)
-        assert share(budget, cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
+            assert share_of_core(budget, cost_ns, MS, 60) == pytest.approx(SHARE_AT_WORK, rel=0.02)
+        assert share_of_core(budget, cost_ns, MS, 60) == pytest.approx(SHARE, rel=0.02)
 
     @pytest.mark.parametrize(("busy", "wake_ups"), [(False, 1000), (True, 250)])
-    def test_handing_over_the_interpreters_lock_is_paid_for_beside_a_busy_process(
-        self, busy: bool, wake_ups: int
-    ) -> None:
+    def test_lock_handovers_are_charged_while_the_process_is_busy(self, busy: bool, wake_ups: int) -> None:
         """A quarter of a percent of 20 s: 50 µs for each wake-up, and two hand-overs."""
         budget, now_ns, count = Budget(), 0, 0
         with at_work(budget):
@@ -181,7 +181,7 @@ class TestBudget:
                 count += 1
         assert count == pytest.approx(wake_ups, rel=0.02)
 
-    def test_work_that_overlaps_ends_with_the_last_of_it(self) -> None:
+    def test_overlapping_work_ends_with_the_last_of_it(self) -> None:
         budget = Budget()
         budget.work_begins()
         budget.work_begins()
@@ -190,33 +190,33 @@ class TestBudget:
         budget.work_ends()
         assert not budget.sparing
 
-    def test_close_readings_are_never_put_off_and_cost_nothing_later(self) -> None:
+    def test_close_readings_are_never_postponed_and_cost_nothing_later(self) -> None:
         budget = Budget()
         with budget.closely():
-            assert share(budget, 200_000, MS, 5) == pytest.approx(0.2)
+            assert share_of_core(budget, 200_000, MS, 5) == pytest.approx(0.2)
         assert budget.wait_ns(S) == 0
 
-    def test_close_readings_beside_work_get_the_usual_share(self) -> None:
+    def test_close_readings_during_work_get_the_usual_share(self) -> None:
         budget = Budget()
         with at_work(budget), budget.closely():
             assert not budget.sparing
-            assert share(budget, 200_000, MS, 60) == pytest.approx(SHARE, rel=0.02)
+            assert share_of_core(budget, 200_000, MS, 60) == pytest.approx(SHARE, rel=0.02)
 
-    def test_an_unlimited_budget_puts_nothing_off(self) -> None:
+    def test_an_unlimited_budget_postpones_nothing(self) -> None:
         budget = Budget(unlimited=True)
         with at_work(budget):
             assert not budget.sparing
-            assert share(budget, 200_000, MS, 5) == pytest.approx(0.2)
+            assert share_of_core(budget, 200_000, MS, 5) == pytest.approx(0.2)
 
     def test_debt_is_limited(self) -> None:
         budget = Budget()
         budget.pay(S, 0)
         assert budget.wait_ns(10 * S) == pytest.approx(CREDIT_NS / SHARE)
 
-    def test_what_was_saved_at_work_is_spent_after_it_up_to_the_credit(self) -> None:
+    def test_budget_saved_during_work_is_spent_later_up_to_the_credit(self) -> None:
         budget = Budget()
         with at_work(budget):
-            share(budget, 50_000, 100 * MS, 100)
+            share_of_core(budget, 50_000, 100 * MS, 100)
         spent_ns = 0
         while not budget.wait_ns(S):
             budget.pay(100_000, MS)
@@ -224,7 +224,7 @@ class TestBudget:
         assert spent_ns == pytest.approx(CREDIT_NS, abs=200_000)
 
     @pytest.mark.parametrize("working", [False, True])
-    def test_no_reading_is_put_off_for_longer_than_the_limit(self, working: bool) -> None:
+    def test_no_reading_is_postponed_beyond_the_limit(self, working: bool) -> None:
         budget = Budget()
         with ExitStack() as stack:
             if working:
@@ -232,14 +232,14 @@ class TestBudget:
             budget.pay(50 * MS, 0)
             assert budget.wait_ns(90 * MS) == 90 * MS
 
-    def test_one_slow_reading_does_not_put_off_the_rest_of_the_work(self) -> None:
+    def test_one_slow_reading_does_not_postpone_all_later_ones(self) -> None:
         budget = Budget()
         with at_work(budget):
             budget.pay(20 * MS, 2 * S)
             budget.pay(0, S)
             assert budget.wait_ns(S) == 0
 
-    def test_only_work_in_this_process_counts_as_beside_busy(self) -> None:
+    def test_only_measured_work_in_this_process_counts_as_busy(self) -> None:
         budget = Budget()
         budget.pay(325_000, 90 * MS, busy=True)
         assert not budget.beside_busy  # Nothing is measured.
@@ -249,7 +249,7 @@ class TestBudget:
             budget.pay(325_000, 90 * MS, busy=True)
             assert budget.beside_busy
 
-    def test_ticks_after_an_edge_beside_a_busy_process_are_paid_back_in_full(self) -> None:
+    def test_readings_after_an_edge_in_a_busy_process_are_paid_back_in_full(self) -> None:
         budget, wakes = Budget(), 4
         with at_work(budget):
             for _ in range(wakes):
@@ -260,7 +260,7 @@ class TestBudget:
             budget.pay(0, 100 * S)
             assert budget.wait_ns(100 * S) == 0
 
-    def test_work_that_begins_or_ends_is_an_edge(self) -> None:
+    def test_the_begin_and_the_end_of_work_are_edges(self) -> None:
         budget = Budget()
         with at_work(budget):
             assert budget.edges == 1

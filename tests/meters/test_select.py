@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which meters are opened, and what is told when none is."""
+"""Which meters are opened, and the errors when none can be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = Targets()
 
 @dataclass
 class Constant:
-    """A meter without domains that notes whether it was closed."""
+    """A meter without domains that records whether it was closed."""
 
     name: str
     domains: tuple[Domain, ...] = ()
@@ -33,7 +33,7 @@ class Constant:
 
 
 class Bench:
-    """Specs whose meters open or refuse, and everything they opened."""
+    """Creates specs whose meters open or refuse, and keeps every meter that they open."""
 
     def __init__(self) -> None:
         self.opened: list[Constant] = []
@@ -43,12 +43,12 @@ class Bench:
         name: str,
         kind: EnergyKind = "measured",
         refusal: str | None = None,
-        beside: str | None = None,
+        inapplicable: str | None = None,
         takes_argument: bool = False,
     ) -> MeterSpec:
         def open_(targets: Targets, argument: str = "") -> list[Meter]:
-            if beside is not None:
-                raise MeterDoesNotApply(f"{name}: {beside}")
+            if inapplicable is not None:
+                raise MeterDoesNotApply(f"{name}: {inapplicable}")
             if refusal is not None:
                 raise MeterError(f"{name}: {refusal}")
             self.opened.append(Constant(f"{name}:{argument}" if argument else name))
@@ -65,7 +65,7 @@ class Bench:
         return [meter.name for meter in self.opened]
 
 
-def test_everything_that_measures_is_opened_and_no_estimate() -> None:
+def test_all_measuring_meters_are_opened_and_no_estimate() -> None:
     bench = Bench()
     specs = bench.specs(bench.spec("guess", "estimated"), bench.spec("a"), bench.spec("b"))
     selection = open_meters((), specs, CPU)
@@ -75,7 +75,7 @@ def test_everything_that_measures_is_opened_and_no_estimate() -> None:
     assert [meter.closed for meter in bench.opened] == [1, 1]
 
 
-def test_an_estimate_only_where_nothing_measures() -> None:
+def test_an_estimate_is_opened_only_if_nothing_measures() -> None:
     bench = Bench()
     specs = bench.specs(
         bench.spec("guess", "estimated"),
@@ -87,10 +87,10 @@ def test_an_estimate_only_where_nothing_measures() -> None:
     assert selection.reasons == ("a: no driver", "b: none")
 
 
-def test_a_meter_that_has_nothing_to_do_with_the_targets_is_no_reason() -> None:
+def test_a_meter_that_does_not_apply_gives_no_reason() -> None:
     bench = Bench()
     specs = bench.specs(
-        bench.spec("a", beside="the test uses no GPU"),
+        bench.spec("a", inapplicable="the test uses no GPU"),
         bench.spec("b", refusal="no permission"),
         bench.spec("guess", "estimated"),
     )
@@ -100,13 +100,13 @@ def test_a_meter_that_has_nothing_to_do_with_the_targets_is_no_reason() -> None:
 
 
 class TestArguments:
-    def test_an_argument_is_handed_on_whole(self) -> None:
+    def test_an_argument_is_passed_on_unchanged(self) -> None:
         bench = Bench()
         specs = bench.specs(bench.spec("a"), bench.spec("command", takes_argument=True))
         selection = open_meters(["command:watts --of a,b:c"], specs, CPU)
         assert [meter.name for meter in selection.meters] == ["command:watts --of a,b:c"]
 
-    def test_a_meter_that_needs_one_is_never_chosen_by_itself(self) -> None:
+    def test_a_meter_that_needs_an_argument_is_never_chosen_by_default(self) -> None:
         bench = Bench()
         specs = bench.specs(bench.spec("a"), bench.spec("command", takes_argument=True))
         assert [meter.name for meter in open_meters((), specs, CPU).meters] == ["a"]
@@ -119,7 +119,7 @@ class TestArguments:
             ("a:b", "meter a takes no argument, and 'b' was given"),
         ],
     )
-    def test_one_that_is_missing_or_too_much(self, name: str, message: str) -> None:
+    def test_a_missing_or_unexpected_argument_is_refused(self, name: str, message: str) -> None:
         bench = Bench()
         specs = bench.specs(bench.spec("a"), bench.spec("command", takes_argument=True))
         with pytest.raises(MeterError) as caught:
@@ -147,7 +147,7 @@ def test_required_measurement_refuses_a_named_estimate() -> None:
         open_meters(["estimate"], MeterRegistry(), CPU, require_measured=True)
 
 
-def test_a_named_meter_must_open_and_others_are_closed() -> None:
+def test_a_named_meter_that_fails_to_open_closes_the_others() -> None:
     bench = Bench()
     specs = bench.specs(bench.spec("a"), bench.spec("b", refusal="no permission"))
     with pytest.raises(MeterError, match=r"^no meter for the CPU of this host: b: no permission$"):
@@ -155,14 +155,14 @@ def test_a_named_meter_must_open_and_others_are_closed() -> None:
     assert [meter.closed for meter in bench.opened] == [1]
 
 
-def test_named_meters_that_do_not_open_all_say_why() -> None:
+def test_every_named_meter_that_fails_gives_its_reason() -> None:
     bench = Bench()
     specs = bench.specs(bench.spec("a", refusal="no driver"), bench.spec("b", refusal="no permission"))
     with pytest.raises(MeterError, match=r": a: no driver; b: no permission$"):
         open_meters(["a", "b"], specs, CPU)
 
 
-def test_named_meters_are_the_only_ones() -> None:
+def test_only_named_meters_are_opened() -> None:
     bench = Bench()
     specs = bench.specs(bench.spec("a"), bench.spec("b"), bench.spec("guess", "estimated"))
     assert [meter.name for meter in open_meters(["guess", "b"], specs, CPU).meters] == ["b", "guess"]
@@ -176,7 +176,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         open_meters(["x"], MeterRegistry(), CPU)
 
 
-def test_gpus_are_named_and_never_estimated() -> None:
+def test_gpus_without_a_meter_are_named_and_not_estimated() -> None:
     with pytest.raises(MeterError) as caught:
         open_meters((), MeterRegistry(), Targets(("GPU-none",)))
     message = str(caught.value)
@@ -185,13 +185,13 @@ def test_gpus_are_named_and_never_estimated() -> None:
     assert message.endswith("estimate: models the CPU only, and the test uses GPUs")
 
 
-def test_built_in_meters_come_first_and_others_are_added() -> None:
+def test_added_meters_follow_the_built_in_ones() -> None:
     bench = Bench()
     assert list(MeterRegistry([bench.spec("mine")]))[:3] == ["nvml", "rapl", "estimate"]
     assert MeterRegistry([bench.spec("mine")])["mine"].kind == "measured"
 
 
-def test_the_same_joules_are_not_added_twice() -> None:
+def test_meters_that_would_count_energy_twice_are_refused() -> None:
     with pytest.raises(MeterError, match=r"^a meter is named twice: estimate, estimate$"):
         open_meters(["estimate", "estimate"], MeterRegistry(), CPU)
     specs = {**MeterRegistry(), **Bench().specs(Bench().spec("mine"))}

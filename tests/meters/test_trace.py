@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readings become ticks: which ones, when, and how surely."""
+"""How readings become ticks, and how precisely their times are known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def series_of(
     return series
 
 
-def test_a_tick_lies_between_the_two_readings_that_saw_it() -> None:
+def test_a_tick_lies_between_the_readings_around_it() -> None:
     series = series_of((0, 5.0), (10, 5.0), (20, 7.0), (30, 7.0), (50, 9.0))
     assert [(tick.time_ns // MS, tick.energy_j, tick.gap_s) for tick in series.ticks] == [
         (15, 7.0, 0.01),
@@ -44,13 +44,13 @@ def test_a_tick_lies_between_the_two_readings_that_saw_it() -> None:
     assert [(tick.earliest_ns // MS, tick.latest_ns // MS) for tick in series.ticks] == [(10, 20), (30, 50)]
 
 
-def test_the_first_reading_is_a_tick_only_where_the_counter_is_known_to_be_fresh() -> None:
+def test_the_first_reading_is_a_tick_only_if_its_age_is_bounded() -> None:
     assert series_of((0, 5.0)).ticks == []
     (tick,) = series_of((10, 5.0), max_age_s=0.001).ticks
     assert (tick.earliest_ns, tick.latest_ns) == (9 * MS, 10 * MS)
 
 
-def test_a_reading_that_is_never_old_narrows_the_gap() -> None:
+def test_a_bounded_age_narrows_the_gap_of_a_tick() -> None:
     ticks = series_of((0, 1.0), (100, 2.0), max_age_s=0.01).ticks
     assert (ticks[-1].earliest_ns, ticks[-1].latest_ns, ticks[-1].gap_s) == (90 * MS, 100 * MS, 0.01)
 
@@ -60,12 +60,12 @@ def test_after_a_long_pause_the_last_tick_is_no_older_than_the_period_allows() -
     assert (ticks[-1].earliest_ns, ticks[-1].latest_ns) == (850 * MS, 1000 * MS)
 
 
-def test_joules_that_are_told_late_are_those_of_a_moment_before() -> None:
+def test_delayed_readings_are_dated_back() -> None:
     (tick,) = series_of((300, 5.0), (310, 7.0), late_s=(0.1, 0.1)).ticks
     assert (tick.earliest_ns, tick.latest_ns) == (200 * MS, 210 * MS)
 
 
-def test_how_late_may_not_be_known_but_is_the_same_for_all_ticks() -> None:
+def test_an_unknown_delay_is_the_same_for_all_ticks() -> None:
     series = series_of((300, 5.0), (310, 7.0), (320, 8.0), late_s=(0.0, 0.2))
     assert [(tick.earliest_ns, tick.latest_ns) for tick in series.ticks] == [
         (100 * MS, 310 * MS),
@@ -77,17 +77,17 @@ def test_how_late_may_not_be_known_but_is_the_same_for_all_ticks() -> None:
     ]
 
 
-def test_a_stretch_that_was_not_read_takes_with_it_what_was_told_late() -> None:
+def test_an_outage_is_extended_by_the_delay_of_readings() -> None:
     series = series_of((300, 5.0), (310, 7.0), late_s=(0.1, 0.1))
     series.miss(400 * MS, 600 * MS, "nobody came")
     assert series.outages == [(300 * MS, 600 * MS, "nobody came")]
 
 
-def test_a_slow_reading_is_a_wide_tick() -> None:
+def test_a_slow_reading_widens_the_tick() -> None:
     series = series_of((0, 1.0))
     series.add(10 * MS, 15 * MS, 1.0)
     series.add(20 * MS, 60 * MS, 2.0)
-    # The value may be as old as the start of the reading that did not have it, or as young as the end.
+    # The counter ticked between the start of the last old reading and the end of the slow one.
     assert [(tick.earliest_ns // MS, tick.latest_ns // MS) for tick in series.ticks] == [(10, 60)]
 
 
@@ -103,7 +103,7 @@ def test_a_slow_reading_is_a_wide_tick() -> None:
         (41, 3.0, None),
     ],
 )
-def test_ticks_that_were_surely_before_and_after(
+def test_before_and_after_return_ticks_certainly_on_that_side(
     at_ms: int, before: float | None, after: float | None
 ) -> None:
     series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
@@ -114,13 +114,13 @@ def test_ticks_that_were_surely_before_and_after(
     assert found == [before, after]
 
 
-def test_ticks_that_were_surely_within() -> None:
+def test_between_returns_ticks_certainly_inside() -> None:
     series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
     assert [tick.energy_j for tick in series.between(11 * MS, 40 * MS)] == [2.0, 3.0]
     assert [tick.energy_j for tick in series.between(10 * MS, 39 * MS)] == [1.0, 2.0]
 
 
-def test_the_period_is_the_median_and_needs_three_ticks() -> None:
+def test_the_tick_period_is_the_median_and_needs_three_ticks() -> None:
     readings = [(0, 0.0), (10, 1.0), (20, 2.0), (30, 3.0), (90, 4.0)]
     assert series_of(*readings[:3]).tick_period_s is None
     assert series_of(*readings).tick_period_s == pytest.approx(0.01)
@@ -129,14 +129,14 @@ def test_the_period_is_the_median_and_needs_three_ticks() -> None:
 BACKWARDS = "test: the counter of cpu:x went backwards, from 6.000 J to 2.000 J; it was reset or is broken"
 
 
-def test_a_counter_that_runs_backwards_spoils_the_windows_that_it_touches_and_no_others() -> None:
+def test_a_counter_that_runs_backwards_affects_only_windows_around_it() -> None:
     readings = [(0, 3.0), (10, 4.0), (20, 5.0), (30, 6.0), (40, 2.0), (50, 3.0), (60, 4.5), (70, 5.0)]
     series = series_of(*readings)
     assert series.reason_between(10 * MS, 20 * MS) is None
     assert series.reason_between(25 * MS, 45 * MS) == BACKWARDS
     assert series.reason_between(10 * MS, 60 * MS) == BACKWARDS
     assert series.reason_between(50 * MS, 60 * MS) is None
-    # What lies between two ticks after it is right: 1 J, 1.5 J, 0.5 J.
+    # Differences after the reset are correct: 1 J, 1.5 J, 0.5 J.
     assert [tick.energy_j for tick in series.ticks] == pytest.approx([4, 5, 6, 7, 8.5, 9])
 
 
@@ -153,14 +153,14 @@ def test_an_outage_ends_with_the_next_reading() -> None:
     assert series.reason_between(60 * MS, 65 * MS) is None
 
 
-def test_a_stretch_without_a_due_reading_is_found_where_it_touches() -> None:
+def test_late_readings_are_found_where_they_overlap_the_window() -> None:
     series = series_of((0, 1.0))
     series.late.append((100 * MS, 400 * MS))
     assert series.latest_pause_s(0, 99 * MS) == 0
     assert series.latest_pause_s(350 * MS, 900 * MS) == pytest.approx(0.3)
 
 
-def test_a_counter_that_moves_by_more_than_a_board_can_use_is_not_believed() -> None:
+def test_a_jump_beyond_the_power_limit_is_an_outage() -> None:
     series = series_of((0, 0.0), (100, 70.0), (200, 140.0), period_s=0.1)
     series.domain = series.domain._replace(highest_w=700.0)
     series.add(300 * MS, 300 * MS, 900.0)
@@ -172,21 +172,21 @@ def test_a_counter_that_moves_by_more_than_a_board_can_use_is_not_believed() -> 
     assert [tick.energy_j for tick in series.ticks] == [70.0, 140.0, 210.0]
 
 
-def test_a_counter_may_have_been_busy_while_nobody_read_it() -> None:
+def test_a_large_step_after_a_long_pause_is_accepted() -> None:
     series = series_of((0, 0.0), (100, 70.0), (1000, 700.0), period_s=0.1)
     series.domain = series.domain._replace(highest_w=700.0)
     series.add(2000 * MS, 2000 * MS, 1400.0)
     assert series.outages == []
 
 
-def test_a_stretch_that_later_readings_do_not_tell_of_has_no_joules() -> None:
+def test_a_missed_stretch_has_a_reason_instead_of_joules() -> None:
     series = series_of((0, 0.0), (100, 70.0), (500, 140.0), (600, 210.0), (700, 280.0), period_s=0.1)
     series.miss(200 * MS, 480 * MS, "not read")
     assert series.reason_between(150 * MS, 450 * MS) == "not read"
     assert series.reason_between(610 * MS, 690 * MS) is None
 
 
-def test_a_stretch_that_is_missed_while_a_board_is_lost_does_not_end_the_loss() -> None:
+def test_a_missed_stretch_does_not_end_the_loss_of_a_board() -> None:
     series = series_of((0, 0.0), (100, 70.0), period_s=0.1)
     series.fail(200 * MS, "lost")
     series.miss(210 * MS, 390 * MS, "not read")

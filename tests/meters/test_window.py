@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named windows over a real sampler: how they nest, end and fail."""
+"""Named windows on a real sampler: how they nest, end and fail."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def sampling(world: World) -> Iterator[Measuring]:
         yield measuring
 
 
-def divided(tmp_path: Path, nvml_attach: Attach) -> World:
-    """A board of 60 W, and one of 100 W that is divided into two instances."""
+def divided_world(tmp_path: Path, nvml_attach: Attach) -> World:
+    """Create a board of 60 W and one of 100 W that is divided into two MIG instances."""
     instances = (MigInstance("MIG-b", gpu_instance=1), MigInstance("MIG-c", gpu_instance=2))
     whole = Board(latch_ns=20 * MS)
     other = Board(power_w=100.0, latch_ns=20 * MS, mig_enabled=True, mig_instances=instances)
@@ -63,7 +63,7 @@ def truth(world: World, window: Window, index: int = 0) -> float:
 
 
 def was_starved(window: Window) -> bool:
-    """Whether this machine did not let the reader run; how it then flags windows is tested in test_reader."""
+    """Return whether the machine kept the reader from running; test_sampler covers the flag."""
     return "reader-gap" in [flag.name for flag in window.flags]
 
 
@@ -75,7 +75,7 @@ def check(world: World, window: Window) -> None:
 def check_energy(world: World, window: Window, index: int = 0) -> None:
     assert window.energy_j is not None, window.record.reason
     assert window.energy_u_j is not None
-    # One that may never fail gets four standard uncertainties.
+    # A test that must never fail by chance allows four standard uncertainties.
     assert abs(window.energy_j - truth(world, window, index)) <= 4 * window.energy_u_j
     assert was_starved(window) or window.energy_u_j < 0.25 * window.energy_j
     (domain,) = window.by_domain.values()
@@ -88,7 +88,7 @@ def fail_after(seconds: float) -> None:
     raise ZeroDivisionError
 
 
-def test_nested_windows(world: World) -> None:
+def test_nested_windows_are_measured_separately(world: World) -> None:
     with sampling(world) as energy:
         with energy.window("outer") as outer:
             time.sleep(0.1)
@@ -104,7 +104,7 @@ def test_nested_windows(world: World) -> None:
     assert (outer.energy_j or 0) > (inner.energy_j or 0)
 
 
-def test_overlapping_windows(world: World) -> None:
+def test_overlapping_windows_are_measured_separately(world: World) -> None:
     with sampling(world) as energy:
         first, second = energy.window("first"), energy.window("second")
         first.__enter__()
@@ -120,7 +120,7 @@ def test_overlapping_windows(world: World) -> None:
         check(world, second)
 
 
-def test_async_windows(world: World) -> None:
+def test_async_windows_are_measured(world: World) -> None:
     async def body(energy: Measuring) -> Window:
         async with energy.window("async") as window:
             await asyncio.sleep(0.1)
@@ -130,8 +130,8 @@ def test_async_windows(world: World) -> None:
         check(world, asyncio.run(body(energy)))
 
 
-def test_the_first_window_knows_that_the_first_reading_is_no_tick(world: World) -> None:
-    # What the first reading says is some 340 ms old.
+def test_the_first_reading_is_not_taken_for_a_tick(world: World) -> None:
+    # The value of the first reading is about 340 ms old.
     world.update(0, latch_ns=400 * MS, latch_phase_ns=time.monotonic_ns() + 60 * MS)
     with sampling(world) as energy:
         with energy.window("first") as window:
@@ -162,7 +162,7 @@ def test_a_window_much_shorter_than_a_tick_has_no_energy(world: World) -> None:
     world.update(0, latch_ns=100 * MS)
     with sampling(world) as energy:
         time.sleep(0.35)
-        # 2 ms somewhere in a tick of 100 ms in which power changes for good, unless it overslept.
+        # A window of 2 ms, retried if the sleep was too long, in a tick of 100 ms; then power changes.
         for _ in range(100):
             with energy.window("blink") as window:
                 time.sleep(0.002)
@@ -178,7 +178,7 @@ def test_a_window_much_shorter_than_a_tick_has_no_energy(world: World) -> None:
         assert [flag.name for flag in window.flags] == ["unmeasured", "few-ticks"]
 
 
-def test_a_counter_that_stood_still_when_it_was_checked_is_replaced_by_its_power(world: World) -> None:
+def test_a_counter_frozen_during_the_self_check_is_replaced_by_power(world: World) -> None:
     world.update(0, frozen=True)
     with sampling(world) as energy:
         time.sleep(0.3)
@@ -188,7 +188,7 @@ def test_a_counter_that_stood_still_when_it_was_checked_is_replaced_by_its_power
     assert [flag.name for flag in window.flags] == ["counter-rejected", "refresh-unknown"]
 
 
-def test_a_counter_that_stops_later_is_not_zero(world: World) -> None:
+def test_a_counter_that_stops_later_gives_a_reason_instead_of_zero(world: World) -> None:
     with sampling(world) as energy:
         world.update(0, frozen=True)
         time.sleep(0.1)
@@ -198,7 +198,7 @@ def test_a_counter_that_stops_later_is_not_zero(world: World) -> None:
         assert window.reason == f"nvml: gpu:{world.board(0).uuid} did not tick after the window"
 
 
-def test_without_meters_a_window_has_its_time_and_the_reasons() -> None:
+def test_without_meters_a_window_has_its_duration_and_the_reasons() -> None:
     none = Selection((), ("nvml: no driver", "rapl: none"))
     with Measuring(none) as energy, energy.window("bare") as window:
         time.sleep(0.02)
@@ -207,7 +207,7 @@ def test_without_meters_a_window_has_its_time_and_the_reasons() -> None:
     assert window.reason == "nvml: no driver; rapl: none"
 
 
-def test_windows_by_name(world: World) -> None:
+def test_windows_begin_and_end_by_name(world: World) -> None:
     with sampling(world) as energy:
         energy.begin("a")
         with pytest.raises(
@@ -221,7 +221,7 @@ def test_windows_by_name(world: World) -> None:
     check(world, energy.total)
 
 
-def test_a_window_is_entered_once(world: World) -> None:
+def test_an_open_window_cannot_be_entered_again(world: World) -> None:
     with sampling(world) as energy:
         window = energy.window("w").__enter__()
         with (
@@ -234,7 +234,7 @@ def test_a_window_is_entered_once(world: World) -> None:
             pass
 
 
-def test_async_code_can_wait_for_the_joules_without_blocking(world: World) -> None:
+def test_async_code_can_await_the_energy_without_blocking(world: World) -> None:
     world.update(0, latch_ns=100 * MS)
 
     async def body() -> int:
@@ -252,10 +252,10 @@ def test_async_code_can_wait_for_the_joules_without_blocking(world: World) -> No
                 await asyncio.sleep(0.2)
             busy = asyncio.create_task(others())
             await window.settled()
-            seen = turns
+            turns_while_waiting = turns
             busy.cancel()
             check(world, window)
-            return seen
+            return turns_while_waiting
 
     assert asyncio.run(body()) > 1
 
@@ -269,7 +269,7 @@ class TestPlainScripts:
         check(world, energy.total)
 
     @pytest.mark.parametrize(
-        ("value", "told"),
+        ("value", "detail"),
         [
             ("", ""),
             ("-1", ""),
@@ -277,22 +277,22 @@ class TestPlainScripts:
             ("MIG-gone", " ('MIG-gone' matches no device that the driver shows)"),
         ],
     )
-    def test_boards_that_the_environment_hides_are_not_replaced_by_the_cpu(
-        self, world: World, monkeypatch: pytest.MonkeyPatch, value: str, told: str
+    def test_hidden_boards_are_not_replaced_by_the_cpu(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, value: str, detail: str
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         with pytest.raises(MeterError) as caught:
             measure()
         assert str(caught.value) == (
-            f"CUDA_VISIBLE_DEVICES={value!r} allows no GPU{told}, and the driver shows 1; measure(gpus=()) "
+            f"CUDA_VISIBLE_DEVICES={value!r} allows no GPU{detail}, and the driver shows 1; measure(gpus=()) "
             "measures the CPU, measure(gpus=[UUID]) what it names"
         )
 
     @pytest.mark.parametrize("value", ["MIG-b", "MIG-b,", "MIG-b,MIG-c"])
-    def test_mig_instances_give_the_joules_of_their_board_and_say_so(
+    def test_mig_instances_have_the_flagged_energy_of_their_board(
         self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch, value: str
     ) -> None:
-        world = divided(tmp_path, nvml_attach)
+        world = divided_world(tmp_path, nvml_attach)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
         with measure() as energy:
             time.sleep(0.3)
@@ -305,25 +305,25 @@ class TestPlainScripts:
             f"{uuid}: MIG instances have no counter of their own: the joules are those of the whole board"
         )
 
-    def test_a_board_that_is_divided_is_known_to_be_shared(
+    def test_a_divided_board_is_flagged_as_shared(
         self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        world = divided(tmp_path, nvml_attach)
+        world = divided_world(tmp_path, nvml_attach)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         with measure() as energy:
             time.sleep(0.3)
         assert list(energy.total.by_domain) == [f"gpu:{world.board(index).uuid}" for index in range(2)]
         assert [flag.name for flag in energy.total.flags] == ["shared-board"]
 
-    def test_a_mig_instance_that_does_not_exist_is_named(self, tmp_path: Path, nvml_attach: Attach) -> None:
-        divided(tmp_path, nvml_attach)
+    def test_an_unknown_mig_instance_is_refused_by_name(self, tmp_path: Path, nvml_attach: Attach) -> None:
+        divided_world(tmp_path, nvml_attach)
         with pytest.raises(MeterError) as caught:
             measure(["MIG-gone"], meters=["nvml"])
         assert str(caught.value) == (
             "no meter for GPUs MIG-gone: nvml: MIG-gone does not answer (Not Found); see nvidia-smi -L"
         )
 
-    def test_numbers_that_mean_nothing_certain_are_refused(
+    def test_ambiguous_device_numbers_are_refused(
         self, tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         nvml_attach(World(tmp_path / "world", [Board(name="L4"), Board(name="H100")]))
@@ -332,17 +332,17 @@ class TestPlainScripts:
         with pytest.raises(MeterError, match=r"^CUDA_VISIBLE_DEVICES='1' counts the fastest GPU first"):
             measure()
 
-    def test_an_estimate_says_so(self) -> None:
+    def test_an_estimate_is_flagged(self) -> None:
         with measure(gpus=(), meters=["estimate"]) as energy:
             time.sleep(0.3)
         assert "estimated" in [flag.name for flag in energy.total.flags]
 
-    def test_what_must_be_measured_and_cannot_be_is_an_error(self, world: World) -> None:
+    def test_require_measured_fails_without_a_measuring_meter(self, world: World) -> None:
         world.update(0, lost=True)
         with pytest.raises(MeterError, match=r"^no meter that measures .*\(GPU is lost\)"):
             measure(gpus=[world.board(0).uuid], require_measured=True)
 
-    def test_it_works_without_pytest(self) -> None:
+    def test_measure_imports_neither_pytest_nor_heavy_libraries(self) -> None:
         script = (
             "import sys, time\nfrom pytest_llenergy.meters import measure\n"
             "with measure(gpus=(), meters=['estimate']) as energy:\n    time.sleep(0.3)\n"
@@ -353,7 +353,7 @@ class TestPlainScripts:
         subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_short_windows_next_to_one_another_do_not_count_the_same_joules(world: World) -> None:
+def test_adjacent_short_windows_do_not_count_energy_twice(world: World) -> None:
     world.update(0, latch_ns=100 * MS)
     with sampling(world) as energy:
         for _ in range(4):
@@ -370,7 +370,7 @@ def test_short_windows_next_to_one_another_do_not_count_the_same_joules(world: W
                     assert abs(window.energy_j - truth(world, window)) <= 3 * window.energy_u_j
 
 
-def test_a_window_that_is_not_open_cannot_be_left(world: World) -> None:
+def test_a_window_that_is_not_open_cannot_be_exited(world: World) -> None:
     with sampling(world) as energy:
         with pytest.raises(MeterError, match=r"^window 'w' is not open; enter it first, and leave it once$"):
             energy.window("w").__exit__(None, None, None)
@@ -379,7 +379,7 @@ def test_a_window_that_is_not_open_cannot_be_left(world: World) -> None:
         assert later.energy_j is not None
 
 
-def test_an_error_of_the_gpu_closes_the_window_and_does_not_hide_that_of_the_work(
+def test_a_gpu_error_ends_the_window_and_does_not_hide_the_error_of_the_work(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -397,19 +397,19 @@ def test_an_error_of_the_gpu_closes_the_window_and_does_not_hide_that_of_the_wor
         assert second.ended
 
 
-def test_meters_are_read_once(world: World) -> None:
+def test_closed_meters_cannot_be_started_again(world: World) -> None:
     with sampling(world) as energy:
         pass
     with pytest.raises(MeterError, match=r"^these meters were closed; open new ones with measure"):
         energy.start()
 
 
-#: Argument: how the child leaves the block. Prints a line of the child's, if it goes on, and the parent's.
+#: First argument: how the child leaves the block. A child that continues prints a line before the parent's.
 MEASURED = """
 import json, os, sys, time
 from pytest_llenergy.meters import measure
 
-def told(window):
+def describe(window):
     return [window.start_s, window.duration_s, window.energy_j, window.energy_u_j, window.reason]
 
 with measure(**json.loads(sys.argv[2])) as energy:
@@ -426,9 +426,9 @@ with measure(**json.loads(sys.argv[2])) as energy:
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 if child:
-    print(json.dumps({"status": status, "work": told(window), "total": told(energy.total)}))
+    print(json.dumps({"status": status, "work": describe(window), "total": describe(energy.total)}))
 else:
-    print(json.dumps({"work": told(window), "total": told(energy.total)}), flush=True)
+    print(json.dumps({"work": describe(window), "total": describe(energy.total)}), flush=True)
 """
 
 SESSION = """
@@ -448,7 +448,7 @@ session.close()
 
 
 def run(script: str, *arguments: str, environment: dict[str, str] | None = None) -> tuple[list[str], str]:
-    """What a script printed, the child's lines first, and its complaints; it ends by itself in a minute."""
+    """Run a script for at most a minute; return its lines, the child's first, and its stderr."""
     kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
@@ -461,7 +461,7 @@ def run(script: str, *arguments: str, environment: dict[str, str] | None = None)
         try:
             printed, complaints = process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
-            # With the child, which would hang for ever and hold the pipes.
+            # Kill the child as well: it would hang forever and keep the pipes open.
             os.killpg(process.pid, signal.SIGKILL)
             raise
     assert process.returncode == 0, complaints
@@ -470,7 +470,7 @@ def run(script: str, *arguments: str, environment: dict[str, str] | None = None)
 
 @pytest.fixture
 def on_board(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World, dict[str, str]]]:
-    """Makes a board whose reader is within a call of the driver for much of the time."""
+    """Return a function that creates a board with slow calls, so that forks often interrupt one."""
 
     def make(latch_ns: int = 50 * MS) -> tuple[World, dict[str, str]]:
         board = Board(power_w=100.0, latch_ns=latch_ns, call_delay_ns=4 * MS)
@@ -480,8 +480,8 @@ def on_board(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[World, d
     return make
 
 
-def check_fork(world: World, told: Any) -> None:
-    start_s, duration_s, energy_j, energy_u_j, reason = told
+def check_fork(world: World, reported: Any) -> None:
+    start_s, duration_s, energy_j, energy_u_j, reason = reported
     assert energy_j is not None, reason
     true_j = world.true_energy_j(0, round(start_s * 1e9), round((start_s + duration_s) * 1e9))
     assert abs(energy_j - true_j) <= 4 * energy_u_j
@@ -489,7 +489,7 @@ def check_fork(world: World, told: Any) -> None:
 
 
 @pytest.mark.parametrize(("how", "status"), [("at once", 7), ("exit", 7), ("raise", 1)])
-def test_a_child_ends_its_own_way_and_the_parent_has_its_joules(
+def test_a_forked_child_may_end_in_any_way_and_the_parent_keeps_its_energy(
     on_board: Callable[..., tuple[World, dict[str, str]]], how: str, status: int
 ) -> None:
     world, environment = on_board()
@@ -502,7 +502,7 @@ def test_a_child_ends_its_own_way_and_the_parent_has_its_joules(
 
 
 @pytest.mark.parametrize("latch_ns", [50 * MS, 0])
-def test_a_child_that_goes_on_has_no_joules_and_a_reason(
+def test_a_forked_child_that_continues_has_a_reason_instead_of_energy(
     on_board: Callable[..., tuple[World, dict[str, str]]], latch_ns: int
 ) -> None:
     world, environment = on_board(latch_ns)
@@ -516,7 +516,7 @@ def test_a_child_that_goes_on_has_no_joules_and_a_reason(
 
 
 @pytest.mark.parametrize("how", ["exit", "go on"])
-def test_a_child_leaves_the_power_meter_of_the_parent_alone(how: str) -> None:
+def test_a_forked_child_does_not_end_the_power_meter_of_the_parent(how: str) -> None:
     program = "import time\nwhile True:\n    print(20.0, flush=True)\n    time.sleep(0.01)"
     meter = f"command:{shlex.join([sys.executable, '-c', program])}"
     lines, _ = run(MEASURED, how, json.dumps({"gpus": [], "meters": [meter]}))
@@ -526,7 +526,7 @@ def test_a_child_leaves_the_power_meter_of_the_parent_alone(how: str) -> None:
         assert abs(energy_j - 20 * duration_s) <= 4 * energy_u_j
 
 
-def test_a_session_is_of_no_use_in_a_child_and_goes_on_in_the_parent(
+def test_an_nvml_session_fails_in_a_forked_child_and_works_in_the_parent(
     on_board: Callable[..., tuple[World, dict[str, str]]],
 ) -> None:
     world, environment = on_board()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example of docs/writing-a-meter.md measures."""
+"""The examples of docs/writing-a-meter.md work."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_it(energy):
 
 @pytest.fixture
 def joules(tmp_path: Path) -> Iterator[Path]:
-    """The file of a plug that draws 40 W all the time, written every 20 ms."""
-    file, running = tmp_path / "joules", threading.Event()
+    """Write the energy file of a plug that draws a constant 40 W, every 20 ms."""
+    file, stop = tmp_path / "joules", threading.Event()
     start_s = time.monotonic()
 
     def write() -> None:
-        while not running.is_set():
+        while not stop.is_set():
             fresh = file.with_suffix(".new")
             fresh.write_text(str(WATT * (time.monotonic() - start_s)))
             fresh.replace(file)
@@ -47,11 +47,11 @@ def joules(tmp_path: Path) -> Iterator[Path]:
     try:
         yield file
     finally:
-        running.set()
+        stop.set()
         service.join()
 
 
-def test_the_plug_measures(pytester: pytest.Pytester, joules: Path) -> None:
+def test_the_plug_meter_measures(pytester: pytest.Pytester, joules: Path) -> None:
     pytester.makepyfile(plug_meter=METER)
     pytester.makeconftest(HOOK)
     pytester.makepyfile(MEASURED)
@@ -60,7 +60,7 @@ def test_the_plug_measures(pytester: pytest.Pytester, joules: Path) -> None:
     result.assert_outcomes(passed=1)
 
 
-def test_a_plug_without_its_service_is_said(pytester: pytest.Pytester) -> None:
+def test_a_plug_without_its_service_fails_with_the_remedy(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(plug_meter=METER)
     pytester.makeconftest(HOOK)
     pytester.makepyfile(MEASURED)
@@ -69,7 +69,7 @@ def test_a_plug_without_its_service_is_said(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*plug: nowhere is no file; start the service of the plug*"])
 
 
-def test_watts_are_added_up() -> None:
+def test_the_power_meter_of_the_page_integrates_watts() -> None:
     names: dict[str, Any] = {}
     exec(WATTS, names)
     meter = names["WattMeter"](lambda: WATT)

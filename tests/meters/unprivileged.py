@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other users may not do."""
+"""Run test code without root's privileges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOBODY = 65534
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Root may do everything, so it steps down for a while."""
+    """Drop root's privileges temporarily, because root may read every file."""
     if os.geteuid() != 0:
         yield
         return
@@ -27,7 +27,7 @@ def unprivileged() -> Iterator[None]:
 
 @contextmanager
 def open_directory() -> Iterator[Path]:
-    """A temporary directory that everybody may enter, unlike the parents of ``tmp_path``."""
+    """Create a temporary directory that everybody may enter, unlike the parents of ``tmp_path``."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background reader on a machine whose clock is ours: the real one, but for its thread.
+"""Run the real background reader, without its thread, on a simulated clock.
 
-Reading takes time and CPU time, wake-ups come late, and now and then the machine does something else. Where
-something holds the interpreter's lock, the reader waits for it after each wake-up and each call of a driver.
+Readings take wall-clock and CPU time, wake-ups come late, and now and then the machine stalls. While a loop
+holds the interpreter's lock, the reader waits for it after each wake-up and each call of a driver.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pytest_llenergy.meters.trace import Series
 
 from .waves import MS, S, Sensor
 
-#: What a wake-up and one reading take of CPU time (nanoseconds).
+#: CPU time of a wake-up and of one reading (nanoseconds).
 WAKE_NS, READ_NS = 60_000, 25_000
 
-#: How long the interpreter's lock is not given away (nanoseconds), as ``sys.getswitchinterval`` has it.
+#: How long a busy thread keeps the interpreter's lock (nanoseconds): the default switch interval.
 SWITCH_NS = 5 * MS
 
 
 class Machine:
     """Two clocks: monotonic time, and the CPU time of the reader.
 
-    From one to the other of the moments ``holding_ns`` a loop in the same process holds the lock.
+    Between the two moments ``holding_ns`` a loop in the same process holds the interpreter's lock.
     """
 
     def __init__(self, now_ns: int, holding_ns: tuple[int, int] = (0, 0)) -> None:
@@ -40,32 +40,32 @@ class Machine:
 
     @property
     def used_ns(self) -> int:
-        """The CPU time of the whole process."""
+        """CPU time of the whole process."""
         begin_ns, end_ns = self._holding_ns
         return self.spent_ns + max(0, min(self.now_ns, end_ns) - begin_ns)
 
     def work(self, time_ns: int) -> None:
-        """Be busy."""
+        """Spend CPU time."""
         self.now_ns += time_ns
         self.spent_ns += time_ns
 
     def take_lock(self) -> None:
-        """Wait until the loop hands the interpreter's lock over, if there is one."""
+        """Wait until the loop releases the interpreter's lock, if it holds it."""
         if self._holding_ns[0] <= self.now_ns < self._holding_ns[1]:
             self.now_ns += SWITCH_NS
             self.handovers += 1
 
 
 class SensorMeter:
-    """A meter of one sensor: its counter, or its power integrated."""
+    """A meter of one sensor: reads its counter or integrates its power."""
 
     name = "nvml"
 
-    def __init__(self, machine: Machine, sensor: Sensor, of: Domain) -> None:
+    def __init__(self, machine: Machine, sensor: Sensor, domain: Domain) -> None:
         self._machine, self._sensor = machine, sensor
-        self._integral = IntegratedPower(sensor.latch_ns / S) if of.integrated else None
-        self.domains: Sequence[Domain] = (of,)
-        self.poll_period_s = min(max(sensor.latch_ns / S / 10, 0.005), 0.01) if of.integrated else 0.01
+        self._integral = IntegratedPower(sensor.latch_ns / S) if domain.integrated else None
+        self.domains: Sequence[Domain] = (domain,)
+        self.poll_period_s = min(max(sensor.latch_ns / S / 10, 0.005), 0.01) if domain.integrated else 0.01
 
     def read(self) -> list[float | str]:
         self._machine.work(READ_NS // 2)
@@ -77,33 +77,33 @@ class SensorMeter:
         return [self._integral.add(now_ns / S, self._sensor.watts(now_ns))]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the simulated sensor holds no resources."""
 
 
 class Spell(NamedTuple):
-    """What is going on from one moment to another: ``at_work`` something is measured, else it is quiet."""
+    """A stretch of time in which something is measured (``at_work``) or nothing runs."""
 
     start_ns: int
     end_ns: int
     at_work: bool
 
 
-def watched(
+def simulate_reader(
     sensors: Sequence[Sensor],
     rng: Random,
     start_ns: int,
     end_ns: int,
-    of: Domain,
+    domain: Domain,
     spells: Iterable[Spell] = (),
     holding_ns: tuple[int, int] = (0, 0),
     woken_ns: list[int] | None = None,
 ) -> Series:
-    """The series of the first of these sensors, all of them read by one reader from start to end.
+    """Let one reader poll all sensors from start to end and return the series of the first.
 
-    ``holding_ns``: see ``Machine``. ``woken_ns`` takes the moments of the wake-ups.
+    ``holding_ns``: see ``Machine``. Wake-up times are appended to ``woken_ns``.
     """
     machine = Machine(start_ns, holding_ns)
-    domains = [of._replace(name=f"{of.name}{index or ''}") for index in range(len(sensors))]
+    domains = [domain._replace(name=f"{domain.name}{index or ''}") for index in range(len(sensors))]
     meters = [SensorMeter(machine, sensor, each) for sensor, each in zip(sensors, domains, strict=True)]
     reader = Reader(meters, lambda: machine.now_ns, lambda: machine.spent_ns, lambda: machine.used_ns)
     events = _events(reader, spells)
@@ -128,12 +128,12 @@ def watched(
 
 
 def _late_ns(rng: Random) -> int:
-    """How much too late a sleeper wakes up."""
+    """Draw a wake-up delay."""
     return rng.randrange(50_000, MS // 2) + (rng.randrange(40 * MS) if rng.random() < 0.02 else 0)
 
 
 class _Event(NamedTuple):
-    """Something that the reader is told, and whether that calls it from its sleep, as in ``Sampler``."""
+    """A notification to the reader, and whether it interrupts its sleep, as in ``Sampler``."""
 
     time_ns: int
     happen: Callable[[], object]
@@ -141,7 +141,7 @@ class _Event(NamedTuple):
 
 
 def _events(reader: Reader, spells: Iterable[Spell]) -> list[_Event]:
-    """In time order."""
+    """Return the notifications of all spells in time order."""
     events: list[_Event] = []
     for spell in spells:
         if spell.at_work:

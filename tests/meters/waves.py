@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power known exactly, the counter of a sensor that looks at it, and what a reader sees of that."""
+"""Waves of exactly known power, sensors with counters, and the series that a reader gets from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPOCH = 1000 * S
 
 @dataclass(frozen=True)
 class Wave:
-    """Watts from each moment (nanoseconds) to the next; nothing before the first."""
+    """Power in watts from each moment (nanoseconds) to the next; zero before the first."""
 
     steps: tuple[tuple[int, float], ...]
     _moments: list[int] = field(init=False, repr=False)
@@ -33,7 +33,7 @@ class Wave:
         object.__setattr__(self, "_joules", list(accumulate(parts, initial=0.0)))
 
     def energy_j(self, time_ns: int) -> float:
-        """Joules from the first moment on."""
+        """Return the energy since the first moment."""
         index = bisect_right(self._moments, time_ns) - 1
         if index < 0:
             return 0.0
@@ -41,7 +41,7 @@ class Wave:
         return self._joules[index] + watts * (time_ns - start_ns) / S
 
     def joules(self, start_ns: int, end_ns: int) -> float:
-        """The true energy between two moments."""
+        """Return the true energy between two moments."""
         return self.energy_j(end_ns) - self.energy_j(start_ns)
 
 
@@ -49,8 +49,8 @@ class Wave:
 class Sensor:
     """A counter in millijoules that ticks every ``latch_ns``, up to ``jitter_ns`` late.
 
-    With ``window_ns`` it sees only the end of each tick and takes that for the whole. ``latch_ns`` 0 is a
-    counter that moves all the time.
+    With ``window_ns`` it samples only the end of each tick and extrapolates. With ``latch_ns`` 0 the counter
+    moves continuously.
     """
 
     wave: Wave
@@ -61,7 +61,7 @@ class Sensor:
     _ticks: list[tuple[int, float]] = field(default_factory=list, init=False, repr=False)
 
     def counter_j(self, time_ns: int) -> float:
-        """What it says at a moment."""
+        """Return the counter's value at a moment."""
         if self.latch_ns == 0:
             return int(self.wave.energy_j(time_ns) * 1000) / 1000
         if not self._ticks:
@@ -72,12 +72,12 @@ class Sensor:
         return int(self._ticks[max(0, index)][1] * 1000) / 1000
 
     def last_ns(self, time_ns: int) -> int:
-        """When it last ticked."""
+        """Return the time of the last tick."""
         self.counter_j(time_ns)
         return max(tick_ns for tick_ns, _ in self._ticks if tick_ns <= time_ns)
 
     def watts(self, time_ns: int) -> float:
-        """What a power reading says that is refreshed with the ticks: the mean since the one before."""
+        """Return the power reading: the mean power between the last two ticks."""
         self.counter_j(time_ns)
         last = bisect_right(self._ticks, time_ns, key=lambda tick: tick[0]) - 1
         if last < 1:
@@ -121,22 +121,22 @@ def domain(
     )
 
 
-def seen(sensor: Sensor, moments: Iterable[int], of: Domain | None = None) -> Series:
-    """The series of a reader that looked at these moments."""
-    series = Series("nvml", of or domain())
+def read_at(sensor: Sensor, moments: Iterable[int], meter_domain: Domain | None = None) -> Series:
+    """Return the series of a reader that reads the counter at these moments."""
+    series = Series("nvml", meter_domain or domain())
     for moment in sorted(moments):
         series.add(moment, moment, sensor.counter_j(moment))
     return series
 
 
 def steps(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
-    """Up to ten powers, at random moments."""
+    """Change power up to ten times at random moments."""
     moments = sorted({start_ns, *(rng.randrange(start_ns, end_ns) for _ in range(rng.randrange(10)))})
     return [(moment, rng.uniform(120, 700)) for moment in moments]
 
 
 def bursts(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
-    """A square wave of 2 to 500 ms."""
+    """Draw a square wave with a period of 2 to 500 ms."""
     low_w, high_w = sorted((rng.uniform(80, 700), rng.uniform(80, 700)))
     period_ns = rng.randrange(2 * MS, 500 * MS)
     high_ns = round(period_ns * rng.uniform(0.1, 0.9))
@@ -147,7 +147,7 @@ def bursts(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
 
 
 def noise(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
-    """A new power every 1 to 50 ms."""
+    """Draw a new power every 1 to 50 ms."""
     period_ns, middle_w = rng.randrange(MS, 50 * MS), rng.uniform(200, 500)
     width_w = middle_w * rng.uniform(0.05, 0.5)
     moments = range(start_ns, end_ns, period_ns)
@@ -155,7 +155,7 @@ def noise(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
 
 
 def ramp(rng: Random, start_ns: int, end_ns: int) -> list[tuple[int, float]]:
-    """From one power to another, by the millisecond."""
+    """Change from one power to another in steps of a millisecond."""
     from_w, to_w = rng.uniform(120, 700), rng.uniform(120, 700)
     n = max(1, (end_ns - start_ns) // MS)
     return [(start_ns + index * MS, from_w + (to_w - from_w) * index / n) for index in range(n)]

@@ -21,7 +21,7 @@ from drawing import BLUE, GREY, ORANGE, RED, plotting, save
 from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.meters.window_arithmetic import energy_between
-from tests.meters.watching import Spell, watched
+from tests.meters.watching import Spell, simulate_reader
 from tests.meters.waves import EPOCH, MS, S, Sensor, Wave, domain
 
 IDLE_W, WORK_W = 100.0, 500.0
@@ -68,7 +68,9 @@ def window(phase: float, seed: int = 1) -> Window:
         Spell(end_ns, end_ns + GAP_NS, at_work=False),
     ]
     of = domain(highest_w=700.0)
-    series = watched([sensor], Random(seed), start_ns - 3 * S, end_ns + GAP_NS + 3 * LATCH_NS, of, spells)
+    series = simulate_reader(
+        [sensor], Random(seed), start_ns - 3 * S, end_ns + GAP_NS + 3 * LATCH_NS, of, spells
+    )
     before = quiet_power(series, start_ns - GAP_NS, start_ns)
     after = quiet_power(series, end_ns, end_ns + GAP_NS)
     found = energy_between(series, start_ns, end_ns, before, after)
