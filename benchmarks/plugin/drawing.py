@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the pictures of the documentation look, and that the same figures give the same file."""
+"""Style of the documentation's pictures, and reproducible output files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-#: Colours of Okabe and Ito, safe for colour blindness.
+#: Okabe-Ito colours, distinguishable with colour blindness.
 BLUE, LIGHT_BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#777777"
 
 
 def plotting(salt: str) -> Any:
-    """``matplotlib.pyplot``, set up to draw into files. ``salt`` is a word of the picture's own."""
+    """Return ``matplotlib.pyplot`` configured to draw into files. ``salt`` makes the SVG ids reproducible."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")
     matplotlib.rcParams.update(
@@ -28,6 +28,6 @@ def plotting(salt: str) -> Any:
 
 
 def save(figure: Any, picture: Path) -> None:
-    """Without the date, which would make every file another one."""
+    """Save without a date, so that the same picture gives the same file."""
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, metadata={"Date": None} if picture.suffix == ".svg" else None, dpi=150)

@@ -27,5 +27,5 @@ LLAMA_SERVER = replace(
 
 
 def pytest_llenergy_backends() -> list[BackendSpec]:
-    """One more engine, for the tests of this folder."""
+    """Register the server as an additional backend for the tests in this folder."""
     return [LLAMA_SERVER]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin by which two processes of pytest run the same tests in turn, each many times.
+"""pytest plugin that makes two pytest processes run the same tests alternately, several times.
 
-``IN_TURN`` in the environment has the number of times and two descriptors: from the first comes a byte when
-this process may run its next test, into the second goes a byte when that is over.
+``IN_TURN`` in the environment holds the number of turns and two file descriptors: the process reads a byte
+from the first before each test and writes a byte to the second after it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ times, may, over = map(int, os.environ["IN_TURN"].split())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test so many times."""
+    """Parametrise every test over the turns."""
     metafunc.fixturenames.append("turn")
     metafunc.parametrize("turn", range(times))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests once, then all of them again."""
-    # All of them are functions with that parameter, which the type of an item does not say.
+    """Order the tests by turn."""
+    # All items are functions with this parameter, which their type does not express.
     items.sort(key=lambda item: item.callspec.params["turn"])  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol() -> Generator[None, Any, Any]:
-    """Wait for the turn, and pass it on."""
+    """Wait for permission to run, then report the end of the test."""
     if not os.read(may, 1):
-        pytest.exit("nobody waits for the next test")
+        pytest.exit("the controlling process has closed the pipe")
     result = yield
     os.write(over, b"\n")
     return result

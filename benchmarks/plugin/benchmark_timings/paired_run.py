@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are timings of pytest-benchmark the same where its tests are measured? See the README beside this file."""
+"""Compare timings of pytest-benchmark with and without the plugin. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PLAIN, MEASURED = ("-p", "no:llenergy"), ("--energy-report=energy.json",)
 SIDES = {"without": PLAIN, "with": MEASURED}
 FIGURES = ("min", "median", "mean")
 
-#: What pytest-benchmark is told of how long to run each (seconds): short, so that the two are close together.
+#: pytest-benchmark's time per test (seconds): short, so that the two sides run close together.
 MOST_S = 0.1
 
-#: Drawings for the interval of a ratio.
+#: Bootstrap resamples for the interval of a ratio.
 DRAWINGS = 10_000
 
 
 class Side:
-    """A process of pytest that runs a test whenever it is told to."""
+    """A pytest process that runs one test at a time on request."""
 
     def __init__(self, side: str, turns: int, scratch: Path) -> None:
         self._side, self._out, self._said = side, scratch / f"{side}.json", scratch / f"{side}.txt"
@@ -55,7 +55,7 @@ class Side:
         os.close(its_over)
 
     def run_one(self) -> bool:
-        """The next test. Whether there was one."""
+        """Run the next test. Returns False if there was none."""
         try:
             os.write(self._may, b"\n")
         except BrokenPipeError:
@@ -63,7 +63,7 @@ class Side:
         return bool(os.read(self._over, 1))
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Of each benchmark and turn. Ends the comparison if the process has failed."""
+        """Return the statistics of each benchmark and turn. Exits if the process failed."""
         if self._process.wait() != 0:
             raise SystemExit(f"pytest, {self._side} the plugin, failed:\n{self._said.read_text()[-4000:]}")
         found = json.loads(self._out.read_text())["benchmarks"]
@@ -74,10 +74,10 @@ class Side:
 
 @contextmanager
 def others_busy() -> Iterator[None]:
-    """All CPUs but one at work, with the lowest priority.
+    """Keep all CPUs but one busy at the lowest priority.
 
-    The clock of many machines follows their load, so that what little the reader of the meters does on
-    another CPU makes all of them faster: a loop of nanoseconds by a tenth where this was written.
+    The clock of many machines follows their load, so the little work of the meters' reader on another CPU
+    makes everything faster: a loop of nanoseconds by a tenth where this was written.
     """
     spin = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range((os.cpu_count() or 1) - 1)]
@@ -90,9 +90,9 @@ def others_busy() -> Iterator[None]:
 
 
 def paired(turns: int, scratch: Path) -> dict[str, dict[str, list[float]]]:
-    """With over without, by benchmark and figure, a value for each turn. Who is first changes.
+    """Return the ratio with over without the plugin, by benchmark and statistic, one value per turn.
 
-    Two processes run all of them.
+    Two processes run all benchmarks; the side that goes first alternates.
     """
     sides = {side: Side(side, turns, scratch) for side in SIDES}
     order = list(sides.values())
@@ -108,16 +108,16 @@ def paired(turns: int, scratch: Path) -> dict[str, dict[str, list[float]]]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % of the medians of values drawn again (bootstrap)."""
+    """Return the 95 % bootstrap interval of the median."""
     random = Random(0)
     drawn = sorted(median(random.choices(values, k=len(values))) for _ in range(DRAWINGS))
     return drawn[round(0.025 * DRAWINGS)], drawn[round(0.975 * DRAWINGS) - 1]
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """The table."""
+    """Render the table."""
     lines = [
-        f"| benchmark | {' | '.join(f'{figure}, with over without' for figure in FIGURES)} |",
+        f"| benchmark | {' | '.join(f'{figure}, with / without' for figure in FIGURES)} |",
         f"| --- |{' ---: |' * len(FIGURES)}",
     ]
     rows = {**content["ratios"], "**all**": content["all"]}
@@ -128,7 +128,7 @@ def markdown(content: dict[str, Any]) -> str:
             cells.append(f"{median(row[figure]):.4f} ({low:.4f} to {high:.4f})")
         lines.append(f"| {name.removeprefix('test_').replace('_', ' ')} | {' | '.join(cells)} |")
     pairs = len(content["all"][FIGURES[0]])
-    lines += ["", f"{pairs} pairs of processes; medians, and 95 % of them when pairs are drawn again."]
+    lines += ["", f"{pairs} pairs of processes; medians with 95 % bootstrap intervals over pairs."]
     return "\n".join(lines) + "\n"
 
 
@@ -136,10 +136,12 @@ def main(argv: Sequence[str]) -> None:
     """Measure, print the table, write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=8, metavar="N", help="pairs of processes (8)")
-    parser.add_argument("--turns", type=int, default=8, metavar="N", help="runs of each benchmark (8)")
-    parser.add_argument("--alike", action="store_true", help="both without the plugin: what this can tell")
+    parser.add_argument("--turns", type=int, default=8, metavar="N", help="turns per benchmark (8)")
+    parser.add_argument(
+        "--alike", action="store_true", help="run both sides without the plugin, to show the resolution"
+    )
     parser.add_argument("--json", type=Path, default=Path("paired.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
     given = parser.parse_args(argv)
     if given.alike:
         SIDES["with"] = PLAIN
@@ -147,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="paired-") as name, others_busy():
         scratch = Path(name)
         os.environ["LLENERGY_LOCK_DIR"] = name
-        # Far from this repository's own options.
+        # Outside this repository, so that its pytest options do not apply.
         for file in (SUITE, IN_TURN):
             shutil.copy(file, scratch)
         (scratch / "pytest.ini").write_text("[pytest]\n")
@@ -156,7 +158,7 @@ def main(argv: Sequence[str]) -> None:
                 for figure, values in row.items():
                     ratios.setdefault(benchmark, {}).setdefault(figure, []).append(median(values))
             print(f"  pair {pair + 1} of {given.pairs}", flush=True)
-    # Of each pair the median over the benchmarks: what is common to all of them.
+    # One value per pair, the median over the benchmarks, for effects that all of them share.
     common = {
         figure: [median(values) for values in zip(*(row[figure] for row in ratios.values()), strict=True)]
         for figure in FIGURES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From nanoseconds to tens of milliseconds. The file's name keeps it out of ``pytest benchmarks``."""
+"""Workloads from nanoseconds to tens of milliseconds. ``pytest benchmarks`` ignores this file's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT = json.dumps([{"id": number, "name": str(number)} for number in range(200)]
 
 
 def spin(count: int) -> int:
-    """An interpreter's work."""
+    """Run a loop in the interpreter."""
     total = 0
     for number in range(count):
         total += number & 7

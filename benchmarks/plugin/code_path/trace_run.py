@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a plugin's code does one measured test run through? See the README beside this file."""
+"""Count how much of a plugin's code one measured test runs through. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from statistics import median_low
 
-#: Plugins by package, each with a test that measures the same call and the arguments of its run.
+#: Plugins by package, each with a test that measures the same call and its pytest options.
 SUITES = {
     "pytest_llenergy": (
         "def test_sum(energy):\n    energy(sum, range(1000))\n",
@@ -89,10 +89,10 @@ def size(root: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print a row a package, as a Markdown table or as JSON."""
+    """Print one row per package, as a Markdown table or as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", default=sys.executable, help="interpreter that has the plugins installed")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--python", default=sys.executable, help="interpreter with the plugins installed")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     rows = {}
     for package in SUITES:

@@ -25,12 +25,12 @@ from pytest_llenergy.compare.statistics import DEFAULT_RULE, NOISY_ALPHA, Estima
 
 COLOURS = {"regressed": RED, "improved": GREEN, "unchanged": BLUE, "inconclusive": GREY}
 ROUNDS = 12
-#: Much scatter makes limits that are held to a smaller chance; with that chance throughout they grow evenly.
+#: The rule uses a smaller error rate for noisy rounds; with that rate throughout, intervals grow evenly.
 EVENLY = replace(DEFAULT_RULE, alpha=NOISY_ALPHA)
 #: Changes of the head that are drawn (per cent), and half widths of the interval.
 CHANGES, WIDTHS = (-8.0, 10.0), (0.0, 6.0)
 COLUMNS, ROWS = 241, 121
-#: What the head of each example really costs, and the noise of its machine.
+#: True change of the head in each example, and the noise of its machine.
 EXAMPLES = (
     *((0.06, 0.01), (0.04, 0.01), (0.03, 0.02), (0.06, 0.05)),
     *((0.02, 0.01), (0.0, 0.01), (0.0, 0.04), (-0.05, 0.01)),
@@ -39,7 +39,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Example:
-    """Rounds of a machine, and the verdict on them."""
+    """Rounds of a simulated machine and their verdict."""
 
     change: float
     noise: float
@@ -47,9 +47,9 @@ class Example:
 
 
 def estimate_of(shift: float, scatter: float) -> Estimate:
-    """Of rounds that lie as a normal law has them, so that the estimate is the shift. Both are logarithms.
+    """Return the estimate for rounds at the quantiles of a normal distribution; parameters are logarithms.
 
-    Base and head are shuffled alike: there is no drift in them.
+    The estimate equals the shift. Baseline and head are shuffled alike, so they contain no drift.
     """
     spots = [NormalDist().inv_cdf((index + 0.5) / ROUNDS) for index in range(ROUNDS)]
     Random(1).shuffle(spots)
@@ -58,7 +58,7 @@ def estimate_of(shift: float, scatter: float) -> Estimate:
 
 
 def examples() -> list[Example]:
-    """One comparison each."""
+    """Return one comparison per example."""
     found = []
     for index, (change, noise) in enumerate(EXAMPLES):
         base, head = draw(Machine(noise=noise), [ROUNDS], "abba", Random(index))
@@ -68,7 +68,7 @@ def examples() -> list[Example]:
 
 
 def main(picture: Path) -> None:
-    """The plane of estimate and half width; and some intervals on the lines that they are held against."""
+    """Draw the plane of estimate and half width, and example intervals with the limits of the verdicts."""
     plot = plotting("verdicts")
     figure, (plane, bars) = plot.subplots(
         1, 2, figsize=(9.5, 4.4), width_ratios=(1.1, 1), layout="constrained"
@@ -105,7 +105,7 @@ def _draw_plane(panel: Any) -> None:
         x, y = (sum(values) / len(values) for values in zip(*spots, strict=True))
         panel.text(x, y, name, ha="center", va="center")
     _lines(panel)
-    panel.set_xlabel("estimate: head against base (%)")
+    panel.set_xlabel("estimate: head against baseline (%)")
     panel.set_ylabel("half width of the interval (%)")
     panel.set_xlim(*CHANGES)
     panel.set_ylim(*WIDTHS)

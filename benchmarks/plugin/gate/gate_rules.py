@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a benchmark is red: the rules of other tools, and ours."""
+"""Rules by which other tools flag a benchmark, and the plugin's."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from statistics import fmean, median, variance
 
 from pytest_llenergy.compare.rank_statistics import mann_whitney_cdf
 
-#: True where the head is called worse than the base.
+#: True if the head is called worse than the baseline.
 IsRed = Callable[[Sequence[float], Sequence[float]], bool]
 
 
 def mean_5_percent(base: Sequence[float], head: Sequence[float]) -> bool:
-    """pytest-benchmark's ``--benchmark-compare-fail=mean:5%``."""
+    """Apply pytest-benchmark's ``--benchmark-compare-fail=mean:5%``."""
     return fmean(head) > 1.05 * fmean(base)
 
 
 def welch(base: Sequence[float], head: Sequence[float]) -> bool:
-    """Welch's t test, two-sided p below .05, and the head is the higher one."""
+    """Apply Welch's t test: two-sided p below .05 and the head is higher."""
     of_base, of_head = variance(base) / len(base), variance(head) / len(head)
     if not of_base + of_head:
         return fmean(head) > fmean(base)
@@ -31,28 +31,28 @@ def welch(base: Sequence[float], head: Sequence[float]) -> bool:
 
 
 def mann_whitney(base: Sequence[float], head: Sequence[float]) -> bool:
-    """google/benchmark's ``compare.py``: exact, two-sided p below .05, and the head is the higher one."""
+    """Apply google/benchmark's ``compare.py``: exact Mann-Whitney p below .05 and the head is higher."""
     return _rank_p(base, head) < 0.05
 
 
 def asv(base: Sequence[float], head: Sequence[float], factor: float = 1.1) -> bool:
-    """asv 0.6: medians apart by ``--factor`` (default 1.1), and Mann-Whitney's two-sided p below .002.
+    """Apply asv 0.6: medians differ by ``factor`` (``--factor``) and Mann-Whitney's p is below .002.
 
-    With six values a side the smallest such p is .0022, so that it can never be red; with fewer its
-    intervals decide, which is not the case here.
+    With six values per side the smallest such p is .0022, so asv can never flag a change. With fewer values
+    asv decides by its intervals instead, which this function does not implement.
     """
     if comb(len(base) + len(head), len(base)) <= 1 / 0.002:
-        raise ValueError(f"{len(base)} values a side are too few for asv's test")
+        raise ValueError(f"{len(base)} values per side are too few for asv's test")
     return median(head) > factor * median(base) and _rank_p(base, head) < 0.002
 
 
 def asv_5_percent(base: Sequence[float], head: Sequence[float]) -> bool:
-    """The same with ``--factor 1.05``."""
+    """Apply the same with ``--factor 1.05``."""
     return asv(base, head, factor=1.05)
 
 
 def _rank_p(base: Sequence[float], head: Sequence[float]) -> float:
-    """Two-sided, of Mann and Whitney; 1.0 where the head is not the higher one."""
+    """Return the two-sided Mann-Whitney p; 1.0 if the head is not higher."""
     n, m = len(base), len(head)
     ordered = sorted(base)
     lower = sum(n - bisect_left(ordered, h) for h in head)
@@ -60,12 +60,12 @@ def _rank_p(base: Sequence[float], head: Sequence[float]) -> float:
 
 
 def two_sided_p(t: float, degrees: float) -> float:
-    """Chance of a t that is as far from 0: the regularised incomplete beta function."""
+    """Return the probability of a t at least this far from 0 (regularised incomplete beta function)."""
     return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Continued fraction (Abramowitz and Stegun 26.5.8), by Lentz's method, for 0 <= x <= 1."""
+    """Evaluate the continued fraction (Abramowitz and Stegun 26.5.8) by Lentz's method, for 0 <= x <= 1."""
     if x in (0.0, 1.0):
         return x
     if x > (a + 1) / (a + b + 2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often is the gate wrong, and how often are others? See the README beside this file."""
+"""Simulate how often the gate and the rules of other tools are wrong. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Values = Sequence[float]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule says of one benchmark: verdict, pairs that it took, and its estimate, if it has one."""
+    """A rule's result for one benchmark: verdict, pairs used, and its estimate, if it has one."""
 
     verdict: str
     pairs: int
@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Contender:
-    """A rule, and how it is given its rounds; ``corrected``: also with the correction for its suite."""
+    """A rule and the rounds it gets; ``corrected``: also evaluated with the correction for its suite."""
 
     name: str
     decide: Callable[[Values, Values], Outcome]
@@ -48,12 +48,12 @@ class Contender:
 
     @property
     def name_corrected(self) -> str:
-        """What it is called then."""
-        return f"{self.name}, suite corrected"
+        """Name with the correction."""
+        return f"{self.name}, corrected for the suite"
 
 
 def fixed(name: str, red: Callable[[Values, Values], bool], pairs: int) -> Contender:
-    """A rule that looks once."""
+    """Return a rule that decides once after a fixed number of pairs."""
 
     def decide(base: Values, head: Values) -> Outcome:
         return Outcome("regressed" if red(base[:pairs], head[:pairs]) else "unchanged", pairs)
@@ -62,17 +62,17 @@ def fixed(name: str, red: Callable[[Values, Values], bool], pairs: int) -> Conte
 
 
 def ours_once(pairs: int) -> Contender:
-    """The rule alone, without a second look."""
+    """Return the plugin's rule without a second stage."""
 
     def decide(base: Values, head: Values) -> Outcome:
         estimate = compare_samples(Sample(tuple(base[:pairs])), Sample(tuple(head[:pairs])))
         return Outcome(estimate.verdict, pairs, estimate)
 
-    return Contender(f"ours, one look, {pairs} pairs", decide)
+    return Contender(f"ours, one stage, {pairs} pairs", decide)
 
 
 def ours_in_stages(stages: Stages) -> Contender:
-    """The rule in stages."""
+    """Return the plugin's rule in stages."""
 
     def decide(base: Values, head: Values) -> Outcome:
         stage = 0
@@ -104,9 +104,9 @@ CONTENDERS = (*PEERS, *OURS)
 
 @dataclass(frozen=True)
 class Cell:
-    """A machine, and the order of rounds on it.
+    """A simulated machine, and the order of rounds on it.
 
-    ``suites`` are drawn in all, for alarms; in the first ``changed`` of them benchmarks are changed, too.
+    ``suites`` are simulated for false alarms; in the first ``changed`` of them benchmarks are also changed.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """The noises, then what else may be wrong with a machine or the order, at 2 % noise."""
+    """Return one cell per noise level, then variations of machine and order at 2 % noise."""
     common = Machine(0.02)
     noises = [Cell(f"{noise:.1%} noise", Machine(noise), suites=400) for noise in NOISES if noise != 0.02]
     return [
@@ -133,7 +133,7 @@ def cells() -> list[Cell]:
 
 
 class Tally:
-    """Counts of one contender in one cell, for one true change."""
+    """Counts of one contender in one cell for one true change."""
 
     def __init__(self) -> None:
         self.count = self.pairs = self.suites = self.suites_with_alarm = 0
@@ -145,7 +145,7 @@ class Tally:
         self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
 
     def summary(self) -> dict[str, Any]:
-        """What goes to the JSON."""
+        """Return the counts as JSON primitives."""
         return {
             "benchmarks": self.count,
             "suites": self.suites,
@@ -161,7 +161,7 @@ Tallies = dict[str, dict[float, Tally]]
 def one_suite(
     contender: Contender, drawn: Sequence[tuple[Values, Values]], effects: Sequence[float], tallies: Tallies
 ) -> None:
-    """A suite without a change, effect 0; then each of its benchmarks changed, among the others."""
+    """Simulate one suite without a change (effect 0), then with each of its benchmarks changed in turn."""
     same = [contender.decide(base, head) for base, head in drawn]
     estimates = [outcome.estimate for outcome in same if outcome.estimate is not None]
     verdicts = {contender.name: [outcome.verdict for outcome in same]}
@@ -186,7 +186,7 @@ def one_suite(
 
 
 def run_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
-    """All contenders see the same rounds; those of other tools are not asked beyond the changed suites."""
+    """Run all contenders on the same rounds; rules of other tools only on the changed suites."""
     suites, changed = (max(1, round(share * count)) for count in (cell.suites, cell.changed))
     random = Random(f"{seed}: {cell.name}")
     names = [one.name for one in CONTENDERS] + [one.name_corrected for one in OURS if one.corrected]
@@ -207,18 +207,20 @@ def run_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--share", type=float, default=1.0, metavar="X", help="of all suites (1.0)")
+    parser.add_argument(
+        "--share", type=float, default=1.0, metavar="X", help="share of all suites to simulate (1.0)"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N")
-    parser.add_argument("--only", metavar="NAME", help="cells whose name has this in it")
+    parser.add_argument("--only", metavar="NAME", help="only cells whose name contains this")
     parser.add_argument("--json", type=Path, default=Path("gate.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run, print the tables, write the files."""
+    """Run the simulation, print the tables, write the files."""
     given = arguments(argv)
     content: dict[str, Any] = {"seed": given.seed, "share": given.share, "suite": SUITE, "cells": []}
     for cell in cells():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often the gates are wrong, as tables in Markdown."""
+"""Error rates of the gates as Markdown tables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
-#: Changes of which the number of pairs is shown; the JSON has all.
+#: Changes for which the number of pairs is shown; the JSON has all.
 PAIRS_SHOWN = ("0.03", "0.05")
-#: Two-sided 95 %.
+#: Two-sided 95 % quantile of the normal distribution.
 Z = NormalDist().inv_cdf(0.975)
 
 
 def interval(hits: int, count: int) -> tuple[float, float]:
-    """Limits of a share, 95 %: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927)."""
+    """Return the 95 % limits of a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927)."""
     share, spread = hits / count, Z * Z / count
     centre = (share + spread / 2) / (1 + spread)
     half = Z * sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
@@ -23,7 +23,7 @@ def interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """One table a cell. The shares found and the alarms have 95 % limits."""
+    """Render one table per cell, with 95 % limits of the detection and alarm rates."""
     return "\n\n".join(_cell(cell, content["suite"]) for cell in content["cells"]) + "\n"
 
 
@@ -32,8 +32,8 @@ def _cell(cell: Mapping[str, Any], suite: int) -> str:
     effects = [effect for effect in some if effect != "0"]
     titles = [
         "rule",
-        f"alarms in a suite of {suite}",
-        "suites with any",
+        f"alarms per suite of {suite}",
+        "suites with an alarm",
         "unchanged",
         "pairs",
         *(f"found {float(effect):+.0%}" for effect in effects),

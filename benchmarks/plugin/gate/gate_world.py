@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of two sides on a machine that is noisy, warms up and is never quite the same twice."""
+"""Simulated rounds of two sides on a machine with noise, warm-up and offsets between sessions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from math import exp, sqrt
 from random import Random
 from typing import Literal
 
-#: In which order the rounds of the two sides are measured.
-#: ``abba``: pairs, in turn, in one session. ``apart``: the same, but every stage in a session of its own.
-#: ``blocks``: all of the base, then all of the head, in one session. ``stored``: two sessions.
+#: Order in which the rounds of the two sides are measured.
+#: ``abba``: alternating pairs in one session. ``apart``: the same, but each stage in a separate session.
+#: ``blocks``: all of the baseline, then all of the head, in one session. ``stored``: two sessions.
 Order = Literal["abba", "apart", "blocks", "stored"]
 
-#: Joules of a round without noise. Which figure it is makes no difference.
+#: Joules of a round without noise. The value does not affect the results.
 LEVEL_J = 100.0
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How the logarithm of a round's energy comes about. Shares and relative changes.
+    """Model of the logarithm of a round's energy. Parameters are shares and relative changes.
 
-    ``noise`` is the standard deviation, of which ``memory`` is carried from one round to the next (AR(1)).
-    The share ``outliers`` of all rounds is too high by an exponential with the mean ``outlier_size * noise``.
-    While a session warms up the level goes up by ``ramp`` (normal, ``ramp_sd``) with the time constant
+    ``noise`` is the standard deviation, of which ``memory`` is carried from one round to the next (AR(1)). A
+    share ``outliers`` of all rounds is too high by an exponential variate with the mean ``outlier_size *
+    noise``. While a session warms up the level rises by ``ramp`` (normal, ``ramp_sd``) with the time constant
     ``ramp_rounds``; each session has an offset with the standard deviation ``offset``.
     """
 
@@ -39,7 +39,7 @@ class Machine:
 
 
 def _session(machine: Machine, rounds: int, random: Random) -> list[float]:
-    """Logarithms of the rounds of one session, in the order of time."""
+    """Return the logarithms of the rounds of one session, in order of time."""
     fresh = sqrt(1 - machine.memory**2)
     offset = random.gauss(0, machine.offset)
     ramp = random.gauss(machine.ramp, machine.ramp_sd)
@@ -55,7 +55,7 @@ def _session(machine: Machine, rounds: int, random: Random) -> list[float]:
 
 
 def _in_turn(logs: Sequence[float]) -> tuple[list[float], list[float]]:
-    """ABBA: base first in every other pair."""
+    """Split rounds in ABBA order: the baseline is first in every other pair."""
     base, head = [], []
     for i in range(0, len(logs), 2):
         first, second = logs[i], logs[i + 1]
@@ -67,7 +67,7 @@ def _in_turn(logs: Sequence[float]) -> tuple[list[float], list[float]]:
 def draw(
     machine: Machine, stages: Sequence[int], order: Order, random: Random
 ) -> tuple[list[float], list[float]]:
-    """Energies (J) of base and head, that do the same work, in as many pairs as all stages together."""
+    """Return the energies (J) of baseline and head for the same work, one pair per pair of all stages."""
     pairs = sum(stages)
     if order == "stored":
         base, head = (_session(machine, pairs, random) for _ in range(2))

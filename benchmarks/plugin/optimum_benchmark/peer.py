@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""optimum-benchmark's side. Runs in the peer's own environment: MODEL OUT LAUNCHER ITERATIONS WARMUPS.
+"""Run optimum-benchmark in its own environment: ``peer.py MODEL OUT LAUNCHER ITERATIONS WARMUPS``.
 
-Writes ``report.json``, which is the peer's own, and ``versions.json`` into OUT.
+Writes the peer's ``report.json`` and ``versions.json`` into OUT.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from setting import BATCH_SIZE, DTYPE, NEW_TOKENS, PROMPT_TOKENS, SEED
 
 
 def main(model: str, out: Path, launcher: str, iterations: int, warmups: int) -> None:
-    """Run one benchmark and save what it says."""
+    """Run one benchmark and save its report."""
     import torch
     from optimum_benchmark import (
         Benchmark,
@@ -40,7 +40,7 @@ def main(model: str, out: Path, launcher: str, iterations: int, warmups: int) ->
             seed=SEED,
         ),
         scenario=InferenceConfig(
-            # Without this it goes on for ten seconds whatever the number of iterations.
+            # Otherwise it runs for at least ten seconds, whatever the number of iterations.
             duration=0,
             iterations=iterations,
             warmup_runs=warmups,
@@ -58,6 +58,6 @@ def main(model: str, out: Path, launcher: str, iterations: int, warmups: int) ->
     (out / "versions.json").write_text(json.dumps(versions))
 
 
-# The guard is needed: the process launcher spawns, which imports this file again.
+# The guard is required: the process launcher spawns, which imports this file again.
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin's side, as a user would write it.
 
-The file's name keeps it out of ``pytest benchmarks``; ``compare.py`` names it explicitly. There is no
-``gpus`` mark, so that it runs on the CPU wherever it is.
+The file name keeps it out of ``pytest benchmarks``; ``compare.py`` names it explicitly. Without a ``gpus``
+mark it always runs on the CPU.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pytest_llenergy.api import BackendHandle, Energy
 
 
 def test_same_work(energy: Energy, backend: BackendHandle) -> None:
-    """One batch; the count of tokens is fixed, so that every round does the same work."""
-    engine = backend.with_options(dtype=DTYPE)
+    """Generate one batch with a fixed number of tokens, so that every round does the same work."""
+    backend = backend.with_options(dtype=DTYPE)
     run = energy(
-        engine.generate, [PROMPT] * BATCH_SIZE, max_new_tokens=NEW_TOKENS, ignore_eos=True, seed=SEED
+        backend.generate, [PROMPT] * BATCH_SIZE, max_new_tokens=NEW_TOKENS, ignore_eos=True, seed=SEED
     )
     assert run.result.output_tokens == BATCH_SIZE * NEW_TOKENS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs → medians and ratios, as text and as a Markdown table."""
+"""Summarise pairs as medians and ratios, as text and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools import OURS, PEER, Result
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs next to each other in time, on the same work."""
+    """Two consecutive runs of the same work."""
 
     repeat: int
     first: str
@@ -23,7 +23,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the table: what it is and where it stands."""
+    """One row of the table: its name and the field of a result."""
 
     name: str
     of: Callable[[Result], float]
@@ -41,7 +41,7 @@ Key = tuple[int, str]
 
 
 def grouped(pairs: Sequence[Pair]) -> dict[Key, list[Pair]]:
-    """Pairs by threads and the peer's launcher, in the order of their first run."""
+    """Group pairs by threads and the peer's launcher, in the order of their first run."""
     groups: dict[Key, list[Pair]] = {}
     for pair in pairs:
         groups.setdefault((pair.ours.threads, str(pair.theirs.launcher)), []).append(pair)
@@ -49,7 +49,7 @@ def grouped(pairs: Sequence[Pair]) -> dict[Key, list[Pair]]:
 
 
 def summarise(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """For each group and figure: both medians, every pair's ratio, and the median of those."""
+    """Return, for each group and figure, both medians, the ratio of every pair and the median ratio."""
     rows: list[dict[str, Any]] = []
     for (threads, launcher), group in grouped(pairs).items():
         for figure in FIGURES:
@@ -69,7 +69,7 @@ def summarise(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 
 
 def markdown(pairs: Sequence[Pair]) -> str:
-    """The table. Joules have no ratio: the two numbers do not cover the same things."""
+    """Render the table. Joules have no ratio because the two tools cover different components."""
     lines = [
         f"| threads | peer's launcher | figure | {OURS} | {PEER} | {OURS} / {PEER}, pair by pair |",
         "| ---: | --- | --- | ---: | ---: | --- |",
@@ -92,13 +92,13 @@ def markdown(pairs: Sequence[Pair]) -> str:
         )
         others = [_others([pair.ours for pair in group]), _others([pair.theirs for pair in group])]
         lines.append(
-            f"| {threads} | {launcher} | cores that others used meanwhile | " + " | ".join(others) + " | – |"
+            f"| {threads} | {launcher} | cores used by other processes | " + " | ".join(others) + " | – |"
         )
     lines += [
         "",
         f"Medians of {max(map(len, grouped(pairs).values()))} run(s) of each tool, lowest and highest in "
-        "brackets. Absolute numbers are those of a shared, noisy machine; only the ratios of neighbouring "
-        "runs are meant to be read. J are not compared because their scopes differ (see the README).",
+        "brackets. Absolute numbers depend on this shared, noisy machine; only the ratios of consecutive "
+        "runs are meaningful. Joules are not compared because their scopes differ (see the README).",
     ]
     return "\n".join(lines) + "\n"
 

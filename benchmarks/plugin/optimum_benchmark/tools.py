@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run either tool once, as a process of its own, and read its report in the same terms."""
+"""Run either tool once in a separate process and convert its report to common terms."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 class RunError(Exception):
-    """A tool did not do what was asked of it."""
+    """Raised when a tool fails or does different work from the plan."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run is to do. ``launcher`` is the peer's; the plugin has one way only."""
+    """Parameters of one run. ``launcher`` applies to the peer only."""
 
     tool: str
     launcher: str | None
@@ -49,12 +49,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a process cost: seconds until its report was on disk, until it ended, and of CPU time.
+    """Cost of a process: seconds until its report was on disk, seconds until its end, and CPU seconds.
 
-    CPU time is that of the process and all its children, and is less noisy than the others on a shared
-    machine. ``other_cores`` is what everybody else on the host used meanwhile, in busy cores: a rate that
-    was measured beside it is worth the less the higher this is. ``load_average`` is that of the minute
-    before the run.
+    CPU time includes all child processes and is the least noisy of these on a shared machine. ``other_cores``
+    is the mean number of cores that the rest of the host used meanwhile: the higher it is, the less reliable
+    the measured rates are. ``load_average`` is that of the minute before the run.
     """
 
     report_s: float
@@ -66,7 +65,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Result:
-    """One run in common terms. ``generates`` counts every full generation made, measured or not."""
+    """One run in common terms. ``generates`` counts every full generation, measured or not."""
 
     tool: str
     launcher: str | None
@@ -86,7 +85,11 @@ class Result:
 
 
 def run(plan: Plan, out: Path, peer_python: Path) -> Result:
-    """Run one tool into the empty directory ``out``. Raises ``RunError`` with the end of its output."""
+    """Run one tool in the empty directory ``out``.
+
+    Raises:
+        RunError: The tool failed; the message ends with its output.
+    """
     if plan.tool == OURS:
         spent = _spawn(_our_command(plan, out), out, plan, HERE, out / "energy.json")
         return _read_ours(plan, out / "energy.json", spent)
@@ -111,7 +114,7 @@ def _our_command(plan: Plan, out: Path) -> list[str]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The same for both tools: threads, no network for the model, no GPU."""
+    """Return the environment of both tools: number of threads, no model downloads, no GPU."""
     return {
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
@@ -126,7 +129,7 @@ def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Pat
     load = os.getloadavg()[0]
     log = out / "output.log"
     before, host_before = resource.getrusage(resource.RUSAGE_CHILDREN), read_cpu_time()
-    # The report's time of writing is in wall-clock time; the duration is not taken from it.
+    # The report's mtime is wall-clock time; the duration comes from the monotonic clock.
     wall_start_ns, start = time.time_ns(), time.monotonic()
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -152,7 +155,7 @@ def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Pat
     after, host_after = resource.getrusage(resource.RUSAGE_CHILDREN), read_cpu_time()
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if code != 0 or not report.exists():
-        raise RunError(f"{plan.tool}: ended with exit code {code}\n{_tail(log)}")
+        raise RunError(f"{plan.tool}: exit code {code}\n{_tail(log)}")
     return Spent(
         report_s=(report.stat().st_mtime_ns - wall_start_ns) / 1e9,
         exit_s=exit_s,
@@ -168,9 +171,9 @@ def _tail(log: Path) -> str:
 
 
 def _rates(generate_s: Sequence[float], prefill_s: Sequence[float]) -> tuple[float, float]:
-    """Decode and end-to-end tokens per second, defined once for both tools.
+    """Return decode and end-to-end tokens per second, with one definition for both tools.
 
-    The first token comes with the prefill, so the rest of the time makes one token less.
+    The first token comes with the prefill, so the remaining time yields one token less.
     """
     decode_s = fmean(generate_s) - fmean(prefill_s)
     return BATCH_SIZE * (NEW_TOKENS - 1) / decode_s, BATCH_SIZE * NEW_TOKENS / fmean(generate_s)
@@ -184,7 +187,7 @@ def _read_ours(plan: Plan, path: Path, spent: Spent) -> Result:
     threads = {rank.threads for rank in record.ranks}
     counts = {(each.tokens.input, each.tokens.output) for each in record.rounds if each.tokens}
     if threads != {plan.threads} or counts != {(BATCH_SIZE * PROMPT_TOKENS, BATCH_SIZE * NEW_TOKENS)}:
-        raise RunError(f"{OURS}: {threads} threads, (input, output) tokens {counts}; not what was asked")
+        raise RunError(f"{OURS}: {threads} threads, (input, output) tokens {counts}; differs from the plan")
     generate_s = [each.duration_s for each in record.rounds]
     prefill_s = [
         phase.duration_s for each in record.rounds for phase in each.phases if phase.name == "prefill"
@@ -227,7 +230,7 @@ def _read_peer(plan: Plan, out: Path, spent: Spent) -> Result:
     generate_s: list[float] = report["generate"]["latency"]["values"]
     prefill_s: list[float] = report["prefill"]["latency"]["values"]
     if threads != plan.threads or len(generate_s) != plan.rounds:
-        raise RunError(f"{PEER}: {threads} threads, {len(generate_s)} iterations; not what was asked")
+        raise RunError(f"{PEER}: {threads} threads, {len(generate_s)} iterations; differs from the plan")
     decode_rate, rate = _rates(generate_s, prefill_s)
     energy: dict[str, Any] = report["generate"]["energy"]
     if energy["unit"] != "kWh":

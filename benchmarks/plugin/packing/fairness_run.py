@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a test that needs four boards get its turn among six that keep taking one? See the README."""
+"""Measure how long a test that needs four boards waits among six processes that keep taking one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pytest_llenergy.devices.locks import acquire
 
 BOARDS = tuple(DeviceLock(f"GPU-{board}") for board in range(4))
 
-#: What is promised of a lease, and for how long the other one tries (seconds).
+#: Highest acceptable wait for a lease, and how long polling is tried (seconds).
 MOST_S, NAIVE_S = 1.0, 10.0
 
 REST_S = 0.5
 
-#: One board again and again, for so many seconds, until it is killed.
+#: Takes one board for the given seconds, again and again, until killed.
 LOOP = """
 import sys, time
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
@@ -44,7 +44,7 @@ while True:
 
 @contextmanager
 def loops(number: int, seconds: float) -> Iterator[None]:
-    """So many processes that each keep taking one board for so many seconds."""
+    """Run ``number`` processes that keep taking one board for ``seconds`` each."""
     with ExitStack() as stack:
         for _ in range(number):
             command = [sys.executable, "-c", LOOP, str(seconds)]
@@ -56,14 +56,14 @@ def loops(number: int, seconds: float) -> Iterator[None]:
 
 
 def leased_s() -> float:
-    """Seconds until all four are had, in turn with the others."""
+    """Return the seconds until all four boards are leased through the queue."""
     start_s = time.monotonic()
     acquire(LockRequest(BOARDS), 60.0).release()
     return time.monotonic() - start_s
 
 
 def polled_s() -> float | None:
-    """The same by trying all four and sleeping 50 ms; ``None`` for never."""
+    """Return the seconds until all four boards are locked by polling every 50 ms; None if never."""
     directory = open_lock_directory()
     start_s = time.monotonic()
     try:
@@ -74,7 +74,7 @@ def polled_s() -> float | None:
                     os.close(descriptor)
             if None not in got:
                 return spent_s
-            # What is compared: to try and to sleep, as is done without a queue.
+            # Polling is the alternative without a queue.
             time.sleep(0.05)
         return None
     finally:
@@ -82,10 +82,12 @@ def polled_s() -> float | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Both ways in turn; returns 1 when the promise is not kept."""
+    """Measure both ways alternately. Returns 1 if the limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each (5)")
-    parser.add_argument("--seconds", type=float, default=0.03, metavar="S", help="one board is kept (0.03)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds per method (5)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.03, metavar="S", help="time for which a board is held (0.03)"
+    )
     parser.add_argument("--json", type=Path, default=Path("fairness.json"), metavar="FILE")
     given = parser.parse_args(argv)
     ours: list[float | None] = []
@@ -95,13 +97,13 @@ def main(argv: Sequence[str]) -> int:
         with loops(6, given.seconds):
             for _ in range(given.rounds):
                 for take, times in ((leased_s, ours), (polled_s, naive)):
-                    # For a moment after all four were given back, all are free.
+                    # Right after all four are released, they are briefly free.
                     time.sleep(REST_S)
                     times.append(take())
     never = sum(spent_s is None for spent_s in naive)
     leased = [spent_s for spent_s in ours if spent_s is not None]
-    print(f"lease: median {median(leased):.3f} s, at most {max(leased):.3f} s (promised: {MOST_S:g} s)")
-    print(f"trying and sleeping: never within {NAIVE_S:g} s in {never} of {given.rounds}")
+    print(f"lease: median {median(leased):.3f} s, at most {max(leased):.3f} s (limit: {MOST_S:g} s)")
+    print(f"polling: not within {NAIVE_S:g} s in {never} of {given.rounds}")
     given.json.write_text(json.dumps({"lease_s": ours, "polled_s": naive}, indent=1) + "\n")
     return 0 if max(leased) < MOST_S else 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well do leases pack tests onto boards? See the README beside this file."""
+"""Measure how well leases pack tests onto boards. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.nvml_sim import Board, World, build_library
 
 ROOT = Path(__file__).resolve().parents[3]
 
-#: What is promised of the median.
+#: Highest acceptable median of makespan over lower bound.
 MOST = 1.25
 
 OURS, ONE_LOCK = "leases", "one lock"
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suites", type=int, default=5, metavar="N", help="random suites (5)")
     parser.add_argument("--tests", type=int, default=60, metavar="N", help="tests in each (60)")
@@ -44,7 +44,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(directory: Path, environment: dict[str, str], workers: int, dist: str) -> None:
-    """One pytest session. Ends the benchmark if a test fails."""
+    """Run one pytest session. Exits if a test fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}"]
     done = subprocess.run(
         [*command, f"--dist={dist}", "-o", "addopts="],
@@ -58,7 +58,7 @@ def run(directory: Path, environment: dict[str, str], workers: int, dist: str) -
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run every suite both ways, print the table. Returns 1 when the promise is not kept."""
+    """Run every suite both ways and print the table. Returns 1 if the limit is exceeded."""
     given = arguments(argv)
     rng = Random(given.seed)
     rows: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
             jobs = draw(rng, given.tests, *given.seconds)
             bound_s = lower_bound_s(jobs)
             row: dict[str, Any] = {"bound_s": bound_s, "load_average": os.getloadavg()[0]}
-            # In turn, as whatever else the machine does changes slowly.
+            # Alternate, since the load of the machine changes slowly.
             for name in (OURS, ONE_LOCK) if index % 2 == 0 else (ONE_LOCK, OURS):
                 directory = scratch / f"{index}-{name.replace(' ', '-')}"
                 directory.mkdir()
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"  suite {index}: " + _cells(row), flush=True)
     ratios = {name: median(row[name]["ratio"] for row in rows) for name in (OURS, ONE_LOCK)}
     print(f"\nmakespan over the lower bound, median: {OURS} {ratios[OURS]:.2f}", end="")
-    print(f" (promised: at most {MOST}), {ONE_LOCK} {ratios[ONE_LOCK]:.2f}")
+    print(f" (limit: {MOST}), {ONE_LOCK} {ratios[ONE_LOCK]:.2f}")
     settings = {name: value for name, value in vars(given).items() if name != "json"}
     host = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
     content = {"host": host, "settings": settings, "ratios": ratios, "suites": rows}

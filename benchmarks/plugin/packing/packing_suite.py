@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random suites, written as test files that note when each of their tests had its boards."""
+"""Random suites, written as test files that log when each test held its boards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOARDS = 8
 
 @dataclass(frozen=True)
 class Job:
-    """A test that keeps ``n`` boards busy for so many seconds."""
+    """A test that keeps ``n`` boards busy for ``seconds``."""
 
     n: int
     seconds: float
@@ -23,7 +23,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Span:
-    """When a test had which boards, by the monotonic clock (seconds)."""
+    """When a test held which boards, on the monotonic clock (seconds)."""
 
     start_s: float
     end_s: float
@@ -31,12 +31,12 @@ class Span:
 
 
 def draw(rng: Random, tests: int, least_s: float, most_s: float) -> list[Job]:
-    """A suite. Wide tests are as frequent as narrow ones, which is the hardest to pack."""
+    """Draw a suite. Wide tests are as frequent as narrow ones, which is the hardest case to pack."""
     return [Job(rng.choice(WIDTHS), rng.uniform(least_s, most_s)) for _ in range(tests)]
 
 
 def lower_bound_s(jobs: list[Job]) -> float:
-    """No order and no machine can do better: all boards always busy, and no test takes less than itself."""
+    """Return a lower bound of the makespan: total work over all boards, and the longest test."""
     return max(sum(job.n * job.seconds for job in jobs) / BOARDS, max(job.seconds for job in jobs))
 
 
@@ -57,7 +57,8 @@ def test_it({fixture}, seconds):
         file.write(json.dumps(line) + "\\n")
 """
 
-#: Plain xdist with one lock for everything: what users write who know that tests must not share a board.
+#: Plain pytest-xdist with one lock for all tests: what users write who know that tests must not share a
+#: board.
 ONE_LOCK = """
 import filelock, pytest
 @pytest.fixture
@@ -68,7 +69,7 @@ def one_lock():
 
 
 def write(jobs: list[Job], directory: Path, *, leases: bool) -> Path:
-    """Write the suite into a directory. Returns the file that its tests note their spans in."""
+    """Write the suite into a directory. Returns the file in which its tests log their spans."""
     log = directory / "spans.jsonl"
     fixture, boards = ("gpus", "gpus.uuids") if leases else ("one_lock", "['all']")
     pairs = [(job.n, round(job.seconds, 4)) for job in jobs]
@@ -81,17 +82,17 @@ def write(jobs: list[Job], directory: Path, *, leases: bool) -> Path:
 
 
 def read(log: Path) -> list[Span]:
-    """What the tests have noted. Raises ``SystemExit`` if two of them had a board at once."""
+    """Read the logged spans. Raises ``SystemExit`` if two tests held a board at the same time."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     spans = sorted((Span(start, end, tuple(boards)) for start, end, boards in lines), key=lambda s: s.start_s)
     last: dict[str, float] = {}
     for span in spans:
         if any(last.get(board, 0.0) > span.start_s for board in span.boards):
-            raise SystemExit(f"two tests had a board at once: {span}{os.linesep}{log.read_text()}")
+            raise SystemExit(f"two tests held a board at the same time: {span}{os.linesep}{log.read_text()}")
         last.update(dict.fromkeys(span.boards, span.end_s))
     return spans
 
 
 def makespan_s(spans: list[Span]) -> float:
-    """From the start of the first test to the end of the last."""
+    """Return the time from the start of the first test to the end of the last."""
     return max(span.end_s for span in spans) - min(span.start_s for span in spans)

@@ -53,9 +53,9 @@ def energy_model(size: str) -> str:
 def test_generate(energy: Energy, backend: BackendHandle, size: str, mode: str, batch: int) -> None:
     """Generate a fixed number of tokens from prompts of one length."""
     prompts = [f"{place:03d} " + "joule " * PROMPT for place in range(batch)]
-    engine = backend.with_options(dtype="bfloat16", **MODES[mode])
+    backend = backend.with_options(dtype="bfloat16", **MODES[mode])
     run = energy(
-        engine.generate,
+        backend.generate,
         [prompt[:PROMPT] for prompt in prompts],
         max_new_tokens=NEW_TOKENS,
         ignore_eos=True,

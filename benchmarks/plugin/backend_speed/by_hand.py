@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same engines called by hand, as in a script that anybody would write. ``by_hand.py ENGINE MODEL``.
+"""The same backends called from a plain script without the plugin: ``by_hand.py BACKEND MODEL``.
 
-Knows nothing of the plugin. Prints the seconds of each generation and the number of tokens it gave, as JSON.
+Prints the seconds of each generation and the number of tokens as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 def transformers(model: str) -> Callable[[], int]:
-    """``AutoModelForCausalLM.generate``."""
+    """Generate with ``AutoModelForCausalLM.generate``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -45,7 +45,7 @@ def transformers(model: str) -> Callable[[], int]:
 
 
 def openvino(model: str) -> Callable[[], int]:
-    """``LLMPipeline.generate``, with the prefix cache off."""
+    """Generate with ``LLMPipeline.generate``, with the prefix cache off."""
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
@@ -61,7 +61,7 @@ def openvino(model: str) -> Callable[[], int]:
 
 
 def onnxruntime(model: str) -> Callable[[], int]:
-    """``onnxruntime_genai.Generator``, token by token; ``min_length`` bars the end."""
+    """Generate with ``onnxruntime_genai.Generator``, token by token; ``min_length`` prevents an early end."""
     import onnxruntime_genai
 
     config = onnxruntime_genai.Config(model)
@@ -86,7 +86,7 @@ def onnxruntime(model: str) -> Callable[[], int]:
 
 
 def llama_cpp(model: str) -> Callable[[], int]:
-    """``xllamacpp.Server``, called in the process, without its prompt cache."""
+    """Generate with ``xllamacpp.Server`` in this process, without its prompt cache."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -104,7 +104,7 @@ def llama_cpp(model: str) -> Callable[[], int]:
 
 
 def vllm(model: str) -> Callable[[], int]:
-    """``vllm.LLM.generate``, with the prefix cache off and its engine where it is by default."""
+    """Generate with ``vllm.LLM.generate``, with the prefix cache off and its default process layout."""
     import vllm
 
     memory = {"kv_cache_memory_bytes": 1 << 30}
@@ -115,7 +115,7 @@ def vllm(model: str) -> Callable[[], int]:
 
 
 def server(model: str) -> Callable[[], int]:
-    """llama.cpp's server, asked for a stream over HTTP, a connection for each request."""
+    """Stream from llama.cpp's server over HTTP, with one connection per request."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -130,7 +130,7 @@ def server(model: str) -> Callable[[], int]:
         except OSError:
             if process.poll() is not None:
                 raise SystemExit(f"the server ended with {process.returncode} before it was ready") from None
-            # It does not tell when it is ready.
+            # The server does not report that it is ready.
             time.sleep(0.1)
     asked = {
         **{"model": "default", "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": True},
@@ -151,7 +151,7 @@ def server(model: str) -> Callable[[], int]:
     return generate
 
 
-ENGINES = {
+BACKENDS = {
     "transformers": transformers,
     "openvino": openvino,
     "onnxruntime": onnxruntime,
@@ -161,9 +161,9 @@ ENGINES = {
 }
 
 
-def main(engine: str, model: str) -> None:
-    """Load, warm up, time each generation."""
-    generate = ENGINES[engine](model)
+def main(backend: str, model: str) -> None:
+    """Load, warm up and time each generation."""
+    generate = BACKENDS[backend](model)
     for _ in range(WARM_UP):
         generate()
     seconds = []

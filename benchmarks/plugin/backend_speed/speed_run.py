@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is an engine slower under the plugin than called by hand? See the README beside this file."""
+"""Compare the speed of a backend under the plugin with a plain script. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from random import Random
 from statistics import median, stdev
 from typing import Any
 
-from by_hand import ENGINES, SERVER
+from by_hand import BACKENDS, SERVER
 from speed_setting import NEW_TOKENS, REPEATS, WARM_UP
 
 from pytest_llenergy.backends.convert import onnx_directory, pretrained_path
@@ -27,35 +27,35 @@ RESAMPLES = 2000
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--engines", nargs="+", choices=tuple(ENGINES), help="all, vllm if its Python is given"
+        "--backends", nargs="+", choices=tuple(BACKENDS), help="default: all; vllm only with --vllm-python"
     )
-    parser.add_argument("--vllm-python", metavar="PYTHON", help="of the environment that has vLLM")
-    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="of each engine (8)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of either side (1)")
-    parser.add_argument("--json", type=Path, default=Path("engine_speed.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help="interpreter of the environment with vLLM")
+    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="pairs per backend (8)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads per side (1)")
+    parser.add_argument("--json", type=Path, default=Path("backend_speed.json"), metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
     given = parser.parse_args(argv)
-    given.engines = given.engines or [each for each in ENGINES if each != "vllm" or given.vllm_python]
-    if "vllm" in given.engines and not given.vllm_python:
-        parser.error("vllm has an environment of its own; name its Python: --vllm-python=PYTHON")
+    given.backends = given.backends or [each for each in BACKENDS if each != "vllm" or given.vllm_python]
+    if "vllm" in given.backends and not given.vllm_python:
+        parser.error("vllm needs a separate environment: give its interpreter with --vllm-python=PYTHON")
     return given
 
 
-def model_of(engine: str) -> str:
-    """What the engine reads when the plugin runs it: made on first use, and never timed."""
+def model_of(backend: str) -> str:
+    """Return the model that the backend reads under the plugin; its conversion is not timed."""
     default = resolve_model(None)
-    if engine in ("transformers", "vllm"):
+    if backend in ("transformers", "vllm"):
         return pretrained_path(default)
-    if engine == "onnxruntime":
+    if backend == "onnxruntime":
         return str(onnx_directory(default, "fp32", version("onnxruntime-genai")))
     return default.location
 
 
 def run(command: Sequence[str], threads: int, python: str = sys.executable) -> str:
-    """What a fresh process printed. Ends the comparison if it fails."""
+    """Return the output of a fresh process. Exits if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([python, *command], env=environment, capture_output=True, text=True)
     if done.returncode != 0:
@@ -63,27 +63,27 @@ def run(command: Sequence[str], threads: int, python: str = sys.executable) -> s
     return done.stdout
 
 
-def by_hand(engine: str, given: argparse.Namespace) -> float:
-    """Tokens per second of the median generation."""
-    python = given.vllm_python if engine == "vllm" else sys.executable
-    printed = run([str(HERE / "by_hand.py"), engine, model_of(engine)], given.threads, python)
-    # An engine may have last words of its own.
+def by_hand(backend: str, given: argparse.Namespace) -> float:
+    """Return the tokens per second of the median generation in the plain script."""
+    python = given.vllm_python if backend == "vllm" else sys.executable
+    printed = run([str(HERE / "by_hand.py"), backend, model_of(backend)], given.threads, python)
+    # The backend may print after the JSON.
     said = json.loads([line for line in printed.splitlines() if line.startswith('{"tokens"')][-1])
     if said["tokens"] != NEW_TOKENS:
-        raise SystemExit(f"{engine} by hand gave {said['tokens']} tokens, {NEW_TOKENS} were asked for")
+        raise SystemExit(f"{backend} by hand gave {said['tokens']} tokens instead of {NEW_TOKENS}")
     return float(NEW_TOKENS / median(said["seconds"]))
 
 
-def plugin(engine: str, given: argparse.Namespace, scratch: Path) -> float:
-    """The same, of the rounds in the report."""
+def plugin(backend: str, given: argparse.Namespace, scratch: Path) -> float:
+    """Return the tokens per second of the median round in the plugin's report."""
     report, threads = scratch / "energy.json", given.threads
-    of_engine = {
+    backend_options = {
         "server": [f"--energy-server-command={sys.executable} {SERVER} {{model}} {{port}} {{threads}}"],
         "vllm": [f"--energy-python=vllm={given.vllm_python}"],
     }
     options = (
-        *of_engine.get(engine, ()),
-        *(f"--energy-backend={engine}", f"--energy-threads={threads}", f"--energy-report={report}"),
+        *backend_options.get(backend, ()),
+        *(f"--energy-backend={backend}", f"--energy-threads={threads}", f"--energy-report={report}"),
         *(f"--energy-rounds={REPEATS}", f"--energy-warmup={WARM_UP}", "--energy-budget=1"),
         *("-q", "-p", "no:cacheprovider", f"--rootdir={scratch}", "-c", os.devnull),
     )
@@ -91,32 +91,32 @@ def plugin(engine: str, given: argparse.Namespace, scratch: Path) -> float:
     (record,) = json.loads(report.read_text())["records"]
     spans = [each["duration_s"] / each["iterations"] for each in record["rounds"]]
     if {each["tokens"]["output"] / each["iterations"] for each in record["rounds"]} != {NEW_TOKENS}:
-        raise SystemExit(f"{engine} in the plugin did other work than {NEW_TOKENS} tokens a generation")
+        raise SystemExit(f"{backend} in the plugin did not generate {NEW_TOKENS} tokens each time")
     return float(NEW_TOKENS / median(spans))
 
 
-def pairs_of(engine: str, given: argparse.Namespace, scratch: Path) -> list[tuple[float, float]]:
-    """Tokens per second in the plugin and by hand, in turn."""
+def pairs_of(backend: str, given: argparse.Namespace, scratch: Path) -> list[tuple[float, float]]:
+    """Measure pairs of tokens per second in the plugin and in the plain script, alternating."""
     found = []
     for number in range(given.pairs):
-        # Ours first, theirs first, theirs ... so that a drift does not favour one of them.
+        # The side that goes first alternates, so that a drift does not favour one of them.
         if number % 2 == 0:
-            ours = plugin(engine, given, scratch)
-            theirs = by_hand(engine, given)
+            ours = plugin(backend, given, scratch)
+            theirs = by_hand(backend, given)
         else:
-            theirs = by_hand(engine, given)
-            ours = plugin(engine, given, scratch)
+            theirs = by_hand(backend, given)
+            ours = plugin(backend, given, scratch)
         found.append((ours, theirs))
-        print(f"  {engine}: {ours:.1f} in the plugin, {theirs:.1f} by hand, {ours / theirs:.3f}", flush=True)
+        print(f"  {backend}: {ours:.1f} in the plugin, {theirs:.1f} by hand, {ours / theirs:.3f}", flush=True)
     return found
 
 
-def row(engine: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """The ratio pair by pair; its uncertainty is the scatter of the median over resampled pairs."""
+def row(backend: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return the median of the pairwise ratios; its uncertainty is the bootstrap scatter of the median."""
     ratios, random = [ours / theirs for ours, theirs in pairs], Random(0)
     medians = [median(random.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)]
     return {
-        "engine": engine,
+        "backend": backend,
         "plugin_tokens_per_s": median(ours for ours, _ in pairs),
         "by_hand_tokens_per_s": median(theirs for _, theirs in pairs),
         "ratio": median(ratios),
@@ -126,10 +126,10 @@ def row(engine: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """One line an engine."""
-    head = "| engine | in the plugin, tokens/s | by hand, tokens/s | ratio, pair by pair | pairs |"
+    """Render one row per backend."""
+    head = "| backend | in the plugin, tokens/s | by hand, tokens/s | ratio, pair by pair | pairs |"
     lines = [
-        f"| {each['engine']} | {each['plugin_tokens_per_s']:.1f} | {each['by_hand_tokens_per_s']:.1f} | "
+        f"| {each['backend']} | {each['plugin_tokens_per_s']:.1f} | {each['by_hand_tokens_per_s']:.1f} | "
         f"**{each['ratio']:.3f}** ± {each['u_ratio']:.3f} | {len(each['pairs'])} |"
         for each in rows
     ]
@@ -137,12 +137,12 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run every pair, print as it goes, write the files."""
+    """Run every pair, print progress, write the files."""
     given = arguments(argv)
     rows = []
-    with tempfile.TemporaryDirectory(prefix="engine-speed-") as scratch:
-        for engine in given.engines:
-            rows.append(row(engine, pairs_of(engine, given, Path(scratch))))
+    with tempfile.TemporaryDirectory(prefix="backend-speed-") as scratch:
+        for backend in given.backends:
+            rows.append(row(backend, pairs_of(backend, given, Path(scratch))))
             given.json.write_text(json.dumps(rows, indent=1) + "\n")
     table = markdown(rows)
     print(f"\n{table}")
