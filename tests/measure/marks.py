@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds as a workload would have marked them."""
+"""Builders of timelines and measured rounds with given timestamps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GAP_NS = 250 * MS
 
 
 def iteration(start_ns: int, end_ns: int, border_ns: int | None = None, repeats: int = 1) -> Iteration:
-    """One request whose first token comes at the border, or none."""
+    """Return an iteration; with ``border_ns`` it holds one request whose first token comes then."""
     requests: tuple[RequestTimeline, ...] = ()
     if border_ns is not None:
         request = RequestTimeline(
@@ -29,7 +29,7 @@ def rank_of(*iterations: Iteration, rank: int = 0) -> RankTimeline:
     return RankTimeline(rank=rank, iterations=iterations, cpu_time_s=0.0)
 
 
-def measured(
+def measured_round(
     *iterations: Iteration,
     gaps: Sequence[int] | None = None,
     other_cpu_s: float = 0.0,
@@ -38,7 +38,7 @@ def measured(
     during: Sequence[Mapping[str, Condition]] = (),
     after: Mapping[str, Condition] | None = None,
 ) -> MeasuredRound:
-    """A round of one rank with a quarter of a second of quiet at either side, or up to the two ``gaps``."""
+    """Return a round of one rank; its quiet gaps last 250 ms or reach to the two moments of ``gaps``."""
     timeline = RoundTimeline(ranks=(rank_of(*iterations),))
     gap_start_ns, gap_end_ns = gaps or (timeline.start_ns - GAP_NS, timeline.end_ns + GAP_NS)
     return MeasuredRound(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One round joined with its trace: phases, sums, and every reason for which there is no number."""
+"""Accounting of one round: phases, sums, and the reason whenever there is no energy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RequestTimeline, RoundTimeline
 
 from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
-from .marks import iteration, measured, rank_of
+from .marks import iteration, measured_round, rank_of
 
 START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
 WAVE = Wave(((9 * S, 50.0), (START, 500.0), (BORDER, 200.0), (END, 50.0)))
@@ -22,15 +22,15 @@ LATCH = 20 * MS
 
 
 def constant(name: str, watts: float, period_ns: int = MS) -> Series:
-    """A counter that is read without delay every millisecond."""
+    """Return the series of a continuous counter at constant power, read every ``period_ns``."""
     series = Series("rapl", domain(name, max_age_s=1e-9))
     for moment in range(9 * S, 12 * S, period_ns):
         series.add(moment, moment, watts * moment / 1e9)
     return series
 
 
-def test_phases_fill_the_round() -> None:
-    result = account_round(measured(ROUND), [read_at(Sensor(WAVE, LATCH), READS)])
+def test_phase_energies_add_up_to_that_of_the_round() -> None:
+    result = account_round(measured_round(ROUND), [read_at(Sensor(WAVE, LATCH), READS)])
     prefill, decode = result.phases
     assert (prefill.name, decode.name) == ("prefill", "decode")
     assert (prefill.duration_s, decode.duration_s, result.duration_s) == (0.4, 0.6, 1.0)
@@ -44,7 +44,7 @@ def test_phases_fill_the_round() -> None:
     assert result.flags == []
 
 
-def test_prefill_lasts_until_the_last_rank_has_its_first_token() -> None:
+def test_prefill_lasts_until_the_first_token_of_the_last_rank() -> None:
     firsts = enumerate((BORDER, BORDER - 100 * MS))
     ranks = tuple(rank_of(iteration(START + i * MS, END - i * MS, first), rank=i) for i, first in firsts)
     timeline = RoundTimeline(ranks=ranks)
@@ -68,7 +68,7 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
     steps = [step for start in starts for step in ((start, 500.0), (start + 100 * MS, 200.0))]
     wave = Wave(((9 * S, 50.0), *steps, (END, 50.0)))
     parts = [iteration(start, start + 250 * MS, start + 100 * MS) for start in starts]
-    result = account_round(measured(*parts), [read_at(Sensor(wave, LATCH), READS)])
+    result = account_round(measured_round(*parts), [read_at(Sensor(wave, LATCH), READS)])
     prefill, decode = result.phases
     assert result.iterations == 4
     assert (prefill.duration_s, decode.duration_s) == pytest.approx((0.4, 0.6))
@@ -80,9 +80,11 @@ def test_the_phases_of_several_iterations_are_summed() -> None:
         assert phase.energy_u_j < 0.1 * true_j
 
 
-def test_a_phase_that_drowns_in_its_uncertainty_has_no_energy() -> None:
+def test_a_phase_too_short_to_resolve_has_no_energy() -> None:
     border = START + 2 * MS
-    result = account_round(measured(iteration(START, END, border)), [read_at(Sensor(WAVE, LATCH), READS)])
+    result = account_round(
+        measured_round(iteration(START, END, border)), [read_at(Sensor(WAVE, LATCH), READS)]
+    )
     prefill, decode = result.phases
     assert prefill.energy_j is None
     assert prefill.energy_u_j is None
@@ -93,8 +95,8 @@ def test_a_phase_that_drowns_in_its_uncertainty_has_no_energy() -> None:
 
 
 @pytest.mark.parametrize("gaps", [(START - 15 * MS, END + 250 * MS), (START - 250 * MS, END + 15 * MS)])
-def test_a_gap_with_too_few_ticks_gives_no_number(gaps: tuple[int, int]) -> None:
-    result = account_round(measured(ROUND, gaps=gaps), [read_at(Sensor(WAVE, LATCH), READS)])
+def test_a_gap_with_too_few_ticks_gives_a_reason_instead_of_energy(gaps: tuple[int, int]) -> None:
+    result = account_round(measured_round(ROUND, gaps=gaps), [read_at(Sensor(WAVE, LATCH), READS)])
     reason = (
         "nvml: gpu:GPU-a ticked fewer than 2 times in a quiet gap; it stands still, or --energy-gap is too "
         "short"
@@ -107,31 +109,31 @@ def test_a_gap_with_too_few_ticks_gives_no_number(gaps: tuple[int, int]) -> None
     ]
 
 
-def test_a_counter_that_never_moves_is_not_zero() -> None:
+def test_a_counter_that_never_moves_gives_a_reason_instead_of_zero() -> None:
     series = Series("nvml", domain())
     for moment in READS:
         series.add(moment, moment, 1234.5)
-    result = account_round(measured(iteration(START, END)), [series])
+    result = account_round(measured_round(iteration(START, END)), [series])
     assert result.energy_j is None
     assert result.by_domain["gpu:GPU-a"].energy_j is None
     assert result.reason is not None
     assert result.reason == result.by_domain["gpu:GPU-a"].reason
 
 
-def test_a_counter_that_runs_backwards_gives_no_number() -> None:
+def test_a_counter_that_runs_backwards_gives_a_reason_instead_of_energy() -> None:
     series = read_at(Sensor(WAVE, LATCH), READS)
     series = read_at(Sensor(WAVE, LATCH), range(9 * S, START + 300 * MS, MS))
     series.add(START + 310 * MS, START + 310 * MS, 7.0)
     for moment in range(START + 320 * MS, 12 * S, MS):
         series.add(moment, moment, Sensor(WAVE, LATCH).counter_j(moment) - 100)
-    result = account_round(measured(iteration(START, END)), [series])
+    result = account_round(measured_round(iteration(START, END)), [series])
     assert result.energy_j is None
     assert (result.reason or "").startswith("nvml: the counter of gpu:GPU-a went backwards, from ")
 
 
 def test_domains_are_summed_with_their_uncertainties() -> None:
     trace = [constant("cpu:package-0", 30.0), constant("dram:package-0", 12.0)]
-    result = account_round(measured(iteration(START, END)), trace)
+    result = account_round(measured_round(iteration(START, END)), trace)
     assert result.energy_j == pytest.approx(42)
     assert result.idle_power_w == pytest.approx(42)
     parts = [result.by_domain[name] for name in ("cpu:package-0", "dram:package-0")]
@@ -139,47 +141,47 @@ def test_domains_are_summed_with_their_uncertainties() -> None:
     assert result.energy_u_j == pytest.approx(math.hypot(*(part.energy_u_j or 0 for part in parts)))
     assert [part.low_j for part in parts] == pytest.approx([28.5, 11.4])
     assert [part.high_j for part in parts] == pytest.approx([31.5, 12.6])
-    # Rectangles of full width 3 J and 1.2 J that may be off the same way: a standard deviation of width/√12.
+    # Rectangular distributions of full width 3 J and 1.2 J, fully correlated: standard deviation width/√12.
     own = (3 + 1.2) / math.sqrt(12)
     assert result.energy_u_absolute_j == pytest.approx(math.hypot(own, result.energy_u_j or 0))
 
 
-def test_one_domain_without_a_number_leaves_no_sum() -> None:
+def test_one_domain_without_energy_leaves_the_sum_without_energy() -> None:
     good, bad = constant("cpu:package-0", 30.0), Series("rapl", domain("dram:package-0"))
     for moment in range(9 * S, 12 * S, MS):
         if moment == START + 500 * MS:
             bad.fail(moment, "rapl: dram:package-0 cannot be read")
         else:
             bad.add(moment, moment, 12 * moment / 1e9)
-    result = account_round(measured(ROUND), [good, bad])
+    result = account_round(measured_round(ROUND), [good, bad])
     assert result.by_domain["cpu:package-0"].energy_j == pytest.approx(30)
     assert result.energy_j is None
     assert result.reason == "rapl: dram:package-0 cannot be read"
     prefill, decode = result.phases
-    # It was decode that nobody could read.
+    # The reading failed during decode.
     assert prefill.energy_j == pytest.approx(42 * 0.4, rel=0.01)
     assert (decode.energy_j, decode.reason) == (None, "rapl: dram:package-0 cannot be read")
 
 
-def test_without_a_meter_the_reasons_are_told() -> None:
-    result = account_round(measured(ROUND), [], ["nvml: no driver", "rapl: no counter"])
+def test_without_a_meter_the_round_has_the_reasons() -> None:
+    result = account_round(measured_round(ROUND), [], ["nvml: no driver", "rapl: no counter"])
     assert result.energy_j is None
     assert result.reason == "nvml: no driver; rapl: no counter"
     assert result.duration_s == 1.0
     assert result.by_domain == {}
 
 
-def test_idle_power_that_moved_is_uncertain() -> None:
+def test_idle_power_that_changed_during_the_round_is_uncertain() -> None:
     warm = Wave(((9 * S, 50.0), (START, 500.0), (END, 80.0)))
-    result = account_round(measured(iteration(START, END)), [read_at(Sensor(warm, LATCH), READS)])
+    result = account_round(measured_round(iteration(START, END)), [read_at(Sensor(warm, LATCH), READS)])
     assert result.idle_power_w == pytest.approx(65, abs=1)
     assert result.idle_power_u_w == pytest.approx(30 / math.sqrt(12), rel=0.1)
 
 
-def test_tokens_are_counted_as_produced() -> None:
+def test_tokens_are_summed_over_requests() -> None:
     requests = tuple(RequestTimeline(input_tokens=i, output_tokens=o) for i, o in ((3, 16), (9, 2), (5, 1)))
     part = Iteration(start_ns=START, end_ns=END, requests=requests)
-    result = account_round(measured(part), [constant("cpu:package-0", 30.0)])
+    result = account_round(measured_round(part), [constant("cpu:package-0", 30.0)])
     assert result.tokens is not None
     assert (result.tokens.input, result.tokens.output, result.requests) == (17, 19, 3)
 
@@ -206,7 +208,7 @@ def round_of(*ranks: tuple[int, list[RequestTimeline]]) -> RoundTimeline:
     )
 
 
-def test_unequal_lengths_on_two_ranks() -> None:
+def test_latencies_of_unequal_requests_on_two_ranks() -> None:
     timeline = round_of(
         (1000, [request(16, 1100, 1850), request(1, 1100, 1100)]),
         (1040, [request(3, 1340, 1440)]),
@@ -217,12 +219,12 @@ def test_unequal_lengths_on_two_ranks() -> None:
     assert inter_token_latency_s(timeline) == pytest.approx((0.05 + 0.05) / 2)
 
 
-def test_requests_weigh_the_same_however_long() -> None:
+def test_short_and_long_requests_have_the_same_weight() -> None:
     timeline = round_of((0, [request(101, 0, 1000), request(2, 0, 30)]))
     assert inter_token_latency_s(timeline) == pytest.approx((0.01 + 0.03) / 2)
 
 
-def test_single_tokens_have_a_first_but_no_gap() -> None:
+def test_a_single_token_has_a_first_token_time_but_no_inter_token_latency() -> None:
     timeline = round_of((0, [request(1, 40, 40)]))
     assert time_to_first_token_s(timeline) == pytest.approx(0.04)
     assert inter_token_latency_s(timeline) is None
@@ -231,7 +233,7 @@ def test_single_tokens_have_a_first_but_no_gap() -> None:
 @pytest.mark.parametrize(
     "requests", [[], [request(4, None, None)], [request(4, 1, 9), request(4, None, None)]]
 )
-def test_what_the_engine_does_not_tell_is_not_made_up(requests: list[RequestTimeline]) -> None:
+def test_latencies_that_the_backend_does_not_report_are_missing(requests: list[RequestTimeline]) -> None:
     timeline = round_of((0, requests))
     assert time_to_first_token_s(timeline) is None
     assert inter_token_latency_s(timeline) is None

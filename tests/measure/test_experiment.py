@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole procedure on a meter of known power: iterations, rounds, target, budget."""
+"""The whole measuring procedure on a meter of known power: iterations, rounds, target, budget."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Latched:
         return [WATTS * PERIOD_S * (time.monotonic() // PERIOD_S)]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the meter holds no resources."""
 
 
 def run(seconds: float, **plan: float) -> Experiment:
@@ -52,10 +52,10 @@ def run(seconds: float, **plan: float) -> Experiment:
     return measure(workload, chosen, Selection((Latched(),), ()), Lease(devices=("cpu",)))
 
 
-def test_short_work_is_repeated_until_the_counter_ticks_three_times_and_told_for_one_iteration() -> None:
+def test_short_work_is_repeated_for_three_ticks_and_reported_per_iteration() -> None:
     result = run(0.01)
     procedure = result.procedure
-    # Sleeping takes a little longer than it is told to, and an ill-rested machine a little more.
+    # Sleeping takes a little longer than requested, and longer still on a busy machine.
     assert procedure.iterations >= 5
     assert {round_.iterations for round_ in result.rounds} == {procedure.iterations}
     assert all(round_.duration_s >= procedure.iterations * 0.01 for round_ in result.rounds)
@@ -72,7 +72,7 @@ def test_gaps_hold_three_ticks_of_the_slowest_counter() -> None:
         result = run(0.2, gap_s=0.01)
         if all(round_.idle_power_w is not None for round_ in result.rounds):
             break
-        # A machine that stalls for so long has no ticks to read.
+        # Retry if the machine stalled so long that no ticks were read.
     assert result.procedure.gap_s == pytest.approx(3.5 * PERIOD_S)
     for round_ in result.rounds:
         assert round_.idle_power_w is not None
@@ -82,7 +82,7 @@ def test_gaps_hold_three_ticks_of_the_slowest_counter() -> None:
 
 @dataclass
 class InStep(CallWorkload):
-    """Becomes ready as the counter ticks, so that only the dither keeps its rounds out of step with it."""
+    """Becomes ready exactly as the counter ticks, so that only dithering varies the phase of its rounds."""
 
     starts: list[float | None] = field(default_factory=list)
 
@@ -95,13 +95,13 @@ class InStep(CallWorkload):
         super().work(iterations)
 
 
-def test_rounds_do_not_start_in_step_with_the_counter() -> None:
+def test_rounds_do_not_start_in_phase_with_the_counter() -> None:
     workload = InStep(lambda: time.sleep(0.1))
     plan = RoundPlan(rounds=9, warmup=0, gap_s=0.1, budget_s=1.0)
     result = measure(workload, plan, Selection((Latched(),), ()), Lease(devices=("cpu",)))
     assert len(workload.starts) == len(result.rounds) == 9
-    # How evenly is tested where no machine can be late (test_phase). Eight starts at random would lie within
-    # a fifth of a tick once in ten thousand times. The first round imports what it needs, and comes late.
+    # test_rounds tests the evenness on a simulated clock. Eight random starts would lie within
+    # a fifth of a tick once in ten thousand runs. The first round imports modules and starts late.
     assert phases_cover_tick(workload.starts[1:], 0.8)
     assert phases_cover_tick([round_.phase for round_ in result.rounds[1:]], 0.8)
 
@@ -114,7 +114,7 @@ def test_a_target_that_is_met_ends_the_rounds() -> None:
     assert "inconclusive" not in {flag.name for flag in result.flags}
 
 
-def test_a_target_that_cannot_be_met_ends_with_the_budget_and_says_what_was_reached() -> None:
+def test_an_unreachable_target_ends_with_the_budget_and_an_inconclusive_flag() -> None:
     lengths = count(1)
     workload = CallWorkload(lambda: time.sleep(0.05 * (1 + next(lengths) % 3)))
     plan = RoundPlan(rounds=2, warmup=0, gap_s=0.05, target=0.0001, budget_s=4.0)
@@ -130,7 +130,7 @@ def test_a_target_that_cannot_be_met_ends_with_the_budget_and_says_what_was_reac
     )
 
 
-def test_one_round_is_one_round() -> None:
+def test_a_single_round_ignores_the_target() -> None:
     result = run(0.1, rounds=1, target=0.0001, budget_s=2.0)
     assert len(result.rounds) == 1
     assert result.procedure.reached is None

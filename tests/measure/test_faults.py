@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds in which there is no number, or none without a word of caution: never a zero, always a reason."""
+"""Faults that leave no energy, or only flagged energy: never a zero, always a reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(
 
 
 def check(round_: Round, watts: float) -> None:
-    """The energy is that of a constant power; one that may never fail gets four standard uncertainties."""
+    """Compare with constant power; four standard uncertainties, so that chance never fails a test."""
     assert round_.energy_j is not None, round_.reason
     assert round_.energy_u_j is not None
     assert abs(round_.energy_j - watts * round_.duration_s) <= 4 * round_.energy_u_j
@@ -59,7 +59,7 @@ def names(round_: Round) -> set[str]:
     return {flag.name for flag in round_.flags}
 
 
-def test_a_board_lost_in_the_middle_of_a_round(world: World) -> None:
+def test_a_board_lost_during_a_round_gives_a_reason(world: World) -> None:
     result = run(lambda: world.update(0, lost=True), rounds=2)
     reason = f"nvml: GPU is lost ({world.board(0).uuid})"
     assert [round_.energy_j for round_ in result.rounds] == [None, None]
@@ -68,7 +68,7 @@ def test_a_board_lost_in_the_middle_of_a_round(world: World) -> None:
     assert {"unmeasured"} <= names(result.rounds[0])
 
 
-def test_a_board_that_comes_back_spoils_one_round(world: World) -> None:
+def test_a_board_that_comes_back_affects_only_one_round(world: World) -> None:
     turns = iter(range(3))
 
     def work() -> None:
@@ -84,7 +84,7 @@ def test_a_board_that_comes_back_spoils_one_round(world: World) -> None:
         check(round_, 200)
 
 
-def test_a_counter_that_froze_before_is_replaced_by_integrated_power(world: World) -> None:
+def test_a_counter_frozen_before_the_run_is_replaced_by_integrated_power(world: World) -> None:
     world.update(0, frozen=True)
     (round_,) = run(lambda: time.sleep(0.3)).rounds
     check(round_, 200)
@@ -105,7 +105,7 @@ def test_a_counter_that_counts_half_is_replaced_by_integrated_power(world: World
     assert "(-43 %)" in flag.detail
 
 
-def test_a_counter_that_freezes_in_the_middle(world: World) -> None:
+def test_a_counter_that_freezes_during_a_round_gives_a_reason(world: World) -> None:
     turns = iter(range(2))
 
     def work() -> None:
@@ -126,7 +126,9 @@ def test_a_counter_that_freezes_in_the_middle(world: World) -> None:
     [lambda world: world.update(0, energy_offset_mj=0), lambda world: world.reset_counter(0)],
     ids=["backwards", "reset"],
 )
-def test_a_counter_that_runs_backwards(world: World, reset: Callable[[World], None]) -> None:
+def test_a_counter_that_runs_backwards_affects_only_one_round(
+    world: World, reset: Callable[[World], None]
+) -> None:
     turns = iter(range(2))
 
     def work() -> None:
@@ -153,8 +155,8 @@ def test_a_mig_instance_is_measured_as_its_whole_board(tmp_path: Path, nvml_atta
     assert "shared-board" in names(round_)
 
 
-def test_a_module_that_counts_as_a_whole_says_so(tmp_path: Path, nvml_attach: Attach) -> None:
-    """Grace Hopper: the GPU by itself has no counter and no power."""
+def test_a_module_counter_is_flagged(tmp_path: Path, nvml_attach: Attach) -> None:
+    """On a Grace Hopper the GPU alone has neither a counter nor a power reading."""
     world = World(tmp_path / "gh", [Board(power_w=200.0, latch_ns=20 * MS, scopes=(1,), module_factor=1.5)])
     nvml_attach(world)
     result = run(lambda: time.sleep(0.2))
@@ -164,21 +166,21 @@ def test_a_module_that_counts_as_a_whole_says_so(tmp_path: Path, nvml_attach: At
     assert "module-scope" in names(round_)
 
 
-def test_no_driver_and_a_driver_without_permission(world: World, nvml_attach: Attach) -> None:
+def test_a_driver_that_is_missing_or_denies_permission_is_named(world: World, nvml_attach: Attach) -> None:
     uuid = world.board(0).uuid
     pynvml = nvml_attach(world)
     pynvml.nvmlShutdown()
-    for code, said in (
+    for code, message in (
         (4, "nvml: Insufficient Permissions; see nvidia-smi"),
         (9, "nvml: Driver Not Loaded; load the NVIDIA kernel module"),
     ):
         world.set_init_result(code)
         with pytest.raises(MeterError) as caught:
             open_meters(("nvml",), MeterRegistry(), Targets((uuid,)))
-        assert str(caught.value) == f"no meter for GPUs {uuid}: {said}"
+        assert str(caught.value) == f"no meter for GPUs {uuid}: {message}"
 
 
-def test_rapl_that_may_not_be_read_leaves_its_remedy_in_the_record(tmp_path: Path) -> None:
+def test_unreadable_rapl_leaves_its_remedy_in_the_record(tmp_path: Path) -> None:
     unreadable = "rapl: no permission to read energy_uj; sudo tee"
     selection = Selection((), (unreadable,))
     result = measure(
@@ -192,8 +194,8 @@ def test_rapl_that_may_not_be_read_leaves_its_remedy_in_the_record(tmp_path: Pat
     ]
 
 
-def test_a_rapl_counter_that_wraps_inside_a_window_of_5_ms(tmp_path: Path) -> None:
-    """10 W, and a register that is full 2 ms after the window begins."""
+def test_a_rapl_counter_that_wraps_within_a_window_of_5_ms(tmp_path: Path) -> None:
+    """The counter advances at 10 W and wraps after 0.1 s, while windows of 5 ms follow one another."""
     zone = tmp_path / "intel-rapl:0"
     zone.mkdir()
     (zone / "name").write_text("package-0\n")
@@ -203,7 +205,7 @@ def test_a_rapl_counter_that_wraps_inside_a_window_of_5_ms(tmp_path: Path) -> No
     wrapped_at_ns: list[int] = []
 
     def drive() -> None:
-        # A constant 10 W from 1 J below the top on, moved along as fast as the file can be written.
+        # Constant 10 W, starting 1 J below the wrap, updated as fast as the file can be written.
         begin_ns = time.monotonic_ns()
         while not stop.is_set():
             spent_uj = (time.monotonic_ns() - begin_ns) // 100
@@ -238,7 +240,7 @@ def test_a_rapl_counter_that_wraps_inside_a_window_of_5_ms(tmp_path: Path) -> No
         thread.join()
 
 
-def test_a_jump_of_the_wall_clock_moves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jump_of_the_wall_clock_changes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
 
     def work() -> None:
@@ -248,15 +250,15 @@ def test_a_jump_of_the_wall_clock_moves_nothing(world: World, monkeypatch: pytes
 
     (round_,) = run(work).rounds
     check(round_, 200)
-    # By far less than a day.
+    # The clock jumped by a day.
     assert 0.2 <= round_.duration_s < 600
 
 
-def test_a_reader_that_starves_for_300_ms_is_flagged_and_still_right(world: World) -> None:
+def test_a_reader_blocked_for_300_ms_is_flagged_and_still_correct(world: World) -> None:
     world.set_power(0, 500.0)
 
     def work() -> None:
-        # The driver answers nobody for a while: the reader hangs in its call.
+        # The driver does not answer for a while, so the reader hangs in its call.
         world.update(0, call_delay_ns=300 * MS)
         time.sleep(0.35)
         world.update(0, call_delay_ns=0)

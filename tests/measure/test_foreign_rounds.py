@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds that others run: which are taken one by one, which are joined, and whose joules they are."""
+"""Rounds that other tools run: which are accounted one by one, which are joined, and their energy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_llenergy.meters.trace import Series
 from pytest_llenergy.model.record import Round
 
 from ..meters.waves import MS, S, Sensor, Wave, domain, read_at
-from .marks import iteration, measured
+from .marks import iteration, measured_round
 
 START = 10 * S
 GAP = 400 * MS
@@ -35,7 +35,7 @@ GAP = 400 * MS
 def rounds_of(
     lengths_ns: Sequence[int], between_ns: int = 0, every_ns: int = 50 * MS, iterations: int = 1
 ) -> ForeignRounds:
-    """One straight after the other, or with so much in between; the ends as the fixture would note them."""
+    """Return consecutive rounds, ``between_ns`` apart, with their ends noted as the fixture notes them."""
     ends: list[tuple[int, int]] = []
     now_ns, due_ns = START, 0
     for over, length_ns in enumerate(lengths_ns, 1):
@@ -48,13 +48,13 @@ def rounds_of(
 
 
 def whole_of(own: ForeignRounds) -> MeasuredRound:
-    """With what others did before and after: a gap, some work, the rounds, some work, a gap."""
+    """Return the measured whole: a gap, other work, the rounds, other work, a gap."""
     start_ns, end_ns = START - 30 * MS, own.ends[-1][1] + 30 * MS
-    return measured(iteration(start_ns, end_ns), gaps=(start_ns - GAP, end_ns + GAP))
+    return measured_round(iteration(start_ns, end_ns), gaps=(start_ns - GAP, end_ns + GAP))
 
 
 def wave_of(own: ForeignRounds, busy_w: float, between_w: float, between_ns: int) -> Wave:
-    """50 W in the gaps, one power in rounds and another between them."""
+    """Return a wave of 50 W in the gaps, ``busy_w`` in rounds and ``between_w`` between them."""
     whole = whole_of(own)
     steps = [(START - 2 * S, 50.0), (whole.timeline.start_ns, busy_w)]
     now_ns = START
@@ -73,14 +73,14 @@ def accounted(own: ForeignRounds, wave: Wave, latch_ns: int = 20 * MS, phase_ns:
 
 
 class TestStretches:
-    def test_long_rounds_are_taken_one_by_one(self) -> None:
+    def test_long_rounds_are_accounted_one_by_one(self) -> None:
         own = rounds_of([200 * MS] * 12, between_ns=5 * MS)
         found = split_into_stretches(own, 0.15)
         assert [(each.rounds, each.iterations) for each in found] == [(1, 1)] * 12
         assert all(each.end_ns - each.start_ns == 200 * MS for each in found)
         assert foreign_round_flags(own, found) == []
 
-    def test_short_ones_are_joined_into_few_that_are_long_enough(self) -> None:
+    def test_short_rounds_are_joined_into_a_few_long_stretches(self) -> None:
         own = rounds_of([10_000] * 100_000, between_ns=1_000, iterations=7)
         found = split_into_stretches(own, 0.15)
         assert sum(each.rounds for each in found) == 100_000
@@ -94,25 +94,25 @@ class TestStretches:
         assert "100000 rounds of 0.01 ms are joined into" in flag.detail
         assert "91%" in flag.detail
 
-    def test_a_second_is_enough_for_a_verdict_with_a_slow_counter(self) -> None:
-        """Four windows, also where what was to last for a second has lasted for less."""
+    def test_a_second_of_rounds_gives_four_stretches_with_a_slow_counter(self) -> None:
+        """A verdict needs four, even if the second was cut a little short."""
         for length_ns in (5_000, 700_000, 9 * MS, 33 * MS, 70 * MS, 149 * MS):
             found = split_into_stretches(rounds_of([length_ns] * (850 * MS // length_ns)), 0.2)
             assert len(found) >= 4 or length_ns > 100 * MS, length_ns
 
-    def test_a_run_too_short_for_two_is_one(self) -> None:
+    def test_rounds_too_short_for_two_stretches_form_one(self) -> None:
         found = split_into_stretches(rounds_of([2 * MS] * 20), 0.15)
         assert [each.rounds for each in found] == [20]
         assert found[0].timed_s == pytest.approx(0.04)
 
-    def test_rounds_with_much_between_them_are_not_joined_where_they_can_be_told_apart(self) -> None:
+    def test_resolvable_rounds_far_apart_are_not_joined(self) -> None:
         own = rounds_of([60 * MS] * 5, between_ns=500 * MS)
         found = split_into_stretches(own, 0.15)
         assert [each.rounds for each in found] == [1] * 5
         assert all(each.end_ns - each.start_ns == 60 * MS for each in found)
 
-    def test_another_timer_decides_nothing(self) -> None:
-        """One that tells CPU time would say that a sleeping function takes none."""
+    def test_durations_of_another_timer_are_ignored_and_flagged(self) -> None:
+        """A CPU-time timer, for example, reports zero for a function that sleeps."""
         ends = [(n, START + n * 200 * MS) for n in range(1, 6)]
         own = ForeignRounds([1e-6] * 5, 1, ends, START, timer="process_time")
         found = split_into_stretches(own, 0.15)
@@ -122,7 +122,7 @@ class TestStretches:
         assert (flag.name, flag.severity) == ("own-timer", "warning")
         assert flag.detail.startswith("process_time may not report wall-clock time")
 
-    def test_what_is_long_enough_is_decided_by_the_slowest_counter(self) -> None:
+    def test_the_slowest_counter_decides_the_minimum_length_of_a_stretch(self) -> None:
         assert min_stretch_s([]) == STRETCH_S
         slow = Series("nvml", domain(period_s=0.1))
         assert min_stretch_s([Series("rapl", domain("b", period_s=0.001)), slow]) == pytest.approx(0.2)
@@ -132,7 +132,7 @@ class TestStretches:
 
 class TestJoules:
     @pytest.mark.parametrize("latch_ns", [20 * MS, 100 * MS])
-    def test_long_rounds_agree_with_the_truth(self, latch_ns: int) -> None:
+    def test_the_energy_of_long_rounds_agrees_with_the_truth(self, latch_ns: int) -> None:
         rng = Random(1)
         wide = 0
         for phase in range(20):
@@ -146,11 +146,11 @@ class TestJoules:
                 assert round_.energy_u_j is not None
                 wide += abs(round_.energy_j - 400 * length_ns / S) > 2 * round_.energy_u_j
                 assert round_.idle_power_w == pytest.approx(50, rel=0.05)
-        assert wide <= 10, "of 100, 2 standard uncertainties hold in 95 %"
+        assert wide <= 10, "of 100; two standard uncertainties cover 95 %"
 
     @pytest.mark.parametrize("between_w", [50.0, 200.0, 400.0, 600.0])
-    def test_what_runs_between_joined_rounds_is_not_theirs(self, between_w: float) -> None:
-        """Within the limits: from idle power to as much more than in the rounds."""
+    def test_energy_between_joined_rounds_is_not_counted(self, between_w: float) -> None:
+        """The assumed limits are idle power and as far above the power of the rounds."""
         own = rounds_of([900_000] * 1000, between_ns=100_000, every_ns=50 * MS)
         rounds = accounted(own, wave_of(own, 400.0, between_w, 100_000))
         assert 4 <= len(rounds) <= 10
@@ -161,38 +161,42 @@ class TestJoules:
             assert abs(round_.energy_j - true_j) <= 2 * round_.energy_u_absolute_j
             assert round_.energy_u_absolute_j < 0.1 * round_.energy_j
 
-    def test_the_joules_are_those_of_the_timed_part(self) -> None:
+    def test_only_the_energy_of_the_timed_part_is_counted(self) -> None:
         own = rounds_of([900_000] * 1000, between_ns=100_000)
         rounds = accounted(own, wave_of(own, 400.0, 400.0, 100_000))
         assert sum(round_.duration_s for round_ in rounds) == pytest.approx(0.9)
         assert sum(round_.energy_j or 0.0 for round_ in rounds) == pytest.approx(360, rel=0.01)
         assert sum(round_.iterations for round_ in rounds) == 1000
 
-    def test_rounds_that_drown_in_what_runs_between_them_have_no_joules(self) -> None:
+    def test_rounds_that_cannot_be_separated_from_other_work_have_no_energy(self) -> None:
         own = rounds_of([200_000] * 1000, between_ns=800_000)
         for round_ in accounted(own, wave_of(own, 400.0, 100.0, 800_000)):
             assert round_.energy_j is None
             assert round_.reason is not None
             assert round_.reason.startswith("not resolvable: the rounds are too short to be separated")
 
-    def test_rounds_that_a_slow_counter_cannot_tell_have_a_reason_and_no_joules(self) -> None:
-        """All or none: those that come out too low must not be the ones that are left out."""
+    def test_rounds_that_a_slow_counter_cannot_resolve_have_a_reason_instead_of_energy(self) -> None:
+        """Either all rounds are kept or none: leaving out only low results would bias the mean."""
         own = rounds_of([60 * MS] * 4, between_ns=313 * MS)
         found = split_into_stretches(own, 0.2)
         assert [each.rounds for each in found] == [1] * 4
-        told = accounted(own, wave_of(own, 100.0, 300.0, 313 * MS), latch_ns=100 * MS)
-        sharp = [msgspec.structs.replace(round_, energy_u_j=1.0) for round_ in told]
-        assert drop_unresolvable(sharp, found) == sharp
-        vague = [msgspec.structs.replace(round_, energy_u_j=2.1 + n % 2) for n, round_ in enumerate(told)]
-        rounds = drop_unresolvable(vague, found)
+        measured = accounted(own, wave_of(own, 100.0, 300.0, 313 * MS), latch_ns=100 * MS)
+        precise = [msgspec.structs.replace(round_, energy_u_j=1.0) for round_ in measured]
+        assert drop_unresolvable(precise, found) == precise
+        imprecise = [
+            msgspec.structs.replace(round_, energy_u_j=2.1 + n % 2) for n, round_ in enumerate(measured)
+        ]
+        rounds = drop_unresolvable(imprecise, found)
         assert {round_.energy_j for round_ in rounds} == {None}
         assert {round_.reason for round_ in rounds} == {"not resolvable: 4 windows of 60 ms"}
         assert all("unmeasured" in [flag.name for flag in round_.flags] for round_ in rounds)
         near = split_into_stretches(rounds_of([60 * MS] * 4), 0.06)
-        assert drop_unresolvable(vague, near) == vague, "four that share their edges are surer than one"
+        assert drop_unresolvable(imprecise, near) == imprecise, (
+            "four rounds that share edges are more certain than one"
+        )
 
-    def test_rounds_in_step_with_the_counter_are_no_surer_for_being_many(self) -> None:
-        """All of them are wrong by the same."""
+    def test_rounds_in_phase_with_the_counter_do_not_average_out_their_error(self) -> None:
+        """All of them have the same error."""
         own = rounds_of([300 * MS] * 9, between_ns=200 * MS)
         rounds = accounted(own, wave_of(own, 400.0, 120.0, 200 * MS), 100 * MS, 30 * MS)
         shrunk = compute_metrics(rounds, None)["energy_j"]
@@ -207,8 +211,8 @@ class TestJoules:
             == shrunk.uncertainty
         )
 
-    def test_each_iteration_counts_alike(self) -> None:
-        """Not each stretch: where the work becomes slower, a stretch has fewer of them."""
+    def test_every_iteration_has_the_same_weight(self) -> None:
+        """Stretches must not: when the work slows down, a stretch holds fewer iterations."""
         lengths = [MS] * 400 + [4 * MS] * 100
         own = rounds_of(lengths)
         rounds = accounted(own, wave_of(own, 400.0, 400.0, 0))
@@ -218,7 +222,7 @@ class TestJoules:
         assert metrics["energy_j"].value == pytest.approx(400 * 0.8 / 500, rel=0.01)
         assert metrics["mean_power_w"].value == pytest.approx(400, rel=0.01)
 
-    def test_without_meters_there_is_the_reason(self) -> None:
+    def test_without_meters_a_stretch_has_the_reason(self) -> None:
         own = rounds_of([200 * MS] * 4)
         found = split_into_stretches(own, min_stretch_s([]))
         round_ = account_stretch(found[0], whole_of(own), [], ["no counter here"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a test against values worked out by hand."""
+"""Metrics of a test, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ def figure(metric: Metric) -> tuple[float | None, float | None, float | None]:
     return metric.value, metric.uncertainty, metric.uncertainty_absolute
 
 
-def test_the_mean_of_rounds_with_both_uncertainties() -> None:
+def test_the_mean_has_a_relative_and_an_absolute_uncertainty() -> None:
     metric = compute_metrics(ROUNDS, None)["energy_j"]
-    # What the meter does not know, 0.4 J over √3, is part of the scatter already.
+    # The meter's uncertainty, 0.4 J over √3, is already part of the scatter.
     assert figure(metric) == pytest.approx((12, SCATTER, math.hypot(SCATTER, 1.2)))
     assert (metric.n, metric.unit, metric.reason) == (3, "J", None)
     assert metric.spread == pytest.approx(SCATTER)
 
 
-def test_rounds_that_agree_better_than_the_meter_can_know_are_no_surer_than_the_meter() -> None:
+def test_the_uncertainty_is_never_below_that_of_the_meter() -> None:
     metric = compute_metrics([round_of(10.0, 0.3)] * 4, None)["energy_j"]
     assert metric.spread == 0
     assert metric.uncertainty == pytest.approx(0.3 / math.sqrt(4))
 
 
-def test_figures_are_those_of_one_iteration() -> None:
+def test_metrics_apply_to_one_iteration() -> None:
     many = [msgspec.structs.replace(each, iterations=5) for each in ROUNDS]
     one, five = compute_metrics(ROUNDS, None), compute_metrics(many, None)
     for name in ("energy_j", "net_energy_j", "duration_s", "prefill_energy_j"):
         assert five[name].value == pytest.approx((one[name].value or 0) / 5), name
         assert five[name].uncertainty == pytest.approx((one[name].uncertainty or 0) / 5), name
-    # Tokens, requests and power are those of the whole round anyway.
+    # Figures per token or request, and power, do not depend on the number of iterations.
     for name in ("energy_per_output_token_j", "energy_per_request_j", "mean_power_w", "output_tokens_per_s"):
         assert figure(five[name]) == pytest.approx(figure(one[name])), name
 
 
-def dithered(energies: list[float], phases: list[float], unseen_j: float) -> Metric:
+def energy_of_dithered_rounds(energies: list[float], phases: list[float], unseen_j: float) -> Metric:
     terms = Terms(edges_j=0.0, outside_j=0.0, resolution_j=0.0, coverage_j=unseen_j)
     rounds = [
         msgspec.structs.replace(round_of(energy, unseen_j), terms=terms, phase=phase)
@@ -84,25 +84,25 @@ def dithered(energies: list[float], phases: list[float], unseen_j: float) -> Met
     return compute_metrics(rounds, None, coverage=0.25)["energy_j"]
 
 
-#: A part-time sensor: what it says depends on the phase alone, and slowly.
+#: Readings of a part-time sensor, which depend smoothly on the phase alone.
 PHASES = [0.06, 0.19, 0.31, 0.44, 0.56, 0.69, 0.81, 0.94]
 BY_PHASE = [10 + 5 * math.sin(2 * math.pi * phase) for phase in PHASES]
 
 
-def test_phases_all_over_a_tick_average_out_what_a_part_time_sensor_did_not_see() -> None:
-    metric = dithered(BY_PHASE, PHASES, 8.0)
+def test_phases_spread_over_a_tick_average_out_the_blind_time_of_a_sensor() -> None:
+    metric = energy_of_dithered_rounds(BY_PHASE, PHASES, 8.0)
     assert metric.value == pytest.approx(10, abs=0.1)
     assert metric.uncertainty is not None
-    # Neighbours differ by 3.8 J at most; plain scatter would say 1.34, and the sensor 8.
+    # Neighbours differ by at most 3.8 J; the plain scatter would give 1.34 J, and the sensor 8 J.
     assert metric.uncertainty < 1.0
 
 
-def test_rounds_that_start_in_one_part_of_a_tick_leave_the_doubt_in_full() -> None:
-    metric = dithered([9.0, 9.1] * 4, [phase / 5 for phase in PHASES], 8.0)
+def test_rounds_in_one_part_of_a_tick_keep_the_full_uncertainty_of_the_sensor() -> None:
+    metric = energy_of_dithered_rounds([9.0, 9.1] * 4, [phase / 5 for phase in PHASES], 8.0)
     assert metric.uncertainty == pytest.approx(8.0, rel=0.01)
 
 
-def test_a_mean_below_zero_is_no_result() -> None:
+def test_a_mean_below_zero_is_not_resolvable() -> None:
     metric = compute_metrics([round_of(-0.2, 0.3), round_of(0.1, 0.3)], None)["energy_j"]
     assert (metric.value, metric.reason) == (None, "not resolvable: 2 rounds give -0.05 J on average")
 
@@ -115,20 +115,20 @@ def test_a_mean_below_zero_is_no_result() -> None:
         ("mean_power_w", 1 / 2, "W"),
     ],
 )
-def test_scaled_figures(name: str, factor: float, unit: str) -> None:
+def test_scaled_metrics_scale_their_uncertainties(name: str, factor: float, unit: str) -> None:
     metrics = compute_metrics(ROUNDS, None)
     scaled = [None if part is None else part * factor for part in figure(metrics["energy_j"])]
     assert figure(metrics[name]) == pytest.approx(tuple(scaled))
     assert metrics[name].unit == unit
 
 
-def test_net_energy_takes_off_the_idle_power_with_its_own_uncertainty() -> None:
+def test_net_energy_subtracts_idle_power_with_its_uncertainty() -> None:
     metric = compute_metrics([ROUNDS[0], ROUNDS[0]], None)["net_energy_j"]
     meter = math.hypot(0.3, 0.2) / math.sqrt(2)
     assert figure(metric) == pytest.approx((4, meter, math.hypot(meter, 1.0 * 4 / 10)))
 
 
-def test_figures_of_time_scatter_only() -> None:
+def test_metrics_of_time_have_only_scatter() -> None:
     metrics = compute_metrics([round_of(10, 1, 1, duration_s=2.0), round_of(10, 1, 1, duration_s=4.0)], 4096)
     # Two values have one degree of freedom.
     assert figure(metrics["duration_s"]) == pytest.approx((3, 1.84, 1.84))
@@ -138,7 +138,7 @@ def test_figures_of_time_scatter_only() -> None:
     assert (metrics["peak_memory_bytes"].value, metrics["peak_memory_bytes"].unit) == (4096, "B")
 
 
-def test_a_phase_shares_the_accuracy_of_its_round() -> None:
+def test_a_phase_has_the_relative_accuracy_of_its_round() -> None:
     metrics = compute_metrics([ROUNDS[0], ROUNDS[0]], None)
     meter = 0.2 / math.sqrt(2)
     assert figure(metrics["prefill_energy_j"]) == pytest.approx((2, meter, math.hypot(meter, 1.0 * 2 / 10)))
@@ -148,14 +148,14 @@ def test_a_phase_shares_the_accuracy_of_its_round() -> None:
     )
 
 
-def test_one_round_shows_no_scatter_and_claims_no_uncertainty() -> None:
+def test_a_single_round_has_no_uncertainty() -> None:
     metrics = compute_metrics([ROUNDS[1]], None)
     assert figure(metrics["energy_j"]) == (12, None, None)
     assert metrics["duration_s"].reason == "one round shows no scatter: uncertainty unknown"
 
 
-def test_a_phase_that_was_resolved_in_some_rounds_only_has_no_mean() -> None:
-    """Those would be the longest ones."""
+def test_a_phase_resolved_in_only_some_rounds_has_no_mean() -> None:
+    """Only the longest phases would be resolved, which would bias the mean."""
     unresolved = msgspec.structs.replace(
         ROUNDS[0],
         phases=[
@@ -183,15 +183,15 @@ def test_invalid_rounds_are_left_out() -> None:
 TIMES = {"duration_s", "output_tokens_per_s", "time_to_first_token_s", "inter_token_latency_s"}
 
 
-def test_a_round_without_joules_counts_for_its_times_only() -> None:
+def test_a_round_without_energy_counts_only_for_times() -> None:
     metrics = compute_metrics([*ROUNDS, round_of(None)], None)
     for name, metric in metrics.items():
         if metric.value is not None and metric.unit != "B":
             assert metric.n == (4 if name in TIMES else 3), name
 
 
-def test_every_figure_without_a_value_has_a_reason() -> None:
-    # Phases have joules only where their round has.
+def test_every_metric_without_a_value_has_a_reason() -> None:
+    # Phases have energy only if their round does.
     silent = msgspec.structs.replace(round_of(None), phases=[])
     metrics = compute_metrics([silent, silent], None)
     assert {name for name, metric in metrics.items() if metric.value is not None} == TIMES
@@ -201,7 +201,7 @@ def test_every_figure_without_a_value_has_a_reason() -> None:
     assert {metric.reason for metric in without.values()} == {"the counter stood still"}
 
 
-def test_a_workload_without_tokens_says_so() -> None:
+def test_a_workload_without_tokens_gives_the_reason_for_each_metric() -> None:
     bare = msgspec.structs.replace(
         ROUNDS[0],
         tokens=None,
@@ -226,7 +226,7 @@ def test_a_workload_without_tokens_says_so() -> None:
 ENERGY = Metric(value=8.0, unit="J", uncertainty=0.5, spread=0.25, uncertainty_absolute=1.0, n=6)
 
 
-def test_energy_is_shared_out_over_the_operations_with_its_uncertainties() -> None:
+def test_energy_per_flop_scales_the_energy_and_its_uncertainties() -> None:
     metrics = flops_metrics(ENERGY, Flops(count=1 << 20, source="counted"))
     assert metrics["flops"] == Metric(value=1 << 20, unit="FLOP", n=1, source="counted")
     assert metrics["energy_per_flop_j"] == Metric(
@@ -240,32 +240,32 @@ def test_energy_is_shared_out_over_the_operations_with_its_uncertainties() -> No
     )
 
 
-def test_operations_that_cannot_be_told_leave_no_efficiency() -> None:
+def test_unknown_operations_leave_energy_per_flop_without_a_value() -> None:
     metrics = flops_metrics(ENERGY, Flops.unknown("they cannot"))
     assert metrics["flops"] == Metric(value=None, unit="FLOP", n=0, reason="they cannot")
     assert metrics["energy_per_flop_j"] == Metric(value=None, unit="J", reason="they cannot")
 
 
-def test_energy_that_was_not_measured_leaves_none_and_its_reason() -> None:
+def test_unmeasured_energy_leaves_energy_per_flop_with_its_reason() -> None:
     lacking = Metric(value=None, unit="J", reason="no meter")
     metrics = flops_metrics(lacking, Flops(count=10, source="counted"))
     assert metrics["flops"].value == 10
     assert metrics["energy_per_flop_j"] == Metric(value=None, unit="J", reason="no meter", source="counted")
 
 
-def test_no_operations_are_no_divisor() -> None:
+def test_zero_operations_give_a_reason_instead_of_a_division() -> None:
     none = Metric(value=0, unit="FLOP", n=1, source="counted")
     assert energy_per_flop(ENERGY, none).reason == "no floating-point operations were counted"
 
 
-def test_few_values_are_widened_by_student() -> None:
+def test_the_uncertainty_of_few_values_uses_students_t() -> None:
     assert metrics.uncertainty_of_mean([1.0, 3.0]) == pytest.approx(1.84)
     assert metrics.uncertainty_of_mean([1.0, 2.0, 3.0]) == pytest.approx(1.32 / math.sqrt(3))
     assert student_factor(30) == pytest.approx(1.0167, abs=1e-3)
 
 
 @pytest.mark.parametrize("n", [3, 6, 20])
-def test_the_mean_lies_within_one_u_in_68_of_100_cases(n: int) -> None:
+def test_one_standard_uncertainty_covers_the_mean_in_68_of_100_cases(n: int) -> None:
     rng = Random(n)
     inside = []
     for _ in range(4000):
@@ -275,10 +275,10 @@ def test_the_mean_lies_within_one_u_in_68_of_100_cases(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [8, 16, 32])
-def test_dithering_beats_chance_and_its_uncertainty_is_true(n: int) -> None:
-    """A 20 ms load under a sensor that sees 25 ms of every 100 ms."""
+def test_dithering_beats_random_phases_and_its_uncertainty_is_correct(n: int) -> None:
+    """A load of 20 ms under a sensor that samples 25 ms of every 100 ms."""
 
-    def seen(phase: float) -> float:
+    def sampled(phase: float) -> float:
         start = (phase * 100) % 100
         overlap = max(0.0, min(start + 20, 100) - max(start, 75)) + max(0.0, min(start + 20 - 100, 25) - 25)
         return overlap * 4
@@ -287,15 +287,15 @@ def test_dithering_beats_chance_and_its_uncertainty_is_true(n: int) -> None:
     errors, claims = [], []
     for _ in range(500):
         phases = [(index + rng.random()) / n for index in range(n)]
-        values = [seen(phase) for phase in phases]
+        values = [sampled(phase) for phase in phases]
         errors.append(abs(fmean(values) - 20))
         claims.append(metrics.uncertainty_of_dithered_mean(values, phases))
     assert fmean(error <= 2 * claim for error, claim in zip(errors, claims, strict=True)) >= 0.95
-    by_chance = math.sqrt(fmean((seen(rng.random()) - 20) ** 2 for _ in range(2000)) / n)
+    by_chance = math.sqrt(fmean((sampled(rng.random()) - 20) ** 2 for _ in range(2000)) / n)
     assert math.sqrt(fmean(error**2 for error in errors)) < by_chance / 2
 
 
-def test_dithered_values_without_a_trend_scatter_as_any_others() -> None:
+def test_dithered_values_without_a_trend_have_the_usual_uncertainty() -> None:
     rng = Random(1)
     phases = [index / 16 for index in range(16)]
     drawn = [[rng.gauss(10, 1) for _ in phases] for _ in range(500)]
@@ -313,11 +313,11 @@ def test_dithered_values_without_a_trend_scatter_as_any_others() -> None:
         ([], False),
     ],
 )
-def test_phases_that_leave_a_hole_do_not_cover_a_tick(phases: list[float | None], covers: bool) -> None:
+def test_phases_with_a_hole_do_not_cover_a_tick(phases: list[float | None], covers: bool) -> None:
     assert metrics.phases_cover_tick(phases, 0.35) is covers
 
 
-def test_a_drift_is_the_change_along_a_straight_line() -> None:
+def test_drift_is_the_change_along_the_fitted_line() -> None:
     found = metrics.linear_drift([10.0, 10.2, 10.4, 10.6, 10.8])
     assert found is not None
     assert found[0] == pytest.approx(0.8 / 10.4)
@@ -326,7 +326,7 @@ def test_a_drift_is_the_change_along_a_straight_line() -> None:
     assert metrics.linear_drift([5.0] * 5) == (0.0, 0.0)
 
 
-def test_chance_is_seldom_called_a_drift() -> None:
+def test_random_scatter_is_rarely_called_drift() -> None:
     rng = Random(3)
     found = [metrics.linear_drift([rng.gauss(10, 1) for _ in range(6)]) for _ in range(2000)]
     assert fmean(abs(each[1]) >= 4 for each in found if each) < 0.03

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real path on a board whose power is driven live: pynvml, meter, sampler, rounds, figures."""
+"""The real path on a simulated board whose power changes live: pynvml, meter, sampler, rounds, metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Attach = Callable[[World], ModuleType]
 
 @dataclass
 class Surges:
-    """500 W, then 300 W, then idle; keeps the truth of every round and of its prefill."""
+    """Draws 500 W, then 300 W, then idle power; keeps the true energy of every round and its prefill."""
 
     world: World
     seconds: float = 0.25
@@ -36,7 +36,7 @@ class Surges:
     truths: list[tuple[float, float]] = field(default_factory=list)
 
     def ready(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def work(self, iterations: int = 1) -> None:
         assert iterations == 1
@@ -63,10 +63,12 @@ def world_of(tmp_path: Path, board: Board) -> World:
 
 
 @pytest.mark.parametrize("latch_ms", [20, 100])
-def test_rounds_agree_with_the_truth(tmp_path: Path, nvml_attach: Attach, latch_ms: int) -> None:
+def test_the_energy_of_rounds_agrees_with_the_truth(
+    tmp_path: Path, nvml_attach: Attach, latch_ms: int
+) -> None:
     world = world_of(tmp_path, Board(power_w=100.0, latch_ns=latch_ms * MS, temperature_c=55))
     nvml_attach(world)
-    # A phase in which a reader that came late has missed ticks has others.
+    # Phases are long enough that ticks missed by a late reader do not matter.
     workload = Surges(world, seconds=0.25 + 6 * latch_ms / 1e3)
     result = measure_on(workload, RoundPlan(rounds=2, warmup=0, gap_s=0.4))
     assert [meter.name for meter in result.meters] == ["nvml"]
@@ -75,7 +77,7 @@ def test_rounds_agree_with_the_truth(tmp_path: Path, nvml_attach: Attach, latch_
     for round_, (true_j, true_prefill_j) in zip(result.rounds, workload.truths, strict=True):
         assert round_.energy_j is not None, round_.reason
         assert round_.energy_u_j is not None
-        # Two standard uncertainties hold in 95 % of windows (test_window_arithmetic); a single one gets four.
+        # Two standard uncertainties cover 95 % of windows (test_window_arithmetic); one window gets four.
         assert abs(round_.energy_j - true_j) <= 4 * round_.energy_u_j
         assert round_.energy_u_j < 0.05 * round_.energy_j
         assert round_.idle_power_w == pytest.approx(100, rel=0.15)
@@ -93,7 +95,7 @@ def test_rounds_agree_with_the_truth(tmp_path: Path, nvml_attach: Attach, latch_
 
 @dataclass
 class Bursts(Surges):
-    """30 ms of 500 W, shorter than what a part-time sensor leaves out."""
+    """Draws 500 W for 30 ms, less than the blind time of a part-time sensor."""
 
     def work(self, iterations: int = 1) -> None:
         start_ns = self.world.set_power(0, 500.0)
@@ -104,8 +106,10 @@ class Bursts(Surges):
 
 
 @pytest.mark.slow
-def test_shuffled_phases_find_what_a_part_time_sensor_misses(tmp_path: Path, nvml_attach: Attach) -> None:
-    """One round alone is 100 % too low or 200 % too high."""
+def test_dithered_rounds_find_the_energy_that_a_part_time_sensor_misses(
+    tmp_path: Path, nvml_attach: Attach
+) -> None:
+    """A single round is 100 % too low or 200 % too high."""
     board = Board(name="NVIDIA H100 80GB HBM3", power_w=100.0, latch_ns=100 * MS, sensor_window_ns=25 * MS)
     world = world_of(tmp_path, board)
     nvml_attach(world)

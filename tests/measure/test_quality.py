@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags: what makes a round suspect, and what makes it no result."""
+"""Flags: what makes a round suspect, and what makes it invalid."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import RoundTimeline
 
 from ..meters.waves import MS, domain
-from .marks import iteration, measured
+from .marks import iteration, measured_round
 
 WORK = iteration(1_000 * MS, 2_000 * MS)
 GOOD = Energy(100.0, Variances(edges=1.0))
 BOARD = "GPU-a"
 
 
-def ticking(period_ms: int = 10, of: Domain | None = None) -> Series:
-    series = Series("nvml", of or domain())
+def ticking(period_ms: int = 10, meter_domain: Domain | None = None) -> Series:
+    series = Series("nvml", meter_domain or domain())
     for moment in range(0, 3_000, period_ms):
         series.add(moment * MS, moment * MS, float(moment))
     return series
@@ -40,7 +40,7 @@ def ticking(period_ms: int = 10, of: Domain | None = None) -> Series:
 def flags(
     energy: Energy = GOOD, round_: MeasuredRound | None = None, series: Series | None = None
 ) -> list[str]:
-    found = round_flags(round_ or measured(WORK), [series or ticking()], energy)
+    found = round_flags(round_ or measured_round(WORK), [series or ticking()], energy)
     return [f"{flag.severity}: {flag.name}: {flag.detail}" for flag in found]
 
 
@@ -49,7 +49,7 @@ def energy(energy_j: float, u_j: float) -> Energy:
 
 
 def test_a_clean_round_has_no_flag() -> None:
-    assert flags(energy(100, 10), measured(WORK, other_cpu_s=0.25, stolen_cpu_s=0.25)) == []
+    assert flags(energy(100, 10), measured_round(WORK, other_cpu_s=0.25, stolen_cpu_s=0.25)) == []
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_a_clean_round_has_no_flag() -> None:
         ),
     ],
 )
-def test_flags_of_the_energy(found: Energy, expected: str) -> None:
+def test_energy_is_flagged_if_missing_impossible_or_imprecise(found: Energy, expected: str) -> None:
     assert flags(found) == [expected]
 
 
 class TestTheReader:
-    def test_few_ticks(self) -> None:
+    def test_few_ticks_are_flagged(self) -> None:
         assert flags(series=ticking(700)) == ["warning: few-ticks: gpu:GPU-a ticked 0 times in 1000 ms"]
 
-    def test_too_short(self) -> None:
-        assert flags(series=ticking(400), round_=measured(iteration(1_000 * MS, 1_390 * MS)))[0] == (
+    def test_a_round_shorter_than_a_tick_is_flagged(self) -> None:
+        assert flags(series=ticking(400), round_=measured_round(iteration(1_000 * MS, 1_390 * MS)))[0] == (
             "warning: too-short: 390 ms, shorter than a tick of the counter (400 ms)"
         )
 
-    def test_a_reader_gap_near_the_round(self) -> None:
+    def test_a_reader_gap_in_the_round_is_flagged(self) -> None:
         series = ticking()
         series.late.append((1_500 * MS, 1_650 * MS))
         assert flags(series=series) == [
@@ -88,26 +88,26 @@ class TestTheReader:
         ]
 
     @pytest.mark.parametrize("pause", [(1_500, 1_590), (2_100, 2_400)], ids=["short", "elsewhere"])
-    def test_a_pause_that_is_short_or_elsewhere_is_none(self, pause: tuple[int, int]) -> None:
+    def test_a_reader_gap_that_is_short_or_elsewhere_is_not_flagged(self, pause: tuple[int, int]) -> None:
         series = ticking()
         series.late.append((pause[0] * MS, pause[1] * MS))
         assert flags(series=series) == []
 
-    def test_flags_of_the_source_come_along(self) -> None:
+    def test_flags_of_the_meter_domain_are_added_to_the_round(self) -> None:
         rejected = Flag(name="counter-rejected", severity="warning", detail="stood still")
-        known = domain()
-        shared = known._replace(flags=(rejected,))
-        assert flags(series=ticking(of=shared)) == ["warning: counter-rejected: stood still"]
+        plain = domain()
+        flagged = plain._replace(flags=(rejected,))
+        assert flags(series=ticking(meter_domain=flagged)) == ["warning: counter-rejected: stood still"]
 
 
 class TestTheHost:
-    def test_other_processes(self) -> None:
-        assert flags(round_=measured(WORK, other_cpu_s=0.3)) == [
+    def test_cpu_use_of_other_processes_is_flagged(self) -> None:
+        assert flags(round_=measured_round(WORK, other_cpu_s=0.3)) == [
             "warning: contended: other processes used 0.30 cores"
         ]
 
-    def test_the_hypervisor(self) -> None:
-        assert flags(round_=measured(WORK, stolen_cpu_s=0.5)) == [
+    def test_cpu_time_stolen_by_the_hypervisor_is_flagged(self) -> None:
+        assert flags(round_=measured_round(WORK, stolen_cpu_s=0.5)) == [
             "warning: stolen: the hypervisor gave other guests 0.50 cores"
         ]
 
@@ -115,81 +115,81 @@ class TestTheHost:
 class TestTheBoard:
     @staticmethod
     def on(before: Condition, after: Condition) -> list[str]:
-        return flags(round_=measured(WORK, before={BOARD: before}, after={BOARD: after}))
+        return flags(round_=measured_round(WORK, before={BOARD: before}, after={BOARD: after}))
 
-    def test_throttled_for_more_than_a_hundredth_of_the_round(self) -> None:
+    def test_throttling_for_more_than_a_hundredth_of_the_round_is_flagged(self) -> None:
         before = Condition(throttled_s={"power-cap": 5.0, "thermal-hardware": 1.0}, processes=())
         after = Condition(throttled_s={"power-cap": 5.4, "thermal-hardware": 1.0}, processes=())
         assert self.on(before, after)[0] == (
             "warning: throttled: GPU-a: held back by power-cap 40% of the round"
         )
 
-    def test_held_back_for_less_is_no_throttling(self) -> None:
+    def test_throttling_for_less_is_not_flagged(self) -> None:
         before = Condition(throttled_s={"power-cap": 5.0}, processes=())
         after = Condition(throttled_s={"power-cap": 5.009}, processes=())
         assert not any("throttled" in flag for flag in self.on(before, after))
 
     def test_another_process_makes_the_round_invalid(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        every_pid_counts(monkeypatch)
+        trust_every_pid(monkeypatch)
         other = Condition(processes=(BoardProcess(1, "init", 5),))
         assert self.on(Condition(processes=()), other) == [
             "invalid: foreign-process: GPU-a is used by another process: 1 (init)"
         ]
 
-    def test_another_process_that_came_and_went_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        every_pid_counts(monkeypatch)
+    def test_another_process_that_came_and_went_is_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        trust_every_pid(monkeypatch)
         alone, other = Condition(processes=()), Condition(processes=(BoardProcess(1, "init", 5),))
         found = flags(
-            round_=measured(WORK, before={BOARD: alone}, during=[{BOARD: other}], after={BOARD: alone})
+            round_=measured_round(WORK, before={BOARD: alone}, during=[{BOARD: other}], after={BOARD: alone})
         )
         assert [flag.split(": ")[1] for flag in found] == ["foreign-process"]
 
-    def test_our_own_process_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        every_pid_counts(monkeypatch)
+    def test_the_process_of_the_test_itself_is_not_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        trust_every_pid(monkeypatch)
         own = Condition(processes=(BoardProcess(os.getpid(), "pytest", 5),))
         assert self.on(own, own) == []
 
     @pytest.mark.parametrize(("pid", "names"), [(1, []), (2, ["foreign-process", "server-elsewhere"])])
-    def test_a_server_that_ran_before_is_ours_and_must_be_on_the_board(
+    def test_an_attached_server_is_not_foreign_but_must_be_on_the_board(
         self, monkeypatch: pytest.MonkeyPatch, pid: int, names: list[str]
     ) -> None:
-        """The process with pid 1 is on the board; the server is that, or another one."""
-        every_pid_counts(monkeypatch)
+        """The process with PID 1 is on the board; the server is that process or another one."""
+        trust_every_pid(monkeypatch)
         monkeypatch.setattr(
             "pytest_llenergy.measure.quality.own_process_tree", lambda roots: {os.getpid(), *roots}
         )
-        seen = {BOARD: Condition(processes=(BoardProcess(1, "init", 5),))}
-        plain = measured(WORK, before=seen, after=seen)
+        observed = {BOARD: Condition(processes=(BoardProcess(1, "init", 5),))}
+        plain = measured_round(WORK, before=observed, after=observed)
         rank = msgspec.structs.replace(plain.timeline.ranks[0], processes=(pid,))
         round_ = replace(plain, timeline=RoundTimeline(ranks=(rank,)))
         assert [flag.name for flag in account_round(round_, [ticking()]).flags] == names
 
-    def test_processes_that_cannot_be_told_are_said_to_be_unknown(self) -> None:
+    def test_unlisted_processes_are_flagged_as_unknown(self) -> None:
         assert self.on(Condition(), Condition()) == [
             "warning: foreign-unknown: GPU-a: other processes are unknown: the driver does not report the "
             "processes on the board"
         ]
 
 
-def every_pid_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a host: in a container the numbers of NVML mean nothing."""
+def trust_every_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend to run on the host: in a container the PIDs of NVML are meaningless."""
     own = Path("/proc/self/ns/pid").readlink().name
     inode = int(own.removeprefix("pid:[").removesuffix("]"))
     monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
 
 
 def rounds(*conditions: Mapping[str, Condition]) -> tuple[list[Round], list[MeasuredRound]]:
-    marked = [measured(WORK, before=each, after=each) for each in conditions]
+    marked = [measured_round(WORK, before=each, after=each) for each in conditions]
     return [account_round(each, [ticking()]) for each in marked], marked
 
 
-class TestBesideOtherRounds:
+class TestComparedWithOtherRounds:
     @staticmethod
     def named(conditions: list[Condition], name: str) -> list[list[str]]:
         found = add_comparison_flags(*rounds(*({BOARD: each} for each in conditions)))
         return [[flag.detail for flag in round_.flags if flag.name == name] for round_ in found]
 
-    def test_temperature_drift(self) -> None:
+    def test_a_temperature_above_that_of_the_first_round_is_flagged(self) -> None:
         heating = [Condition(temperature_c=celsius) for celsius in (50.0, 55.0, 56.0)]
         assert self.named(heating, "temperature-drift") == [
             [],
@@ -197,7 +197,7 @@ class TestBesideOtherRounds:
             ["started at 56 °C, the first round at 50 °C"],
         ]
 
-    def test_clock_change(self) -> None:
+    def test_a_clock_below_the_median_round_is_flagged(self) -> None:
         clocks = [Condition(sm_clock_mhz=mhz) for mhz in (1980, 1980, 1935, 1755)]
         assert self.named(clocks, "clock-change") == [
             [],
@@ -207,7 +207,7 @@ class TestBesideOtherRounds:
         ]
 
 
-def test_a_steady_rise_is_a_drift_and_scatter_is_none() -> None:
+def test_a_steady_rise_is_flagged_as_drift_and_scatter_is_not() -> None:
     (base,), _ = rounds({})
     energies: dict[str, list[float]] = {
         "rising": [100, 101, 102.1, 103, 104.2],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds start all over a tick."""
+"""Dithering: rounds start at phases spread over the tick of the counter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERIOD_NS = 80 * MS
 
 @dataclass
 class Clock:
-    """A clock on which sleeping takes exactly as long as it is told to, in place of the module ``time``."""
+    """Replaces the module ``time``; sleeping takes exactly as long as requested."""
 
     now_ns: int = EPOCH
 
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def ticked(*gaps_ms: int, known: bool = True) -> Series:
-    """A counter that ticked every 80 ms until just now; each tick was seen somewhere in so many ms."""
+    """Return a counter that ticked every 80 ms until now; each tick is known within its gap."""
     series = Series("nvml", domain(period_s=PERIOD_NS / 1e9 if known else None))
     for index, gap_ms in enumerate(gaps_ms):
         last_ns = EPOCH + (index + 1 - len(gaps_ms)) * PERIOD_NS
@@ -47,7 +47,7 @@ def ticked(*gaps_ms: int, known: bool = True) -> Series:
 
 
 def starts(clock: Clock, series: Series, rounds: int, strata: int = 6, seed: int = 0) -> list[float]:
-    """Where in the true ticks so many rounds start that last for 23 ms."""
+    """Return the phases at which ``rounds`` rounds of 23 ms start."""
     dither, phases = PhaseDither(strata, seed), []
     for _ in range(rounds):
         dither.wait([series])
@@ -58,43 +58,43 @@ def starts(clock: Clock, series: Series, rounds: int, strata: int = 6, seed: int
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("strata", [1, 2, 6, 16])
-def test_starts_are_spread_over_the_tick_one_in_each_stratum(clock: Clock, strata: int, known: bool) -> None:
+def test_one_round_starts_in_each_stratum_of_the_tick(clock: Clock, strata: int, known: bool) -> None:
     series = ticked(0, 0, 0, 0, known=known)
     for seed in range(50):
         phases = starts(clock, series, strata, strata, seed)
         assert sorted(int(phase * strata) for phase in phases) == list(range(strata))
 
 
-def test_further_rounds_go_through_the_strata_again(clock: Clock) -> None:
+def test_further_rounds_visit_every_stratum_again(clock: Clock) -> None:
     phases = starts(clock, ticked(0, 0, 0, 0), 18)
     for first in (0, 6, 12):
         assert {int(phase * 6) for phase in phases[first : first + 6]} == set(range(6))
 
 
-def test_they_do_not_come_in_order(clock: Clock) -> None:
+def test_the_strata_are_visited_in_random_order(clock: Clock) -> None:
     orders = {tuple(int(phase * 6) for phase in starts(clock, ticked(0, 0, 0), 6, seed=s)) for s in range(50)}
     assert len(orders) > 40
 
 
-def test_a_start_may_be_anywhere_in_its_stratum(clock: Clock) -> None:
+def test_starts_are_spread_within_their_stratum(clock: Clock) -> None:
     within = [phase * 6 % 1 for s in range(50) for phase in starts(clock, ticked(0, 0, 0), 6, seed=s)]
     assert all(sum(place <= each < place + 0.25 for each in within) > 40 for place in (0, 0.25, 0.5, 0.75))
 
 
-def test_a_tick_that_is_hardly_known_is_not_counted_from_while_an_older_one_is_known(clock: Clock) -> None:
+def test_an_older_precise_tick_is_preferred_to_a_newer_vague_one(clock: Clock) -> None:
     series = ticked(0, 0, 0, 70)
     phases = starts(clock, series, 6)
     assert sorted(int(phase * 6) for phase in phases) == list(range(6))
     assert tick_phase([series], EPOCH + 110 * MS) == pytest.approx(30 / 80)
 
 
-def test_of_ticks_that_are_known_alike_the_last_one_counts() -> None:
+def test_the_newest_of_equally_precise_ticks_is_used() -> None:
     series = ticked(2, 2, 2, 2, known=False)
     series.ticks.append(Tick(EPOCH + 90 * MS, EPOCH + 92 * MS, 9.0))
     assert tick_phase([series], EPOCH + 131 * MS) == pytest.approx(40 / 80)
 
 
-def test_the_slowest_counter_that_ticks_leads() -> None:
+def test_the_slowest_ticking_counter_sets_the_phase() -> None:
     fast, slow = Series("a", domain(period_s=0.02)), Series("b", domain(period_s=0.1))
     smooth = Series("c", domain(period_s=0.5, max_age_s=0.5))
     far = Series("d", domain(period_s=10.0))
@@ -103,7 +103,7 @@ def test_the_slowest_counter_that_ticks_leads() -> None:
 
 
 @pytest.mark.parametrize("trace", [[], [Series("rapl", domain(max_age_s=0.001))]])
-def test_without_ticks_nothing_is_waited_for(trace: list[Series], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ticks_there_is_no_wait(trace: list[Series], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "sleep")
     PhaseDither(6).wait(trace)
     assert tick_phase(trace, time.monotonic_ns()) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A served load joined with a trace of known power: joules of its steady state, latencies of all rounds."""
+"""Accounting of a served load at known power: energy of its steady state, latencies of all rounds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pytest_llenergy.model.record import Flag, Round
 from pytest_llenergy.model.timeline import Iteration, RequestTimeline, RoundTimeline
 
 from ..meters.waves import MS, S, Sensor, Wave, read_at
-from .marks import iteration, measured
+from .marks import iteration, measured_round
 
 START, END = 10 * S, 12 * S
-#: Steady from the end of the first request, 500 ms, to the sending of the last, 1500 ms.
+#: The steady state: from the end of the first request (500 ms) to the sending of the last (1500 ms).
 STEADY = START + 500 * MS, START + 1500 * MS
 WAVE = Wave(((8 * S, 50.0), (START, 100.0), (STEADY[0], 300.0), (STEADY[1], 200.0), (END, 50.0)))
 READS = range(8 * S + 5 * MS, 14 * S, MS)
@@ -37,7 +37,7 @@ def request(sent_ms: int, *token_ms: int) -> RequestTimeline:
     )
 
 
-#: Eight tokens, of which four come in the steady state.
+#: Requests with eight tokens, four of them in the steady state.
 REQUESTS = (
     request(0, 200, 500),
     request(400, 700, 900),
@@ -52,10 +52,10 @@ def served(requests: tuple[RequestTimeline, ...] = REQUESTS, shift_ns: int = 0) 
 
 
 def round_of(part: Iteration) -> Round:
-    return account_round(measured(part), [read_at(Sensor(WAVE, LATCH), READS)])
+    return account_round(measured_round(part), [read_at(Sensor(WAVE, LATCH), READS)])
 
 
-def test_phases_are_the_loads_own_and_fill_the_round() -> None:
+def test_a_served_load_has_ramp_up_steady_and_ramp_down_phases() -> None:
     round_ = round_of(served())
     assert [phase.name for phase in round_.phases] == ["ramp-up", "steady", "ramp-down"]
     assert [phase.output_tokens for phase in round_.phases] == [1, 4, 3]
@@ -65,7 +65,7 @@ def test_phases_are_the_loads_own_and_fill_the_round() -> None:
     assert sum(joules) == pytest.approx(round_.energy_j)
 
 
-def test_joules_of_a_token_in_the_steady_state_are_counted_by_hand() -> None:
+def test_steady_energy_per_token_matches_the_value_computed_by_hand() -> None:
     metrics = compute_metrics([round_of(served())], None)
     steady, whole = metrics["steady_energy_per_output_token_j"], metrics["energy_per_output_token_j"]
     assert steady.value == pytest.approx(300 / 4, abs=2)
@@ -74,8 +74,8 @@ def test_joules_of_a_token_in_the_steady_state_are_counted_by_hand() -> None:
     assert metrics["requests_per_s"].value == pytest.approx(4 / 2.0)
 
 
-def test_two_iterations_have_the_steady_states_of_both() -> None:
-    """The same load again, two seconds later: eight tokens in two seconds of 300 W."""
+def test_the_steady_states_of_two_iterations_are_summed() -> None:
+    """The load is repeated after two seconds: eight tokens in two seconds at 300 W."""
     later = [
         RequestTimeline(
             input_tokens=each.input_tokens,
@@ -96,7 +96,7 @@ def test_two_iterations_have_the_steady_states_of_both() -> None:
     steps = [(time_ns, watts) for time_ns, watts in WAVE.steps if time_ns < END]
     steps += [(time_ns + 2 * S, watts) for time_ns, watts in WAVE.steps[1:]]
     series = read_at(Sensor(Wave(tuple(steps)), LATCH), range(8 * S + 5 * MS, 16 * S, MS))
-    round_ = account_round(measured(served(), again), [series])
+    round_ = account_round(measured_round(served(), again), [series])
     assert round_.phases[1].output_tokens == 8
     assert round_.phases[1].duration_s == pytest.approx(2.0)
     assert sum(phase.duration_s for phase in round_.phases) == pytest.approx(round_.duration_s)
@@ -104,7 +104,7 @@ def test_two_iterations_have_the_steady_states_of_both() -> None:
     assert per_token.value == pytest.approx(600 / 8, abs=2)
 
 
-def test_latencies_are_those_counted_by_hand() -> None:
+def test_latencies_match_the_values_computed_by_hand() -> None:
     round_ = round_of(served())
     assert round_.served is not None
     assert round_.served.sent_s == [0.0, 0.4, 0.8, 1.5]
@@ -118,7 +118,7 @@ def test_latencies_are_those_counted_by_hand() -> None:
     assert metrics["inter_token_latency_p90_s"].value == pytest.approx(0.51)
 
 
-def test_percentiles_are_those_of_the_requests_of_all_valid_rounds() -> None:
+def test_percentiles_cover_the_requests_of_all_valid_rounds() -> None:
     """The median of all nine latencies is 1.0 s; the mean of the medians of the two rounds is not."""
     slow = (request(0, 500, 1000), *(request(500, 700, 1500) for _ in range(4)))
     rounds = [round_of(served()), round_of(served(slow))]
@@ -133,7 +133,7 @@ def test_percentiles_are_those_of_the_requests_of_all_valid_rounds() -> None:
     assert alone.value == pytest.approx(0.5)
 
 
-def test_a_load_without_a_steady_state_says_so_and_has_no_phases() -> None:
+def test_a_load_without_a_steady_state_gives_the_reason_and_no_phases() -> None:
     round_ = round_of(served(REQUESTS[:1]))
     assert round_.phases == []
     metric = compute_metrics([round_], None)["steady_energy_per_output_token_j"]
@@ -142,22 +142,22 @@ def test_a_load_without_a_steady_state_says_so_and_has_no_phases() -> None:
     assert "no steady state" in metric.reason
 
 
-def test_tokens_that_nobody_told_apart_make_no_figure() -> None:
-    untold = tuple(msgspec.structs.replace(each, token_ns=()) for each in REQUESTS)
-    round_ = round_of(served(untold))
+def test_tokens_without_timestamps_give_no_steady_metrics() -> None:
+    without_times = tuple(msgspec.structs.replace(each, token_ns=()) for each in REQUESTS)
+    round_ = round_of(served(without_times))
     assert [phase.output_tokens for phase in round_.phases] == [None, None, None]
     assert compute_metrics([round_], None)["steady_energy_per_output_token_j"].value is None
     assert compute_metrics([round_], None)["energy_per_output_token_j"].value is not None
 
 
-def test_other_work_has_no_figures_of_a_load() -> None:
+def test_other_work_has_no_metrics_of_a_served_load() -> None:
     metrics = compute_metrics([round_of(iteration(START, END, STEADY[0]))], None)
     assert [name for name, figure in ROUND_METRICS.items() if figure.served and name in metrics] == []
 
 
-def test_what_the_engine_says_is_a_flag_of_the_round() -> None:
+def test_flags_of_the_backend_become_flags_of_the_round() -> None:
     flag = Flag(name="late-request", severity="warning", detail="a request was sent 90 ms after its time")
-    plain = measured(served())
+    plain = measured_round(served())
     rank = msgspec.structs.replace(plain.timeline.ranks[0], flags=(flag, flag))
     round_ = account_round(
         replace(plain, timeline=RoundTimeline(ranks=(rank,))), [read_at(Sensor(WAVE, LATCH), READS)]
