@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy of generating text: backends side by side on one model.
+"""Energy of generating text: compare backends on one model.
 
-Every test runs once per available backend. ``ignore_eos`` keeps the number of tokens, and so the work, equal
-in every run. Tests run on GPUs if there are any, else on the CPU; the records say which.
+Every test runs once per available backend. ``ignore_eos`` keeps the number of tokens, and so the work,
+constant. Tests run on GPUs if there are any, else on the CPU; the records state which.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DECODE_TOKENS = 12
 
 @pytest.mark.parametrize("words", [16, 128])
 def test_prefill(energy: Energy, backend: BackendHandle, prompts: Prompts, words: int) -> None:
-    """Almost pure prefill: a prompt of ``words`` words, and one output token."""
+    """Almost pure prefill: a prompt of ``words`` words and one output token."""
     text = " ".join(islice(cycle(" ".join(prompts).split()), words))
     run = energy(backend.generate, [text], max_new_tokens=1, ignore_eos=True)
     assert run.result.output_tokens == 1
@@ -38,7 +38,7 @@ def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts, batch_
 @pytest.mark.gpus(2, fallback="cpu")
 @pytest.mark.parallel(data=2)
 def test_data_parallel(energy: Energy, backend: BackendHandle, prompts: Prompts) -> None:
-    """The batch of four, half of it on each of two ranks."""
+    """Split a batch of four over two ranks."""
     batch = 2 * sorted(prompts, key=len)[:2]
     run = energy(backend.generate, batch, max_new_tokens=DECODE_TOKENS, ignore_eos=True)
     assert run.result.output_tokens == 4 * DECODE_TOKENS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of the tools that are compared with; run as a script, it prints the path of an interpreter."""
+"""Environments of the compared tools; as a script, it prints the path of an environment's interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_PYTHON = (3, 11)
 
 @dataclass(frozen=True)
 class Peers:
-    """Pinned in the ``requirements.txt`` of a folder beside this file; kept under ``name``."""
+    """Packages pinned in the ``requirements.txt`` of a folder next to this file; cached under ``name``."""
 
     folder: str
     name: str
@@ -26,20 +26,22 @@ class Peers:
 
     @property
     def requirements(self) -> Path:
-        """What is installed."""
+        """Path of the pinned requirements."""
         return Path(__file__).resolve().parent / self.folder / "requirements.txt"
 
 
-#: Zeus and CodeCarbon, beside this package's own dependencies.
+#: Zeus and CodeCarbon, with this package's own dependencies.
 METERS = Peers("accuracy", "meters", "a minute, 0.6 GB")
-#: Its transformers is older than the plugin's, so the two cannot share an environment.
+#: optimum-benchmark needs an older transformers than the plugin, so they cannot share an environment.
 OPTIMUM_BENCHMARK = Peers("optimum_benchmark", "optimum-benchmark", "some minutes, 2 GB")
 
 
 def peer_python(peers: Peers) -> Path:
-    """The interpreter of an environment that is made on first use and kept in the user's cache.
+    """Return the interpreter of an environment in the user's cache, created on first use.
 
-    Raises ``SystemExit`` with a Python that is too old, ``CalledProcessError`` where it cannot be made.
+    Raises:
+        SystemExit: This Python is too old.
+        CalledProcessError: The environment cannot be created.
     """
     digest = hashlib.sha256(peers.requirements.read_bytes()).hexdigest()[:12]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -50,19 +52,19 @@ def peer_python(peers: Peers) -> Path:
     if sys.version_info < LEAST_PYTHON:
         least = ".".join(map(str, LEAST_PYTHON))
         raise SystemExit(
-            f"the pinned peers need Python {least}; give --peer-python of an environment with it"
+            f"the pinned peers need Python {least}; give --peer-python with an existing environment"
         )
-    print(f"making the peers' environment in {directory}: {peers.takes}", file=sys.stderr, flush=True)
+    print(f"creating the peers' environment in {directory}: {peers.takes}", file=sys.stderr, flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
     install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(peers.requirements)]
-    # What is printed is the path alone.
+    # Only the path goes to standard output.
     subprocess.run(install, check=True, stdout=sys.stderr)
     finished.touch()
     return python
 
 
 def main() -> None:
-    """Print the path, once the environment is there."""
+    """Create the environment if needed and print its interpreter."""
     known = {peers.folder: peers for peers in (METERS, OPTIMUM_BENCHMARK)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", choices=known, default=METERS.folder, help="default: accuracy")

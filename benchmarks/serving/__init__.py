@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy of serving: a server, and load upon it."""
+"""Energy of serving: a server under load."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server to measure: llama.cpp's, where the package xllamacpp is installed."""
+"""Register llama.cpp's server if the package xllamacpp is installed."""
 
 from __future__ import annotations
 

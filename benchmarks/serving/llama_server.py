@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp's own HTTP server, from the package xllamacpp: llama_server.py MODEL PORT [THREADS]."""
+"""Run llama.cpp's HTTP server from the package xllamacpp: ``llama_server.py MODEL PORT [THREADS]``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ENDINGS = {signal.SIGTERM, signal.SIGINT}
 
 
 def main(model: str, port: str, threads: str = "1") -> None:
-    """Serve four requests at a time until it is told to end."""
-    # Stubs for it are nowhere to be had.
+    """Serve up to four requests at a time until SIGTERM or SIGINT."""
+    # There are no type stubs for it.
     xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = model
@@ -20,7 +20,7 @@ def main(model: str, port: str, threads: str = "1") -> None:
     params.n_ctx, params.n_parallel = 4096, 4
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
     params.warmup = False
-    # It serves in threads of its own, none of which is to take the signal.
+    # It serves in its own threads, none of which must receive the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     server = xllamacpp.Server(params)
     signal.sigwait(ENDINGS)

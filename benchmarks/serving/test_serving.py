@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energy of serving requests that come at three rates.
+"""Energy of serving requests at three arrival rates.
 
-Runs for every server that is there: llama.cpp's with the package xllamacpp, and what
-``--energy-server-command`` or ``--energy-server-url`` name.
+Runs for every available server: llama.cpp's with the package xllamacpp, and those given by
+``--energy-server-command`` or ``--energy-server-url``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REQUESTS, NEW_TOKENS = 8, 16
 
 @pytest.mark.parametrize("request_rate", [1.0, 2.0, 4.0])
 def test_request_rate(energy: Energy, backend: BackendHandle, prompts: Prompts, request_rate: float) -> None:
-    """An open loop: the same Poisson arrivals, ever faster."""
+    """Send the same number of requests with Poisson arrivals (open loop) at increasing rates."""
     short = sorted(prompts, key=len)[:4]
     run = energy(
         backend.serve,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy ab`` for real: the same work twice (A/A), and a tenth more of it (A/B), on this machine's CPU.
+"""Run ``llenergy ab`` on this machine's CPU: the same work twice (A/A), and a tenth more of it (A/B).
 
 python benchmarks/plugin/ab/ab_run.py --repeats 10 --json ab.json --markdown ab.md
 """
@@ -23,19 +23,22 @@ from pytest_llenergy.report.store import read_paired_report
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
-#: One thread, so that none waits by spinning; a meter that sees this work and no other.
+#: One thread, so that none waits by spinning; a meter that counts only this work.
 SESSION = (
     "pytest benchmarks/plugin/ab/suite/suite_decode.py -q -p no:cacheprovider --energy-backend=transformers "
     "--energy-threads=1 --energy-warmup=1 --energy-gap=0.1 --energy-budget=2 --energy-meter=session-cpu"
 )
 
-#: Tokens that each side generates.
+#: Tokens generated on each side.
 CASES = {"A/A": (20, 20), "A/B": (20, 22)}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of ``llenergy ab``. Ratio and limits are those of joules an iteration, head over base."""
+    """Result of one run of ``llenergy ab``.
+
+    Ratio and limits are those of joules per iteration, head over baseline.
+    """
 
     case: str
     verdict: str
@@ -53,7 +56,7 @@ class Outcome:
 
 
 def run_once(case: str, pairs: str, rounds: int, directory: Path, *, stand_in: bool) -> Outcome:
-    """Raises ``SystemExit`` with what it printed where it came to no verdict."""
+    """Run ``llenergy ab`` once. Raises ``SystemExit`` with its output if it reaches no verdict."""
     tokens = CASES[case]
     output = directory / "ab.json"
     words = [sys.executable, "-m", "pytest_llenergy.cli", "ab"]
@@ -86,7 +89,7 @@ def run_once(case: str, pairs: str, rounds: int, directory: Path, *, stand_in: b
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """A row a run, and how often there was which verdict."""
+    """Render a row per run, and the count of each verdict."""
     lines = [
         "| case | verdict | head / base | limits | noise | rounds | sessions | minutes |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -119,9 +122,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--pairs", default="6+6")
     parser.add_argument("--rounds-per-session", type=int, default=2)
-    parser.add_argument(
-        "--stand-in", action="store_true", help="joules of a made-up meter, 0.1 J an output token"
-    )
+    parser.add_argument("--stand-in", action="store_true", help="use made-up joules: 0.1 J per output token")
     parser.add_argument("--json", type=Path, default=Path("ab_run.json"))
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
@@ -133,7 +134,7 @@ def main() -> None:
                 each = run_once(case, args.pairs, args.rounds_per_session, directory, stand_in=args.stand_in)
                 outcomes.append(each)
                 print(outcomes[-1], flush=True)
-                # What was measured is kept, whenever it is stopped.
+                # Written after every run, so that an interruption loses nothing.
                 args.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=2) + "\n")
     table = markdown(outcomes)
     print(table)

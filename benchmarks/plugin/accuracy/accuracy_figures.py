@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tools said beside the truth → errors, and tables of them in Markdown."""
+"""Compute errors from the tools' readings and the truth, and render them as Markdown tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def figures(entry: Mapping[str, Any]) -> Figures:
-    """The errors of one tool at one sensor and duration, as shares of the truth.
+    """Return the errors of one tool for one sensor and duration, relative to the truth.
 
     ``error_of_mean`` compares the mean of all readings with the mean of their truths. ``within_2u`` counts
-    the readings whose error is at most twice the standard uncertainty that the tool gave with them.
+    the readings whose error is at most twice the standard uncertainty stated by the tool.
     """
     readings = entry["readings"]
     told = [each for each in readings if each["energy_j"] is not None]
@@ -56,7 +56,7 @@ def figures(entry: Mapping[str, Any]) -> Figures:
 
 
 def all_figures(results: Mapping[str, Results]) -> dict[str, dict[str, dict[str, Figures]]]:
-    """By sensor, seconds of work and tool."""
+    """Return the errors by sensor, seconds of work and tool."""
     return {
         sensor: {
             seconds: {tool: figures(by_tool[tool]) for tool in TOOLS} for seconds, by_tool in by_time.items()
@@ -66,14 +66,14 @@ def all_figures(results: Mapping[str, Results]) -> dict[str, dict[str, dict[str,
 
 
 def markdown(found: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> str:
-    """Three tables: single readings, the mean of all of them, and whether our uncertainties hold."""
+    """Render three tables: single readings, their mean, and whether the stated uncertainties hold."""
     repeats = max(each["n"] for by_time in found.values() for by in by_time.values() for each in by.values())
     parts = [
         "Error of a single reading, mean / largest:",
         _table(found, TOOLS, _single),
         f"Error of the mean of {repeats} readings:",
         _table(found, TOOLS, _of_mean),
-        "Readings whose truth lies within twice the standard uncertainty that was given (mean of it), and "
+        "Readings whose truth lies within twice the stated standard uncertainty (its mean), and "
         "the same of the mean of the rounds:",
         _table(found, OURS, _within),
     ]
@@ -97,7 +97,7 @@ def _table(
 
 
 def percent(share: float, *, sign: bool = False) -> str:
-    """A share with the digits that matter."""
+    """Format a share as a percentage with its significant digits."""
     digits = 0 if abs(share) >= 0.1 else 1 if abs(share) >= 0.01 else 2
     return f"{share * 100:{'+' if sign else ''}.{digits}f} %"
 

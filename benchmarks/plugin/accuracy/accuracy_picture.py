@@ -11,7 +11,7 @@ from typing import Any
 
 from accuracy_figures import SENSOR_NAMES, TOOLS
 
-#: Colour (Okabe and Ito, safe for colour blindness), line and marker of each tool.
+#: Colour (Okabe-Ito, distinguishable with colour blindness), line and marker of each tool.
 STYLES = dict(
     zip(
         TOOLS,
@@ -27,12 +27,12 @@ STYLES = dict(
     )
 )
 
-#: What is below is drawn here (per cent).
+#: Smaller errors are drawn here (per cent).
 FLOOR = 0.01
 
 
 def main(results: Path, picture: Path) -> None:
-    """Two panels, one a sensor: the mean error of a single reading, and the largest as a thin mark."""
+    """Draw one panel per sensor: lines for the mean error of a single reading, dots for the largest."""
     found = json.loads(results.read_text())
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")

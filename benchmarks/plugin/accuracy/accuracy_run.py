@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far from the truth are pytest-llenergy, Zeus, CodeCarbon and power polling? See the README here."""
+"""Compare the errors of pytest-llenergy, Zeus, CodeCarbon and power polling. See the README."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ ROOT = HERE.parents[2]
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=32, metavar="N", help="bursts of each kind (32)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the random rests (1)")
-    parser.add_argument("--peer-python", type=Path, metavar="PATH", help="use this environment of the peers")
+    parser.add_argument("--repeats", type=int, default=32, metavar="N", help="bursts per duration (32)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the random rests (1)")
+    parser.add_argument(
+        "--peer-python", type=Path, metavar="PATH", help="use an existing environment of the peers"
+    )
     parser.add_argument("--json", type=Path, default=Path("accuracy.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the errors, as .svg or .png")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the errors as .svg or .png")
     return parser.parse_args(argv)
 
 
 def environment(scratch: Path, library: Path) -> dict[str, str]:
-    """For a worker: the stand-in as the NVML, nothing of this user's settings, and no other GPU."""
+    """Return the environment of a worker: the stand-in as NVML, no user settings, no other GPU."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
     return {
         **kept,
@@ -55,7 +57,7 @@ def environment(scratch: Path, library: Path) -> dict[str, str]:
 
 
 def run_workers(python: Path, scratch: Path, repeats: int, seed: int) -> dict[str, Any]:
-    """One process for each sensor, at the same time: they sleep for most of it."""
+    """Run one process per sensor, concurrently, since they mostly sleep."""
     library = build_library(scratch / "library")
     accuracy_world.provide_nvidia_smi(scratch / "bin")
     workers = {}
@@ -76,13 +78,13 @@ def run_workers(python: Path, scratch: Path, repeats: int, seed: int) -> dict[st
 
 
 def others_cores(before: tuple[float, float], wall_s: float) -> float:
-    """Cores that neither this run nor idling used since ``before``, the busy and own CPU seconds then."""
+    """Return the cores used by other processes since ``before``, a value of ``cpu_seconds()``."""
     busy_s, own_s = cpu_seconds()
     return max(0.0, (busy_s - before[0]) - (own_s - before[1])) / wall_s
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """CPU seconds that the host has spent, stolen ones included, and those of this run."""
+    """Return the CPU seconds of the host, including stolen ones, and of this run."""
     import psutil
 
     times, own = psutil.cpu_times(), os.times()
@@ -91,7 +93,7 @@ def cpu_seconds() -> tuple[float, float]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run, print the tables, write the files."""
+    """Run the comparison, print the tables, write the files."""
     given = arguments(argv)
     python = given.peer_python or peer_python(METERS)
     print("five to six minutes with the default number of repeats", flush=True)
@@ -115,7 +117,7 @@ def main(argv: Sequence[str]) -> None:
     }
     given.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(found)
-    print(f"\n{tables}\n{wall_s:.0f} s; others used {content['cores_others_used']:.2f} cores meanwhile")
+    print(f"\n{tables}\n{wall_s:.0f} s; other processes used {content['cores_others_used']:.2f} cores")
     if given.markdown:
         given.markdown.write_text(tables)
     if given.picture:

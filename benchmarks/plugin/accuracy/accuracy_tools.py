@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tools that measure a window of which they know nothing but its two ends."""
+"""Adapters for tools that measure a window of which they know only the start and the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ J_PER_KWH = 3.6e6
 #: ``NVML_FI_DEV_POWER_INSTANT`` of the GPU (nvml.h).
 INSTANT_POWER = (186, 0)
 
-#: How often a power monitor asks, as `nvidia-smi --loop-ms=100` does (seconds).
+#: Polling interval of a power monitor, as in `nvidia-smi --loop-ms=100` (seconds).
 POLL_S = 0.1
 
 OURS_WINDOW = "pytest-llenergy, window"
@@ -26,7 +26,7 @@ OURS_WINDOW = "pytest-llenergy, window"
 
 @dataclass(frozen=True)
 class Answer:
-    """Joules, with their standard uncertainty if the tool tells one, or why there are none."""
+    """Joules with their standard uncertainty, if the tool states one, or the reason why there are none."""
 
     energy_j: float | None
     u_j: float | None = None
@@ -72,7 +72,7 @@ class OurWindow:
 
 
 class Zeus:
-    """``ZeusMonitor``: the counter at both ends; or power times duration where the counter stood still."""
+    """``ZeusMonitor``: the counter at both ends, or power times duration if the counter did not advance."""
 
     def __init__(self, *, approximate: bool) -> None:
         self.name = "Zeus, approx_instant_energy" if approximate else "Zeus"
@@ -119,7 +119,7 @@ class CodeCarbon:
 
 
 class PowerPolling:
-    """The power reading every 100 ms, joined by straight lines and integrated from begin to end."""
+    """The power reading every 100 ms, interpolated linearly and integrated from begin to end."""
 
     name = "power every 100 ms"
 
@@ -146,7 +146,7 @@ class PowerPolling:
         self._end_s = time.monotonic()
 
     def answer(self) -> Answer:
-        # The line to the end of the window needs the sample after it.
+        # Interpolation up to the end of the window needs the sample after it.
         while self._samples[-1][0] <= self._end_s:
             time.sleep(POLL_S / 10)
         return Answer(_trapezoids(self._samples, self._start_s, self._end_s))
@@ -157,7 +157,7 @@ class PowerPolling:
 
 
 def _trapezoids(samples: list[tuple[float, float]], start_s: float, end_s: float) -> float:
-    """The area under the lines through the samples, which reach beyond the interval on both sides."""
+    """Integrate linearly interpolated samples that extend beyond the interval on both sides."""
     times = [when for when, _ in samples]
     first, last = bisect_left(times, start_s), bisect_left(times, end_s)
     inside = [
@@ -173,5 +173,5 @@ def _line(before: tuple[float, float], after: tuple[float, float], when: float) 
 
 
 def open_tools(uuid: str) -> list[Tool]:
-    """Every tool, in the order in which windows are to be opened: what takes longest to open is outside."""
+    """Return every tool in the order in which windows are opened: the slowest to open is outermost."""
     return [CodeCarbon(), Zeus(approximate=True), Zeus(approximate=False), PowerPolling(), OurWindow(uuid)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure one sensor with every tool and write what they said beside the truth; runs in the peers' Python."""
+"""Measure one sensor with every tool; write readings and truth. Runs in the peers' interpreter."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from tests.nvml_sim import World
 
 OURS_ROUNDS = "pytest-llenergy, rounds"
 
-#: Length of the warm-up before the rounds of one duration.
+#: Warm-up before the rounds of one duration (seconds).
 WARMUP_S = 1.0
 
-#: Rest between two bursts that are measured as windows, and what is added to it at random (seconds). A
-#: window without a gap of its own takes the power beside it from the three ticks there.
+#: Rest between two bursts that are measured as windows, and the range of the random time added to it
+#: (seconds). A window without its own gap takes the power around it from the three ticks of this rest.
 REST_S = 0.4
 RANDOM_REST_S = TICK_NS / 1e9
 
 
 @dataclass
 class Bursts:
-    """A burst as the work of a round; keeps the true joules of each, those of the warm-up among them."""
+    """Bursts as the work of rounds; records the true joules of each, including warm-up."""
 
     world: World
     seconds: float
@@ -62,10 +62,10 @@ class Bursts:
 
 
 def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
-    """One measurement as a test has it, one burst a round: each round, and the mean with its uncertainty."""
+    """Measure as a test does, one burst per round. Returns each round, and the mean with its uncertainty."""
     lease = select_devices(GpuRequest(1), environment={})
     workload = Bursts(world, seconds)
-    # Without a budget there are no more rounds than asked, of one iteration each.
+    # Without a budget, exactly the requested rounds of one iteration are measured.
     plan = RoundPlan(rounds=repeats, warmup=math.ceil(WARMUP_S / seconds), budget_s=0.0)
     selection = open_meters(("nvml",), MeterRegistry(), Targets(lease.uuids))
     result = measure(workload, plan, selection, lease)
@@ -80,16 +80,16 @@ def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
 
 
 def windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float, dict[str, Any]]]:
-    """All other tools, each of them at once around the same bursts, and so often for each duration."""
+    """Measure ``repeats`` bursts of each duration with all other tools at once."""
     tools = open_tools(world.board(0).uuid)
     readings: dict[float, dict[str, list[dict[str, Any]]]] = {
         seconds: {tool.name: [] for tool in tools} for seconds in DURATIONS_S
     }
-    # Readers and averages of the tools come to rest before the first burst.
+    # Readers and running averages of the tools settle before the first burst.
     time.sleep(1.0)
     for _ in range(repeats):
         for seconds in random.sample(DURATIONS_S, len(DURATIONS_S)):
-            # A start at random to the ticks of the counter.
+            # Start at a random phase of the counter's ticks.
             time.sleep(random.random() * RANDOM_REST_S)
             opened: list[int] = []
             for tool in tools:
@@ -100,9 +100,9 @@ def windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float,
             for tool in reversed(tools):
                 closed.append(time.monotonic_ns())
                 tool.end()
-            # Idle power of its own, so that no burst is seen in the reading of the next.
+            # Idle power between bursts, so that a burst does not affect the next reading.
             time.sleep(REST_S)
-            # What a tool needs to open or close a window is not held against it.
+            # The time that a tool needs to open or close a window does not count against it.
             for tool, start_ns, end_ns in zip(tools, opened, reversed(closed), strict=True):
                 true_j = world.true_energy_j(0, start_ns, end_ns)
                 readings[seconds][tool.name].append(_reading(tool.answer(), true_j))
@@ -117,7 +117,7 @@ def _reading(answer: Answer, true_j: float) -> dict[str, Any]:
 
 
 def main(sensor: str, library: Path, out: Path, repeats: int, seed: int) -> None:
-    """Run the bursts of one sensor; ``out`` is a new directory for the world and the results."""
+    """Measure the bursts of one sensor; ``out`` is a new directory for the world and the results."""
     with World(out / "world", [board(sensor)]) as world:
         enter(world, library)
         results: dict[str, dict[str, Any]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boards that are measured, whose energy is known exactly, and the work that they do."""
+"""The simulated boards, whose energy is known exactly, and the work that they do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MS = 1_000_000
 IDLE_W = 100.0
 BUSY_W = 500.0
 
-#: Seconds of work.
+#: Durations of the work (seconds).
 DURATIONS_S = (0.01, 0.03, 0.1, 0.25, 1.0)
 
 TICK_NS = 100 * MS
-#: Each tick comes up to this much late, as on boards whose period was seen to vary by about a percent.
+#: Largest delay of a tick: real boards were observed to vary by about a percent of the period.
 JITTER_NS = 1 * MS
 
 FULL, PART = "full", "part-time"
@@ -28,10 +28,10 @@ SENSORS = (FULL, PART)
 
 
 def board(sensor: str) -> Board:
-    """A board that is refreshed every 100 ms: from all of that time, or from its last quarter.
+    """Return a board that ticks every 100 ms and samples all of that time or its last quarter.
 
-    The name of the second is one that is known for it (Yang, Adamek, Armour, SC 2024). The power reading
-    and the counter of a board share the sensor.
+    The second has the name of a product known for this (Yang, Adamek, Armour, SC 2024). The power reading and
+    the counter of a board share the sensor.
     """
     window_ns = TICK_NS if sensor == FULL else TICK_NS // 4
     return Board(
@@ -47,21 +47,21 @@ def board(sensor: str) -> Board:
 
 
 def enter(world: World, library: Path) -> None:
-    """Make this world the NVML of this process and of those that it starts."""
+    """Make this world the NVML of this process and its children."""
     ctypes.CDLL(str(library))
     os.environ[WORLD_VARIABLE] = str(world.path)
 
 
 def burst(world: World, seconds: float) -> None:
-    """The work: busy power for a while."""
+    """Draw busy power for ``seconds``."""
     world.set_power(0, BUSY_W)
-    # The board of the stand-in works while this waits.
+    # The simulated board is busy while this sleeps.
     time.sleep(seconds)
     world.set_power(0, IDLE_W)
 
 
 def provide_nvidia_smi(directory: Path) -> None:
-    """CodeCarbon sees NVIDIA boards only where this program is on ``PATH``; it just has to succeed."""
+    """Put an nvidia-smi on PATH: CodeCarbon requires one to see NVIDIA boards."""
     directory.mkdir(parents=True)
     program = directory / "nvidia-smi"
     program.write_text("#!/bin/sh\nexit 0\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long does a comparison take, and how much memory? See the README beside this file."""
+"""Measure time and memory of a comparison. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.store import write_report
 from tests.model.reports import RECORD, REPORT
 
-#: What is promised of loading and comparing 10,000 records of 12 rounds, in CPU time.
+#: Limits for loading and comparing 10,000 records of 12 rounds: CPU seconds and MB.
 MOST_S, MOST_MB = 2.0, 500.0
 
-#: Run in a process of its own; prints seconds of each part, and the largest resident memory in MB.
+#: Runs in a separate process; prints seconds of each step and the peak resident memory in MB.
 PARTS = """
 import json, resource, sys, time
 from pathlib import Path
@@ -49,18 +49,18 @@ print(json.dumps(told))
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=5_000, metavar="N", help="in each report (5,000)")
-    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="of each record (12)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="fresh processes (3)")
+    parser.add_argument("--records", type=int, default=5_000, metavar="N", help="records per report (5,000)")
+    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="rounds per record (12)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="repeats in fresh processes (3)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("compare_load.json"), metavar="FILE")
     return parser.parse_args(argv)
 
 
 def report_of(records: int, rounds: int, factor: float, random: Random) -> Report:
-    """A report as a suite on the CPU leaves it, with noise of 1 %."""
+    """Return a report like that of a suite on the CPU, with noise of 1 %."""
     return msgspec.structs.replace(
         REPORT,
         run=msgspec.structs.replace(REPORT.run, complete=True),
@@ -101,7 +101,7 @@ def _record(index: int, rounds: int, factor: float, random: Random) -> Record:
 
 
 def run(command: Sequence[str]) -> dict[str, Any]:
-    """Wall and CPU seconds of a command, the largest memory so far of any, and what it printed."""
+    """Return wall and CPU seconds of a command, the peak memory of all children so far, and the output."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -114,7 +114,7 @@ def run(command: Sequence[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run it, print the figures and keep them. Returns 1 where a promise was not kept."""
+    """Run the comparison, print and write the results. Returns 1 if a limit is exceeded."""
     args = arguments(argv)
     random = Random(args.seed)
     with tempfile.TemporaryDirectory() as directory:
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     args.json.write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
     kept = best["load_cpu_s"] + best["compare_cpu_s"] < MOST_S and figures["memory_mb"] < MOST_MB
-    print("promise kept" if kept else f"promised: {MOST_S:g} s and {MOST_MB:g} MB")
+    print("promise kept" if kept else f"limits: {MOST_S:g} s and {MOST_MB:g} MB")
     return 0 if kept else 1
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One figure of one tool in a process of its own: ``cost_probe.py WHAT TOOL BOARDS DIRECTORY``.
+"""Measure one figure of one tool in a separate process: ``cost_probe.py WHAT TOOL BOARDS DIRECTORY``.
 
-Prints one JSON object. Runs in the peers' Python.
+Prints one JSON object. Runs in the peers' interpreter.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 from cost_world import boards
 
-#: How long a background reader is watched, after as long as it may need to settle (seconds).
+#: Observation time of a background reader, after the same time to settle (seconds).
 WATCH_S, SETTLE_S = 20.0, 3.0
 
-#: Between two windows that are opened after a rest (seconds).
+#: Rest between two windows (seconds).
 REST_S = 0.003
 
 CODECARBON = {"country_iso_code": "USA", "save_to_file": False, "log_level": "critical"}
@@ -31,22 +31,22 @@ Figures = dict[str, float]
 
 
 class Stopwatch:
-    """Milliseconds since it was made or last asked."""
+    """Milliseconds since its creation or the last call."""
 
     def __init__(self) -> None:
         self._start_s = time.perf_counter()
 
     def ms(self) -> float:
-        """As said, and starts again."""
+        """Return the elapsed milliseconds and restart."""
         now_s = time.perf_counter()
         elapsed_ms, self._start_s = (now_s - self._start_s) * 1e3, now_s
         return elapsed_ms
 
 
 def construct(tool: str, uuids: list[str]) -> Figures:
-    """Time to construct what reads the boards, first and again in the same process (ms).
+    """Measure the construction of what reads the boards, first and again in the same process (ms).
 
-    ``ready_ms`` is from the first construction until a window can be opened.
+    ``ready_ms`` is the time from the first construction until a window can be opened.
     """
     if tool == "pytest-llenergy":
         from pytest_llenergy.meters import measure
@@ -87,9 +87,9 @@ def construct(tool: str, uuids: list[str]) -> Figures:
 
 
 def window(tool: str, uuids: list[str]) -> Figures:
-    """Begin and end of an empty window (µs, medians): one right after the other, then after some rest.
+    """Measure begin and end of an empty window (µs, medians): back to back, then after a rest.
 
-    What is worked out later is left out. After a rest caches are cold and the processor is slow.
+    Deferred computation is left out. After a rest caches are cold and the processor is slow.
     """
     begin: Callable[[str], Any]
     end: Callable[[str], Any]
@@ -100,7 +100,7 @@ def window(tool: str, uuids: list[str]) -> Figures:
 
         measuring = measure(uuids, ("nvml",))
         measuring.start()
-        # The background reader has found the ticks by then, as in a run that has begun.
+        # By now the background reader has found the ticks, as in a run in progress.
         time.sleep(1.0)
         begin, end, close = measuring.begin, measuring.end, measuring.stop
     elif tool == "Zeus":
@@ -116,7 +116,7 @@ def window(tool: str, uuids: list[str]) -> Figures:
     for name, rest_s in (("running", 0.0), ("rested", REST_S)):
         spent_us = []
         for index in range(times):
-            # Nothing, or long enough for the caches to forget.
+            # Nothing, or long enough for the caches to become cold.
             time.sleep(rest_s)
             start_ns = time.perf_counter_ns()
             begin(f"{name} {index}")
@@ -128,7 +128,7 @@ def window(tool: str, uuids: list[str]) -> Figures:
 
 
 class BareLoop:
-    """A thread that reads every board every 100 ms and does nothing with it: what reading costs here."""
+    """A thread that reads every board every 100 ms and discards the values: the cost of reading alone."""
 
     def __init__(self, number: int) -> None:
         self._nvml: Any = import_module("pynvml")
@@ -140,19 +140,19 @@ class BareLoop:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            # As often as the counters tick.
+            # The interval of the counters' ticks.
             time.sleep(0.1)
             for handle in self._handles:
                 self._nvml.nvmlDeviceGetFieldValues(handle, [(83, 0)])
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the thread."""
         self._stopping.set()
         self._thread.join()
 
 
 def reader(tool: str, uuids: list[str]) -> Figures:
-    """CPU time of everything that goes on while a tool is on and its user does nothing (% of a core)."""
+    """Measure the CPU time of all activity while a tool is on and its user idle (% of a core)."""
     import psutil
 
     stop: Callable[[], Any] = int
@@ -176,7 +176,7 @@ def reader(tool: str, uuids: list[str]) -> Figures:
     else:
         period_s = 0.1 if tool == "Zeus PowerMonitor, 100 ms" else None
         monitor = import_module("zeus.monitor").PowerMonitor(update_period=period_s)
-    # Starting up is not what is measured here.
+    # Start-up is measured elsewhere.
     time.sleep(SETTLE_S)
     me = psutil.Process()
 
@@ -185,7 +185,7 @@ def reader(tool: str, uuids: list[str]) -> Figures:
         return sum(times.user + times.system for times in each)
 
     before_s, start_s, own_s = children_s(), time.monotonic(), time.process_time()
-    # The process does nothing of its own meanwhile: all CPU time is that of the tool.
+    # The process itself is idle, so all CPU time is the tool's.
     time.sleep(WATCH_S)
     own_s, elapsed_s = time.process_time() - own_s, time.monotonic() - start_s
     helpers_s = children_s() - before_s
@@ -205,7 +205,7 @@ def main(what: str, tool: str, number: int, directory: Path) -> None:
     """Measure and print."""
     with boards(number, directory) as uuids:
         figures = PROBES[what](tool, uuids)
-    # Tools print too; what is last is ours.
+    # Tools print too, so the JSON comes last.
     print(f"\n{json.dumps(figures)}", flush=True)
 
 

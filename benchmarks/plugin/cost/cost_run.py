@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does metering cost in pytest-llenergy, in Zeus and in CodeCarbon? See the README beside this file."""
+"""Measure what metering costs in pytest-llenergy, Zeus and CodeCarbon. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -34,44 +34,48 @@ IMPORTS = {
     ZEUS: "from zeus.monitor import ZeusMonitor",
     CODECARBON: "import codecarbon",
 }
-#: Modules that take long to import, and that a meter has no need of.
+#: Modules that are slow to import and that a meter does not need.
 HEAVY = ("torch", "numpy", "sklearn", "scipy", "pandas", "transformers")
 
-#: The loops of which the speed is compared, and the boards that are read meanwhile (0: a control).
+#: Loops whose speed is compared, and the number of boards read meanwhile (0: a control).
 LOOPS = tuple((loop, number) for loop in ("python", "matrices") for number in (0, *NUMBERS_OF_BOARDS))
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="fresh processes a figure (15)")
     parser.add_argument(
-        "--spans", type=int, default=60, metavar="N", help="metered spans of two seconds of each loop (60)"
+        "--repeats", type=int, default=15, metavar="N", help="fresh processes per figure (15)"
     )
-    parser.add_argument("--peer-python", type=Path, metavar="PATH", help="use this environment of the peers")
+    parser.add_argument(
+        "--spans", type=int, default=60, metavar="N", help="metered spans of two seconds per loop (60)"
+    )
+    parser.add_argument(
+        "--peer-python", type=Path, metavar="PATH", help="use an existing environment of the peers"
+    )
     parser.add_argument("--json", type=Path, default=Path("cost.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
     parser.add_argument("--only", choices=("import", "construct", "window", "reader", "speed"), nargs="+")
     return parser.parse_args(argv)
 
 
 def peer_python() -> Path:
-    """The same environment as in the comparison of accuracy."""
+    """Return the interpreter of the accuracy comparison's environment."""
     made = subprocess.run([sys.executable, str(MAKE_PEERS)], stdout=subprocess.PIPE, text=True, check=True)
     return Path(made.stdout.strip())
 
 
 @dataclass(frozen=True)
 class Lab:
-    """Where and with what the processes are started."""
+    """Interpreter, boards and directory of the probe processes."""
 
     python: Path
     scratch: Path
 
     def run(self, *arguments: str) -> str:
-        """What a process of the peers' Python printed. Ends the comparison if it fails."""
+        """Return the output of a process with the peers' interpreter. Exits if it fails."""
         library = build_library(self.scratch / "library")
-        # Bytecode is kept, as in an installed package, but not in this checkout.
+        # Bytecode is cached, as for an installed package, but outside this checkout.
         dropped = ("CUDA_", "PYTHONDONTWRITEBYTECODE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         environment = {
@@ -91,11 +95,11 @@ class Lab:
         return done.stdout
 
     def probe(self, script: str, *arguments: str) -> Any:
-        """The JSON on the last line of a script."""
+        """Return the JSON on the last line of a script's output."""
         return json.loads(self.run(str(HERE / script), *arguments, str(self.scratch)).splitlines()[-1])
 
     def provide_nvidia_smi(self) -> None:
-        """CodeCarbon sees NVIDIA boards only where this program is on ``PATH``; it just has to succeed."""
+        """Put an nvidia-smi on PATH: CodeCarbon requires one to see NVIDIA boards."""
         program = self.scratch / "bin" / "nvidia-smi"
         program.parent.mkdir()
         program.write_text("#!/bin/sh\nexit 0\n")
@@ -103,10 +107,10 @@ class Lab:
 
 
 def imports(lab: Lab, repeats: int) -> dict[str, Any]:
-    """Wall time of a fresh interpreter that imports a tool, and which modules came with it."""
+    """Measure the wall time of a fresh interpreter that imports a tool, and the imported modules."""
     times: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for statement in IMPORTS.values():
-        lab.run("-c", statement)  # once through the page cache, and the bytecode is written
+        lab.run("-c", statement)  # warms the page cache, writes bytecode
     for _ in range(repeats):
         for name, statement in IMPORTS.items():
             start_s = time.perf_counter()
@@ -127,12 +131,12 @@ def imports(lab: Lab, repeats: int) -> dict[str, Any]:
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each figure over fresh processes."""
+    """Return the median of each figure over fresh processes."""
     return {name: median(run[name] for run in runs) for name in runs[0]}
 
 
 def probes(lab: Lab, what: str, tools: Sequence[str], numbers: Sequence[int], repeats: int) -> dict[str, Any]:
-    """By number of boards and tool; the tools take turns."""
+    """Return figures by number of boards and tool; the tools alternate."""
     result: dict[str, Any] = {}
     for number in numbers:
         runs: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
@@ -144,7 +148,7 @@ def probes(lab: Lab, what: str, tools: Sequence[str], numbers: Sequence[int], re
 
 
 def speed(lab: Lab, spans: int) -> list[dict[str, Any]]:
-    """The speed of a loop with metering over that without."""
+    """Measure the speed of a loop with metering over that without."""
     rows = []
     for loop, number in LOOPS:
         chunks_s = lab.probe("cost_speed.py", loop, str(number), str(spans))
@@ -157,7 +161,7 @@ def speed(lab: Lab, spans: int) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run, print the tables, write the files."""
+    """Run the measurements, print the tables, write the files."""
     given = arguments(argv)
     wanted = given.only or ("import", "construct", "window", "reader", "speed")
     content: dict[str, Any] = {
@@ -166,7 +170,7 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="cost-") as directory:
         lab = Lab(given.peer_python or peer_python(), Path(directory))
         lab.provide_nvidia_smi()
-        # The first construction checks the boards; its outcome is kept for the others.
+        # The first construction checks the boards; the result is cached for the others.
         lab.probe("cost_probe.py", "construct", OURS, str(max(NUMBERS_OF_BOARDS)))
         for what in wanted:
             print(what, flush=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a workload slower while it is metered? ``cost_speed.py LOOP BOARDS CYCLES DIRECTORY``.
+"""Compare the speed of a workload with and without metering: ``cost_speed.py LOOP BOARDS CYCLES DIRECTORY``.
 
-The work never pauses; metering is switched on and off beside it. With no board nothing is metered, and what
-is found is the method's own error. Prints one JSON object.
+The work never pauses; metering is switched on and off next to it. With no board nothing is metered, and the
+result is the method's own error. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from pytest_llenergy.meters import measure
 
 T = TypeVar("T")
 
-#: How long metering stays on, and off (seconds). Opening and closing belong to neither.
+#: Time for which metering stays on, and off (seconds). Opening and closing belong to neither.
 SPAN_S = 2.0
 
-#: Before this a reader looks closely to learn how counters tick, and no window of the plugin is open yet (s).
+#: Initial time in which a reader polls closely to learn the ticks and no window can be open yet (s).
 LEARNING_S = 2.5
 
-#: How long one timed piece of the work takes, about (seconds).
+#: Approximate duration of one timed chunk of work (seconds).
 CHUNK_S = 0.05
 
 WARM_UP_S = 1.0
 
-#: Threads of the loop in another process: as many as there are cores.
+#: Threads of the loop in another process: one per core.
 THREADS = os.cpu_count() or 1
 
-#: Multiplies matrices until its input is closed; prints when chunks began (ns, monotonic). Is given how long
-#: one takes, about (s).
+#: Multiplies matrices until its input is closed, then prints when chunks began (monotonic ns). Its argument
+#: is the approximate duration of a chunk (s).
 MATRICES = """
 import json, select, sys, time
 import numpy
@@ -68,7 +68,7 @@ print(json.dumps(times))
 
 @dataclass(frozen=True)
 class Span:
-    """A time without a change of metering (ns, monotonic)."""
+    """A time without a change of metering (monotonic ns)."""
 
     metered: bool
     start_ns: int
@@ -76,7 +76,7 @@ class Span:
 
 
 def switch(uuids: list[str], cycles: int) -> list[Span]:
-    """Metering off and on in turn, beginning and ending with off; of no board: never on."""
+    """Switch metering off and on, starting and ending with off; without boards it stays off."""
     spans = []
     time.sleep(WARM_UP_S)
     for index in range(2 * cycles + 1):
@@ -84,7 +84,7 @@ def switch(uuids: list[str], cycles: int) -> list[Span]:
         with ExitStack() as stack:
             if on and uuids:
                 measuring = stack.enter_context(measure(uuids, ("nvml",)))
-                # The loop goes on beside.
+                # The loop keeps running meanwhile.
                 time.sleep(LEARNING_S)
                 stack.enter_context(measuring.window("span"))
             start_ns = time.monotonic_ns()
@@ -94,7 +94,7 @@ def switch(uuids: list[str], cycles: int) -> list[Span]:
 
 
 def arithmetic(turns: int) -> float:
-    """Seconds of so many hundred turns, which hold the interpreter's lock; the reader needs it too."""
+    """Return the seconds of ``turns`` hundred iterations in Python, which hold the interpreter's lock."""
     total = 0
     start_s = time.perf_counter()
     for turn in range(turns * 100):
@@ -103,7 +103,7 @@ def arithmetic(turns: int) -> float:
 
 
 def beside_python(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) -> tuple[list[int], list[T]]:
-    """When the chunks of a loop in this process began, and the spans."""
+    """Return when the chunks of a loop in this process began, and the spans."""
     turns = 1
     while (spent_s := arithmetic(turns)) < chunk_s / 2:
         turns *= 2
@@ -119,7 +119,7 @@ def beside_python(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) ->
 
 
 def beside_matrices(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) -> tuple[list[int], list[T]]:
-    """As above, of matrices in another process, on all cores."""
+    """Return the same for matrices in another process, on all cores."""
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     with subprocess.Popen(
         [sys.executable, "-c", MATRICES, str(chunk_s)],
@@ -134,9 +134,9 @@ def beside_matrices(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) 
 
 
 def mean_chunks(times: list[int], spans: list[Span]) -> list[float | None]:
-    """Seconds of the mean of the chunks that lie wholly in each span; ``None`` where none does.
+    """Return the mean seconds of the chunks that lie entirely in each span; None if there is none.
 
-    Not the median: the reader wakes in a few of them only.
+    Not the median, since the reader wakes in only a few of them.
     """
     means: list[float | None] = []
     for span in spans:
@@ -147,7 +147,7 @@ def mean_chunks(times: list[int], spans: list[Span]) -> list[float | None]:
 
 
 def main(loop: str, number: int, cycles: int, directory: Path) -> None:
-    """Run the loop and print the chunks of each span, off and on in turn."""
+    """Run the loop and print the chunks of each span, alternately off and on."""
     beside = {"python": beside_python, "matrices": beside_matrices}[loop]
     with boards(max(1, number), directory) as uuids:
         times, spans = beside(lambda: switch(uuids[:number], cycles))

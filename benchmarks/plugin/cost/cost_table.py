@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What metering costs, as tables in Markdown."""
+"""Render the cost of metering as Markdown tables."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LOOP_NAMES = {"python": "pure Python, same process", "matrices": "matrices on al
 
 
 def differences_of(chunks_s: Sequence[float | None]) -> list[float]:
-    """How much faster each span with metering was than the mean of its neighbours, by the logarithm.
+    """Return the log of the speed of each metered span over the mean of its neighbours.
 
-    Where one of the three has no chunk, the comparison is left out.
+    Comparisons in which one of the three has no chunk are left out.
     """
     found = []
     for index in range(1, len(chunks_s) - 1, 2):
@@ -34,19 +34,23 @@ def differences_of(chunks_s: Sequence[float | None]) -> list[float]:
 
 
 def ratio_of(chunks_s: Sequence[float | None]) -> tuple[float, float]:
-    """Speed with metering over speed without, and its standard uncertainty.
+    """Return the speed with metering over that without, and its standard uncertainty.
 
-    ``chunks_s`` are those of a span without, with, without ... (s), ``None`` where there was none. Every
-    span with metering is compared with the mean of its two neighbours, which takes a steady drift out; the
-    ratio is the median of these. Its uncertainty is the scatter of that median over resampled spans
-    (bootstrap), since single ones that were disturbed by others are no normal distribution. Raises
-    ``ValueError`` where fewer than two can be compared.
+    The ratio is the median over metered spans, each compared with the mean of its two neighbours, which
+    removes a steady drift. Its uncertainty is the bootstrap scatter of this median, since spans disturbed by
+    other processes are not normally distributed.
+
+    Args:
+        chunks_s: Seconds per chunk of spans without, with, without, ... metering; None if there was none.
+
+    Raises:
+        ValueError: Fewer than two metered spans can be compared.
     """
     differences = differences_of(chunks_s)
     if len(differences) < 2:
         raise ValueError(
-            f"{len(differences)} of {len(chunks_s) // 2} metered spans can be compared, and two are needed: "
-            "take more spans, or a machine that is less busy"
+            f"{len(differences)} of {len(chunks_s) // 2} metered spans can be compared, but two are needed: "
+            "use more spans or a less busy machine"
         )
     random = Random(0)
     medians = [median(random.choices(differences, k=len(differences))) for _ in range(RESAMPLES)]
@@ -55,7 +59,7 @@ def ratio_of(chunks_s: Sequence[float | None]) -> tuple[float, float]:
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """The figures of all tools, then the speed of the workload."""
+    """Render the figures of all tools, then the speed of the workload."""
     rows: list[Row] = []
     if "import" in content:
         rows += _imports(content["import"])
@@ -83,9 +87,9 @@ def _row(name: str, by_tool: Mapping[str, Any], cell: Callable[[Any], str]) -> R
 
 def _imports(found: Mapping[str, Any]) -> list[Row]:
     return [
-        _row("import, over a bare interpreter", found, lambda one: f"{one['over_bare_ms']:.0f} ms"),
+        _row("import, minus a bare interpreter", found, lambda one: f"{one['over_bare_ms']:.0f} ms"),
         _row("modules after the import", found, lambda one: str(one["modules"])),
-        _row("heavy ones among them", found, lambda one: ", ".join(one["heavy"]) or "none"),
+        _row("heavy modules among them", found, lambda one: ", ".join(one["heavy"]) or "none"),
     ]
 
 
@@ -93,7 +97,7 @@ def _construct(by_tool: Mapping[str, Any]) -> list[Row]:
     names = {
         "first_ms": "construct for 8 boards, first in a process",
         "again_ms": "construct for 8 boards, again",
-        "ready_ms": "first construct until a window can be opened",
+        "ready_ms": "from first construct until a window can be opened",
     }
     return [_row(name, by_tool, _in_ms(figure)) for figure, name in names.items()]
 
@@ -113,9 +117,7 @@ def _windows(number: str, by_tool: Mapping[str, Any]) -> list[Row]:
 def _readers(by_number: Mapping[str, Any]) -> str:
     numbers = list(by_number)
     lines = [
-        "| CPU time while nothing is done | "
-        + " | ".join(f"{n} board(s)" for n in numbers)
-        + " | processes |",
+        "| CPU time while idle | " + " | ".join(f"{n} board(s)" for n in numbers) + " | processes |",
         "| --- |" + " ---: |" * (len(numbers) + 1),
     ]
     for tool in READERS:

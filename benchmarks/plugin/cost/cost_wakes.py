@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much work does a loop lose around each wake-up of the background reader?
+"""Measure how much work a loop loses around each wake-up of the background reader.
 
 ``PYTHONPATH=. python benchmarks/plugin/cost/cost_wakes.py [--seconds N] [--json FILE] [--markdown FILE]``.
-See the README beside this file.
+See the README in this folder.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from cost_world import MS, boards
 from pytest_llenergy.meters import measure
 from pytest_llenergy.meters.sampler import Reader
 
-#: What a wake-up disturbs before and after it (ns): in one process the reader waits for the interpreter's
-#: lock first, and afterwards caches are filled again. Wake-ups beside another process are closer together.
+#: Time that a wake-up disturbs before and after it (ns). In one process the reader first waits for the
+#: interpreter's lock, and caches refill afterwards. Wake-ups next to another process are closer together.
 DISTURBED_NS = {"python": (10 * MS, 40 * MS), "matrices": (1 * MS, 4 * MS)}
 
 WARM_UP_S = 1.0
 
-#: How long one timed piece of the work takes, about (seconds).
+#: Approximate duration of one timed chunk of work (seconds).
 CHUNK_S = {"python": 0.001, "matrices": 0.0002}
 
-#: Share of the losses at either end that is left out: the machine stood still in the middle of them.
+#: Share of the losses trimmed at either end: the machine stalled in the middle of these.
 TRIMMED = 0.1
 
 RESAMPLES = 2000
-#: The loop, the boards that are read, and what each wake-up takes besides (s): a control of known cost.
+#: The loop, the number of boards, and extra computing time per wake-up (s), a control of known cost.
 CASES = (
     *((loop, number, 0.0) for loop in ("python", "matrices") for number in (1, 8)),
     *((loop, 1, 0.001) for loop in ("python", "matrices")),
@@ -51,7 +51,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Row:
-    """``ratio`` is the speed with metering over that without; losses are of time, at one event (s)."""
+    """``ratio`` is the speed with metering over that without; losses are seconds per event."""
 
     loop: str
     boards: int
@@ -66,7 +66,7 @@ class Row:
 
 
 class Turns:
-    """When the reader was awake (ns, monotonic); it computes for ``besides_s`` each time."""
+    """Records when the reader is awake (monotonic ns) and makes it compute ``besides_s`` longer each time."""
 
     def __init__(self, besides_s: float) -> None:
         self._besides_s = besides_s
@@ -84,7 +84,7 @@ class Turns:
             self.found.append((start_ns, time.monotonic_ns()))
             return after
 
-        # A reader is made inside of measure(), where nobody can be asked when it wakes up.
+        # measure() creates its reader internally and offers no hook for wake-ups.
         Reader.turn = noted  # type: ignore[assignment, method-assign]
         return self
 
@@ -94,8 +94,8 @@ class Turns:
 
 
 def metered(uuids: list[str], seconds: float) -> Interval:
-    """Meter for so long, in one window."""
-    # The loop beside is calibrated first; all of these sleeps are times in which it works.
+    """Meter for ``seconds`` in one window."""
+    # The loop is calibrated first; it works during all of these sleeps.
     time.sleep(WARM_UP_S)
     with measure(uuids, ("nvml",)) as measuring:
         time.sleep(LEARNING_S)
@@ -106,7 +106,7 @@ def metered(uuids: list[str], seconds: float) -> Interval:
 
 
 def events_of(turns: Sequence[Interval], span: Interval, loop: str) -> list[Interval]:
-    """What the wake-ups in a span may disturb; those that overlap are one."""
+    """Return the intervals in a span that wake-ups may disturb; overlapping ones are merged."""
     events: list[Interval] = []
     before_ns, after_ns = DISTURBED_NS[loop]
     for start_ns, end_ns in turns:
@@ -121,20 +121,20 @@ def events_of(turns: Sequence[Interval], span: Interval, loop: str) -> list[Inte
 
 
 def free(events: Sequence[Interval], wanted: Interval) -> bool:
-    """Whether no event overlaps."""
+    """Return whether no event overlaps the interval."""
     index = bisect_right(events, wanted)
     near = events[max(0, index - 1) : index + 1]
     return all(end_ns <= wanted[0] or start_ns >= wanted[1] for start_ns, end_ns in near)
 
 
 def done(times: Sequence[int], at_ns: float) -> float:
-    """Chunks done by then, with the part of the one that is being done."""
+    """Return the chunks finished by then, including the fraction of the current one."""
     index = bisect_right(times, at_ns) - 1
     return index + (at_ns - times[index]) / (times[index + 1] - times[index])
 
 
 def loss_s(times: Sequence[int], events: Sequence[Interval], event: Interval) -> float | None:
-    """Time lost in an event, by the speed just before and just after; ``None`` where that is disturbed."""
+    """Return the time lost in an event by the speed around it; None if that is disturbed too."""
     start_ns, end_ns = event
     length_ns = end_ns - start_ns
     before, after = (start_ns - length_ns, start_ns), (end_ns, end_ns + length_ns)
@@ -148,19 +148,19 @@ def loss_s(times: Sequence[int], events: Sequence[Interval], event: Interval) ->
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Without the smallest and the largest."""
+    """Return the mean without the smallest and the largest values."""
     left_out = int(len(values) * TRIMMED)
     return fmean(sorted(values)[left_out : len(values) - left_out])
 
 
 def u_of(values: Sequence[float]) -> float:
-    """The scatter of the trimmed mean when values are drawn again (bootstrap)."""
+    """Return the bootstrap scatter of the trimmed mean."""
     random = Random(0)
     return stdev(trimmed_mean(random.choices(values, k=len(values))) for _ in range(RESAMPLES))
 
 
 def shams(events: Sequence[Interval], span: Interval, number: int) -> list[Interval]:
-    """Events of the same lengths where the reader slept."""
+    """Return random intervals of the same lengths in which the reader slept."""
     random, found = Random(1), list[Interval]()
     for _ in range(100 * number):
         if len(found) == number:
@@ -176,7 +176,7 @@ def shams(events: Sequence[Interval], span: Interval, number: int) -> list[Inter
 def row_of(
     loop: str, number: int, besides_s: float, times: Sequence[int], turns: Sequence[Interval], span: Interval
 ) -> Row:
-    """The loss at an event less that at a sham, times the events in a second."""
+    """Compute the loss per event minus that of random intervals, and from it the ratio of speeds."""
     events = events_of(turns, span, loop)
     seconds = (span[1] - span[0]) / 1e9
     losses = [lost for each in events if (lost := loss_s(times, events, each)) is not None]
@@ -186,7 +186,7 @@ def row_of(
         if (lost := loss_s(times, events, each)) is not None
     ]
     if min(len(losses), len(sham)) < 20:
-        raise SystemExit(f"{len(losses)} events and {len(sham)} shams can be compared: meter for longer")
+        raise SystemExit(f"{len(losses)} events and {len(sham)} shams can be compared: increase --seconds")
     lost_s, sham_s = trimmed_mean(losses), trimmed_mean(sham)
     per_s = len(events) / seconds
     u_s = (u_of(losses) ** 2 + u_of(sham) ** 2) ** 0.5
@@ -195,7 +195,7 @@ def row_of(
 
 
 def probe(loop: str, number: int, besides_s: float, seconds: float, directory: Path) -> None:
-    """In a process of its own: the work, metered beside it; prints its row as JSON."""
+    """Run and meter the work in this process; prints its row as JSON."""
     spans: list[Any] = []
     beside = {"python": beside_python, "matrices": beside_matrices}[loop]
     with boards(number, directory) as uuids, Turns(besides_s) as turns:
@@ -206,10 +206,10 @@ def probe(loop: str, number: int, besides_s: float, seconds: float, directory: P
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As in the documentation."""
+    """Render the table of the documentation."""
     head = (
-        "| loop | boards read | besides at each | wake-ups a second | lost at one "
-        "| speed with metering over without |"
+        "| loop | boards read | extra per wake-up | wake-ups per second | lost per wake-up "
+        "| speed with / without metering |"
     )
     lines = [
         f"| {each.loop} | {each.boards} | {each.besides_s * 1e3:g} ms | {each.events / each.seconds:.1f} | "
@@ -220,18 +220,18 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Each case in a fresh process."""
+    """Run each case in a fresh process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=120.0, metavar="N", help="metered, of each case (120)"
+        "--seconds", type=float, default=120.0, metavar="N", help="metered seconds per case (120)"
     )
     parser.add_argument("--json", type=Path, default=Path("cost_wakes.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
     given = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="cost-wakes-") as directory:
         lab = Lab(Path(sys.executable), Path(directory))
-        # The first construction checks the boards; its outcome is kept for the others.
+        # The first construction checks the boards; the result is cached for the others.
         lab.probe("cost_probe.py", "construct", OURS, "8")
         for case in CASES:
             rows.append(Row(**lab.probe("cost_wakes.py", "probe", *map(str, case), str(given.seconds))))

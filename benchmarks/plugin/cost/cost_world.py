@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boards that are read, and where this process finds their library."""
+"""The simulated boards, and the library path by which this process finds them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MS = 1_000_000
 
 @contextmanager
 def boards(number: int, directory: Path) -> Iterator[list[str]]:
-    """So many boards, their counters 100 ms apart and none in step with another; yields their UUIDs.
+    """Simulate ``number`` boards whose counters tick every 100 ms, all out of phase; yields their UUIDs.
 
-    The library is found by its name: its directory is in ``LD_LIBRARY_PATH``.
+    The library is found by name through ``LD_LIBRARY_PATH``.
     """
     with World(directory / f"world-{os.getpid()}", [Board(power_w=100.0) for _ in range(number)]) as world:
         for index in range(number):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw how true the stated uncertainty is: ``coverage_picture.py PICTURE.svg [WINDOWS]``.
+"""Draw how well the stated uncertainty holds: ``coverage_picture.py PICTURE.svg [WINDOWS]``.
 
-The windows are those of ``coverage_run.py``; 200 of each kind unless told otherwise.
+The windows are those of ``coverage_run.py``; 200 per kind by default.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from drawing import BLUE, GREY, ORANGE, RED, plotting, save
 
 from tests.meters.cases import KINDS, Case, draw
 
-#: Relative errors that are smaller are drawn here.
+#: Smaller relative errors are drawn here.
 FLOOR = 1e-6
 SEED = 1
 
 
 def cases(windows: int) -> list[Case]:
-    """As many windows of each kind, those with a number."""
+    """Return ``windows`` windows per kind, without those that have no result."""
     found = [draw(rng, kind) for kind in KINDS for rng in [Random(f"{kind} {SEED}")] for _ in range(windows)]
     return [case for case in found if case.energy.energy_j is not None]
 
 
 def main(picture: Path, windows: int) -> None:
-    """Each window's error over what it was said to be; and how often it is within k times that."""
+    """Draw each window's error over its stated uncertainty, and how often it is within k times that."""
     found = cases(windows)
     plot = plotting("coverage")
     figure, (scatter, curve) = plot.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
@@ -50,7 +50,7 @@ def _draw_scatter(panel: Any, found: Sequence[Case]) -> None:
     stated = [(case.energy.u_j or 0.0) / case.true_j for case in found]
     error = [max(abs((case.energy.energy_j or 0.0) / case.true_j - 1), FLOOR) for case in found]
     bare = [max(abs(case.naive_j / case.true_j - 1), FLOOR) for case in found]
-    # Thousands of dots are smaller as one bitmap.
+    # Thousands of dots are smaller as a bitmap.
     dots = {"marker": ".", "linestyle": "", "markersize": 2, "rasterized": True}
     panel.plot(stated, bare, color=RED, alpha=0.5, label="two readings", **dots)
     panel.plot(stated, error, color=BLUE, label="this tool", **dots)

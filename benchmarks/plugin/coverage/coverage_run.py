@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the uncertainty true? Thousands of random windows with an energy known to the last bit.
+"""Check the stated uncertainty with thousands of random windows of exactly known energy.
 
-The windows are those of the test suite (tests/meters/cases.py), of which it takes a few hundred.
+The windows are those of the test suite (tests/meters/cases.py), which runs a few hundred.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.meters.cases import KINDS, Case, Kind, Summary, draw, summarise
 
-#: What the tool promises.
+#: Limits that the package promises.
 COVERED, FULLNESS = 0.95, 0.2
 
 HEADER = ("windows", "resolved", "within 2u", "median error/u", "median error", "two readings")
@@ -26,11 +26,11 @@ RULE = ("---", *["---:"] * len(HEADER))
 
 
 def main() -> int:
-    """Print the table. Returns 1 when a promise is not kept."""
+    """Print the table. Returns 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=1000, help="of each kind (default: 1000)")
+    parser.add_argument("--windows", type=int, default=1000, help="windows per kind (default: 1000)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
     found = {str(kind): _cases(kind, args.windows, args.seed) for kind in KINDS}
     rows = {name: summarise(cases) for name, cases in found.items()}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw one window over the ticks of a counter: ``window_picture.py PICTURE.svg``.
 
-A simulated board at 100 W that works at 500 W for 250 ms, and a counter that ticks every 100 ms. The reader
-and the arithmetic are the package's own; what two bare readings say is beside it.
+A simulated board at 100 W works at 500 W for 250 ms; its counter ticks every 100 ms. Reader and arithmetic
+are the package's own; the result of two bare readings is shown for comparison.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.meters.waves import EPOCH, MS, S, Sensor, Wave, domain
 IDLE_W, WORK_W = 100.0, 500.0
 WORK_NS, LATCH_NS, GAP_NS = 250 * MS, 100 * MS, 350 * MS
 JITTER_NS = MS
-#: What is drawn in the first panel, in ticks after a tick.
+#: Phase shown in the first panel, in ticks after a tick.
 PHASE = 0.35
 STEPS = 200
 
 
 @dataclass(frozen=True)
 class Window:
-    """One window, what is known of it and what the tool makes of it. Energies in joules."""
+    """One window, its true energy and the package's result. Energies in joules."""
 
     sensor: Sensor
     series: Series
@@ -47,17 +47,17 @@ class Window:
 
     @property
     def error(self) -> float:
-        """Of the tool, as a share of the truth."""
+        """Return the error of the package's result, relative to the truth."""
         return self.energy_j / self.true_j - 1
 
     @property
     def error_of_two_readings(self) -> float:
-        """Of reading at both ends, likewise."""
+        """Return the error of two bare readings, relative to the truth."""
         return self.two_readings_j / self.true_j - 1
 
 
 def window(phase: float, seed: int = 1) -> Window:
-    """The work begins ``phase`` ticks after a tick was due."""
+    """Simulate work that begins ``phase`` ticks after a tick was due."""
     start_ns = EPOCH + round(phase * LATCH_NS)
     end_ns = start_ns + WORK_NS
     wave = Wave(((EPOCH - 8 * S, IDLE_W), (start_ns, WORK_W), (end_ns, IDLE_W)))
@@ -89,7 +89,7 @@ def window(phase: float, seed: int = 1) -> Window:
 
 
 def main(picture: Path) -> None:
-    """Power, the counter, and the error by the moment at which the work begins."""
+    """Draw power, counter, and the error as a function of the moment at which the work begins."""
     plot = plotting("window")
     figure, (power, counter, errors) = plot.subplots(
         3, 1, figsize=(8, 7.6), height_ratios=(1, 1.7, 1.4), layout="constrained"
@@ -165,7 +165,7 @@ def _draw_counter(panel: Any, shown: Window) -> None:
 
 
 def _tick_outside(shown: Window, edge_ns: int, *, before: bool) -> int:
-    """The tick of the counter next to an edge, on its quiet side."""
+    """Return the counter's tick next to an edge, on its quiet side."""
     if before:
         return shown.sensor.last_ns(edge_ns)
     step_ns = MS // 20

@@ -178,7 +178,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=25, metavar="N", help="runs of each kind (25)")
     parser.add_argument("--only", choices=PLUGINS, help="this plugin and none")
     parser.add_argument("--json", type=Path, default=Path("idle_cost.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
     given = parser.parse_args(argv)
     found = {point.name for point in entry_points(group="pytest11")}
     installed = [name for name in PLUGINS if name in found]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin that notes, at the end of a run, what has been imported."""
+"""A pytest plugin that records which modules a run has imported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a lease cost when nobody else wants the devices? See the README beside this file."""
+"""Measure the cost of a lease without competition. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from pytest_llenergy.devices.locks import acquire
 
 NUMBERS = (1, 8)
 
-#: What is promised of the median (milliseconds).
+#: Highest acceptable median (milliseconds).
 MOST_MS = 1.0
 
 OURS, PEER = "lease", "filelock"
 
 
 def lease(number: int) -> Callable[[], None]:
-    """So many of eight boards: a ticket, a look at the queue, a lock each, and all of it back."""
+    """Return a function that leases and releases boards: queue ticket, queue check, one lock per board."""
     request = LockRequest((), number, tuple((DeviceLock(f"GPU-{board}"),) for board in range(8)))
     return lambda: acquire(request, 0.0, "benchmarks/test_x.py::test_y").release()
 
 
 def file_locks(number: int, directory: Path) -> Callable[[], None]:
-    """As many locks of ``filelock``: no queue, and nobody is told who holds them."""
+    """Return a function that takes as many locks of ``filelock``, without a queue or a record of holders."""
     locks = [filelock.FileLock(directory / f"{board}.lock") for board in range(number)]
 
     def take() -> None:
@@ -48,9 +48,9 @@ def file_locks(number: int, directory: Path) -> Callable[[], None]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Take and give back in turn, print the table. Returns 1 when the promise is not kept."""
+    """Measure both alternately and print the table. Returns 1 if the limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=1000, metavar="N", help="of each (1000)")
+    parser.add_argument("--turns", type=int, default=1000, metavar="N", help="repeats per kind (1000)")
     parser.add_argument("--json", type=Path, default=Path("lease_cost.json"), metavar="FILE")
     given = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
                 for name, take in tools.items():
                     start_s = time.perf_counter()
                     take()
-                    # The first one makes the files.
+                    # The first one creates the files.
                     times[name] += [(time.perf_counter() - start_s) * 1e3] if turn else []
             for name in tools:
                 p99 = quantiles(times[name], n=100)[98]

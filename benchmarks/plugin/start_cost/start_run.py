@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does it cost to start ranks, and to use them again? See the README beside this file."""
+"""Measure the cost of starting ranks and of using them again. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
 SUITES = {
     "workers, spawn": ("suite_plugin.py", "--energy-start-method=spawn"),
     "workers, forkserver": ("suite_plugin.py", "--energy-start-method=forkserver"),
-    "a spawned process a test": ("suite_spawn.py", "-p", "no:llenergy"),
-    "accelerate launch a test": ("suite_launch.py", "-p", "no:llenergy"),
+    "a spawned process per test": ("suite_spawn.py", "-p", "no:llenergy"),
+    "accelerate launch per test": ("suite_launch.py", "-p", "no:llenergy"),
 }
 BASE = "workers, spawn"
 
-#: How long the parent is watched while ranks work (seconds).
+#: How long the parent is observed while ranks work (seconds).
 WATCH_S = 2.0
 
 
 def plan(n: int) -> ProcessPlan:
-    """Ranks with torch, and with transformers where they import it."""
+    """Return the plan of ranks with torch, or with transformers if they import it."""
     capabilities = Capabilities(framework="torch", data=True, preload=AUTO)
     return plan_processes(capabilities, None, Lease(("cpu",) * n), usable_cpus())
 
 
 def load(with_transformers: bool) -> None:
-    """What every rank does first."""
+    """Import what every rank needs first."""
     if with_transformers:
         from importlib import import_module
 
@@ -59,7 +59,7 @@ def load(with_transformers: bool) -> None:
 
 
 def ready_s(host: LocalHost, n: int, with_transformers: bool) -> tuple[float, float]:
-    """Seconds from nothing to ranks that have imported what they need, and of the same call once more."""
+    """Return the seconds until cold ranks have imported what they need, and until warm ranks are ready."""
     start_s = time.perf_counter()
     group = RankGroup(plan(n), {LOCALHOST: host})
     try:
@@ -72,12 +72,12 @@ def ready_s(host: LocalHost, n: int, with_transformers: bool) -> tuple[float, fl
 
 
 def call(group: RankGroup, function: Any, *args: Any) -> None:
-    """On every rank."""
+    """Call a function on every rank."""
     call_workload(group, function, args, {}, 120.0).run_round()
 
 
 def starts(repeats: int) -> dict[str, Any]:
-    """Medians in milliseconds, by what is imported and how many ranks there are."""
+    """Return medians in milliseconds by imports and number of ranks."""
     hosts = {method: LocalHost(method) for method in METHODS}
     times: dict[str, dict[str, list[float]]] = {}
     boot_s = []
@@ -108,7 +108,7 @@ def starts(repeats: int) -> dict[str, Any]:
 
 
 def parent_percent(host: LocalHost) -> float:
-    """CPU time of this process and of the supervisor while two ranks sleep, in percent of a core."""
+    """Return the CPU time of this process and the supervisor while two ranks sleep, in per cent of a core."""
     group = RankGroup(plan(2), {LOCALHOST: host})
     try:
         workload = call_workload(group, time.sleep, (WATCH_S,), {}, 120.0)
@@ -123,7 +123,7 @@ def parent_percent(host: LocalHost) -> float:
 
 
 def suite_s(*arguments: str) -> float:
-    """Seconds of a whole run of pytest. Ends the comparison if it fails."""
+    """Return the seconds of a whole pytest run. Exits if it fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     start_s = time.perf_counter()
     done = subprocess.run(command, cwd=SUITE, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def suite_s(*arguments: str) -> float:
 
 
 def suites(repeats: int) -> dict[str, list[float]]:
-    """Seconds of the suite in each of its forms, in turn."""
+    """Return the seconds of each variant of the suite, run alternately."""
     times: dict[str, list[float]] = {name: [] for name in SUITES}
     for _ in range(repeats):
         for name, arguments in SUITES.items():
@@ -143,13 +143,13 @@ def suites(repeats: int) -> dict[str, list[float]]:
 
 
 def reuse_ms(repeats: int) -> float:
-    """What a test costs on ranks that are there, over one without: means without both tenths (ms)."""
+    """Return the cost of a test on warm ranks minus one without (10 % trimmed means, ms)."""
     costs = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="start-cost-") as scratch:
             report = Path(scratch) / "junit.xml"
             command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-            # Set-up and teardown too, where devices are leased and ranks cleaned.
+            # Includes set-up and teardown, where devices are leased and ranks cleaned.
             command += ["-o", "junit_duration_report=total", "suite_reuse.py"]
             subprocess.run(command, cwd=SUITE, capture_output=True, check=True)
             cases = list(ElementTree.parse(report).iter("testcase"))
@@ -164,34 +164,34 @@ def reuse_ms(repeats: int) -> float:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """The tables."""
+    """Render the tables."""
     start = content["start"]
-    lines = ["| until ready | spawn | forkserver | ranks that are there |", "| --- | ---: | ---: | ---: |"]
+    lines = ["| until ready | spawn | forkserver | warm ranks |", "| --- | ---: | ---: | ---: |"]
     for name, row in start["ms"].items():
         cells = " | ".join(f"{row[how]:.4g} ms" for how in (*METHODS, "reuse"))
         lines.append(f"| {name} | {cells} |")
     lines += [
         "",
-        f"The fork server itself, with its first rank: {start['fork_server_ms']:.0f} ms, once a run. "
+        f"Fork server with its first rank: {start['fork_server_ms']:.0f} ms, once per run. "
         f"Parent and supervisor while ranks work: {start['parent_percent']:.2f} % of a core.",
     ]
     if "suite" in content:
         base_s = median(content["suite"][BASE])
-        lines += ["", "| 20 tests | whole run | over the first |", "| --- | ---: | ---: |"]
+        lines += ["", "| 20 tests | whole run | relative to the first |", "| --- | ---: | ---: |"]
         for name, times in content["suite"].items():
             lines.append(f"| {name} | {median(times):.1f} s | {median(times) / base_s:.2f} |")
     if "reuse_ms" in content:
-        lines += ["", f"A test on ranks that are there: {content['reuse_ms']:.1f} ms over one without."]
+        lines += ["", f"A test on warm ranks takes {content['reuse_ms']:.1f} ms more than one without ranks."]
     return "\n".join(lines) + "\n"
 
 
 def main(argv: Sequence[str]) -> None:
     """Measure, print the tables, write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="starts of each kind (5)")
-    parser.add_argument("--suites", type=int, default=1, metavar="N", help="runs of each suite (1)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="starts per kind (5)")
+    parser.add_argument("--suites", type=int, default=1, metavar="N", help="runs per suite (1)")
     parser.add_argument("--json", type=Path, default=Path("start_cost.json"), metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
     given = parser.parse_args(argv)
     content: dict[str, Any] = {
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two sides of ``ab_run.py`` may differ in, and a meter that sees nobody else's work."""
+"""Option in which the sides of ``ab_run.py`` differ, and a meter that counts only this session's work."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pytest_llenergy.meters.base import Domain, MeterSpec
 from pytest_llenergy.meters.estimate import AVERAGE_W
 from pytest_llenergy.model.record import Record
 
-#: Watts that a busy core adds to an idle one, by the model of the meter ``estimate``.
+#: Watts that a busy core adds to an idle one, in the model of the meter ``estimate``.
 BUSY_W = AVERAGE_W[1] - AVERAGE_W[0]
 
-#: So that the counter moves while nothing is done (watts); a thousandth of the work.
+#: Keeps the counter moving while idle (watts); a thousandth of the work.
 IDLE_W = 0.002
 
-#: Linux tells CPU time in ticks of 10 ms.
+#: Linux reports CPU time in ticks of 10 ms.
 TICK_S = 0.01
 
-#: How often to look for new ranks (seconds).
+#: Interval at which new ranks are discovered (seconds).
 LOOK_S = 1.0
 
-#: Joules of an output token by the meter that is made up.
+#: Joules per output token of the made-up meter.
 TOKEN_J = 0.1
 
 
 class SessionCpu:
-    """CPU seconds of this session's ranks, times watts: work and no more, an estimate of the joules.
+    """CPU seconds of this session's ranks times watts: an estimate of the joules of their work alone.
 
-    The meter ``estimate`` reads the whole host. On one that others use it would measure their work too.
-    pytest's own process is left out: while ranks work it does nothing but read this.
+    The meter ``estimate`` reads the whole host, so it would include other processes. pytest's own process is
+    left out: while ranks work it only reads this meter.
     """
 
     name = "session-cpu"
@@ -60,9 +60,9 @@ class SessionCpu:
         )
 
     def read(self) -> list[float | str]:
-        """Of those that have ended, what they had used when they were last seen."""
+        """Read the CPU seconds; ranks that have ended count with their last known value."""
         if time.monotonic() - self._looked_s > LOOK_S:
-            # It takes milliseconds.
+            # Listing processes takes milliseconds.
             self._ranks = psutil.Process().children(recursive=True)
             self._looked_s = time.monotonic()
         for process in self._ranks:
@@ -74,7 +74,7 @@ class SessionCpu:
         return [IDLE_W * time.monotonic() + BUSY_W * sum(self._spent_s.values())]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the meter holds no resources."""
 
 
 def pytest_llenergy_meters() -> Sequence[MeterSpec]:
@@ -84,12 +84,12 @@ def pytest_llenergy_meters() -> Sequence[MeterSpec]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--new-tokens", type=int, default=20, help="tokens to generate (default: 20)")
     parser.addoption(
-        "--stand-in", action="store_true", help="joules of a made-up meter: 0.1 J an output token, exactly"
+        "--stand-in", action="store_true", help="use made-up joules: exactly 0.1 J per output token"
     )
 
 
 def pytest_llenergy_record(item: pytest.Item, record: Record) -> Record | None:
-    """With ``--stand-in``: the work is real, its joules are counted out."""
+    """With ``--stand-in``, replace the joules of the real work by a value per output token."""
     if not item.config.getoption("--stand-in"):
         return None
     rounds = [
@@ -100,7 +100,7 @@ def pytest_llenergy_record(item: pytest.Item, record: Record) -> Record | None:
         if each.tokens is not None
     ]
     meters = [
-        msgspec.structs.replace(each, name="stand-in", source=f"{TOKEN_J} J an output token")
+        msgspec.structs.replace(each, name="stand-in", source=f"{TOKEN_J} J per output token")
         for each in record.meters
     ]
     return msgspec.structs.replace(
@@ -110,5 +110,5 @@ def pytest_llenergy_record(item: pytest.Item, record: Record) -> Record | None:
 
 @pytest.fixture
 def new_tokens(request: pytest.FixtureRequest) -> int:
-    """Not a parameter of the test, so that both sides have one name for it; the record holds it anyway."""
+    """Number of output tokens: not a test parameter, so that the test has one name on both sides."""
     return int(request.config.getoption("--new-tokens"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a real model. Run by its path: ``pytest benchmarks`` does not collect it."""
+"""Generate text with a real model. Run it by its path: ``pytest benchmarks`` does not collect it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_llenergy.model.prompts import Prompts
 
 @pytest.mark.gpus(1, fallback="cpu")
 def test_decode(energy: Energy, backend: BackendHandle, prompts: Prompts, new_tokens: int) -> None:
-    """The shortest prompt: nearly all of it is decode."""
+    """Generate from the shortest prompt, so that nearly all of the work is decode."""
     shortest = min(prompts, key=len)
     run = energy(backend.generate, [shortest], max_new_tokens=new_tokens, ignore_eos=True)
     assert run.result.output_tokens == new_tokens

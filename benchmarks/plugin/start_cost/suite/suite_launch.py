@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty tests, each in a process that ``accelerate launch`` starts for it."""
+"""Twenty tests, each in a process started by ``accelerate launch``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that ask a rank for nothing, and tests that do nothing."""
+"""Tests that run an empty call on a rank, and tests that do nothing."""
 
 from __future__ import annotations
 

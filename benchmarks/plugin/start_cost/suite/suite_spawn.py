@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty tests, each in a process that is spawned for it."""
+"""Twenty tests, each in a spawned process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of every test: eight tokens of a tiny Llama, which the process keeps once it has made it."""
+"""The work of every test: eight tokens of a tiny Llama, which the process builds once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @cache
 def model() -> Any:
-    """Two layers of random weights."""
+    """Build a model with two layers of random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,7 +26,7 @@ def model() -> Any:
 
 
 def generate() -> int:
-    """The number of tokens that came out."""
+    """Generate, and return the number of tokens."""
     import torch
 
     prompt = torch.ones(1, 4, dtype=torch.long)
