@@ -200,11 +200,18 @@ def _agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch])
             readings.between(stretch.start_ns, stretch.end_ns).for_judge()
         )
         rows.append(
-            [stretch.name, result.ticks, result.mean_w, result.ratio, result.doubt, result.reason or "agrees"]
+            [
+                stretch.name,
+                result.ticks,
+                result.mean_w,
+                result.ratio,
+                result.ratio_margin,
+                result.reason or "agrees",
+            ]
         )
     notebook.table(
         "Energy counter over the integral of field 186",
-        ["while", "ticks", "mean W", "ratio", "doubt", "self-check"],
+        ["while", "ticks", "mean W", "ratio", "margin", "self-check"],
         rows,
         "Uncertainty: what the sampling leaves open in the ratio.",
     )

@@ -87,7 +87,7 @@ def list_backends() -> Iterator[BackendFacts]:
 
 def list_meters(uuids: Sequence[str]) -> Iterator[MeterFacts]:
     """Open every known meter for the CPU and for each GPU, and describe what it reads."""
-    for name, meter in MeterRegistry(whole_only=True).items():
+    for name, meter in MeterRegistry(skip_broken=True).items():
         if meter.takes_argument:
             yield MeterFacts(name, None, False, f"by name only, --energy-meter={name}:ARGUMENT")
             continue

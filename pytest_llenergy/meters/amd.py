@@ -24,7 +24,7 @@ PAUSE_S = 0.01
 
 
 class Library:
-    """The AMD SMI library, open as long as one of its boards is."""
+    """The AMD SMI library, which stays open while one of its boards is open."""
 
     def __init__(self) -> None:
         """Initialise AMD SMI. Raises ``MeterError`` if the package, its library or the driver is missing."""
@@ -49,7 +49,7 @@ class Library:
             raise MeterError(f"amd: {one_line(error)}") from None
 
     def count(self, handle: Any) -> tuple[float, float]:
-        """Return joules since the driver was loaded, and joules of one count. Raises ``MeterError``."""
+        """Return joules since the driver was loaded, and the joules of one count. Raises ``MeterError``."""
         try:
             answer = self._smi.amdsmi_get_energy_count(handle)
         except self._smi.AmdSmiException as error:
@@ -58,11 +58,11 @@ class Library:
         return int(answer["energy_accumulator"]) * step_j, step_j
 
     def enter(self) -> None:
-        """Count one more open board."""
+        """Register an open board."""
         self._users += 1
 
     def leave(self) -> None:
-        """Count one open board less. The last one shuts the library down."""
+        """Unregister a board. Shuts the library down after the last one."""
         self._users -= 1
         if self._users <= 0:
             self._smi.amdsmi_shut_down()
@@ -104,7 +104,7 @@ class AmdMeter:
 
 
 def open_amd(targets: Targets, pause: Callable[[float], None] = time.sleep) -> list[AmdMeter]:
-    """Open the boards of the targets; without GPUs among them, every AMD board of this host.
+    """Open the boards of the targets, or every AMD board of this host if the targets have no GPUs.
 
     Raises ``MeterError`` if AMD SMI or a board of the targets is missing, or no counter moves.
     """
@@ -120,8 +120,8 @@ def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None
     boards = library.boards()
     missing = [uuid for uuid in wanted if uuid not in boards]
     if missing:
-        found = ", ".join(boards) or "none"
-        raise MeterError(f"amd: no board {', '.join(missing)}; found: {found}")
+        present = ", ".join(boards) or "none"
+        raise MeterError(f"amd: no board {', '.join(missing)}; found: {present}")
     if not boards:
         raise MeterError("amd: AMD SMI finds no board")
     chosen = {uuid: boards[uuid] for uuid in wanted or boards}

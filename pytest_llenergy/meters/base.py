@@ -97,7 +97,7 @@ class Targets(NamedTuple):
 
 
 class Meter(Protocol):
-    """Domains that are read together. ``read`` is called by one thread at a time, mostly a background one."""
+    """Domains that are read together. One thread at a time, usually a background thread, calls ``read``."""
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class Meter(Protocol):
         """Seconds between two readings, until the ticks of the counter can be predicted."""
 
     def read(self) -> Sequence[float | str]:
-        """Return for each domain the joules since some fixed moment, or the reason why there are none."""
+        """Return the joules of each domain since a fixed moment, or the reason why they are unavailable."""
 
     def close(self) -> None:
         """Release all resources. Called once."""
@@ -124,13 +124,11 @@ class MeterSpec(NamedTuple):
     Attributes:
         name: Name, as in ``--energy-meter``.
         kind: Estimates are opened last, and only where nothing was measured.
-        open: ``open(targets)`` returns the open meters, one for each device whose counter ticks on its own.
-            It
-            raises ``MeterDoesNotApply`` if the meter does not concern the targets, and ``MeterError`` with
-            the reason and the remedy if it cannot read them on this machine.
-        takes_argument: Whether the meter is selected as ``NAME:ARGUMENT``; then ``open(targets, argument)``
-            is
-            called.
+        open: ``open(targets)`` returns the open meters, one for each device whose counter ticks
+            independently. It raises ``MeterDoesNotApply`` if the meter does not concern the targets, and
+            ``MeterError`` with the reason and the remedy if it cannot read them on this machine.
+        takes_argument: Whether the meter is selected as ``NAME:ARGUMENT``, so that it is opened with
+            ``open(targets, argument)``.
         by_default: Whether the automatic selection includes the meter.
         host_wide: Whether the meter reads more than the targets, so that a test needs the host to itself.
     """
@@ -156,7 +154,7 @@ class Accuracy:
 
 
 def unknown_accuracy(source: str) -> Accuracy:
-    """Return an unknown accuracy: the limits contain no error of the source, and a flag states that."""
+    """Return an unknown accuracy: the limits exclude the error of the source, and a flag says this."""
     detail = f"the accuracy of {source} is not known: limits and uncertainties leave its error out"
     return Accuracy(
         "not known", within(0.0), (Flag(name="accuracy-unknown", severity="note", detail=detail),)

@@ -3,7 +3,7 @@
 
     P = TDP · (0.1 + 0.9 · load³)
 
-with the load of the whole host since the sample before (CodeCarbon 3.3,
+with the load of the whole host since the previous sample (CodeCarbon 3.3,
 ``codecarbon.external.hardware.CPU``, mode ``cpu_load``). The cube of a mean is not the mean of cubes, so
 the result depends on how often it is sampled: once a second, as in CodeCarbon. The TDP is that of the most
 similar name in CodeCarbon's table, or 4 W a thread.
@@ -31,7 +31,7 @@ class CodeCarbonMeter:
     poll_period_s = SAMPLE_S
 
     def __init__(self) -> None:
-        """Set up the model. Raises ``MeterError`` without CodeCarbon, or if it knows no TDP."""
+        """Set up the model. Raises ``MeterError`` if CodeCarbon is missing or has no TDP for this CPU."""
         try:
             import codecarbon
             from codecarbon.core.cpu import TDP

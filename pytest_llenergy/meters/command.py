@@ -2,7 +2,7 @@
 """An external power meter: a program that prints watts, one number a line.
 
 ``--energy-meter='command:PROGRAM ARGS'``, with ``@2%`` at the end if its accuracy is known. Each number is
-the mean power from the line before to the moment at which it arrives.
+the mean power from the previous line to the moment at which it arrives.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class CommandMeter:
-    """Runs the program until it is closed. A thread reads its lines as they come."""
+    """Run a program until the meter is closed. A thread reads the lines of its output as they arrive."""
 
     name = "command"
     poll_period_s: float = 0.01
@@ -129,9 +129,9 @@ class CommandMeter:
             self._note_end()
 
     def _add(self, now_s: float, watts: float) -> None:
-        """Add a line, the mean power since the one before. Lines in a burst share their time evenly.
+        """Add a line: the mean power since the previous line. Lines in a burst share their time evenly.
 
-        They were delayed: in the output of the program, or here.
+        A burst consists of lines that were delayed, in the output of the program or in this process.
         """
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
@@ -208,7 +208,7 @@ class CommandMeter:
 
 
 def _die_with_parent() -> None:
-    """Make the program end when this process does, by any means. Runs in its process before exec."""
+    """Let the kernel kill the program when this process ends. Runs in the program's process before exec."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

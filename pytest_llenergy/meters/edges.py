@@ -12,8 +12,8 @@ energy *at* each edge is inferred from the ticks around it:
   as if power had changed once in between.
 - A counter that is **updated all the time** is read at the edge.
 
-A **short window**, with hardly a tick inside, is treated as a whole, since its edges cannot be found one
-without the other. The counter gives the joules from the last tick before it to the first one after it. If
+A **short window** with fewer than two ticks inside is treated as a whole, since its two edges depend on the
+same ticks. The counter gives the joules from the last tick before it to the first one after it. If
 power was steady on either side, it is assumed steady up to the edges, as in a quiet gap. If not, the joules
 that the power on the two sides does not explain may lie in the window, all of them, none, or in proportion
 to its share of the time: those are the limits.
@@ -105,7 +105,7 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
 
 
 def _select_sharp(ticks: Sequence[Tick]) -> list[Tick]:
-    """Leave out ticks whose time is much less certain than that of others: no reading was near them."""
+    """Leave out ticks whose time is much less certain than that of others, since no reading was near them."""
     limit_s = BLUNT * min((tick.gap_s for tick in ticks), default=0.0) + BLUNT_S
     return [tick for tick in ticks if tick.gap_s <= limit_s]
 
@@ -142,7 +142,9 @@ def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
 
 
 def energy_under_load(series: Series, time_ns: int) -> Reading | None:
-    """Return the energy at a moment with unknown power on both sides; ``None`` without a tick on either.
+    """Return the energy at a moment with unknown power on both sides.
+
+    ``None`` unless there is a tick on each side.
 
     A running average over s lags by s/2, and rounds off a step of ΔP at the moment by up to ΔP s/8.
     """
@@ -154,9 +156,9 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     before, after = lefts[-1], rights[0]
     # A step at the edge, the usual case, is the worst; and both edges of a window err the same way.
     smear = 2 * ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2
-    met = find_tick_at(series, time_ns)
-    if met is not None:
-        return Reading(met.energy_j, Variances(edges=(highest_w * met.gap_s) ** 2 / 12 + smear))
+    tick = find_tick_at(series, time_ns)
+    if tick is not None:
+        return Reading(tick.energy_j, Variances(edges=(highest_w * tick.gap_s) ** 2 / 12 + smear))
     head_s, tail_s = (time_ns - before.time_ns) / 1e9, (after.time_ns - time_ns) / 1e9
     mean_w = power_between(before, after)
     left_w = power_between(lefts[-2], before) if len(lefts) > 1 else mean_w
@@ -211,24 +213,25 @@ def quiet_edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, di
 
 
 def find_tick_at(series: Series, time_ns: int) -> Tick | None:
-    """Return the tick of a counter that was read at just this moment, if there is one."""
+    """Return the tick of a counter that was read at exactly this moment, if there is one."""
     before, after = series.before(time_ns), series.after(time_ns)
     if before is None or after is None:
         return None
-    found = series.between(before.latest_ns + 1, after.earliest_ns - 1)
-    if not found:
+    straddling = series.between(before.latest_ns + 1, after.earliest_ns - 1)
+    if not straddling:
         return None
     width_s = (after.time_ns - before.time_ns) / 1e9
-    return found[0] if found[0].gap_s < width_s / 8 else None
+    return straddling[0] if straddling[0].gap_s < width_s / 8 else None
 
 
 def _join_sides(
     from_left: float, from_right: float, drop_w: float, sides_s: tuple[float, float], blur_j: float
 ) -> float:
-    """Extrapolate both sides to one change of power between the ticks, if one can explain the counter.
+    """Extrapolate both sides to one change of power between the ticks, if such a change explains the counter.
 
-    Not where they differ by no more than ``blur_j``, the uncertainty from the times of the ticks: choosing a
-    side by such a difference would choose the lower one at both edges, which biases the energy.
+    Otherwise interpolate between the sides. This includes sides that differ by no more than the uncertainty
+    from the times of the ticks, ``blur_j``: choosing a side by such a difference would choose the lower one
+    at both edges, which biases the energy.
     """
     head_s, tail_s = sides_s
     apart_j = from_left - from_right
@@ -241,8 +244,8 @@ def _join_sides(
 
 def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
     """Return the lowest and the highest power that are possible around a moment, from the ticks there."""
-    seen = mean_powers(series, start_ns, end_ns)
-    lowest_w, highest_w = min(seen, default=0.0), max(seen, default=0.0)
+    powers_w = mean_powers(series, start_ns, end_ns)
+    lowest_w, highest_w = min(powers_w, default=0.0), max(powers_w, default=0.0)
     margin_w = (highest_w - lowest_w) / 2
     return max(0.0, lowest_w - margin_w), highest_w + margin_w
 
@@ -254,7 +257,7 @@ def _fluctuation(steps: Sequence[float], blur_w: float) -> float:
         return 0.0
     from statistics import variance
 
-    # Of one more step, in addition to those in the mean.
+    # The variance of the difference between one more step and the mean of these steps.
     unexplained = variance(steps) * (1 + 1 / n) - blur_w**2
     return student_factor(n - 1) * math.sqrt(max(0.0, unexplained))
 
@@ -341,7 +344,7 @@ def _steady(series: Series, ticks: Sequence[Tick]) -> Quiet | None:
 
 
 def _alike(left: Quiet, right: Quiet) -> bool:
-    """Return whether power is the same before and after; else it may have changed at any moment between."""
+    """Return whether power is equal before and after; otherwise it may have changed at any moment between."""
     blur_w = 2 * math.hypot(left.u_watts, right.u_watts)
     return abs(left.watts - right.watts) <= STEADY * max(left.watts, right.watts) + blur_w
 
@@ -373,5 +376,5 @@ def _limits(
     total_j = last.energy_j - first.energy_j
     everything_j = total_j - (outside_w[0] or 0.0) * head_s - (outside_w[1] or 0.0) * tail_s
     as_outside = [watts * inside_s for watts in outside_w if watts is not None]
-    found = (everything_j, total_j * inside_s / (head_s + inside_s + tail_s), *as_outside)
-    return max(0.0, min(found)), min(total_j, max(found))
+    candidates_j = (everything_j, total_j * inside_s / (head_s + inside_s + tail_s), *as_outside)
+    return max(0.0, min(candidates_j)), min(total_j, max(candidates_j))

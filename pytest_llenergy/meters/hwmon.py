@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power and energy sensors of Linux hwmon (kernel: Documentation/hwmon/sysfs-interface.rst).
 
-``--energy-meter=hwmon:CHIP[/LABEL]``: a chip by what its ``name`` file says, or by its directory where
-several have one name; a sensor by its label, or ``power1``, ``energy1``. ``@2%`` at the end states its
-accuracy. What a sensor covers is known to whoever wired it, so none is used unless it is named.
+``--energy-meter=hwmon:CHIP[/LABEL]`` names a chip by the content of its ``name`` file, or by its directory if
+several chips share a name, and a sensor by its label, or as ``power1`` or ``energy1``. ``@2%`` at the end
+states its accuracy. The kernel does not report what a sensor covers, so sensors are never selected
+automatically.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Sensor:
 
 
 class HwmonMeter:
-    """One sensor, its file kept open."""
+    """One sensor, whose file stays open."""
 
     name = "hwmon"
     poll_period_s: float = 0.01
@@ -62,7 +63,7 @@ class HwmonMeter:
         try:
             refresh = self._refresh()
         except BaseException:
-            # Watching takes a second, in which the user may interrupt it: do not leave the file open.
+            # The user may interrupt the observation, which takes a second: do not leave the file open.
             self.close()
             raise
         self._power = refresh.integral()
@@ -95,18 +96,19 @@ class HwmonMeter:
         from pytest_llenergy.meters.selfcheck import check_counters
 
         name = self._sensor.label
-        seen = check_counters({name: lambda: (None, self._require_value())}, {name: SLOWEST_REFRESH_S})[name]
-        return refresh_from_check(seen, SLOWEST_REFRESH_S)
+        polls = {name: lambda: (None, self._require_value())}
+        result = check_counters(polls, {name: SLOWEST_REFRESH_S})[name]
+        return refresh_from_check(result, SLOWEST_REFRESH_S)
 
     def _require_value(self) -> float:
-        """Return the value. Raises ``MeterError`` with the reason if there is none."""
+        """Return the value. Raises ``MeterError`` with the reason if it is unavailable."""
         value = self._value()
         if isinstance(value, str):
             raise MeterError(value)
         return value
 
     def _value(self) -> float | str:
-        """Return watts or joules, or the reason why there are none."""
+        """Return watts or joules, or the reason why they are unavailable."""
         try:
             text = os.pread(self._descriptor, 32, 0)
         except OSError as error:
@@ -154,9 +156,9 @@ def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
     sensors = _sensors(chip)
     if not sensors:
         raise MeterError(f"hwmon: {chip} ({name}) has no power or energy sensor")
-    found = [sensor for sensor in sensors if label in ("", sensor.label, sensor.file.name.split("_")[0])]
-    if len(found) == 1:
-        return _with_times(found[0])
+    matches = [sensor for sensor in sensors if label in ("", sensor.label, sensor.file.name.split("_")[0])]
+    if len(matches) == 1:
+        return _with_times(matches[0])
     what = f"has no sensor {label!r}" if label else "has several sensors"
     labels = ", ".join(f"hwmon:{name}/{sensor.label}" for sensor in sensors)
     raise MeterError(f"hwmon: {chip} ({name}) {what}; choose one of {labels}")
@@ -164,11 +166,11 @@ def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
 
 def _find_chip(name: str, root: Path) -> Path:
     chips = {path: _read_text(path / "name") or "" for path in sorted(root.glob("hwmon*"))}
-    found = [path for path in chips if name in (path.name, chips[path])]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        directories = ", ".join(path.name for path in found)
+    matches = [path for path in chips if name in (path.name, chips[path])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        directories = ", ".join(path.name for path in matches)
         raise MeterError(
             f"hwmon: several chips are called {name!r}; name one by its directory: {directories}"
         )
@@ -177,7 +179,7 @@ def _find_chip(name: str, root: Path) -> Path:
 
 
 def _sensors(chip: Path) -> list[Sensor]:
-    """Return every channel once, with its present value rather than its average."""
+    """Return every channel once, with its present value in preference to its average."""
     sensors: dict[str, Sensor] = {}
     for path in sorted(chip.iterdir(), key=lambda path: path.name.replace("_input", "_")):
         match = INPUT.match(path.name)
@@ -196,7 +198,7 @@ def _sensor(chip: Path, path: Path, channel: str) -> Sensor:
 
 
 def _with_times(sensor: Sensor) -> Sensor:
-    """Add the times that the chip reports. Raises ``MeterError`` for an invalid one."""
+    """Add the times that the chip reports. Raises ``MeterError`` if one is invalid."""
     channel, what = sensor.file.name.split("_")
     averaged = what == "average"
     average_ms = _interval_ms(sensor.file.with_name(f"{channel}_average_interval")) if averaged else 0
@@ -211,7 +213,7 @@ def _with_times(sensor: Sensor) -> Sensor:
 
 
 def _interval_ms(file: Path) -> int | None:
-    """Return an interval, ``None`` without the file. Raises ``MeterError`` for an invalid one."""
+    """Return an interval in ms, or ``None`` without the file. Raises ``MeterError`` if it is invalid."""
     text = _read_text(file)
     if text is None:
         return None

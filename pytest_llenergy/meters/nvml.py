@@ -2,9 +2,10 @@
 """NVIDIA boards: the energy counter that the driver keeps, or else its power reading, integrated.
 
 Blind times of power sensors were measured by Yang, Adamek and Armour, "Part-time Power Measurements:
-nvidia-smi's Lack of Attention", SC 2024, and are in the workbook of the authors' code
-(github.com/JimZeyuYang/GPU_Power_Benchmark). They measured the power reading. Whether the energy counter has
-the same blind time is open; it is assumed here, since that can only make an uncertainty too wide.
+nvidia-smi's Lack of Attention", SC 2024; the values are in the workbook of the authors' code
+(github.com/JimZeyuYang/GPU_Power_Benchmark). The authors measured the power reading. Whether the energy
+counter has the same blind time is unknown; it is assumed here, since that can only make an uncertainty too
+wide.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ _PART_TIME = (
 
 
 def sensor_coverage(product_name: str, update_period_s: float | None = None) -> tuple[float, str]:
-    """Return the share of each tick that the sensor of a product samples (0 to 1), and the source of that.
+    """Return the share of each tick that the sensor of a product samples (0 to 1), and the source of this.
 
     The share is window / max(refresh, ``update_period_s``): a counter that ticks faster than the sensor
-    refreshes does not make it sample longer. Products that are not in the table count as sampling all the
-    time, which was measured on Turing, Ampere and Ada boards for desktops and workstations and is assumed
+    refreshes does not make it sample longer. Products outside the table count as sampling all the time,
+    which was measured on Turing, Ampere and Ada boards for desktops and workstations and is assumed
     for others.
     """
     for sensor in _PART_TIME:
@@ -90,14 +91,14 @@ def averaging_time_s(product_name: str, architecture: int | None) -> float:
 
 
 def _is_one_of(product_name: str, products: tuple[str, ...]) -> bool:
-    """Match whole words: "A1000" is no A100, and "RTX 8000 Ada" no "Quadro RTX 8000"."""
+    """Match whole words: "A1000" is not "A100", and "RTX 8000 Ada" is not "Quadro RTX 8000"."""
     return any(
         re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", product_name) for name in products
     )
 
 
-#: Counters, the best first. What a board has is found by trying, since neither architecture nor product name
-#: determines it. Grace Hopper has no counter for the GPU by itself, only for the whole module.
+#: Counters, the best first. Each board is queried for every counter, since neither architecture nor product
+#: name determines which it has. Grace Hopper has no counter for the GPU alone, only for the whole module.
 COUNTERS = (
     Quantity("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION", field=(83, 0)),
     Quantity("NVML_FI_DEV_ENERGY", field=(191, 0)),
@@ -155,7 +156,10 @@ class Sources(NamedTuple):
 
 
 def find_sources(session: Session, board: BoardHandle) -> Sources:
-    """Query everything that a board may have. Raises ``MeterError`` with every answer if it has nothing."""
+    """Query all counters and power readings of a board.
+
+    Raises ``MeterError`` with the answer to each query if the board supports none of them.
+    """
     answers: dict[str, str] = {}
     counters = _select_available(session, board, COUNTERS, answers)
     powers = _select_available(session, board, POWERS, answers)
@@ -178,15 +182,15 @@ def find_sources(session: Session, board: BoardHandle) -> Sources:
 def _select_available(
     session: Session, board: BoardHandle, quantities: Sequence[Quantity], answers: dict[str, str]
 ) -> list[Quantity]:
-    """Return the quantities that have a value. Each is queried by itself, to get its own error."""
-    found = []
+    """Return the quantities that have a value. Queries one at a time, to get an error message for each."""
+    available = []
     for quantity in quantities:
         (value,) = session.read(board.handle, (quantity,))
         if isinstance(value, str):
             answers[quantity.label] = value
         else:
-            found.append(quantity)
-    return found
+            available.append(quantity)
+    return available
 
 
 def _optional(session: Session, board: BoardHandle, function: str) -> int | None:
@@ -213,9 +217,9 @@ FASTEST_POWER_POLL_S = 0.005
 
 
 class NvmlMeter:
-    """One board, found by UUID, since indices differ between CUDA and NVML. Each reading is one call.
+    """One board, identified by UUID, since indices differ between CUDA and NVML. Each reading is one call.
 
-    The meter takes over the session and closes it.
+    The meter owns the session and closes it.
     """
 
     name = "nvml"
@@ -343,8 +347,8 @@ def _flags(sources: Sources, quantity: Quantity, rejected: str | None) -> tuple[
 def open_nvml(targets: Targets, cache_dir: Path | None = None) -> list[NvmlMeter]:
     """Open one meter for each board of the targets, in their order.
 
-    Boards that were not checked since the host was started are checked together, which takes one to three
-    seconds. The results are kept in ``cache_dir``.
+    Boards without a cached check since the last boot are checked together, which takes one to three seconds.
+    Results are cached in ``cache_dir``.
 
     Raises:
         MeterDoesNotApply: The targets have no GPUs.
@@ -354,11 +358,11 @@ def open_nvml(targets: Targets, cache_dir: Path | None = None) -> list[NvmlMeter
         raise MeterDoesNotApply("nvml: the test uses no GPU")
     session = _session()
     try:
-        found = [find_sources(session, board) for board in _boards(session, targets.gpus)]
-        results = _check_boards(session, found, CheckCache(cache_dir))
+        boards = [find_sources(session, board) for board in _boards(session, targets.gpus)]
+        results = _check_boards(session, boards, CheckCache(cache_dir))
         meters: list[NvmlMeter] = []
         try:
-            for sources in found:
+            for sources in boards:
                 meters.append(_meter(sources, results[sources.board.uuid]))
         except MeterError:
             for meter in meters:
@@ -402,16 +406,16 @@ def _meter(sources: Sources, result: CheckResult) -> NvmlMeter:
         raise
 
 
-def _check_boards(session: Session, found: Sequence[Sources], cache: CheckCache) -> dict[str, CheckResult]:
+def _check_boards(session: Session, boards: Sequence[Sources], cache: CheckCache) -> dict[str, CheckResult]:
     driver, boot = str(session.module.nvmlSystemGetDriverVersion()), read_boot_id()
     keys = {
         sources.board.uuid: CheckedBoard(
             uuid=sources.board.uuid, driver=driver, boot=boot, sources=[one.label for one in sources.polled]
         )
-        for sources in found
+        for sources in boards
     }
     results = {uuid: result for uuid, key in keys.items() if (result := cache.load(key)) is not None}
-    unchecked = {sources.board.uuid: sources for sources in found if sources.board.uuid not in results}
+    unchecked = {sources.board.uuid: sources for sources in boards if sources.board.uuid not in results}
     if unchecked:
         from pytest_llenergy.meters.selfcheck import check_counters
 

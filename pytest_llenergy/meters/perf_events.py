@@ -33,7 +33,7 @@ CLOSE_ON_EXEC = 8
 #: struct perf_event_attr as first published (PERF_ATTR_SIZE_VER0): type, size, config, the rest zero.
 ATTRIBUTE_BYTES = 64
 
-#: Vendors whose register is one for the whole socket, whatever number of dies the kernel lists
+#: Vendors with one register for the whole socket, however many dies the kernel lists
 #: (kernel: Documentation/hwmon/amd_energy.rst; kernels before 6.12 count it on each die).
 ONE_REGISTER_A_SOCKET = ("AuthenticAMD", "HygonGenuine")
 
@@ -52,7 +52,7 @@ class PerfCounter:
     """One open event on one CPU."""
 
     def __init__(self, event: Event, cpu: int, domain: str) -> None:
-        """Raises ``OSError`` when the kernel refuses."""
+        """Open the event. Raises ``OSError`` if the kernel refuses."""
         self.domain = domain
         self._scale_j = event.scale_j
         self._descriptor = perf_event_open(event.type, event.config, cpu)
@@ -84,9 +84,9 @@ def perf_event_open(event_type: int, config: int, cpu: int) -> int:
 
 
 def open_events(root: Path = ROOT) -> tuple[list[PerfCounter], list[Flag]]:
-    """Counters of every package and its memory, and notes on those left out.
+    """Open the counters of every package and its memory. Returns them with flags for those left out.
 
-    Raises ``MeterError`` where the device has no package event or the kernel refuses.
+    Raises ``MeterError`` if the device has no package event or the kernel refuses.
     """
     device = root / DEVICE
     counters: list[PerfCounter] = []
@@ -129,7 +129,7 @@ def _events(device: Path) -> Iterator[Event]:
 
 
 def _config(device: Path, terms: str) -> int:
-    """``event=0x02`` with the format ``config:0-7`` is 2."""
+    """Parse the terms of an event: ``event=0x02`` with the format ``config:0-7`` is 2."""
     config = 0
     for term in terms.strip().split(","):
         name, _, value = term.partition("=")
@@ -141,24 +141,25 @@ def _config(device: Path, terms: str) -> int:
 
 
 def _packages(root: Path, cpus: list[int]) -> tuple[list[tuple[int, str]], list[Flag]]:
-    """One CPU and the name of each package; dies have counters of their own, or share their socket's."""
+    """Return one CPU and the name for each counter: of a die, or of the socket where its dies share one."""
     places = [
         (cpu, _topology(root, cpu, "physical_package_id"), _topology(root, cpu, "die_id")) for cpu in cpus
     ]
     sockets = [package for _, package, _ in places]
     shared = any(vendor in (root / "proc/cpuinfo").read_text() for vendor in ONE_REGISTER_A_SOCKET)
-    found: dict[str, int] = {}
+    cpu_by_name: dict[str, int] = {}
     flags: list[Flag] = []
     for cpu, package, die in places:
         name = f"package-{package}"
         if not shared and sockets.count(package) > 1:
             name = f"{name}-die-{die}"
-        if name in found:
-            detail = f"CPU {cpu} shows the same counter as CPU {found[name]} (cpu:{name}) and is not counted"
+        if name in cpu_by_name:
+            other = cpu_by_name[name]
+            detail = f"CPU {cpu} shows the same counter as CPU {other} (cpu:{name}) and is not counted"
             flags.append(Flag(name="mirror", severity="note", detail=detail))
         else:
-            found[name] = cpu
-    return [(cpu, name) for name, cpu in found.items()], flags
+            cpu_by_name[name] = cpu
+    return [(cpu, name) for name, cpu in cpu_by_name.items()], flags
 
 
 def _topology(root: Path, cpu: int, name: str) -> int:
@@ -167,7 +168,7 @@ def _topology(root: Path, cpu: int, name: str) -> int:
 
 
 def cpu_list(text: str) -> list[int]:
-    """``0-1,18`` is 0, 1 and 18."""
+    """Parse a list of CPUs: ``0-1,18`` is 0, 1 and 18."""
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

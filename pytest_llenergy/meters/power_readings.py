@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power readings: how often they are refreshed, and their integral as a counter.
 
-A power sensor refreshes its reading every T with the mean power since the refresh before (or over a part of
-that time, or over longer: ``Domain.coverage`` and ``Domain.smear_s``). Until the next refresh the reading
-stays
-the same. The integral over the time of the readings is therefore the energy of T before:
+A power sensor refreshes its reading every T with the mean power since the previous refresh, or over a shorter
+or longer time (``Domain.coverage``, ``Domain.smear_s``). Until the next refresh the reading stays the same.
+The integral of the readings therefore lags by T:
 
     E(t - T) = ∫ P(s) ds  up to t
 
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class IntegratedPower:
-    """Joules from watts. The counter moves when the reading does, or else every ``update_period_s``.
+    """A counter of joules integrated from watts.
 
-    With a period of 0 it moves with every reading.
+    It moves when the reading changes, and at least every ``update_period_s``; with a period of 0, at every
+    reading.
     """
 
     def __init__(self, update_period_s: float = 0.0) -> None:
@@ -37,8 +37,8 @@ class IntegratedPower:
         """Add a reading made at a monotonic time (seconds).
 
         Returns:
-            Joules from the first reading to the middle between the reading that moved the counter and the one
-            before; with a period of 0, to the last reading.
+            Joules from the first reading to the middle between the reading that moved the counter and the
+            previous one; with a period of 0, to the last reading.
         """
         last, self._last = self._last, (time_s, watts)
         if last is None:
@@ -87,10 +87,10 @@ class Refresh(NamedTuple):
 
 
 def refresh_with_period(period_s: float, share: float | None = None) -> Refresh:
-    """Return the refresh of a reading that is the mean power of a ``share`` (0 to 1) of the period before it.
+    """Return the refresh of a reading that averages power over a ``share`` (0 to 1) of the previous period.
 
-    The reading is taken for the period that begins with it, and so lags by (1 + share)/2 periods. ``None`` is
-    an unknown share: anything from an instant to the whole period.
+    The reading counts for the period that follows it, and so lags by (1 + share)/2 periods. A share of
+    ``None`` is unknown: the reading may average over anything from an instant to the whole period.
     """
     if period_s < SAMPLED_S:
         return Refresh(period_s, max_age_s=period_s, late_s=(0.0, 2 * period_s))
@@ -99,7 +99,7 @@ def refresh_with_period(period_s: float, share: float | None = None) -> Refresh:
 
 
 def refresh_from_check(result: CheckResult | None, slowest_s: float, share: float | None = None) -> Refresh:
-    """Return the refresh of a power reading that a check found.
+    """Return the refresh of a power reading as observed by a self-check.
 
     Power that hardly changes does not show when it is refreshed.
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU packages and memory: the RAPL counters (running average power limit) of Intel and AMD processors.
 
-Linux offers them in two places. Powercap is tried first, since it shows when two zones are one counter; perf
-events are for users who may read those but not powercap.
+Linux offers them in two places. Powercap is tried first, since it shows whether two zones are one counter;
+perf events are for users who may read them but not powercap.
 
-``enabled`` of a powercap zone says whether its power *limit* is on (kernel:
+``enabled`` of a powercap zone is about its power *limit* (kernel:
 drivers/powercap/intel_rapl_common.c, ``get_domain_enable``). Zones whose limit is off, or locked by the
 firmware, count all the same.
 """
@@ -60,7 +60,7 @@ class Zone:
             step_uj += self._range_uj
             if step_uj > self._range_uj / 2:
                 raise ValueError(
-                    f"the counter went back from {last_uj} to {self._last_uj} µJ, which is no wrap"
+                    f"the counter went back from {last_uj} to {self._last_uj} µJ, which is not a wrap-around"
                 )
         self._total_uj += step_uj
         return self._total_uj / 1e6
@@ -73,10 +73,10 @@ class Zone:
 def open_zones(
     root: Path = ROOT, pause: Callable[[float], None] = time.sleep
 ) -> tuple[list[Zone], list[Flag]]:
-    """Open the zones of packages and their memory; returns flags for those left out.
+    """Open the zones of packages and their memory. Returns them with flags for those left out.
 
-    Cores and graphics are part of the package, psys contains everything, and intel-rapl-mmio repeats the
-    packages: none of them is opened.
+    Other zones are not opened: cores and graphics are part of the package, psys contains everything, and
+    intel-rapl-mmio repeats the packages.
 
     Raises:
         MeterError: No package can be read; its ``__cause__`` is a ``PermissionError`` if permission is
@@ -94,13 +94,13 @@ def open_zones(
                 if (part / "name").read_text().strip() == "dram":
                     _add(zones, flags, Zone(part, f"dram:{name}"), pause)
     except PermissionError as error:
-        close_all(zones)
+        _close(zones)
         raise MeterError(f"no permission to read {error.filename}") from error
     except FileNotFoundError as error:
-        close_all(zones)
-        raise MeterError(f"{error.filename} is not there; container engines hide it") from error
+        _close(zones)
+        raise MeterError(f"{error.filename} does not exist; container runtimes hide it") from error
     except (OSError, ValueError) as error:
-        close_all(zones)
+        _close(zones)
         raise MeterError(str(error)) from error
     if not zones:
         raise MeterError(f"no package counter under {root}")
@@ -126,18 +126,12 @@ def _mirrors(first: Zone, second: Zone, pause: Callable[[float], None]) -> bool:
 
 
 def _between(first: Zone, second: Zone) -> bool:
-    before_uj, seen_uj, after_uj = first.raw_uj(), second.raw_uj(), first.raw_uj()
-    late_enough = seen_uj >= before_uj - MIRROR_UJ
-    early_enough = seen_uj <= after_uj + MIRROR_UJ
+    before_uj, second_uj, after_uj = first.raw_uj(), second.raw_uj(), first.raw_uj()
+    late_enough = second_uj >= before_uj - MIRROR_UJ
+    early_enough = second_uj <= after_uj + MIRROR_UJ
     if after_uj < before_uj:
         return late_enough or early_enough
     return late_enough and early_enough
-
-
-def close_all(zones: list[Zone]) -> None:
-    """Release every descriptor."""
-    for zone in zones:
-        zone.close()
 
 
 #: A udev rule, since permissions of files in /sys are lost at reboot.
@@ -212,7 +206,7 @@ class RaplMeter:
         still_s: float = STILL_S,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take over open counters. Raises ``MeterError`` if no counter of a package moves."""
+        """Take ownership of open counters. Raises ``MeterError`` if no counter of a package moves."""
         self._still_s = still_s
         try:
             self._watched = [_WatchedCounter(counter) for counter in counters]
@@ -233,7 +227,7 @@ class RaplMeter:
         )
 
     def _leave_out(self, still: Sequence[_WatchedCounter]) -> list[Flag]:
-        """Close counters that stand still; a memory counter that does so does not disqualify the package."""
+        """Close counters that stand still: a broken memory counter does not disqualify its package."""
         for each in still:
             self._watched.remove(each)
             each.counter.close()
@@ -300,11 +294,11 @@ def open_rapl(
     still_s: float = STILL_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[RaplMeter]:
-    """Open one meter of all packages, from powercap or else from perf events.
+    """Open one meter for all packages, from powercap or else from perf events.
 
     Raises:
         MeterDoesNotApply: The test uses GPUs.
-        MeterError: Neither can be read, or no counter moves; names both reasons and a remedy.
+        MeterError: Neither can be read (the message has both reasons and a remedy), or no counter moves.
     """
     if not targets.cpu:
         raise MeterDoesNotApply("rapl: the test uses GPUs; other tests may use the CPU meanwhile")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The background reader: one thread that reads every open meter when its schedule says so."""
+"""The background reader: one thread that reads every open meter on its schedule."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TOGETHER_NS = 300_000
 #: How long, at most, counters are read closely to learn how they tick (nanoseconds).
 LEARNING_NS = 2_000_000_000
 
-#: Share of a core from which on the rest of this process counts as busy.
+#: The rest of this process counts as busy if it uses at least this share of a core.
 BUSY = 0.1
 
-#: How long ticks may be left unobserved beside a busy process (nanoseconds). A counter that breaks is found
-#: out after that.
+#: How long ticks may be left unobserved while this process is busy (nanoseconds). A counter that breaks is
+#: detected after this time at the latest.
 UNOBSERVED_NS = 1_000_000_000
 
 #: Periods of the slowest counter after an edge in which every tick is observed: the joules at the edge come
@@ -51,7 +51,7 @@ HANGING_S = 5.0
 
 
 class MeterReader:
-    """One open meter: its series, and when it is due again."""
+    """One open meter, with its series and the time of its next reading."""
 
     def __init__(self, meter: Meter, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.meter = meter
@@ -59,20 +59,20 @@ class MeterReader:
         self.series: list[Series] = [Series(meter.name, domain) for domain in meter.domains]
         self.timetable: Timetable = Timetable(self.series, meter.poll_period_s)
         self.due_ns: int = 0
-        #: Since when the driver has been asked and has not answered.
-        self.asked_ns: int | None = None
+        #: Start of the reading in progress (monotonic nanoseconds), ``None`` between readings.
+        self.pending_since_ns: int | None = None
         self.always_fresh: bool = all(each.domain.max_age_s is not None for each in self.series)
 
     def read(self, put_off_to_ns: int = 0) -> None:
         """Read once. The reading may have been due before ``put_off_to_ns``, but was put off until then."""
-        begin_ns = self.asked_ns = self._clock()
+        begin_ns = self.pending_since_ns = self._clock()
         values: Sequence[object]
         try:
             values = self.meter.read()
         except Exception as error:
-            # Meters come from third parties too; one that breaks must not end the reading of the rest.
+            # A meter may come from a third party: a fault in one must not stop the others.
             values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
-        self.asked_ns, end_ns = None, self._clock()
+        self.pending_since_ns, end_ns = None, self._clock()
         due_ns = max(self.due_ns or begin_ns, put_off_to_ns)
         for series, value in zip(self.series, self._validate(values), strict=True):
             # Either the thread was not scheduled, or the driver took that long.
@@ -93,8 +93,8 @@ class MeterReader:
 
     def _validate(self, values: Sequence[object]) -> list[float | str]:
         if not isinstance(values, Sequence) or len(values) != len(self.series):
-            found = len(values) if isinstance(values, Sequence) else repr(values)
-            reason = f"{self.meter.name}: it read {found} values for {len(self.series)} domains"
+            count = len(values) if isinstance(values, Sequence) else repr(values)
+            reason = f"{self.meter.name}: it read {count} values for {len(self.series)} domains"
             return [reason] * len(self.series)
         return [self._validate_value(value) for value in values]
 
@@ -107,7 +107,7 @@ class MeterReader:
 
 
 class Reader:
-    """All open meters and their common budget. It has no thread of its own.
+    """All open meters and their common budget. The caller provides the thread.
 
     Args:
         clock: Monotonic time in nanoseconds.
@@ -124,7 +124,7 @@ class Reader:
     ) -> None:
         self._clock, self._thread_time, self._process_time = clock, thread_time, process_time
         self.meters: list[MeterReader] = [MeterReader(meter, clock) for meter in meters]
-        # Power readings are integrated as they come: a late one would be taken for power at another time.
+        # Power readings are integrated as they arrive: a late one would count as power at another time.
         self.budget: Budget = Budget(
             unlimited=any(domain.integrated for meter in meters for domain in meter.domains)
         )
@@ -141,12 +141,12 @@ class Reader:
         self.start_ns: int = self._clock()
 
     def wake(self) -> None:
-        """Start the accounts of the thread that calls ``turn`` from now on."""
+        """Start to account for the CPU time of the calling thread, which then calls ``turn``."""
         self._woken_ns = self._clock()
         self._thread_ns, self._process_ns = self._thread_time(), self._process_time()
 
     def turn(self) -> int:
-        """Read what is due. Returns when to wake up again."""
+        """Read the meters that are due. Returns when to wake up again (monotonic nanoseconds)."""
         now_ns = self._clock()
         if self._edges != self.budget.edges:
             self._edges, self._edge_ns = self.budget.edges, now_ns
@@ -170,14 +170,14 @@ class Reader:
         self._woken_ns, self._thread_ns, self._process_ns = now_ns, thread_ns, process_ns
 
     def _learning(self, now_ns: int) -> bool:
-        """Whether ticks are observed closely at first, so that fewer readings do later."""
+        """Return whether to observe ticks closely, as at the start, so that fewer readings suffice later."""
         early = now_ns - self.start_ns < LEARNING_NS
         return early and not self.budget.sparing and any(each.timetable.learning for each in self.meters)
 
     def _longest_wait_ns(self, now_ns: int) -> float:
-        """How long all meters may go unread at present."""
+        """Return how long all meters may stay unread at present (nanoseconds)."""
         every_tick_ns = self._every_tick_ns
-        if not self.budget.beside_busy or not all(each.timetable.periods_known for each in self.meters):
+        if not self.budget.shares_process or not all(each.timetable.periods_known for each in self.meters):
             return every_tick_ns
         slowest_ns = max(each.timetable.period_ns for each in self.meters)
         # An edge that came during the readings is noted at the next ones.
@@ -230,7 +230,7 @@ class Sampler:
         traceback: TracebackType | None,
     ) -> None:
         if self.is_fork():
-            # The meters belong to the parent, and so did the thread that read them.
+            # The meters, and the thread that reads them, belong to the parent.
             return
         self._stopping = True
         self._wake_thread()
@@ -248,19 +248,19 @@ class Sampler:
             yield
 
     def work_begins(self) -> None:
-        """Read rarely to spare the measured work until ``work_ends`` has been called as often."""
+        """Read rarely, to spare the measured work, until the matching ``work_ends``. Calls nest."""
         self._budget.work_begins()
         if self._reader.asleep:
-            # Ticks of other work are left unobserved, but those next to this edge matter.
+            # Other work may leave its ticks unobserved, but the ticks next to this edge matter.
             self._wake_thread()
 
     def work_ends(self) -> None:
-        """End what ``work_begins`` began. The next ticks matter again."""
+        """End the work that ``work_begins`` began, and observe the next ticks."""
         self._budget.work_ends()
         self._wake_thread()
 
     def note_edge(self) -> None:
-        """Note that, within the work, one measured thing ends and another begins: the next ticks matter."""
+        """Observe the next ticks: within the work, one measured part ends and another begins."""
         self._budget.note_edge()
         if self._reader.asleep:
             self._wake_thread()
@@ -275,7 +275,7 @@ class Sampler:
             self.work_ends()
 
     def read_now(self) -> None:
-        """Read every meter whose readings are always fresh, from the calling thread.
+        """Read every meter whose readings are always fresh, in the calling thread.
 
         Reading a counter that stands still between its ticks would gain nothing.
         """
@@ -292,7 +292,7 @@ class Sampler:
 
         Args:
             after_ns: The moment (monotonic nanoseconds).
-            timeout_s: How long to wait, in addition to what slow counters need.
+            timeout_s: How long to wait, in addition to the time that slow counters need.
             ticks: How many ticks each counter must make.
         """
         if self.is_fork():
@@ -308,7 +308,7 @@ class Sampler:
         deadline_s = time.monotonic() + wait_s
         with self.closely():
             while time.monotonic() < deadline_s:
-                # A counter that has stood still for as long already is not waited for again.
+                # Do not wait again for a counter that has already stood still for this long.
                 stale_ns = time.monotonic_ns() - round(wait_s * 1e9)
                 if all(
                     series.settled(after_ns, ticks) or series.latest_ns(self._reader.start_ns) < stale_ns
@@ -318,7 +318,7 @@ class Sampler:
                 time.sleep(0.002)
 
     def _take_lock(self) -> bool:
-        """Return whether the meters may be read now: not in a fork, and not while one of them hangs."""
+        """Take the lock for a reading. Returns False in a fork, and while a meter hangs."""
         if self.is_fork():
             return False
         if self._lock.acquire(timeout=0 if self._hangs else HANGING_S):
@@ -328,18 +328,18 @@ class Sampler:
         return False
 
     def is_fork(self) -> bool:
-        """Return whether this is a forked child: it has no thread, and locks that nobody releases."""
+        """Return whether this is a forked child, which has no reader thread; its locks may stay locked."""
         return os.getpid() != self._owner
 
     def _note_hanging(self) -> None:
-        """Record an outage for the meter whose driver does not answer, and do not wait for it again."""
+        """Record an outage for the meter whose driver does not answer, and stop waiting for it."""
         self._hangs, now_ns = True, time.monotonic_ns()
         for each in self._meters:
-            if each.asked_ns is not None:
-                waited_s = (now_ns - each.asked_ns) / 1e9
+            if each.pending_since_ns is not None:
+                waited_s = (now_ns - each.pending_since_ns) / 1e9
                 for series in each.series:
                     series.fail(
-                        each.asked_ns,
+                        each.pending_since_ns,
                         f"{each.meter.name}: no answer from {series.domain.name} for {waited_s:.0f} s",
                     )
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When to read each meter: close to the predicted ticks of its counter, within a budget of CPU time.
 
-How well a tick is known in time decides how well a window is known in joules, and reading takes CPU time from
-the workload. A counter that ticks every 100 ms needs four readings a tick, not a hundred.
+The uncertainty of a tick's time determines the uncertainty of a window's energy, but reading takes CPU time
+from the workload. A counter that ticks every 100 ms needs four readings a tick, not a hundred.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP_S = 0.001
 FITTED_TICKS, ENOUGH_TICKS = 16, 8
 
 #: A tick is searched for within this many standard deviations of the fitted ticks, and at least this long
-#: before and after it is due (seconds). A tick that comes earlier is known to a whole period only, and that
+#: before and after it is due (seconds). The time of an earlier tick is uncertain by a whole period, which
 #: costs more than a few extra readings.
 MARGIN, SHORTEST_MARGIN_S = 4.0, 0.002
 
@@ -42,10 +42,10 @@ DRIFT = 0.002
 #: Widest search, as a share of the period.
 WIDEST = 0.25
 
-#: Share of a period after which the next reading must come, so that hardly a tick is missed.
+#: Longest time between readings that misses hardly any tick, as a share of the period.
 EVERY_TICK = 0.9
 
-#: The same for a counter that moves all the time, while readings are put off (seconds).
+#: Longest time between postponed readings of a counter that moves all the time (seconds).
 CONTINUOUS_S = 0.05
 
 
@@ -88,17 +88,17 @@ class Timetable:
 
     @property
     def learning(self) -> bool:
-        """Whether the counter ticks and its regularity is not known yet."""
+        """Whether the counter ticks but too few ticks were observed to predict it."""
         return bool(self._points) and len(self._points) < ENOUGH_TICKS
 
     @property
     def period_ns(self) -> float:
-        """Time between two ticks, or between two readings of a counter that moves all the time."""
+        """Time between ticks, or between readings of a counter that moves all the time (nanoseconds)."""
         return self._period_ns or self._poll_ns
 
     @property
     def longest_ns(self) -> float:
-        """Time between two readings that misses hardly a tick."""
+        """Longest time between two readings that misses hardly any tick (nanoseconds)."""
         if self._leader is None:
             return max(self._poll_ns, CONTINUOUS_S * 1e9)
         return EVERY_TICK * self._period_ns if self._period_ns else self._poll_ns
@@ -107,7 +107,7 @@ class Timetable:
         """Return when to read next, given that one reading has just been made (monotonic nanoseconds)."""
         self._update()
         if not self._points or not (self._fitted or self._nominal):
-            # Without a nominal period, the first ticks are found by even readings.
+            # Without a nominal period, read evenly to find the first ticks.
             return now_ns + self._poll_ns
         expected_ns = self._predict(self._index + 1)
         reach_ns = self._reach(self._index + 1)
@@ -139,11 +139,11 @@ class Timetable:
             leader.ticks[-1] = narrowed
 
     def _locate(self, tick: Tick) -> Tick:
-        """Number a tick and fit the line to it; returns the tick, narrowed where readings were put off."""
+        """Number a tick and fit the line to it. Returns the tick, narrowed if readings were put off."""
         period_ns = self.period_ns
         gap_ns = tick.latest_ns - tick.earliest_ns
         last_ns = self._predict(self._index)
-        # Several ticks may lie between the readings; what was read is what the last of them left.
+        # Several ticks may lie between the readings; the value read is that of the last one.
         passed = max(1, math.floor((tick.latest_ns - last_ns) / period_ns))
         reach_ns = self._reach(self._index + passed)
         if gap_ns <= period_ns / 2:
@@ -156,7 +156,7 @@ class Timetable:
         close = gap_ns <= self._margin_ns or not (self._fitted or self._nominal or gap_ns > period_ns / 2)
         if not close and tick.earliest_ns <= expected_ns <= latest_ns:
             return self._narrow(tick, index, expected_ns, reach_ns)
-        # A tick that came before the first reading near it is put at that reading.
+        # Place a tick that came before the first reading near it at that reading.
         moment_ns = tick.time_ns if close else min(max(expected_ns, tick.earliest_ns), tick.latest_ns)
         self._index = index
         if abs(moment_ns - expected_ns) > LOST * reach_ns:
@@ -166,12 +166,12 @@ class Timetable:
         return tick
 
     def _narrow(self, tick: Tick, index: int, expected_ns: float, reach_ns: float) -> Tick:
-        """Narrow a tick to its prediction, which is better than readings that were put off.
+        """Narrow a tick to its prediction, which is more precise than postponed readings.
 
-        It takes the median error of a window under load from 1.1 % to 0.6 % (benchmarks/plugin/coverage).
+        This reduces the median error of a window under load from 1.1 % to 0.6 % (benchmarks/plugin/coverage).
         """
-        # A tick that was due at just the time of the reading may not have come yet, unless the reading before
-        # was later than the tick before.
+        # A tick that was due at the time of the reading may not have come yet, unless the previous reading
+        # was later than the previous tick.
         before_ns = expected_ns - self.period_ns
         came = expected_ns + reach_ns < tick.latest_ns or before_ns + reach_ns < tick.earliest_ns
         self._index = index if came else index - 1
@@ -209,7 +209,7 @@ class Timetable:
         return self._mean_ns + (index - self._mean_index) * self.period_ns
 
     def _reach(self, index: int) -> float:
-        """How far around its prediction a tick is searched for."""
+        """Return how far around its prediction to search for a tick (nanoseconds)."""
         unobserved = index - self._points[-1].number - 1
         return min(self._margin_ns + DRIFT * unobserved * self.period_ns, WIDEST * self.period_ns)
 
@@ -217,20 +217,21 @@ class Timetable:
 #: Share of a core that the reader may use on average, and while a window is open or a round is at work.
 SHARE, SHARE_AT_WORK = 0.01, 0.0025
 
-#: What a thread loses that must hand over the interpreter's lock and get it back (ns). An estimate: a loop in
-#: a virtual machine lost 0.8 % (± 0.5 %) to some 51 wake-ups a second, of two hand-overs each.
+#: Time that the workload's thread loses when it releases the interpreter's lock and takes it again (ns). An
+#: estimate: a loop in a virtual machine lost 0.8 % (± 0.5 %) to some 51 wake-ups a second, each of which took
+#: the lock twice.
 HANDOVER_NS = 75_000
 
-#: CPU time that may be saved up and spent at once (ns): one tick of each of eight boards; at work, of one.
-#: Debt is limited to the same, so that one slow reading does not put off the following ones for long.
+#: CPU time that may be saved and spent at once (ns): enough for one tick of each of eight boards; at work, of
+#: one board. Debt has the same limit, so that one slow reading does not put off the following ones for long.
 CREDIT_NS, CREDIT_AT_WORK_NS = 5_000_000, 300_000
 
 
 class Budget:
     """CPU time that the reader may use, in nanoseconds.
 
-    Close readings are kept for where they matter: the quiet gaps of a round, and the ticks after an edge of a
-    window. Elsewhere readings are put off until the budget allows them.
+    Close readings are reserved for the quiet gaps of a round and for the ticks after an edge of a window.
+    Elsewhere readings are put off until the budget allows them.
     """
 
     def __init__(self, *, unlimited: bool = False) -> None:
@@ -241,7 +242,7 @@ class Budget:
         self._busy = False
         self._credit_ns = 0.0
         self._credit_at_work_ns: float = CREDIT_AT_WORK_NS
-        #: How often work has begun, ended or moved on to something else that is measured.
+        #: Number of edges so far: work began or ended, or one measured part followed another.
         self.edges: int = 0
 
     @contextmanager
@@ -256,19 +257,19 @@ class Budget:
                 self._close -= 1
 
     def work_begins(self) -> None:
-        """Spare a workload until ``work_ends`` has been called as often."""
+        """Spare a workload until the matching ``work_ends``. Calls nest."""
         with self._lock:
             self._at_work += 1
             self.edges += 1
 
     def work_ends(self) -> None:
-        """End what ``work_begins`` began."""
+        """End the work that ``work_begins`` began."""
         with self._lock:
             self._at_work -= 1
             self.edges += 1
 
     def note_edge(self) -> None:
-        """Note that, within the work, one measured thing ends and another begins."""
+        """Note an edge within the work: one measured part ends and another begins."""
         with self._lock:
             self.edges += 1
 
@@ -278,11 +279,11 @@ class Budget:
         return bool(self._at_work) and not self._close and not self._unlimited
 
     @property
-    def beside_busy(self) -> bool:
-        """Whether that workload runs in this process.
+    def shares_process(self) -> bool:
+        """Whether the workload that is spared runs in this process.
 
-        It loses most, since each call of a driver takes the interpreter's lock from it. Ticks in the middle
-        of its windows are therefore left unobserved; the counter goes on unread.
+        Such a workload loses most, since each call of a driver takes the interpreter's lock from it. Ticks in
+        the middle of its windows are therefore left unobserved; the counter advances unread.
         """
         return self.sparing and self._busy
 
@@ -291,9 +292,13 @@ class Budget:
         return self._unlimited or (bool(self._close) and not self._at_work)
 
     def pay(self, cost_ns: int, elapsed_ns: int, readings: int = 0, *, busy: bool = False) -> None:
-        """Note the CPU time of a wake-up with ``readings``, and the time since the one before.
+        """Charge the CPU time of a wake-up to the budget.
 
-        ``busy`` says that the rest of this process was at work in that time.
+        Args:
+            cost_ns: CPU time of the reader since the previous wake-up.
+            elapsed_ns: Time since the previous wake-up.
+            readings: Number of readings.
+            busy: Whether the rest of this process was at work in that time.
         """
         self._busy = busy
         if self._lifted:
@@ -303,16 +308,16 @@ class Budget:
         if not self._at_work:
             self._credit_at_work_ns = CREDIT_AT_WORK_NS
             return
-        # Beside a busy process, the ticks after an edge are observed on credit.
+        # If the workload runs in this process, the ticks after an edge are observed on credit.
         lowest_ns = -CREDIT_AT_WORK_NS
-        if self.beside_busy:
+        if self.shares_process:
             cost_ns += (1 + readings) * HANDOVER_NS
             lowest_ns = -CREDIT_NS
         credit_ns = self._credit_at_work_ns + SHARE_AT_WORK * elapsed_ns - cost_ns
         self._credit_at_work_ns = max(lowest_ns, min(credit_ns, CREDIT_AT_WORK_NS))
 
     def wait_ns(self, longest_ns: float) -> int:
-        """Return how long to put off the next wake-up, at most ``longest_ns``."""
+        """Return how long to put off the next wake-up (nanoseconds), at most ``longest_ns``."""
         if self._lifted:
             return 0
         wait_ns = max(0.0, -self._credit_ns / SHARE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registry of meters, and the selection of those that measure a test."""
+"""Registry of meters, and the selection of meters for a test."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ENTRY_POINTS = "pytest_llenergy.meters"
 class MeterRegistry(Mapping[str, MeterSpec]):
     """Meters by name: built-in, from entry points (group ``pytest_llenergy.meters``), then ``extra``.
 
-    A meter is imported when it is looked up. The last one of a name in that order counts, but no installed
-    package replaces a built-in meter.
+    A meter is imported when it is looked up. Later sources override earlier ones of the same name, except
+    that an entry point cannot replace a built-in meter.
 
     Looking up a meter that is not built in raises ``MeterError`` if an entry point does not provide a
-    ``MeterSpec``; with ``whole_only`` such entry points are skipped and listed in ``broken``.
+    ``MeterSpec``; with ``skip_broken`` such entry points are only listed in ``broken``.
     """
 
-    def __init__(self, extra: Sequence[MeterSpec] = (), *, whole_only: bool = False) -> None:
+    def __init__(self, extra: Sequence[MeterSpec] = (), *, skip_broken: bool = False) -> None:
         self._specs = {spec.name: spec for spec in extra}
-        self._whole_only = whole_only
+        self._skip_broken = skip_broken
         self._installed: LoadedEntryPoints[MeterSpec] | None = None
 
     def __getitem__(self, name: str) -> MeterSpec:
@@ -50,22 +50,22 @@ class MeterRegistry(Mapping[str, MeterSpec]):
     @property
     def broken(self) -> tuple[BrokenEntryPoint, ...]:
         """Entry points that do not provide a ``MeterSpec``."""
-        return self._found().broken
+        return self._load_entry_points().broken
 
     def _from_packages(self) -> dict[str, MeterSpec]:
-        found = self._found()
-        if found.broken and not self._whole_only:
-            raise MeterError("; ".join(each.reason for each in found.broken))
-        return found.plugins
+        installed = self._load_entry_points()
+        if installed.broken and not self._skip_broken:
+            raise MeterError("; ".join(each.reason for each in installed.broken))
+        return installed.plugins
 
-    def _found(self) -> LoadedEntryPoints[MeterSpec]:
+    def _load_entry_points(self) -> LoadedEntryPoints[MeterSpec]:
         if self._installed is None:
             self._installed = load_entry_points(ENTRY_POINTS, MeterSpec)
         return self._installed
 
 
 class Selection(NamedTuple):
-    """Open meters, and the reason of each applicable meter that could not be opened."""
+    """Open meters, and for each applicable meter that could not be opened the reason."""
 
     meters: tuple[Meter, ...]
     reasons: tuple[str, ...]
@@ -81,13 +81,13 @@ def check_names(names: Sequence[str], specs: Mapping[str, MeterSpec]) -> None:
     if len(set(names)) < len(names):
         raise MeterError(f"a meter is named twice: {', '.join(names)}")
     for name in names:
-        known, colon, argument = name.partition(":")
-        if known not in specs:
-            raise MeterError(f"unknown meter {known!r}; known: auto, {', '.join(specs)}")
-        if specs[known].takes_argument and not argument.strip():
-            raise MeterError(f"meter {known} needs an argument: {known}:ARGUMENT")
-        if colon and not specs[known].takes_argument:
-            raise MeterError(f"meter {known} takes no argument, and {argument!r} was given")
+        meter, colon, argument = name.partition(":")
+        if meter not in specs:
+            raise MeterError(f"unknown meter {meter!r}; known: auto, {', '.join(specs)}")
+        if specs[meter].takes_argument and not argument.strip():
+            raise MeterError(f"meter {meter} needs an argument: {meter}:ARGUMENT")
+        if colon and not specs[meter].takes_argument:
+            raise MeterError(f"meter {meter} takes no argument, and {argument!r} was given")
 
 
 def open_meters(
@@ -97,13 +97,13 @@ def open_meters(
 
     Args:
         names: Meters that the user selected, all of which must open. Empty selects every meter that measures
-            the targets, or the estimates if there is none.
+            the targets, or the estimates if nothing can be measured.
         specs: The known meters.
         targets: The devices of the test.
         require_measured: Whether estimates are not accepted.
 
     Raises:
-        MeterError: No meter opens, or none that is accepted; names every reason.
+        MeterError: No acceptable meter opens; the message has every reason.
     """
     check_names(names, specs)
     wanted = list(names) or [name for name, spec in specs.items() if spec.by_default]
@@ -128,9 +128,9 @@ def open_meters(
         meter.close()
     if overlap:
         raise MeterError(overlap)
-    found = "; ".join([*reasons, *inapplicable]) or "none was tried"
+    details = "; ".join([*reasons, *inapplicable]) or "none was tried"
     required = " that measures (--energy-require=measured)" if require_measured else ""
-    raise MeterError(f"no meter{required} for {_describe(targets)}: {found}")
+    raise MeterError(f"no meter{required} for {_describe(targets)}: {details}")
 
 
 def _spec(name: str, specs: Mapping[str, MeterSpec]) -> MeterSpec:

@@ -3,7 +3,7 @@
 
 For a second or two the counter is polled together with the board's power. The readings give the period of the
 ticks, and show whether the counter agrees with the integral of power over the same ticks. Counters that stand
-still, run backwards or count half of the joules exist and look like any other.
+still, run backwards or count half of the joules exist, and a single reading does not reveal them.
 
 Results are cached, so that a board is checked once per driver, boot and version of this package.
 """
@@ -37,12 +37,12 @@ class CheckResult(StoredStruct, frozen=True):
         duration_s: Length of the check.
         ticks: Number of ticks of the counter.
         period_s: Typical time between ticks.
-        jitter_s: Median absolute deviation from it, the time between polls included.
-        longest_s: Longest time between two ticks, the time between polls included.
+        jitter_s: Median absolute deviation from ``period_s``, including the time between polls.
+        longest_s: Longest time between two ticks, including the time between polls.
         still_s: Longest time in which the counter did not move; ``None`` without a counter.
         continuous: The counter moved between any two polls, so ``period_s`` is only an upper limit.
-        ratio: Counter over integrated power; ``None`` without power readings.
-        doubt: Uncertainty of ``ratio`` from sampling, as a share of the energy.
+        ratio: Energy of the counter over integrated power; ``None`` without power readings.
+        ratio_margin: Margin of error of ``ratio`` from sampling, as a share of the energy.
         power_period_s: Typical time between changes of the power reading; ``None`` below three changes.
         power_changes: Number of these changes.
         power_continuous: The power reading changed between any two polls.
@@ -58,7 +58,7 @@ class CheckResult(StoredStruct, frozen=True):
     still_s: float | None = None
     continuous: bool = False
     ratio: float | None = None
-    doubt: float | None = None
+    ratio_margin: float | None = None
     power_period_s: float | None = None
     power_changes: int = 0
     power_continuous: bool = False
@@ -74,11 +74,11 @@ ENOUGH_TICKS = 10
 ENOUGH_S = 1.0
 LONGEST_S = 2.5
 
-#: Largest ``doubt`` with which the check may end early.
-ENOUGH_DOUBT = 0.02
+#: Largest ``ratio_margin`` with which the check may end early.
+SMALL_MARGIN = 0.02
 
 POLL_S = 0.0015
-JUDGE_EVERY_S = 0.1
+EVALUATE_EVERY_S = 0.1
 
 #: A counter that moves between at least this share of its readings moves all the time.
 CONTINUOUS = 0.95
@@ -91,7 +91,7 @@ SIGMAS = 3.0
 
 
 class Reading(NamedTuple):
-    """One poll: monotonic ns before and after, J, W. ``None`` where there is no counter or no sensor."""
+    """One poll: monotonic ns before and after it, J and W. ``None`` without a counter or a power sensor."""
 
     begin_ns: int
     end_ns: int
@@ -105,7 +105,7 @@ class Reading(NamedTuple):
 
 
 class _Tick(NamedTuple):
-    """The counter moved between two polls: position of the second, when at the earliest and the latest."""
+    """A move of the counter between two polls: index of the second poll, earliest and latest time."""
 
     at: int
     earliest_s: float
@@ -117,17 +117,17 @@ class _Tick(NamedTuple):
 
 
 def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> CheckResult:
-    """Evaluate the readings of one board. ``power_age_s`` is how far the power readings may lag.
+    """Evaluate the readings of one board, whose power readings may lag by ``power_age_s`` seconds.
 
     The counter is rejected if it differs from integrated power by more than ``DISAGREEMENT`` plus the
     uncertainty from sampling, which is, in joules,
 
         SIGMAS sd(d) √n  +  power_age_s (P_max - P_min)  +  P_mean (g_first + g_last) / 2
 
-    d are the n differences between counter and integral over spans of a few ticks: they scatter if sensors
-    sample at different times, or part of the time, and power is not steady. The second term is for power
-    readings that lag, so that the integral covers another stretch of time; the third for the gaps g between
-    the polls around the first and the last tick.
+    where d are the n differences between counter and integral over spans of a few ticks. They scatter if
+    power is not steady and the sensors sample at different times or only part of the time. The second term
+    covers power readings that lag, so that the integral is of another stretch of time; the third covers the
+    gaps g between the polls around the first and the last tick.
     """
     if len(readings) < 2:
         return CheckResult(duration_s=0.0)
@@ -182,7 +182,7 @@ def _timed(
 ) -> CheckResult:
     starts = [0, *(tick.at for tick in ticks)]
     ends = [*(tick.at - 1 for tick in ticks), len(readings) - 1]
-    # Counted from the end of the first reading with a value to the begin of the last one.
+    # From the end of the first reading with a value to the start of the last one.
     still_s = max(
         (readings[end].begin_ns - readings[start].end_ns) / 1e9
         for start, end in zip(starts, ends, strict=True)
@@ -201,9 +201,9 @@ def _poll_period_s(readings: Sequence[Reading]) -> float:
 
 
 def _typical(gaps: Sequence[float], poll_s: float) -> float:
-    """Return the mean of the gaps near the median, within jitter or the time between two polls.
+    """Return the mean of the gaps that differ from the median by no more than jitter or the polling period.
 
-    The median itself is a multiple of that time, and the mean of all gaps is biased by missed ticks.
+    The median itself is a multiple of the polling period, and missed ticks bias the mean of all gaps.
     """
     middle_s = median_low(gaps)
     spread_s = median(abs(gap - middle_s) for gap in gaps)
@@ -234,17 +234,17 @@ def _compare(
     scatter_j = stdev(differences) * len(differences) ** 0.5 if len(differences) > 1 else 0.0
     mean_w = power_j / (spans[-1].time_s - spans[0].time_s)
     edges_s = sum(tick.latest_s - tick.earliest_s for tick in (spans[0], spans[-1])) / 2
-    doubt_j = SIGMAS * scatter_j + power_age_s * (max(watts) - min(watts)) + mean_w * edges_s
+    margin_j = SIGMAS * scatter_j + power_age_s * (max(watts) - min(watts)) + mean_w * edges_s
     ratio = counter_j / power_j
     reason = None
-    if abs(counter_j - power_j) > DISAGREEMENT * power_j + doubt_j:
+    if abs(counter_j - power_j) > DISAGREEMENT * power_j + margin_j:
         both = f"counter reads {_joules(counter_j)}, integrated power {_joules(power_j)}"
         reason = f"{both} ({(ratio - 1) * 100:+.0f} %)"
-    return msgspec.structs.replace(result, ratio=ratio, doubt=doubt_j / power_j, reason=reason)
+    return msgspec.structs.replace(result, ratio=ratio, ratio_margin=margin_j / power_j, reason=reason)
 
 
 def _spans(ticks: Sequence[_Tick]) -> list[_Tick]:
-    """Return the first tick, then each that comes at least ``SPAN_S`` after the one before."""
+    """Return the first tick, then each tick that comes at least ``SPAN_S`` after the previous one kept."""
     borders = [ticks[0]]
     for tick in ticks:
         if tick.time_s - borders[-1].time_s >= SPAN_S:
@@ -277,7 +277,7 @@ def _joules(energy_j: float) -> str:
 
 
 Poll = Callable[[], tuple[float | None, float | None]]
-"""Reads one board: joules and watts, ``None`` for a quantity that it does not have."""
+"""Reads the joules and watts of one board; ``None`` for a quantity that the board does not have."""
 
 
 def check_counters(
@@ -286,15 +286,15 @@ def check_counters(
     """Poll boards together and evaluate their readings. Takes one to ``longest_s`` seconds."""
     results: dict[str, CheckResult] = {}
     readings: dict[str, list[Reading]] = {name: [] for name in polls}
-    begin_s = judged_s = time.monotonic()
+    begin_s = evaluated_s = time.monotonic()
     while len(results) < len(polls):
         for name in polls.keys() - results.keys():
             readings[name].append(_poll(polls[name]))
         now_s = time.monotonic()
-        if now_s - begin_s < ENOUGH_S or now_s - judged_s < JUDGE_EVERY_S:
+        if now_s - begin_s < ENOUGH_S or now_s - evaluated_s < EVALUATE_EVERY_S:
             time.sleep(POLL_S)
             continue
-        judged_s = now_s
+        evaluated_s = now_s
         for name in polls.keys() - results.keys():
             result = evaluate_readings(readings[name], power_age_s[name])
             if now_s - begin_s > longest_s or is_settled(result):
@@ -317,16 +317,16 @@ def is_settled(result: CheckResult) -> bool:
     if result.period_s is None or result.jitter_s is None:
         return False
     steady = result.jitter_s <= result.period_s / 10 + 2 * POLL_S
-    return result.ticks >= ENOUGH_TICKS and steady and (result.doubt or 0.0) <= ENOUGH_DOUBT
+    return result.ticks >= ENOUGH_TICKS and steady and (result.ratio_margin or 0.0) <= SMALL_MARGIN
 
 
-#: After this many seconds a rejected counter, and one that could not be compared well on a busy board, is
-#: checked again.
+#: A rejected counter, or one that could not be compared precisely on a busy board, is checked again after
+#: this time.
 PROVISIONAL_S = 3600.0
 
 
 class CheckedBoard(StoredStruct, frozen=True):
-    """What a result is valid for; with any other driver, boot or version the check is repeated."""
+    """The board, driver, boot and version of this package that a result is valid for."""
 
     uuid: str
     driver: str
@@ -342,12 +342,12 @@ class _Entry(StoredStruct, frozen=True):
 
 
 class CheckCache:
-    """One small file for each board. Problems with files or directories are never errors.
+    """Cache of results, one small file for each board. Problems with files never raise.
 
     The default ``directory`` is ``meters`` in ``LLENERGY_CACHE_DIR``, or in the platform's cache directory.
     """
 
-    #: Results that could not be written, by their path. Only this process knows them.
+    #: Results that could not be written, by path; only this process can use them.
     _unwritten: ClassVar[dict[Path, _Entry]] = {}
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -360,13 +360,13 @@ class CheckCache:
         if entry is None or entry.board != board:
             return None
         result, age_s = entry.result, time.time() - entry.checked_s
-        # Without a counter the power is integrated, which needs its refresh.
+        # Without a counter, power is integrated, which needs the refresh period of the reading.
         is_empty = result.period_s is None and result.power_changes < ENOUGH_CHANGES
-        provisional = is_empty or result.reason is not None or (result.doubt or 0.0) > DISAGREEMENT
+        provisional = is_empty or result.reason is not None or (result.ratio_margin or 0.0) > DISAGREEMENT
         return None if provisional and not 0 <= age_s <= PROVISIONAL_S else result
 
     def store(self, board: CheckedBoard, result: CheckResult) -> None:
-        """Keep a result, for other processes too if the directory can be written."""
+        """Store a result, for other processes too if the directory is writable."""
         path = self._path(board)
         entry = _Entry(board=board, result=result, checked_s=time.time())
         try:

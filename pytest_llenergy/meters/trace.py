@@ -11,14 +11,14 @@ from typing import NamedTuple
 from pytest_llenergy.meters.base import Domain
 
 #: A counter of known period has ticked within this many periods before any reading, however long ago the
-#: reading before was.
+#: previous reading was.
 LONGEST_TICK = 1.5
 
 #: Latest ticks from which the period of a counter is computed.
 LATEST = 256
 
-#: A counter is wrong if it moves by more than this many times the highest power, over the time that passed
-#: and this many periods more.
+#: A counter is wrong if it moves by more energy than ``JUMP`` times the highest power gives in the elapsed
+#: time plus ``JUMP_PERIODS`` periods.
 JUMP, JUMP_PERIODS = 1.5, 1.0
 
 #: Ticks on either side of a moment from which the power there is computed.
@@ -26,7 +26,7 @@ NEIGHBOURS = 3
 
 
 class Tick(NamedTuple):
-    """The counter moved to ``energy_j`` at some moment between two others, monotonic nanoseconds."""
+    """A move of the counter to ``energy_j`` at an unknown moment between two (monotonic nanoseconds)."""
 
     earliest_ns: int
     latest_ns: int
@@ -44,7 +44,7 @@ class Tick(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A window began or ended, at a monotonic moment: power may have changed then."""
+    """The start or end of a window (monotonic nanoseconds), where power may have changed."""
 
     time_ns: int
     begins: bool
@@ -61,8 +61,8 @@ class Outage(NamedTuple):
 class Series:
     """The ticks of one domain in time order.
 
-    Joules keep rising over an ``Outage``, so that windows between outages stay right; a window that touches
-    one has no result. ``late`` holds the stretches in which a reading was due and none was made.
+    Joules never fall, even over an ``Outage``, so that windows between outages stay correct; a window that
+    touches an outage has no result. ``late`` holds the stretches in which a reading was overdue.
     """
 
     def __init__(self, meter: str, domain: Domain) -> None:
@@ -77,7 +77,7 @@ class Series:
         self._out = False
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
-        """Add a reading made between two moments. It is a tick only if the counter moved."""
+        """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved."""
         last, self._last = self._last, (begin_ns, energy_j)
         if self._out:
             self._out_until(end_ns)
@@ -94,7 +94,7 @@ class Series:
             self._tick(max(last[0], self._oldest(begin_ns)), end_ns, energy_j)
 
     def _wrong(self, last: tuple[int, float], end_ns: int, energy_j: float) -> str | None:
-        """Return why the counter is wrong, judged by its change since the reading before."""
+        """Return why the counter is wrong, from its change since the previous reading, or ``None``."""
         if energy_j < last[1]:
             return f"went backwards, from {last[1]:.3f} J to {energy_j:.3f} J; it was reset or is broken"
         if self._jumped(last, end_ns, energy_j):
@@ -105,17 +105,17 @@ class Series:
         return None
 
     def _jumped(self, last: tuple[int, float], end_ns: int, energy_j: float) -> bool:
-        """Return whether a counter moved by more than the board can have used. It may lag by a tick or so."""
+        """Return whether the counter moved by more than the board can have used, allowing for its lag."""
         if self.domain.highest_w is None or not self.ticks:
             return False
-        # The change is over the time since the counter last moved, whatever was read in between.
+        # The energy was used since the counter last moved, whatever was read in between.
         since_ns = min(last[0], self.ticks[-1].earliest_ns)
         period_s = self.domain.update_period_s or 0.0
         elapsed_s = (end_ns - since_ns) / 1e9 + JUMP_PERIODS * period_s + self.domain.smear_s
         return energy_j - last[1] > JUMP * self.domain.highest_w * elapsed_s
 
     def fail(self, time_ns: int, reason: str) -> None:
-        """Begin an outage: a reading gave a reason instead of joules. The next one with joules ends it."""
+        """Begin an outage, when a reading gives a reason instead of joules. The next joules end it."""
         if self._out:
             self._out_until(time_ns)
         else:
@@ -123,7 +123,7 @@ class Series:
             self._out = True
 
     def miss(self, start_ns: int, end_ns: int, reason: str) -> None:
-        """Add an outage for a stretch whose energy later readings do not contain."""
+        """Add an outage for an unread stretch whose energy is missing from later readings."""
         # An outage that has not ended stays the last one.
         self.outages.insert(
             len(self.outages) - self._out, Outage(start_ns - self._late_ns[1], end_ns, reason)
@@ -131,7 +131,7 @@ class Series:
 
     @property
     def reason(self) -> str | None:
-        """Why there are no joules at present."""
+        """Why joules are unavailable at present, ``None`` if they are available."""
         return self.outages[-1].reason if self._out else None
 
     def reason_between(self, start_ns: int, end_ns: int) -> str | None:
@@ -155,7 +155,7 @@ class Series:
         self.ticks.append(Tick(earliest_ns, latest_ns, energy_j + self._offset_j))
 
     def _oldest(self, begin_ns: int) -> int:
-        """Return the earliest moment at which the counter can have moved last before a reading."""
+        """Return the earliest possible time of the last move of the counter before a reading."""
         if self.domain.max_age_s is not None:
             return begin_ns - round(self.domain.max_age_s * 1e9)
         period_s = self.domain.update_period_s
@@ -172,7 +172,7 @@ class Series:
         return self.ticks[index] if index < len(self.ticks) else None
 
     def settled(self, time_ns: int, ticks: int = 1) -> bool:
-        """Return whether this many ticks have come after a moment, or none will because of an outage."""
+        """Return whether this many ticks have come after a moment, or cannot come because of an outage."""
         return self.reason is not None or len(self.around(time_ns + self.smear_ns, ticks)[1]) >= ticks
 
     @property
@@ -182,7 +182,7 @@ class Series:
         return at_most_s - at_least_s
 
     def as_one(self, ticks: Sequence[Tick]) -> list[Tick]:
-        """Return ticks without the unknown delay that they have in common, for differences between them."""
+        """Return ticks without their common unknown delay, which cancels in differences."""
         half_ns = round(self.shift_s * 1e9 / 2)
         return [
             tick._replace(earliest_ns=tick.earliest_ns + half_ns, latest_ns=tick.latest_ns - half_ns)
@@ -217,7 +217,7 @@ class Series:
         return self.ticks[max(0, first - n) : last + n]
 
     def latest_pause_s(self, start_ns: int, end_ns: int) -> float:
-        """Return the longest stretch without a due reading that touches an interval (seconds)."""
+        """Return the longest stretch with an overdue reading that touches an interval (seconds)."""
         touching = [end - begin for begin, end in self.late if begin < end_ns and end > start_ns]
         return max(touching, default=0) / 1e9
 

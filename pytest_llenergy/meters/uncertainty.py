@@ -77,7 +77,7 @@ class Energy:
 
 
 def sum_energies(energies: Sequence[Energy], reasons: Sequence[str] = ()) -> Energy:
-    """Return the sum over domains, or no energy with the reason of the first that has none."""
+    """Return the sum over domains. If a domain has no energy, return its reason instead."""
     if not energies:
         return Energy(None, reason="; ".join(reasons) or "no meter was open")
     total = Energy(0.0)
@@ -106,9 +106,10 @@ def domain_energy(energy: Energy, series: Series, duration_s: float) -> DomainEn
 
 
 def absolute_uncertainty_j(total: Energy, domains: Sequence[DomainEnergy]) -> float | None:
-    """Return the standard uncertainty with the accuracy of the sources, a rectangular distribution, included.
+    """Return the standard uncertainty (J) that includes the accuracy of the sources.
 
-    Sensors of one kind err in the same direction, so the limits of domains are added linearly.
+    The accuracy is a rectangular distribution. Sensors of one kind err in the same direction, so the limits
+    of domains are added linearly.
     """
     if total.energy_j is None:
         return None
@@ -122,5 +123,5 @@ STUDENT = {1: 1.84, 2: 1.32, 3: 1.20, 4: 1.14, 5: 1.11, 6: 1.09, 7: 1.08, 8: 1.0
 
 
 def student_factor(degrees: float) -> float:
-    """Return the factor that widens a standard uncertainty from few values; above the table 1 + 1/(2ν)."""
+    """Return the factor that widens a standard uncertainty from few values: 1 + 1/(2ν) beyond the table."""
     return STUDENT.get(int(degrees), 1 + 0.5 / degrees) if degrees >= 1 else STUDENT[1]

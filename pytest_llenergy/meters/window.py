@@ -43,7 +43,7 @@ class Window:
     """A stretch of time and its joules, which are available once it has ended.
 
     Entering and leaving only record the time. The counters tick later: the first access to a result waits for
-    up to three ticks (``await window.settled()`` where nothing may block). ``start_s`` and ``duration_s`` are
+    up to three ticks; use ``await window.settled()`` in an event loop. ``start_s`` and ``duration_s`` are
     monotonic seconds. ``energy_j`` and its standard uncertainty ``energy_u_j`` are sums over ``by_domain``,
     or ``None`` with ``reason``. With ``at_work``, meters are read rarely while the window is open.
     """
@@ -169,7 +169,7 @@ class Window:
 
 
 def synchronize_gpus() -> None:
-    """Wait for the work that this process has queued on its GPUs, which belongs to the window so far."""
+    """Wait for the work that this process has queued on its GPUs, which belongs to the current window."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():
@@ -179,7 +179,7 @@ def synchronize_gpus() -> None:
 class Measuring:
     """Open meters and the windows measured with them. Windows may nest and overlap.
 
-    A context manager, synchronous or asynchronous; ``total`` is the window of the whole block.
+    This is a synchronous and an asynchronous context manager; ``total`` is the window of the whole block.
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -187,7 +187,7 @@ class Measuring:
         self.windows: list[Window] = []
         self._sampler = Sampler(selection.meters)
         self._open: dict[str, Window] = {}
-        # It is open between the windows too, where ticks must be read closely.
+        # Not at work: it is also open between the windows, where ticks must be read closely.
         self.total: Window = Window("total", self._sampler, self.reasons, at_work=False)
 
     @property
@@ -196,9 +196,9 @@ class Measuring:
         return self._sampler.series
 
     def start(self) -> None:
-        """Begin to read. Waits for the first tick of every counter, whose first value may be old."""
+        """Start the readings and wait for the first tick of every counter, whose first value may be old."""
         self._sampler.__enter__()
-        # Imported while waiting for ticks, so that no open window pays for it.
+        # Imported before a window is open, so that none contains the energy of the import.
         import_module("pytest_llenergy.meters.window_arithmetic")
         self._sampler.await_ticks(0, TICK_TIMEOUT_S)
 
@@ -216,14 +216,14 @@ class Measuring:
         return window
 
     def begin(self, name: str) -> Window:
-        """Open a window by name. Raises ``MeterError`` if one of that name is open."""
+        """Open a window by name. Raises ``MeterError`` if a window of that name is open."""
         if name in self._open:
             raise MeterError(f"window {name!r} is open already; end it first, or give another name")
         window = self._open[name] = self.window(name).__enter__()
         return window
 
     def end(self, name: str) -> Window:
-        """Close the window of that name. Raises ``MeterError`` if there is none."""
+        """Close the window of that name. Raises ``MeterError`` if no such window is open."""
         if name not in self._open:
             names = ", ".join(map(repr, self._open)) or "none"
             raise MeterError(f"no window {name!r} is open; open: {names}")
@@ -267,13 +267,12 @@ def measure(
 
     Args:
         gpus: Full UUIDs; empty measures the CPU. The default is the GPUs that ``CUDA_VISIBLE_DEVICES``
-            allows,
-            or the CPU on a host without GPUs.
+            allows, or the CPU on a host without GPUs.
         meters: Names as in ``--energy-meter``.
         require_measured: Whether estimates are not accepted.
 
     Raises:
-        MeterError: No meter can be read, or none that is accepted; or the environment hides every GPU.
+        MeterError: No acceptable meter can be read, or the environment hides every GPU.
     """
     targets = Targets(tuple(_visible() if gpus is None else gpus))
     return Measuring(open_meters(meters, MeterRegistry(), targets, require_measured=require_measured))
@@ -284,23 +283,24 @@ def _visible() -> Sequence[str]:
     from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
 
     try:
-        found = read_inventory()
-        allowed = parse_visible_devices(os.environ, found)
+        inventory = read_inventory()
+        allowed = parse_visible_devices(os.environ, inventory)
     except DeviceError as error:
         raise MeterError(str(error)) from None
-    if found.boards and not allowed.uuids:
+    if inventory.boards and not allowed.uuids:
         reason = f" ({allowed.reason})" if allowed.reason else ""
         raise MeterError(
             f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r} allows no GPU{reason}, and the driver "
-            f"shows {len(found.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) what it "
-            "names"
+            f"shows {len(inventory.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) the "
+            "named GPUs"
         )
     # A board with MIG is named by one of its instances, so that it counts as shared.
-    return [found.instances_of(uuid)[0].uuid if found.instances_of(uuid) else uuid for uuid in allowed.uuids]
+    parts = [(uuid, inventory.instances_of(uuid)) for uuid in allowed.uuids]
+    return [instances[0].uuid if instances else uuid for uuid, instances in parts]
 
 
 async def run_in_thread(function: Callable[[], object]) -> None:
-    """Call a blocking function in a thread beside the event loop of asyncio or trio."""
+    """Call a blocking function in a thread, so that the event loop of asyncio or trio keeps running."""
     trio: Any = sys.modules.get("trio")
     if trio is not None and _is_running(trio):
         await trio.to_thread.run_sync(function)

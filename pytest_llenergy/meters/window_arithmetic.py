@@ -37,12 +37,12 @@ from pytest_llenergy.model.record import Flag, Window
 #: A window whose standard uncertainty is above this share of its energy has no result.
 RESOLVABLE = 1 / 3
 
-#: A window without quiet gaps must last for this share of the time over which power is averaged; the power
-#: inside a shorter one does not show.
+#: A window without quiet gaps must last for this share of the time over which power is averaged; a shorter
+#: window does not show in the readings.
 SMEARED = 0.3
 
-#: Ticks of integrated power on either side of a window whose power shows what changed at its edge.
-BESIDE = 2
+#: Ticks of integrated power on either side of a window from which a change at its edge is computed.
+EDGE_TICKS = 2
 
 
 def energy_between(
@@ -84,37 +84,36 @@ def energy_between(
         resolution = Variances(resolution=resolution_variance(series))
         energy = Energy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
         if before and after:
-            # If all ticks come equally late, the error depends on the powers outside alone.
+            # If all ticks are equally late, the error depends only on the powers outside the window.
             shifted_j = (after.watts - before.watts) * series.shift_s
             energy = replace(energy, variances=energy.variances + Variances(outside=shifted_j**2 / 12))
-    sampling = Variances(coverage=_unsampled(series, start_ns, end_ns))
+    sampling = Variances(coverage=_sampling_variance(series, start_ns, end_ns))
     energy = replace(energy, variances=energy.variances + sampling)
     if series.domain.coverage >= 1:
         return energy
-    unseen = coverage_variance(series, start_ns, end_ns, before, after)
-    if unseen is None:
+    unsampled = coverage_variance(series, start_ns, end_ns, before, after)
+    if unsampled is None:
         reason = (
             f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window, and a sensor that sees "
             f"{series.domain.coverage:.0%} of each tick of a board whose power limit is not known"
         )
         return Energy(None, reason=reason)
-    return replace(energy, variances=energy.variances + Variances(coverage=unseen))
+    return replace(energy, variances=energy.variances + Variances(coverage=unsampled))
 
 
-def _unsampled(series: Series, start_ns: int, end_ns: int) -> float:
+def _sampling_variance(series: Series, start_ns: int, end_ns: int) -> float:
     """Return the variance (J²) from power changes between the readings that were integrated.
 
-    Where each refresh is observed, a change ΔP of power is assigned to a moment within the time g in which
-    it was
-    found: (g ΔP)²/12 each. Where each reading is the power of its moment, the trapezoidal rule has the same
-        error for a step between two readings that are h apart. If power goes up and down faster than that,
-        the readings are a sample, and the energy of h scatters by h σ. The trace holds the means of
-        neighbouring readings. In terms of their differences d the variances are h² Σd²/6 and 2 h² Σd²; h²
-        Σd²/√3 is the geometric mean.
+    Where each refresh is observed, a change ΔP of power is assigned to a moment within the time g in which it
+    was detected, with a variance of (g ΔP)²/12 each. Where each reading is the power of its moment, the
+    trapezoidal rule has the same error for a step between two readings that are h apart. If power goes up and
+    down faster than that, the readings are a sample, and the energy of h scatters by h σ. The trace holds the
+    means of neighbouring readings. In terms of their differences d the variances are h² Σd²/6 and 2 h² Σd²;
+    h² Σd²/√3 is the geometric mean.
     """
     if not series.domain.integrated:
         return 0.0
-    ticks = series.spanning(start_ns, end_ns, BESIDE)
+    ticks = series.spanning(start_ns, end_ns, EDGE_TICKS)
     steps = pairwise(power_between(a, b) for a, b in pairwise(ticks))
     changes = [(b - a, tick, after) for (a, b), (tick, after) in zip(steps, pairwise(ticks[1:]), strict=True)]
     if series.domain.max_age_s is None:
@@ -144,16 +143,16 @@ def coverage_variance(
 ) -> float | None:
     """Return the variance (J²) from what a part-time sensor did not sample, or ``None`` if nothing bounds it.
 
-    The sensor samples a share f of each tick of length T and takes that for the whole. A step of power ΔP
-    at a random moment of a tick then causes an error that is uniform over (1-f) T ΔP, whatever part of the
-    tick is
-    sampled: variance ((1-f) T ΔP)²/12 for each edge. A load of length D < T is sampled or not: its variance
-        is at most (ΔP D)² (1/f - 1). A change of power from tick to tick inside the window is such a step
-        if power changes slowly, with (1-f)²/12; if it changes fast it is the scatter of a sample, with
-        (1-f)/2. The trace does not show which; (1-f)/5 lies between the two, by the geometric mean of the
-        factors. Where n - 1 of n ticks were left unobserved, the differences are of means over n: for power
-        that scatters, the sum is n² times smaller than from tick to tick. Slow changes are then taken for
-        such scatter.
+    The sensor samples a share f of each tick of length T and uses the sample for the whole tick. A step of
+    power ΔP at a random moment of a tick then causes an error that is uniform over (1-f) T ΔP, whatever part
+    of the tick is sampled: the variance is ((1-f) T ΔP)²/12 for each edge. A load of length D < T is sampled
+    or missed: its variance is at most (ΔP D)² (1/f - 1).
+
+    A change of power from tick to tick inside the window is such a step if power changes slowly, with
+    (1-f)²/12; if power changes fast, it is the scatter of a sample, with (1-f)/2. The trace does not show
+    which; (1-f)/5 lies between the two, by the geometric mean of the factors. Where n - 1 of n ticks were
+    left unobserved, the differences are of means over n ticks: for power that scatters, their sum of squares
+    is n² times smaller than from tick to tick. Slow changes then count as such scatter.
     """
     period_s, f = series.period_s, series.domain.coverage
     if period_s is None:
@@ -169,7 +168,7 @@ def coverage_variance(
     if len(inside) < 2:
         if series.domain.highest_w is None:
             return None
-        # The largest possible step: up to the power limit, or down to nothing.
+        # The largest possible step: up to the power limit, or down to zero.
         step_w = max(series.domain.highest_w - min(outside, default=0.0), *outside, 0.0)
         duration_s = (end_ns - start_ns) / 1e9
         return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
@@ -180,13 +179,13 @@ def coverage_variance(
     return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5
 
 
-#: The energy of a window with fewer ticks of its counter rests on its edges alone.
+#: The energy of a window with fewer ticks depends on its edges alone.
 FEW_TICKS = 2
 
 #: A reader that was due and did not run for this long may have missed ticks near an edge (seconds).
 READER_GAP_S = 0.1
 
-#: The same for integrated power, where no later reading makes up for a missing one (seconds).
+#: The same for integrated power, where a later reading cannot make up for a missing one (seconds).
 POWER_GAP_S = 0.05
 
 
@@ -196,10 +195,10 @@ def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Fla
     for series in trace:
         domain, duration_ms = series.domain, (end_ns - start_ns) / 1e6
         flags += domain.flags
-        seen = len(series.between(start_ns, end_ns))
+        ticks = len(series.between(start_ns, end_ns))
         always_fresh = domain.max_age_s is not None and duration_ms / 1e3 >= FEW_TICKS * domain.max_age_s
-        if seen < FEW_TICKS and not always_fresh:
-            detail = f"{domain.name} ticked {seen} times in {duration_ms:.4g} ms"
+        if ticks < FEW_TICKS and not always_fresh:
+            detail = f"{domain.name} ticked {ticks} times in {duration_ms:.4g} ms"
             flags.append(Flag(name="few-ticks", severity="warning", detail=detail))
         around_ns = round((series.period_s or 0.0) * 1e9)
         pause_s = series.latest_pause_s(start_ns - around_ns, end_ns + around_ns)
@@ -260,7 +259,7 @@ def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
         if domain.coverage < 1:
             detail = (
                 f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
-                "tell a load that repeats in step with it; rounds in shuffled phase can"
+                "detect a load that repeats in step with it; rounds in shuffled phase can"
             )
             flags.append(Flag(name="part-time-sensor", severity="warning", detail=detail))
     return flags

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Apple silicon and Jetson through Zeus's device layer (extra ``zeus``).
 
-On Apple silicon the numbers come from IOReport. Apple does not document their origin, so they count as
-estimated. On Jetson, Zeus integrates the power that the board's INA3221 sensors measure, at least every 0.1
+On Apple silicon the values come from IOReport. Apple does not document their origin, so they count as
+estimates. On Jetson, Zeus integrates the power that the board's INA3221 sensors measure, at least every 0.1
 s, in a process that lives until this one ends.
 
-Zeus's GPUs are not used: boards of NVIDIA and AMD are read directly, and Zeus gives no UUID to identify a
-board of AMD.
+Zeus's GPU layer is not used: NVIDIA and AMD boards are read directly, and Zeus reports no UUID that would
+identify an AMD board.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JETSON_PERIOD_S = 0.1
 
 @dataclass(frozen=True)
 class Part:
-    """A field of Zeus's measurement. Fields that are added up do not contain one another."""
+    """A field of Zeus's measurement. The fields that are added up do not overlap."""
 
     field: str
     name: str
@@ -48,16 +48,16 @@ JETSON_RAILS = (
 
 
 def select_parts(measurement: Any) -> tuple[Part, ...]:
-    """Select the parts to add up, those that the chip has. Raises ``MeterError`` if there are none."""
+    """Select the parts of this chip to add up. Raises ``MeterError`` if it has no known part."""
     for parts in (APPLE, JETSON_TOTAL, JETSON_RAILS):
-        there = tuple(part for part in parts if getattr(measurement, part.field, None) is not None)
-        if there:
-            return there
+        present = tuple(part for part in parts if getattr(measurement, part.field, None) is not None)
+        if present:
+            return present
     raise MeterError(f"zeus: {type(measurement).__name__} has no known energy field")
 
 
 class ZeusSocMeter:
-    """All parts of the chip."""
+    """All parts of the chip, each as a domain."""
 
     name = "zeus"
     poll_period_s: float = 0.05
@@ -103,7 +103,7 @@ class ZeusSocMeter:
 
 
 def open_zeus(_targets: Targets) -> list[ZeusSocMeter]:
-    """Open the chip, CPU and GPU. Raises ``MeterError`` without Zeus, or if Zeus does not know the chip."""
+    """Open the chip, with its CPU and GPU. Raises ``MeterError`` if Zeus is missing or lacks the chip."""
     try:
         from zeus.device.soc import ZeusSoCInitError, get_soc
     except ImportError:

@@ -148,7 +148,7 @@ def test_a_counter_that_goes_back_without_a_wrap_gives_a_reason(build: Build) ->
     meter.close()
     assert isinstance(value, str)
     assert value.startswith("rapl: cpu:package-0 cannot be read (the counter went back from 100")
-    assert value.endswith(" to 7 µJ, which is no wrap)")
+    assert value.endswith(" to 7 µJ, which is not a wrap-around)")
 
 
 def test_dies_with_separate_counters_are_both_counted(build: Build) -> None:
@@ -264,7 +264,7 @@ def test_missing_permission_names_the_file_and_a_permanent_remedy() -> None:
 def test_zones_hidden_by_a_container_engine_are_reported_as_hidden(tmp_path: Path) -> None:
     # Container engines mount an empty directory over the target of the links.
     (tmp_path / "intel-rapl:0").symlink_to("../../devices/virtual/powercap/intel-rapl/intel-rapl:0")
-    with pytest.raises(MeterError, match=r"intel-rapl:0/name is not there; container engines hide it; "):
+    with pytest.raises(MeterError, match=r"intel-rapl:0/name does not exist; container runtimes hide it; "):
         open_rapl(Targets(), powercap_root=tmp_path, system_root=tmp_path)
 
 

@@ -242,12 +242,12 @@ class TestBudget:
     def test_only_measured_work_in_this_process_counts_as_busy(self) -> None:
         budget = Budget()
         budget.pay(325_000, 90 * MS, busy=True)
-        assert not budget.beside_busy  # Nothing is measured.
+        assert not budget.shares_process  # Nothing is measured.
         with at_work(budget):
             budget.pay(325_000, 90 * MS)
-            assert not budget.beside_busy
+            assert not budget.shares_process
             budget.pay(325_000, 90 * MS, busy=True)
-            assert budget.beside_busy
+            assert budget.shares_process
 
     def test_readings_after_an_edge_in_a_busy_process_are_paid_back_in_full(self) -> None:
         budget, wakes = Budget(), 4

@@ -151,13 +151,13 @@ def test_sparse_polls_add_doubt_about_the_first_and_last_tick() -> None:
     readings = record_readings(steady(60.0), ticks_ms=700.0, gain=1.045)
     sparse = evaluate_readings(readings[::20])
     assert sparse.ratio == pytest.approx(1.06, abs=0.002)
-    assert sparse.doubt == pytest.approx(0.03 / 0.69, rel=0.01)
+    assert sparse.ratio_margin == pytest.approx(0.03 / 0.69, rel=0.01)
     assert sparse.reason is None
 
 
 def test_without_power_the_counter_is_not_compared() -> None:
     result = evaluate_readings(without_power(record_readings(steady(60.0), gain=0.5)))
-    assert (result.reason, result.ratio, result.doubt, result.mean_w) == (None, None, None, None)
+    assert (result.reason, result.ratio, result.ratio_margin, result.mean_w) == (None, None, None, None)
     assert result.period_s == pytest.approx(0.1, rel=0.01)
 
 
@@ -182,8 +182,8 @@ def test_a_part_time_sensor_does_not_reject_the_counter_of_a_busy_board(seed: in
     reported_w = sampled_every_100_ms(power, 0.01 * seed)
     honest = evaluate_readings(record_readings(power, seconds=2.4, reported_w=reported_w))
     assert honest.reason is None, honest
-    assert honest.doubt is not None
-    assert honest.doubt > 0.05
+    assert honest.ratio_margin is not None
+    assert honest.ratio_margin > 0.05
     assert not is_settled(honest)
 
 
@@ -248,7 +248,7 @@ def test_a_single_reading_gives_no_result() -> None:
 BOARD = CheckedBoard(uuid="GPU-a", driver="580.1", boot="b", sources=["NVML_FI_DEV_ENERGY"])
 FIT = CheckResult(duration_s=1.0, ticks=10, period_s=0.1)
 UNFIT = CheckResult(duration_s=1.0, reason="stood still for 1.0 s")
-BUSY = CheckResult(duration_s=2.5, ticks=25, period_s=0.1, ratio=1.2, doubt=0.4)
+BUSY = CheckResult(duration_s=2.5, ticks=25, period_s=0.1, ratio=1.2, ratio_margin=0.4)
 
 
 def the_file(directory: Path) -> Path:

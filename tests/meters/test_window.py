@@ -285,7 +285,7 @@ class TestPlainScripts:
             measure()
         assert str(caught.value) == (
             f"CUDA_VISIBLE_DEVICES={value!r} allows no GPU{detail}, and the driver shows 1; measure(gpus=()) "
-            "measures the CPU, measure(gpus=[UUID]) what it names"
+            "measures the CPU, measure(gpus=[UUID]) the named GPUs"
         )
 
     @pytest.mark.parametrize("value", ["MIG-b", "MIG-b,", "MIG-b,MIG-c"])
