@@ -29,7 +29,7 @@ SLEEPY = """
 """
 
 
-def test_a_callable_is_measured_in_this_process(quick: pytest.Pytester, read_report: Read) -> None:
+def test_callable_is_measured_in_this_process(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SLEEPY)
     quick.runpytest("--energy-report").assert_outcomes(passed=1)
     report = read_report()
@@ -74,9 +74,7 @@ def test_warm_up_comes_before_the_rounds(quick: pytest.Pytester) -> None:
     quick.runpytest("--energy-warmup=3").assert_outcomes(passed=1)
 
 
-def test_a_host_without_counters_gives_labelled_estimates(
-    pytester: pytest.Pytester, read_report: Read
-) -> None:
+def test_host_without_counters_gives_labelled_estimates(pytester: pytest.Pytester, read_report: Read) -> None:
     pytester.makepyfile(SLEEPY.split("assert 1.9")[0])
     result = pytester.runpytest(
         "--energy-report",
@@ -114,7 +112,7 @@ def test_require_measured_refuses_to_estimate_and_says_why(
     assert read_report()["records"][0]["status"] == "failed"
 
 
-def test_a_missing_number_is_told_not_compared(quick: pytest.Pytester) -> None:
+def test_missing_value_is_reported_and_not_compared(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         "import time\ndef test_it(energy):\n    assert energy(time.sleep, 0.1).time_to_first_token_s < 1\n"
     )
@@ -136,7 +134,7 @@ def test_a_missing_number_is_told_not_compared(quick: pytest.Pytester) -> None:
         ("energy(int).joules", "*AttributeError: a run has no joules; metrics: energy_j, *"),
     ],
 )
-def test_misuse_is_one_clear_line(quick: pytest.Pytester, body: str, message: str) -> None:
+def test_misuse_fails_with_one_clear_line(quick: pytest.Pytester, body: str, message: str) -> None:
     quick.makepyfile(f"async def sleepy(): pass\ndef test_it(energy):\n    {body}\n")
     result = quick.runpytest()
     result.assert_outcomes(failed=1)
@@ -199,7 +197,7 @@ def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> Non
     assert values == [1, 2.5, "x" * 200, None, True, "PurePosixPath('p')", "object"]
 
 
-def test_a_run_that_was_stopped_is_not_complete(quick: pytest.Pytester, read_report: Read) -> None:
+def test_report_of_a_stopped_run_is_incomplete(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         "def test_a(energy):\n    energy(sum, [1])\n    assert 0\ndef test_b(energy):\n    energy(sum, [1])\n"
     )
@@ -208,7 +206,7 @@ def test_a_run_that_was_stopped_is_not_complete(quick: pytest.Pytester, read_rep
     assert len(read_report()["records"]) == 1
 
 
-def test_ctrl_c_leaves_a_report(quick: pytest.Pytester, read_report: Read) -> None:
+def test_interrupted_run_writes_a_report(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         "import time\ndef test_a(energy):\n    energy(time.sleep, 0.1)\n"
         "def test_b(energy):\n    raise KeyboardInterrupt\n"
@@ -219,7 +217,7 @@ def test_ctrl_c_leaves_a_report(quick: pytest.Pytester, read_report: Read) -> No
     assert [record["status"] for record in report["records"]] == ["measured"]
 
 
-def test_nothing_measured_nothing_written(pytester: pytest.Pytester) -> None:
+def test_run_without_energy_tests_writes_no_report(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = pytester.runpytest("--energy-report")
     result.stdout.fnmatch_lines(["energy report: no test was measured, *energy.json was not written"])
@@ -243,7 +241,7 @@ def test_quiet_prints_nothing(quick: pytest.Pytester) -> None:
     quick.runpytest("-q").stdout.no_fnmatch_line("*energy*")
 
 
-def test_the_table_fits_eighty_columns(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_fits_eighty_columns(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     quick.makepyfile(
         """
@@ -260,9 +258,7 @@ def test_the_table_fits_eighty_columns(quick: pytest.Pytester, monkeypatch: pyte
     assert "ten-watts" in "\n".join(lines[start:])
 
 
-def test_what_measures_is_told_by_our_fixtures_not_by_their_names(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
+def test_energy_tests_are_found_by_fixture_not_by_name(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         """
         import pytest
@@ -283,9 +279,7 @@ def test_what_measures_is_told_by_our_fixtures_not_by_their_names(
     assert names == ["test_asked_for_late", "test_by_a_fixture"]
 
 
-def test_text_that_utf8_has_no_place_for_does_not_end_the_run(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
+def test_unencodable_text_does_not_end_the_run(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(
         r"""
         import time, pytest
@@ -317,7 +311,7 @@ def test_one_round_claims_no_uncertainty(quick: pytest.Pytester, read_report: Re
             assert metric["reason"] == "one round shows no scatter: uncertainty unknown"
 
 
-def test_hooks_see_and_replace(quick: pytest.Pytester, read_report: Read) -> None:
+def test_hooks_receive_and_replace_values(quick: pytest.Pytester, read_report: Read) -> None:
     conftest = quick.path / "conftest.py"
     conftest.write_text(
         conftest.read_text()
@@ -335,7 +329,7 @@ def pytest_llenergy_report(config, report):
     assert read_report()["records"][0]["reason"] == "seen by a hook"
 
 
-def test_what_another_plugin_ends_before_it_is_set_up_has_its_record(
+def test_ended_before_setup_by_another_plugin_has_a_record(
     quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
 ) -> None:
     quick.makeconftest(

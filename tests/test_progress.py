@@ -51,7 +51,7 @@ def dots(seen: Seen) -> list[str]:
     return [line for line in seen.screen if line.startswith("test_it.py")]
 
 
-def test_a_terminal_shows_one_line_that_is_gone_in_the_end(quick: pytest.Pytester) -> None:
+def test_terminal_shows_one_line_and_clears_it(quick: pytest.Pytester) -> None:
     quick.makepyfile(test_it=AMONG_OTHERS)
     seen = pytest_on_terminal("test_it.py", "--energy-warmup=1")
     assert seen.code == 0
@@ -74,7 +74,7 @@ def test_a_terminal_shows_one_line_that_is_gone_in_the_end(quick: pytest.Pyteste
 
 
 @pytest.mark.parametrize("before", [29, 30, 58])
-def test_dots_that_fill_the_line_stay_as_they_are(quick: pytest.Pytester, before: int) -> None:
+def test_full_line_of_dots_is_not_overwritten(quick: pytest.Pytester, before: int) -> None:
     """Forty columns hold the name of the file and 29 dots."""
     quick.makepyfile(
         test_it=f"""
@@ -94,7 +94,7 @@ def test_dots_that_fill_the_line_stay_as_they_are(quick: pytest.Pytester, before
 
 
 @pytest.mark.parametrize("columns", [40, 200])
-def test_a_very_long_name_stays_on_the_one_line(quick: pytest.Pytester, columns: int) -> None:
+def test_long_test_name_stays_on_one_line(quick: pytest.Pytester, columns: int) -> None:
     quick.makepyfile(
         test_it="""
         import pytest, time
@@ -117,7 +117,7 @@ def test_a_very_long_name_stays_on_the_one_line(quick: pytest.Pytester, columns:
     assert "".join(seen.screen).count("PASSED") == 2
 
 
-def test_v_shows_results_where_they_belong(quick: pytest.Pytester) -> None:
+def test_verbose_results_follow_their_test_names(quick: pytest.Pytester) -> None:
     quick.makepyfile(test_it=AMONG_OTHERS)
     seen = pytest_on_terminal("-v", "test_it.py")
     results = [line.split()[:2] for line in seen.screen if line.startswith("test_it.py::")]
@@ -151,7 +151,7 @@ def terminal() -> Iterator[TextIO]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_no_line_is_redrawn_where_somebody_else_may_write(
+def test_no_line_is_redrawn_while_output_is_not_captured(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     terminal: TextIO,
@@ -171,7 +171,7 @@ def test_no_line_is_redrawn_where_somebody_else_may_write(
         assert select_display_mode(config, pytest.TerminalReporter(config, file)) != "live"
 
 
-def test_what_is_printed_with_s_stays(quick: pytest.Pytester) -> None:
+def test_output_of_tests_with_s_is_kept(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         test_it="""
         def test_measured(energy):
@@ -184,7 +184,7 @@ def test_what_is_printed_with_s_stays(quick: pytest.Pytester) -> None:
     assert "\n".join(seen.screen).count("printed by the test") == 2
 
 
-def test_nothing_under_q_however_long_it_takes(quick: pytest.Pytester) -> None:
+def test_quiet_shows_no_progress(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(test_it=AMONG_OTHERS)
     quick.runpytest_subprocess("-q", "-s", *ONE).stdout.no_fnmatch_line("*: round *")
@@ -198,7 +198,7 @@ def test_nothing_under_q_however_long_it_takes(quick: pytest.Pytester) -> None:
         (["--color=yes"], {"NO_COLOR": "1"}, True),
     ],
 )
-def test_colours_are_those_of_pytest(
+def test_colours_follow_the_option_of_pytest(
     quick: pytest.Pytester, arguments: list[str], environment: dict[str, str], coloured: bool
 ) -> None:
     quick.makepyfile(test_it=AMONG_OTHERS)
@@ -208,7 +208,7 @@ def test_colours_are_those_of_pytest(
     assert ("\x1b[1mtest " in seen.raw) == coloured
 
 
-def test_a_terminal_that_cannot_move_its_cursor_is_told_by_lines(quick: pytest.Pytester) -> None:
+def test_dumb_terminal_gets_whole_lines(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(test_it=AMONG_OTHERS)
     seen = pytest_on_terminal("test_it.py", *ONE, environment={"TERM": "dumb"})
@@ -218,7 +218,7 @@ def test_a_terminal_that_cannot_move_its_cursor_is_told_by_lines(quick: pytest.P
 
 
 @pytest.mark.parametrize("capture", ["fd", "sys", "no"])
-def test_without_a_terminal_long_work_is_told_by_lines(quick: pytest.Pytester, capture: str) -> None:
+def test_long_work_without_a_terminal_prints_lines(quick: pytest.Pytester, capture: str) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(
         test_it="""
@@ -247,14 +247,14 @@ def test_without_a_terminal_long_work_is_told_by_lines(quick: pytest.Pytester, c
         assert captured.partition("-----\n")[2].startswith("printed by the test\nprinted by the test\n")
 
 
-def test_short_work_is_not_told_without_a_terminal(quick: pytest.Pytester) -> None:
+def test_short_work_without_a_terminal_prints_nothing(quick: pytest.Pytester) -> None:
     quick.makepyfile(test_it=AMONG_OTHERS)
     result = quick.runpytest_subprocess("test_it.py")
     result.stdout.no_fnmatch_line("*: round *")
     result.stdout.fnmatch_lines(["test_it.py ..... *100%*"])
 
 
-def test_workers_of_xdist_are_silent(quick: pytest.Pytester) -> None:
+def test_xdist_workers_print_no_progress(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(test_it=AMONG_OTHERS)
     seen = pytest_on_terminal("test_it.py", *ONE, "-n1")
@@ -262,7 +262,7 @@ def test_workers_of_xdist_are_silent(quick: pytest.Pytester) -> None:
     assert not seen.ever("round ")
 
 
-def test_streams_that_a_test_has_put_in_place_stay_there(quick: pytest.Pytester) -> None:
+def test_streams_replaced_by_a_test_stay_replaced(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         test_it="""
         import io, sys, time
@@ -287,7 +287,7 @@ def test_streams_that_a_test_has_put_in_place_stay_there(quick: pytest.Pytester)
         assert seen.ever(f"test_{name}: round 2 of 2")
 
 
-def test_nothing_of_it_runs_while_something_is_measured(quick: pytest.Pytester, read_report: Read) -> None:
+def test_no_progress_is_written_during_a_round(quick: pytest.Pytester, read_report: Read) -> None:
     """What is written to the terminal is noted with its times, and held against those of the rounds."""
     quick.makeconftest(
         TEN_WATTS
@@ -330,7 +330,7 @@ def pytest_unconfigure():
         assert not [text for start_s, end_s, text in written if start_s < ended_s and end_s > began_s]
 
 
-def test_a_debugger_has_the_terminal_to_itself(quick: pytest.Pytester) -> None:
+def test_progress_stops_while_a_debugger_runs(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         test_it="""
         calls = []
@@ -349,7 +349,7 @@ def test_a_debugger_has_the_terminal_to_itself(quick: pytest.Pytester) -> None:
     assert "round 2" not in after
 
 
-def test_a_terminal_that_is_gone_ends_no_test(quick: pytest.Pytester, read_report: Read) -> None:
+def test_closed_terminal_fails_no_test(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(
         test_it="""
@@ -379,7 +379,7 @@ held.release()
 """
 
 
-def test_who_has_the_devices_is_told_while_a_test_waits_for_them(quick: pytest.Pytester) -> None:
+def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(test_it=AMONG_OTHERS)
     holder = subprocess.Popen(

@@ -53,7 +53,7 @@ def doctor(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_broken_entry_point_is_told_in_a_line(quick: pytest.Pytester, install: Install) -> None:
+def test_broken_entry_point_fails_with_one_line(quick: pytest.Pytester, install: Install) -> None:
     install("a", "import no_such_module\n")
     quick.makepyfile(ASKS)
     result = quick.runpytest_subprocess("-p", "no:cacheprovider")
@@ -67,7 +67,7 @@ def test_a_broken_entry_point_is_told_in_a_line(quick: pytest.Pytester, install:
     assert result.stderr.str().strip() == f"ERROR: {OF_A}"
 
 
-def test_a_broken_meter_is_told_in_a_line_by_what_measures(quick: pytest.Pytester, install: Install) -> None:
+def test_broken_meter_fails_measurements_with_one_line(quick: pytest.Pytester, install: Install) -> None:
     install("a", "import no_such_module\n", "meters")
     quick.makepyfile("def test_measured(energy): energy(sum, [1])\ndef test_plain(): pass\n")
     result = quick.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=auto", "--energy-report")
@@ -84,7 +84,7 @@ def test_a_broken_meter_is_told_in_a_line_by_what_measures(quick: pytest.Pyteste
     named.assert_outcomes(passed=2)
 
 
-def test_the_doctor_goes_on_without_a_broken_meter(install: Install) -> None:
+def test_doctor_continues_without_a_broken_meter(install: Install) -> None:
     install("a", "SPEC = 'x'\n", "meters")
     told = doctor("--no-steps")
     assert told.returncode == 1
@@ -94,13 +94,13 @@ def test_the_doctor_goes_on_without_a_broken_meter(install: Install) -> None:
     assert told.stderr == ""
 
 
-def test_a_test_without_the_fixture_does_not_mind(quick: pytest.Pytester, install: Install) -> None:
+def test_broken_entry_point_does_not_affect_other_tests(quick: pytest.Pytester, install: Install) -> None:
     install("a", "import no_such_module\n")
     quick.makepyfile("def test_it(energy): energy(sum, [1])\n")
     quick.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_the_doctor_shows_what_is_broken_and_goes_on(install: Install) -> None:
+def test_doctor_shows_broken_entry_points_and_continues(install: Install) -> None:
     install("a", "import no_such_module\n")
     install("b", "SPEC = 'x'\n")
     install("whole", SPEC)
@@ -122,7 +122,7 @@ def test_the_doctor_shows_what_is_broken_and_goes_on(install: Install) -> None:
 @pytest.mark.parametrize(
     ("returned", "shown"), [('["x"]', "['x']"), ('"x"', "'x'"), ("3", "3"), ("sleepy.SPEC", "BackendSpec(")]
 )
-def test_a_hook_that_gives_no_backends_is_named(
+def test_hook_without_backends_is_named(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, returned: str, shown: str
 ) -> None:
     (quick.path / "sleepy.py").write_text(SPEC)
@@ -142,7 +142,7 @@ def test_a_hook_that_gives_no_backends_is_named(
     assert "fine gives" not in text
 
 
-def test_a_hook_that_gives_no_meters_is_named(quick: pytest.Pytester) -> None:
+def test_hook_without_meters_is_named(quick: pytest.Pytester) -> None:
     conftest = quick.path / "conftest.py"
     conftest.write_text("def pytest_llenergy_meters(config): return ['x']\n")
     quick.makepyfile(ASKS)

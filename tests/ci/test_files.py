@@ -56,7 +56,7 @@ def test_the_gitlab_template_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*ACTIONS, *WORKFLOWS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_command_has_an_expression_in_it(path: Path) -> None:
+def test_no_command_contains_an_expression(path: Path) -> None:
     # GitHub writes what it finds there into the script: a branch called `$(…)` would be run.
     for command in commands(yaml.safe_load(path.read_text())):
         assert "${{" not in command

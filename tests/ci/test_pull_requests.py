@@ -80,6 +80,7 @@ def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
     assert names == {"energy.json", "energy.markdown", "energy.html", "energy.junit"}
 
 
+@pytest.mark.slow
 def test_an_unchanged_branch_passes(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     # As a branch's name is given: it is not here yet.
@@ -114,13 +115,18 @@ def test_an_unclosed_quote_is_a_usage_error(tmp_path: Path, variable: str) -> No
     assert "has a quote that is not closed" in done.stderr
 
 
-def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command", ["python train.py", pytest.param("pytest test_some.py", marks=pytest.mark.slow)]
+)
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, command: str) -> None:
     clone = Clone(tmp_path, each=10.0)
     package = clone.path / "pytest_llenergy" / "cli"
     package.mkdir(parents=True)
     for name in ("pytest_llenergy/__init__.py", "pytest_llenergy/cli/__init__.py", "statistics.py"):
         (clone.path / name).write_text("raise SystemExit('taken in')\n")
-    assert "taken in" not in clone.action().stderr
+    done = clone.action(COMMAND=command)
+    assert "taken in" not in done.stderr
+    assert ("llenergy ab:" in done.stderr) == (command == "python train.py"), "our command did start"
 
 
 def test_a_comparison_that_cannot_run_says_why(tmp_path: Path) -> None:
@@ -136,6 +142,7 @@ def gitlab_script(**inputs: str) -> tuple[dict[str, str], str]:
     return {name: str(value) for name, value in job["variables"].items()}, "\n".join(job["script"])
 
 
+@pytest.mark.slow
 def test_the_gitlab_job_compares_with_the_merge_base(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=11.0)
     variables, script = gitlab_script(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What inner runs of pytest measure, and how their reports are changed."""
+"""Source of inner test suites, a measurement without waiting, and edits of reports."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pytest_llenergy.model.record import Round
 from ..conftest import TEN_WATTS
 from ..model.reports import RECORD
 
-#: The meter of the suite, whose watts and kind a run is told by its environment.
-TOLD_WATTS = (
+#: Source of a conftest with a meter whose power and kind are set by the variables WATTS and KIND.
+WATTS_FROM_ENV = (
     TEN_WATTS.replace("10 * time", "float(os.environ['WATTS']) * time")
     .replace('"measured"', "os.environ['KIND']")
     .replace("poll_period_s = 0.01", "poll_period_s = 0.003")
@@ -38,14 +38,14 @@ def test_a(energy):
 """
 
 
-#: With a mark, or with another test.
+#: The same with a mark to fill in.
 MARKED = ONE.replace("def test_a", "@pytest.mark.{}\ndef test_a")
 
 
 TWO = ONE + ONE.replace("test_a", "test_b")
 
 
-#: Runs a test that failed once more, with ten watts.
+#: Source of a hook that reruns a failed test once, at ten watts.
 RERUNS = """
 from _pytest.runner import runtestprotocol
 
@@ -74,10 +74,10 @@ COMPARE = "--energy-compare=base.json"
 FAIL = "--energy-fail-on=mean_power_w:3%"
 
 
-def told(
+def fake_measure(
     workload: Workload, plan: RoundPlan, selection: Selection, lease: Lease, tell: StepCallback
 ) -> Experiment:
-    """What a measurement would have told of a device that draws the watts of the environment."""
+    """Replace ``measure``: return rounds of a device that draws the power named by WATTS, at once."""
     selection.close()
     joules = [float(os.environ["WATTS"]) * 2.0 * each for each in (1, 1.002, 0.997, 1.001, 0.998, 1.002)]
     rounds = [
@@ -97,7 +97,7 @@ def edit(name: str, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def with_b(report: dict[str, Any]) -> None:
-    """Give a report of ``test_a`` the same of ``test_b``."""
+    """Copy the record of ``test_a`` as ``test_b``."""
     (record,) = report["records"]
     report["records"].append({**record, "id": record["id"].replace("test_a", "test_b")})
 

@@ -16,7 +16,7 @@ from .inner import COMPARE, FAIL, ONE, edit, usage_error
 class TestUsage:
     """Told before anything is measured, in one line, with exit code 4."""
 
-    def test_a_gate_needs_a_baseline(self, suite: pytest.Pytester) -> None:
+    def test_gate_needs_a_baseline(self, suite: pytest.Pytester) -> None:
         assert usage_error(suite, FAIL) == (
             "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
         )
@@ -40,7 +40,7 @@ class TestUsage:
         ids=["missing", "empty", "truncated", "another", "newer"],
     )
     @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
-    def test_a_baseline_that_is_none(
+    def test_unreadable_baseline_is_a_usage_error(
         self, suite: pytest.Pytester, content: str | None, told: str, extra: list[str]
     ) -> None:
         if content is not None:
@@ -48,7 +48,7 @@ class TestUsage:
         expected = told.format(path=suite.path / "base.json")
         assert usage_error(suite, COMPARE, *extra) == f"{COMPARE}: {expected}"
 
-    def test_a_baseline_in_which_nothing_was_measured(self, base: pytest.Pytester) -> None:
+    def test_baseline_without_measurements_is_a_usage_error(self, base: pytest.Pytester) -> None:
         def failed(report: dict[str, Any]) -> None:
             for record in report["records"]:
                 record["status"] = "failed"
@@ -60,7 +60,7 @@ class TestUsage:
         edit("base.json", lambda report: report["records"].clear())
         assert usage_error(base, COMPARE) == told.format("0 tests can be compared with")
 
-    def test_a_baseline_that_has_a_test_twice(self, base: pytest.Pytester) -> None:
+    def test_baseline_with_a_duplicate_test_is_a_usage_error(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["records"].append(report["records"][0]))
         assert usage_error(base, COMPARE) == (
             f"{COMPARE}: {base.path}/base.json: test_some.py::test_a has two records of attempt 1; write one "
@@ -86,27 +86,29 @@ class TestUsage:
             ),
         ],
     )
-    def test_a_threshold_that_is_none(self, base: pytest.Pytester, option: str, told: str) -> None:
+    def test_invalid_threshold_is_a_usage_error(self, base: pytest.Pytester, option: str, told: str) -> None:
         base.makepyfile(test_some="raise SystemExit('collected')")
         result = base.runpytest(COMPARE, f"--energy-fail-on={option}")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([f"ERROR: --energy-fail-on={option}: {told}"])
 
-    def test_one_metric_twice(self, base: pytest.Pytester) -> None:
+    def test_duplicate_metric_is_a_usage_error(self, base: pytest.Pytester) -> None:
         told = "--energy-fail-on names mean_power_w twice; keep one of them"
         assert usage_error(base, COMPARE, FAIL, "--energy-fail-on=mean_power_w:5%") == told
 
-    def test_an_unknown_word(self, suite: pytest.Pytester) -> None:
+    def test_unknown_inconclusive_policy_is_a_usage_error(self, suite: pytest.Pytester) -> None:
         told = "--energy-inconclusive=ignore: knows three words: warn, fail, pass"
         assert usage_error(suite, "--energy-inconclusive=ignore") == told
 
     @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
-    def test_an_address_that_has_no_report(self, suite: pytest.Pytester, extra: list[str]) -> None:
+    def test_address_without_a_report_is_a_usage_error(
+        self, suite: pytest.Pytester, extra: list[str]
+    ) -> None:
         address = f"file://{suite.path}/none.json"
         told = usage_error(suite, f"--energy-compare={address}?token=secret", *extra)
         assert told == f"--energy-compare={address}: {address}: there is no such file"
 
-    def test_the_baseline_is_not_overwritten(self, base: pytest.Pytester) -> None:
+    def test_report_does_not_overwrite_the_baseline(self, base: pytest.Pytester) -> None:
         before = Path("base.json").read_bytes()
         told = usage_error(base, COMPARE, "--energy-report=base.json")
         assert told.startswith("--energy-report=")
@@ -118,14 +120,16 @@ class TestUsage:
 
 
 class TestAddress:
-    def test_a_baseline_elsewhere(self, base: pytest.Pytester, read_report: Callable[..., Any]) -> None:
+    def test_baseline_is_read_from_an_address(
+        self, base: pytest.Pytester, read_report: Callable[..., Any]
+    ) -> None:
         fsspec.filesystem("memory").pipe_file("/base.json", Path("base.json").read_bytes())
         result = base.runpytest("--energy-compare=memory://base.json", FAIL, "--energy-report=base.json")
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["*= energy, compared with memory://base.json =*"])
         assert read_report("base.json")["baseline"]["side"]["origin"] == "memory://base.json"
 
-    def test_workers_read_it_each(self, base: pytest.Pytester) -> None:
+    def test_every_worker_reads_the_baseline(self, base: pytest.Pytester) -> None:
         result = base.runpytest(f"--energy-compare=file://{base.path}/base.json", FAIL, "-n1")
         # What a worker measures is not what the baseline was given, and it is the worker that says so.
         result.assert_outcomes(failed=1)
@@ -133,7 +137,7 @@ class TestAddress:
 
 
 class TestSave:
-    def test_a_name_is_saved_and_compared(
+    def test_saved_name_can_be_compared(
         self, quick_suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         quick_suite.makepyfile(ONE)
@@ -145,12 +149,12 @@ class TestSave:
         result = quick_suite.runpytest("..", "--energy-compare=main", FAIL)
         result.assert_outcomes(failed=1)
 
-    def test_beside_a_report(self, quick_suite: pytest.Pytester) -> None:
+    def test_save_and_report_in_one_run(self, quick_suite: pytest.Pytester) -> None:
         quick_suite.makepyfile(ONE)
         quick_suite.runpytest("--energy-save=main", "--energy-report=energy.json").assert_outcomes(passed=1)
         assert Path("energy.json").read_bytes() == Path(".llenergy/main.json").read_bytes()
 
-    def test_a_name_that_was_never_saved(self, quick_suite: pytest.Pytester) -> None:
+    def test_unsaved_name_is_a_usage_error(self, quick_suite: pytest.Pytester) -> None:
         none = usage_error(quick_suite, "--energy-compare=main")
         assert none == (
             "--energy-compare=main: there is no .llenergy/main.json; nothing is saved in "
@@ -161,11 +165,11 @@ class TestSave:
         assert "; saved are: other (" in usage_error(quick_suite, "--energy-compare=main")
 
     @pytest.mark.parametrize("name", ["a/b", "main.json", "..", ""])
-    def test_a_name_that_is_none(self, quick_suite: pytest.Pytester, name: str) -> None:
+    def test_invalid_name_is_a_usage_error(self, quick_suite: pytest.Pytester, name: str) -> None:
         told = usage_error(quick_suite, f"--energy-save={name}")
         assert "needs a plain name, such as main" in told or "has no value" in told
 
-    def test_a_baseline_is_not_saved_over_itself(self, quick_suite: pytest.Pytester) -> None:
+    def test_baseline_is_not_saved_over_itself(self, quick_suite: pytest.Pytester) -> None:
         quick_suite.makepyfile(test_some=ONE)
         quick_suite.runpytest("--energy-save=main").assert_outcomes(passed=1)
         told = usage_error(quick_suite, "--energy-save=main", "--energy-compare=main")

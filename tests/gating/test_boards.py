@@ -15,7 +15,7 @@ from ..nvml_sim.fixtures import Give
 Read = Callable[..., dict[str, Any]]
 
 
-def test_what_the_boards_of_a_test_are_is_in_its_record(
+def test_record_names_the_boards_of_its_test(
     suite: pytest.Pytester, nvml_children: Give, tmp_path: Path, read_report: Read
 ) -> None:
     nvml_children(World(tmp_path / "world", [Board(), Board()]))

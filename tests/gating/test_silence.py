@@ -15,7 +15,7 @@ Read = Callable[..., dict[str, Any]]
 
 
 class TestNoSilentPass:
-    def test_a_new_and_a_removed_test_are_told_and_fail_nothing(
+    def test_new_and_removed_tests_are_listed_and_fail_nothing(
         self, base: pytest.Pytester, read_report: Read
     ) -> None:
         edit("base.json", with_b)
@@ -31,7 +31,7 @@ class TestNoSilentPass:
         )
         assert read_report()["baseline"]["absent"] == ["test_some.py::test_b"]
 
-    def test_where_all_are_new_nothing_was_gated_and_the_run_fails(self, base: pytest.Pytester) -> None:
+    def test_run_with_only_new_tests_fails(self, base: pytest.Pytester) -> None:
         base.makepyfile(test_some="", test_other=ONE)
         result = base.runpytest(COMPARE, FAIL)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -41,19 +41,19 @@ class TestNoSilentPass:
         )
 
     @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
-    def test_where_all_are_skipped_nothing_was_gated(self, base: pytest.Pytester, extra: list[str]) -> None:
+    def test_run_with_only_skipped_tests_fails(self, base: pytest.Pytester, extra: list[str]) -> None:
         base.makepyfile(test_some=ONE.replace("energy(time", "pytest.skip('no GPU'); energy(time"))
         result = base.runpytest(COMPARE, FAIL, "-q", *extra)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.stdout.fnmatch_lines(["ERROR: nothing was gated: 1 skipped"])
 
-    def test_where_nothing_is_measured_nothing_was_gated(self, base: pytest.Pytester) -> None:
+    def test_run_without_measurements_fails(self, base: pytest.Pytester) -> None:
         base.makepyfile(test_some="def test_a(): pass")
         result = base.runpytest(COMPARE, FAIL)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.stdout.fnmatch_lines(["ERROR: nothing was gated: no test was measured"])
 
-    def test_an_ini_file_may_ask_for_gates_in_runs_of_other_tests(
+    def test_gates_from_the_ini_file_ignore_runs_without_energy_tests(
         self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ini = Path("tox.ini").read_text() + "\nenergy_compare = base.json\n"
@@ -65,7 +65,7 @@ class TestNoSilentPass:
         base.makepyfile(test_some=ONE)
         base.runpytest("..").assert_outcomes(failed=1)
 
-    def test_another_device_fails_with_what_differs(self, base: pytest.Pytester) -> None:
+    def test_another_device_fails_and_the_difference_is_named(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["environment"]["host"].update(cpu_model="Another CPU"))
         result = base.runpytest(COMPARE, FAIL)
         result.assert_outcomes(failed=1)
@@ -73,7 +73,7 @@ class TestNoSilentPass:
             ["energy_gate: mean_power_w is not comparable: different devices (cpu.model: Another CPU -> *)"]
         )
 
-    def test_an_estimate_is_not_held_against_a_measurement(
+    def test_estimate_is_not_compared_with_a_measurement(
         self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("KIND", "estimated")
@@ -83,7 +83,7 @@ class TestNoSilentPass:
         result.stdout.fnmatch_lines([told])
 
     @pytest.mark.parametrize("value", [0.0, None])
-    def test_a_baseline_of_nothing(self, base: pytest.Pytester, value: float | None) -> None:
+    def test_baseline_without_a_value_is_invalid(self, base: pytest.Pytester, value: float | None) -> None:
         def nothing(report: dict[str, Any]) -> None:
             for each in report["records"][0]["rounds"]:
                 each.update(energy_j=value, reason="the counter stood still")
@@ -94,14 +94,14 @@ class TestNoSilentPass:
         result.stdout.fnmatch_lines(["energy_gate: mean_power_w is invalid: base has *"])
 
     @pytest.mark.parametrize("word", ["warn", "pass", "fail"])
-    def test_too_few_rounds_for_any_verdict(self, base: pytest.Pytester, word: str) -> None:
+    def test_too_few_rounds_are_invalid(self, base: pytest.Pytester, word: str) -> None:
         result = base.runpytest(COMPARE, FAIL, "--energy-rounds=2", f"--energy-inconclusive={word}")
         result.assert_outcomes(failed=1)
         told = "energy_gate: mean_power_w is invalid: * a verdict needs at least 4 of each"
         result.stdout.fnmatch_lines([told])
 
     @pytest.mark.parametrize("word", ["warn", "pass", "fail"])
-    def test_rounds_that_scatter_are_inconclusive(self, base: pytest.Pytester, word: str) -> None:
+    def test_scattered_rounds_are_inconclusive(self, base: pytest.Pytester, word: str) -> None:
         def scatter(report: dict[str, Any]) -> None:
             for index, each in enumerate(report["records"][0]["rounds"]):
                 each["energy_j"] *= (0.7, 1.4)[index % 2]
@@ -119,7 +119,7 @@ class TestNoSilentPass:
             told = "energy_gate: mean_power_w is inconclusive (--energy-inconclusive=fail): *"
             result.stdout.fnmatch_lines([told])
 
-    def test_a_test_that_an_interrupted_baseline_lacks(self, base: pytest.Pytester) -> None:
+    def test_missing_in_an_interrupted_baseline_is_invalid(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["run"].update(complete=False))
         base.makepyfile(test_some=ONE.replace("test_a", "test_b"))
         result = base.runpytest(COMPARE, FAIL)
@@ -127,7 +127,7 @@ class TestNoSilentPass:
         told = "*is invalid: missing in base.json, whose run did not finish"
         result.stdout.fnmatch_lines([told])
 
-    def test_windows_and_interrupted_runs_are_told(self, base: pytest.Pytester) -> None:
+    def test_windows_and_interrupted_baselines_are_reported(self, base: pytest.Pytester) -> None:
         edit("base.json", lambda report: report["run"].update(complete=False))
         window = "def test_w(energy_meter):\n    with energy_meter('x'):\n        time.sleep(0.1)\n"
         base.makepyfile(test_some="import time\n" + window)
@@ -140,7 +140,7 @@ class TestNoSilentPass:
             ]
         )
 
-    def test_the_last_attempt_of_the_baseline_counts(self, base: pytest.Pytester) -> None:
+    def test_last_attempt_of_the_baseline_counts(self, base: pytest.Pytester) -> None:
         def rerun(report: dict[str, Any]) -> None:
             later = {**report["records"][0], "attempt": 2, "status": "failed", "reason": "flaky"}
             better = {**report["records"][0], "id": "test_some.py::test_z"}

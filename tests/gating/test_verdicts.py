@@ -14,23 +14,33 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.model.report import json_schema
 
-from .inner import COMPARE, FAIL, MARKED, RERUNS, TWO, edit, with_b
+from .inner import COMPARE, FAIL, MARKED, ONE, RERUNS, TWO, edit, with_b
 
 Read = Callable[..., dict[str, Any]]
 
 
 class TestRegressed:
-    def test_it_fails_in_its_call_phase_in_the_process_that_has_measured_it(
-        self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Read
+    @pytest.mark.parametrize(
+        ("code", "count", "workers"),
+        [
+            pytest.param(ONE, 1, "-n0", id="controller", marks=pytest.mark.slow),
+            pytest.param(ONE, 1, "-n1", id="worker"),
+            pytest.param(TWO, 2, "-n2", id="workers", marks=pytest.mark.slow),
+        ],
+    )
+    def test_a_regressed_test_fails_in_its_call_phase_where_it_was_measured(
+        self,
+        suite: pytest.Pytester,
+        monkeypatch: pytest.MonkeyPatch,
+        read_report: Read,
+        code: str,
+        count: int,
+        workers: str,
     ) -> None:
-        suite.makepyfile(test_some=TWO)
-        suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+        suite.makepyfile(test_some=code)
+        suite.runpytest("--energy-report=base.json").assert_outcomes(passed=count)
         monkeypatch.setenv("WATTS", "13")
-        self.fails(suite, read_report, 1, "-k", "test_a")
-        self.fails(suite, read_report, 2, "-n2")
-
-    def fails(self, suite: pytest.Pytester, read_report: Read, count: int, *extra: str) -> None:
-        result = suite.runpytest(COMPARE, FAIL, "--energy-report", "--junitxml=junit.xml", *extra)
+        result = suite.runpytest(COMPARE, FAIL, "--energy-report", "--junitxml=junit.xml", workers)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         assert result.parseoutcomes()["failed"] == count
         result.stdout.fnmatch_lines(
@@ -56,7 +66,7 @@ class TestRegressed:
         properties = {each.get("name"): each.get("value") for each in root.iter("property")}
         assert properties["llenergy.mean_power_w.verdict"] == "regressed"
 
-    def test_what_it_says(self, base: pytest.Pytester) -> None:
+    def test_messages_of_a_regression(self, base: pytest.Pytester) -> None:
         result = base.runpytest(COMPARE, FAIL)
         result.stdout.fnmatch_lines(
             [
@@ -66,7 +76,7 @@ class TestRegressed:
             ]
         )
 
-    def test_x_stops_and_lf_runs_it_again(self, base: pytest.Pytester) -> None:
+    def test_x_stops_at_a_regression_and_lf_reruns_it(self, base: pytest.Pytester) -> None:
         edit("base.json", with_b)
         base.makepyfile(test_some=TWO)
         base.makeini(Path("tox.ini").read_text())
@@ -75,11 +85,11 @@ class TestRegressed:
         assert again.parseoutcomes() == {"failed": 1}
         again.stdout.fnmatch_lines(["run-last-failure: rerun previous 1 failure*"])
 
-    def test_an_expected_failure_is_one(self, base: pytest.Pytester) -> None:
+    def test_xfail_covers_a_regression(self, base: pytest.Pytester) -> None:
         base.makepyfile(test_some=MARKED.format("xfail(strict=True)"))
         base.runpytest(COMPARE, FAIL).assert_outcomes(xfailed=1)
 
-    def test_a_rerun_measures_and_judges_anew(
+    def test_rerun_measures_and_compares_again(
         self, base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, read_report: Read
     ) -> None:
         """As pytest-rerunfailures does it: again within one protocol, with a count on the test."""
@@ -93,31 +103,31 @@ class TestRegressed:
         assert verdicts == ["regressed", "unchanged"]
         result.stdout.fnmatch_lines(["1 unchanged; *"])
 
-    def test_without_a_gate_it_is_shown(self, base: pytest.Pytester) -> None:
+    def test_regression_without_a_gate_is_only_shown(self, base: pytest.Pytester) -> None:
         result = base.runpytest(COMPARE)
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines(["*= energy, compared with base.json =*", "*test_a*"])
 
     @pytest.mark.parametrize(("absolute", "failed"), [("2W", 0), ("500mW", 1)])
-    def test_an_absolute_part_must_be_reached_as_well(
+    def test_absolute_part_of_a_threshold_must_be_exceeded_too(
         self, base: pytest.Pytester, absolute: str, failed: int
     ) -> None:
         base.runpytest(COMPARE, f"{FAIL}+{absolute}").assert_outcomes(passed=1 - failed, failed=failed)
 
-    def test_a_floor_above_its_threshold_is_refused(self, base: pytest.Pytester) -> None:
+    def test_floor_above_the_threshold_is_a_usage_error(self, base: pytest.Pytester) -> None:
         result = base.runpytest(COMPARE, FAIL, "--energy-floor=25%")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         told = "ERROR: --energy-fail-on: threshold '3%' of mean_power_w is below the floor of 0.25: *"
         result.stderr.fnmatch_lines([told])
 
     @pytest.mark.parametrize(("floor", "verdict"), [("2%", "regressed"), ("25%", "unchanged")])
-    def test_what_is_below_the_floor_of_the_machine_is_no_change(
+    def test_change_below_the_floor_is_unchanged(
         self, base: pytest.Pytester, floor: str, verdict: str
     ) -> None:
         result = base.runpytest(COMPARE, f"--energy-floor={floor}")
         result.stdout.fnmatch_lines([f"1 {verdict}; noise *"])
 
-    def test_the_run_that_failed_by_its_gate_can_be_compared_afterwards(
+    def test_report_of_a_failed_gate_can_be_compared_later(
         self, base: pytest.Pytester, capsys: pytest.CaptureFixture[str]
     ) -> None:
         base.runpytest(COMPARE, FAIL, "--energy-report=head.json").assert_outcomes(failed=1)
@@ -127,12 +137,12 @@ class TestRegressed:
 
 
 class TestMark:
-    def test_a_threshold_of_its_own_goes_before_that_of_all(self, base: pytest.Pytester) -> None:
+    def test_threshold_of_the_mark_overrides_the_option(self, base: pytest.Pytester) -> None:
         mark = "energy_gate(metric='mean_power_w', threshold='25%')"
         base.makepyfile(test_some=MARKED.format(mark))
         base.runpytest(COMPARE, FAIL).assert_outcomes(passed=1)
 
-    def test_a_budget_and_a_threshold_are_both_held(self, base: pytest.Pytester) -> None:
+    def test_budget_and_threshold_both_apply(self, base: pytest.Pytester) -> None:
         mark = "energy_gate(metric='mean_power_w', budget='1 W', threshold='3%')"
         base.makepyfile(test_some=MARKED.format(mark))
         result = base.runpytest(COMPARE)
@@ -144,7 +154,7 @@ class TestMark:
             ]
         )
 
-    def test_without_a_baseline_it_says_that_it_did_nothing(
+    def test_threshold_without_a_baseline_is_reported_as_not_gated(
         self, quick_suite: pytest.Pytester, read_report: Read
     ) -> None:
         quick_suite.makepyfile(test_some=MARKED.format("energy_gate(threshold='3%')"))
@@ -154,7 +164,7 @@ class TestMark:
         (found,) = read_report()["records"][0]["comparisons"]
         assert (found["verdict"], found["reason"]) == ("new", "no baseline was given (--energy-compare)")
 
-    def test_a_metric_that_the_test_does_not_have_fails_it(self, base: pytest.Pytester) -> None:
+    def test_gate_on_a_missing_metric_fails(self, base: pytest.Pytester) -> None:
         mark = "energy_gate(metric='output_tokens_per_s', threshold='3%')"
         base.makepyfile(test_some=MARKED.format(mark))
         result = base.runpytest(COMPARE)

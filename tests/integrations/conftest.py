@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running suites of pytest-benchmark."""
+"""Fixtures for inner runs with pytest-benchmark and pytest-xdist."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from .suites import SHORT
 def no_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest-benchmark switches itself off in a worker, and so in the runs that these tests make in one."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
+@pytest.fixture
+def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load only xdist and this package in inner runs: every worker spends a second on the others."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,xdist.looponfail,pytest_llenergy.plugin")
 
 
 @pytest.fixture

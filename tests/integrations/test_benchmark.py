@@ -16,7 +16,7 @@ from .suites import BOTH, SHORT, WATTS, Read, by_name, dumped, energy, seconds
 
 
 class TestMeasured:
-    def test_call_and_pedantic_have_joules_of_an_iteration(
+    def test_call_and_pedantic_have_energy_per_iteration(
         self, bench: Callable[..., pytest.RunResult], read_report: Read, pytester: pytest.Pytester
     ) -> None:
         result = bench(BOTH, "--benchmark-json=out.json")
@@ -45,7 +45,7 @@ class TestMeasured:
         assert [round_["iterations"] for round_ in records["test_pedantic"]["rounds"]] == [1] * 4
         assert result.stdout.str().count("ten-watts") == 2
 
-    def test_thousands_of_rounds_are_joined(
+    def test_thousands_of_short_rounds_are_joined(
         self, bench: Callable[..., pytest.RunResult], read_report: Read, pytester: pytest.Pytester
     ) -> None:
         bench("def test_it(benchmark):\n    benchmark(sum, range(100))\n", "--benchmark-json=out.json")
@@ -61,7 +61,7 @@ class TestMeasured:
         (flag,) = [flag for flag in record["flags"] if flag["name"] == "joined-rounds"]
         assert flag["detail"].startswith(f"{told['stats']['rounds']} rounds of ")
 
-    def test_what_sets_up_a_round_is_not_counted(
+    def test_setup_of_a_round_is_not_measured(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
         bench(
@@ -80,7 +80,7 @@ class TestMeasured:
         assert seconds(record) < 0.2
         assert energy(record)["value"] == pytest.approx(WATTS * seconds(record), rel=0.02)
 
-    def test_storage_and_comparison_carry_it(
+    def test_saved_and_compared_benchmarks_have_energy(
         self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester
     ) -> None:
         bench(BOTH, "--benchmark-save=one")
@@ -90,7 +90,7 @@ class TestMeasured:
             for each in json.loads(path.read_text())["benchmarks"]:
                 assert each["extra_info"]["energy_j"] > 0, path
 
-    def test_the_estimate_is_labelled(
+    def test_estimate_is_labelled(
         self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester, read_report: Read
     ) -> None:
         """On the CPU there is a model at least."""
@@ -131,7 +131,7 @@ class TestMeasured:
         ],
         ids=["method", "decorator", "by name", "wrapped", "overridden", "marked"],
     )
-    def test_however_it_is_used(
+    def test_benchmark_is_measured_in_every_style_of_use(
         self,
         bench: Callable[..., pytest.RunResult],
         pytester: pytest.Pytester,
@@ -153,9 +153,7 @@ class TestMeasured:
 class TestGates:
     SLEEPS = "import time\ndef test_it(benchmark):\n    benchmark(time.sleep, {seconds})\n"
 
-    def test_a_regression_fails_and_the_same_does_not(
-        self, quick: pytest.Pytester, read_report: Read
-    ) -> None:
+    def test_only_a_regression_fails(self, quick: pytest.Pytester, read_report: Read) -> None:
         def run(seconds: float, *args: str) -> pytest.RunResult:
             quick.makepyfile(self.SLEEPS.format(seconds=seconds))
             return quick.runpytest(*args, "-p", "no:cacheprovider")
@@ -170,7 +168,7 @@ class TestGates:
         assert [each["verdict"] for each in record["comparisons"]] == ["regressed"]
 
     @pytest.mark.parametrize(("budget", "outcome"), [("1 J", "passed"), ("1 mJ", "failed")])
-    def test_a_budget_is_kept_without_a_report_too(
+    def test_budget_is_enforced_without_a_report(
         self, quick: pytest.Pytester, budget: str, outcome: str
     ) -> None:
         mark = f"import pytest\npytestmark = pytest.mark.energy_gate(budget='{budget}')\n"
@@ -180,7 +178,9 @@ class TestGates:
         assert not (quick.path / "energy.json").exists()
 
     @pytest.mark.parametrize(("budget", "outcome"), [("1 J", "passed"), ("1 mJ", "failed")])
-    def test_so_is_one_that_a_hook_adds(self, quick: pytest.Pytester, budget: str, outcome: str) -> None:
+    def test_budget_added_by_a_hook_is_enforced(
+        self, quick: pytest.Pytester, budget: str, outcome: str
+    ) -> None:
         quick.makeconftest(
             TEN_WATTS
             + f"""

@@ -82,8 +82,8 @@ class TestBoards:
 
         return call
 
-    @pytest.mark.parametrize("latch_ms", [20, 100])
-    def test_joules_agree_with_the_truth(
+    @pytest.mark.parametrize("latch_ms", [20, pytest.param(100, marks=pytest.mark.slow)])
+    def test_energy_agrees_with_the_simulated_energy(
         self,
         run: Callable[..., tuple[pytest.RunResult, World]],
         pytester: pytest.Pytester,
@@ -105,7 +105,7 @@ class TestBoards:
                 # What keeps the reader from the interpreter's lock leaves less to be known.
                 assert found["uncertainty"] < 0.2 * true_j
 
-    def test_all_boards_of_this_process_are_leased_and_read(
+    def test_all_visible_boards_are_leased_and_read(
         self,
         run: Callable[..., tuple[pytest.RunResult, World]],
         read_report: Read,
@@ -117,7 +117,7 @@ class TestBoards:
         assert record["devices"] == [world.board(index).uuid for index in range(3)]
         assert energy(record)["value"] == pytest.approx(700 * seconds(record), rel=0.02)
 
-    def test_an_option_and_a_mark_say_which(
+    def test_option_and_mark_select_boards(
         self, run: Callable[..., tuple[pytest.RunResult, World]], read_report: Read
     ) -> None:
         suite = (

@@ -12,7 +12,7 @@ from .suites import BOTH, WATTS, Read, by_name, energy
 
 class TestNotMeasured:
     @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
-    def test_benchmarks_that_do_not_run(
+    def test_disabled_or_skipped_benchmarks_write_no_report(
         self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester, option: str
     ) -> None:
         result = bench(BOTH, option)
@@ -20,12 +20,14 @@ class TestNotMeasured:
         result.stdout.fnmatch_lines(["energy report: no test was measured, *"])
         assert not (pytester.path / "energy.json").exists()
 
-    def test_only_benchmarks(self, bench: Callable[..., pytest.RunResult], read_report: Read) -> None:
+    def test_benchmark_only_records_only_benchmarks(
+        self, bench: Callable[..., pytest.RunResult], read_report: Read
+    ) -> None:
         suite = BOTH + "    def test_other():\n        pass\n"
         bench(suite, "--benchmark-only").assert_outcomes(passed=2, skipped=1)
         assert set(by_name(read_report())) == {"test_call", "test_pedantic"}
 
-    def test_under_xdist_pytest_benchmark_is_off(
+    def test_benchmarks_in_workers_are_invalid(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
         """They run, so that each has a record; a measurement that is missing is told and not left out."""
@@ -41,13 +43,13 @@ class TestNotMeasured:
         assert told[0].endswith(("test_call and 1 more:", "test_pedantic and 1 more:"))
 
     @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
-    def test_under_xdist_those_that_were_not_to_run_have_no_record(
+    def test_disabled_or_skipped_benchmarks_in_workers_write_no_report(
         self, bench: Callable[..., pytest.RunResult], pytester: pytest.Pytester, option: str
     ) -> None:
         bench(BOTH, "-n1", option)
         assert not (pytester.path / "energy.json").exists()
 
-    def test_a_gate_in_a_worker_is_no_pass(self, bench: Callable[..., pytest.RunResult]) -> None:
+    def test_gate_on_an_unmeasured_benchmark_fails(self, bench: Callable[..., pytest.RunResult]) -> None:
         result = bench(
             "import pytest\n@pytest.mark.energy_gate(budget='1 MJ')\ndef test_it(benchmark):\n"
             "    benchmark(sum, [1])\n",
@@ -56,9 +58,7 @@ class TestNotMeasured:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["*energy_gate: energy_j has no value (nothing was measured)*"])
 
-    def test_without_pytest_benchmark_nothing_changes(
-        self, quick: pytest.Pytester, read_report: Read
-    ) -> None:
+    def test_own_benchmark_fixture_is_not_measured(self, quick: pytest.Pytester, read_report: Read) -> None:
         quick.makepyfile(
             "import pytest, time\n@pytest.fixture\ndef benchmark():\n    return 7\n"
             "def test_own(benchmark):\n    assert benchmark == 7\n"
@@ -67,7 +67,7 @@ class TestNotMeasured:
         quick.runpytest("--energy-report", "-p", "no:benchmark").assert_outcomes(passed=2)
         assert set(by_name(read_report())) == {"test_it"}
 
-    def test_a_test_that_measures_by_itself_is_measured_by_itself(
+    def test_energy_fixture_takes_precedence_over_benchmark(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
         bench(
@@ -82,7 +82,7 @@ class TestNotMeasured:
         (record,) = read_report()["records"]
         assert energy(record)["value"] == pytest.approx(WATTS * 0.05, rel=0.1)
 
-    def test_one_that_is_not_called_is_told_and_passes(
+    def test_uncalled_benchmark_is_invalid_and_passes(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
         # pytest-benchmark warns of it.
@@ -91,7 +91,7 @@ class TestNotMeasured:
         assert (record["status"], record["rounds"]) == ("invalid", [])
         assert record["reason"] == "the test asks for the fixture benchmark and has not called it"
 
-    def test_one_that_fails_is_told_and_the_next_is_measured(
+    def test_failed_benchmark_is_recorded_and_the_next_is_measured(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
         result = bench(
@@ -123,7 +123,7 @@ class TestNotMeasured:
         assert "FixtureAlreadyUsed" in records["test_twice"]["reason"]
         assert "measure_foreign_rounds" not in result.stdout.str(), "the traceback is that of the test"
 
-    def test_one_that_raises_as_its_test_expects_is_told(
+    def test_benchmark_with_an_expected_exception_is_invalid(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
         bench(
@@ -137,19 +137,23 @@ class TestNotMeasured:
         (record,) = read_report()["records"]
         assert (record["status"], record["reason"]) == ("invalid", "the benchmark raised ValueError")
 
-    def test_a_skip_inside_is_a_skip(self, bench: Callable[..., pytest.RunResult], read_report: Read) -> None:
+    def test_skip_inside_a_benchmark_is_a_skip(
+        self, bench: Callable[..., pytest.RunResult], read_report: Read
+    ) -> None:
         bench(
             "import pytest\ndef test_it(benchmark):\n    benchmark(lambda: pytest.skip('not here'))\n"
         ).assert_outcomes(skipped=1)
         (record,) = read_report()["records"]
         assert (record["status"], record["reason"]) == ("skipped", "not here")
 
-    def test_what_is_required_is_required(self, bench: Callable[..., pytest.RunResult]) -> None:
+    def test_benchmark_fails_without_the_required_meter(self, bench: Callable[..., pytest.RunResult]) -> None:
         result = bench(BOTH, "--energy-meter=estimate", "--energy-require=measured", "-Wdefault")
         result.assert_outcomes(failed=2)
         result.stdout.fnmatch_lines(["*MeterError: no meter that measures (--energy-require=measured)*"])
 
-    def test_a_fixture_of_codspeed_is_told(self, pytester: pytest.Pytester, read_report: Read) -> None:
+    def test_codspeed_fixture_is_invalid_with_a_reason(
+        self, pytester: pytest.Pytester, read_report: Read
+    ) -> None:
         pytest.importorskip("pytest_codspeed")
         pytester.makepyfile(BOTH)
         result = pytester.runpytest_subprocess("--energy-report", "--codspeed", "-p", "no:cacheprovider")
@@ -159,7 +163,7 @@ class TestNotMeasured:
             assert "pytest-codspeed" in record["reason"]
 
     @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["here", "in a worker"])
-    def test_tests_that_have_it_only_of_an_autouse_fixture_have_no_record(
+    def test_autouse_benchmark_fixture_alone_gives_no_record(
         self, bench: Callable[..., pytest.RunResult], read_report: Read, options: tuple[str, ...]
     ) -> None:
         suite = """
@@ -196,9 +200,7 @@ class TestNotMeasured:
                 "test_as_it_runs": "measured",
             }
 
-    def test_the_class_of_the_fixture_is_called_as_it_was(
-        self, bench: Callable[..., pytest.RunResult]
-    ) -> None:
+    def test_fixture_class_keeps_its_name(self, bench: Callable[..., pytest.RunResult]) -> None:
         bench(
             """
             from pytest_benchmark.fixture import BenchmarkFixture
@@ -209,7 +211,7 @@ class TestNotMeasured:
             """
         ).assert_outcomes(passed=1)
 
-    def test_without_a_report_it_is_not_even_imported(self, quick: pytest.Pytester) -> None:
+    def test_integration_is_not_imported_without_a_report(self, quick: pytest.Pytester) -> None:
         quick.makepyfile(
             "import sys\ndef test_it(benchmark):\n    benchmark.pedantic(int)\n"
             "    assert not [name for name in sys.modules if 'integrations.benchmark' in name]\n"

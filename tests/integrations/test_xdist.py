@@ -17,6 +17,8 @@ from ..nvml_sim.fixtures import Give
 
 Read = Callable[..., dict[str, Any]]
 
+pytestmark = pytest.mark.usefixtures("few_plugins")
+
 SUITE = """
 import time, pytest
 @pytest.mark.parametrize("i", range(4))
@@ -46,8 +48,12 @@ def stable(report: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: str(record["id"]))
 
 
-@pytest.mark.parametrize("dist", ["load", "loadfile", "worksteal"])
-def test_the_same_records_with_and_without(quick: pytest.Pytester, read_report: Read, dist: str) -> None:
+@pytest.mark.parametrize(
+    "dist", ["load", *(pytest.param(dist, marks=pytest.mark.slow) for dist in ("loadfile", "worksteal"))]
+)
+def test_records_are_the_same_with_and_without_workers(
+    quick: pytest.Pytester, read_report: Read, dist: str
+) -> None:
     quick.makepyfile(SUITE)
     quick.runpytest("--energy-report=one.json").assert_outcomes(passed=5, skipped=1)
     result = quick.runpytest("--energy-report=two.json", "-n2", f"--dist={dist}")
@@ -67,8 +73,15 @@ def boards(tmp_path: Path, nvml_children: Give) -> World:
 class TestAuto:
     """``-n auto``: as many workers as leases can keep busy."""
 
-    @pytest.mark.parametrize(("visible", "workers"), [(None, 3), ("0,2", 2), ("", 1)])
-    def test_one_worker_for_each_gpu_that_is_allowed(
+    @pytest.mark.parametrize(
+        ("visible", "workers"),
+        [
+            (None, 3),
+            pytest.param("0,2", 2, marks=pytest.mark.slow),
+            pytest.param("", 1, marks=pytest.mark.slow),
+        ],
+    )
+    def test_auto_starts_one_worker_per_visible_gpu(
         self,
         quick: pytest.Pytester,
         boards: World,
@@ -85,12 +98,14 @@ class TestAuto:
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines([f"*{workers}/{workers} worker*"])
 
-    def test_the_commonest_model_counts(self, boards: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_auto_counts_only_the_most_common_gpu_model(
+        self, boards: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         boards.update(1, name="NVIDIA L4")
         assert query_gpu_count() == 2
 
-    def test_where_it_cannot_be_told_there_is_one_and_a_warning(
+    def test_auto_starts_one_worker_and_warns_if_the_query_fails(
         self, quick: pytest.Pytester, boards: World
     ) -> None:
         boards.update(1, no_permission=True)
@@ -102,13 +117,15 @@ class TestAuto:
         )
         result.stdout.fnmatch_lines(["*1/1 worker*", warning])
 
-    def test_what_the_user_says_counts(self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_variable_overrides_auto(
+        self, quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
         quick.makepyfile("def test_it():\n    pass\n")
         result = quick.runpytest_subprocess("--energy-report", "-n", "auto")
         result.stdout.fnmatch_lines(["*2/2 workers*"])
 
-    def test_a_run_that_keeps_no_report_is_left_alone(self, quick: pytest.Pytester) -> None:
+    def test_auto_is_unchanged_without_a_report(self, quick: pytest.Pytester) -> None:
         quick.makeconftest("def pytest_xdist_auto_num_workers(config):\n    return 3\n")
         quick.makepyfile("def test_it():\n    pass\n")
         result = quick.runpytest_subprocess("-n", "auto", "-p", "no:randomly")
@@ -127,7 +144,9 @@ def test_measurements_of_two_workers_never_overlap(quick: pytest.Pytester, read_
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-def test_a_worker_that_dies_loses_nothing_and_is_told(quick: pytest.Pytester, read_report: Read) -> None:
+def test_worker_crash_keeps_finished_records_and_reports_the_crash(
+    quick: pytest.Pytester, read_report: Read
+) -> None:
     quick.makepyfile(
         """
         import os, time
@@ -150,13 +169,13 @@ def test_a_worker_that_dies_loses_nothing_and_is_told(quick: pytest.Pytester, re
     }
     assert found["test_a"] == ("measured", None)
     assert found["test_b"][0] == "crashed"
-    assert "crashed while running 'test_a_worker" in str(found["test_b"][1])
+    assert "crashed while running 'test_worker_crash" in str(found["test_b"][1])
     assert found["test_c"] == ("measured", None)
     assert set(found) == {"test_a", "test_b", "test_c"}
     result.stdout.fnmatch_lines(["CRASHED *::test_b: worker*"])
 
 
-def test_what_travels_is_primitives(quick: pytest.Pytester, read_report: Read) -> None:
+def test_parameters_reach_the_controller_as_primitives(quick: pytest.Pytester, read_report: Read) -> None:
     """A record with anything else in it would make xdist drop the worker, with exit code 0."""
     quick.makepyfile(
         """
@@ -173,7 +192,7 @@ def test_what_travels_is_primitives(quick: pytest.Pytester, read_report: Read) -
     assert values == ["<Colour.RED: 1>", "PosixPath('p')", "Decimal('1.5')", None]
 
 
-def test_bad_options_stop_the_controller(quick: pytest.Pytester) -> None:
+def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest("--energy-rounds=x", "-n2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -9,7 +9,9 @@ import pytest
 
 from .suites import Read
 
-#: Where a worker can die, and what does it there.
+pytestmark = pytest.mark.usefixtures("few_plugins")
+
+#: A plugin that ends the worker in the phase that the variable DIE names.
 HOOKS = """
 import os, pytest
 def die(nodeid, where):
@@ -62,6 +64,9 @@ def pytest_collection_finish():
 
 HOWS = {"exit": "os._exit(0)", "kill": "os.kill(os.getpid(), 9)"}
 
+#: Deaths in the default run: before the test has a result, and after.
+QUICK = [("before", "kill"), ("teardown", "exit")]
+
 
 def by_test(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The attempts at each test, in order. None is there twice."""
@@ -79,9 +84,15 @@ def dying(quick: pytest.Pytester) -> pytest.Pytester:
     return quick
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("where", ["logstart", "setup", "before", "after", "teardown", "logfinish"])
-def test_wherever_a_worker_dies(
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        pytest.param(where, how, marks=() if (where, how) in QUICK else pytest.mark.slow, id=f"{where}-{how}")
+        for where in ("logstart", "setup", "before", "after", "teardown", "logfinish")
+        for how in HOWS
+    ],
+)
+def test_crash_in_any_phase_is_recorded_once(
     quick: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, where: str, how: str
 ) -> None:
     quick.makepyfile(SUITE, dying=HOOKS.replace("HOW", HOWS[how]))
@@ -105,8 +116,17 @@ def test_wherever_a_worker_dies(
 
 
 # Not loadgroup: with pytest 9.2 xdist 3.8 waits for ever there for a test that has killed its worker.
-@pytest.mark.parametrize("dist", ["load", "loadscope", "loadfile", "worksteal", "each"])
-def test_however_tests_are_handed_out(
+@pytest.mark.parametrize(
+    "dist",
+    [
+        "load",
+        *(
+            pytest.param(dist, marks=pytest.mark.slow)
+            for dist in ("loadscope", "loadfile", "worksteal", "each")
+        ),
+    ],
+)
+def test_crash_is_recorded_in_every_distribution_mode(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, dist: str
 ) -> None:
     """Some of them let a test run again that has killed its worker: that is its next attempt."""
@@ -135,7 +155,7 @@ def test_however_tests_are_handed_out(
     assert report["run"]["complete"] is True
 
 
-def test_one_that_is_run_again_and_dies_again(dying: pytest.Pytester, read_report: Read) -> None:
+def test_each_crash_of_a_rerun_test_is_an_attempt(dying: pytest.Pytester, read_report: Read) -> None:
     dying.makepyfile(
         "import os\ndef test_it(energy):\n    os._exit(1)\ndef test_z(energy):\n    energy(int)\n"
     )
@@ -145,7 +165,8 @@ def test_one_that_is_run_again_and_dies_again(dying: pytest.Pytester, read_repor
     assert report["run"]["complete"] is False, "the other one had no turn"
 
 
-def test_replacements_that_die_too(dying: pytest.Pytester, read_report: Read) -> None:
+@pytest.mark.slow
+def test_crashes_of_replacement_workers_are_recorded(dying: pytest.Pytester, read_report: Read) -> None:
     dying.makepyfile(
         """
         import os, time, pytest
@@ -163,7 +184,7 @@ def test_replacements_that_die_too(dying: pytest.Pytester, read_report: Read) ->
     assert report["run"]["complete"] is True
 
 
-def test_a_worker_that_dies_when_it_has_collected(dying: pytest.Pytester, read_report: Read) -> None:
+def test_worker_that_crashes_after_collection_has_a_record(dying: pytest.Pytester, read_report: Read) -> None:
     """Hooks of a conftest run after xdist's, which has told by then which tests there are."""
     with (dying.path / "conftest.py").open("a") as conftest:
         conftest.write(DIES_COLLECTED)
@@ -177,8 +198,10 @@ def test_a_worker_that_dies_when_it_has_collected(dying: pytest.Pytester, read_r
     assert report["run"]["complete"] is True
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_no_more_replacements(dying: pytest.Pytester, read_report: Read, restarts: int) -> None:
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_report_is_incomplete_without_replacement_workers(
+    dying: pytest.Pytester, read_report: Read, restarts: int
+) -> None:
     """Tests that had no turn have no record, and the report says that it is not complete."""
     dying.makepyfile(
         """
@@ -198,7 +221,8 @@ def test_no_more_replacements(dying: pytest.Pytester, read_report: Read, restart
     assert result.ret != 0
 
 
-def test_tests_that_measure_nothing_have_no_record(dying: pytest.Pytester) -> None:
+@pytest.mark.slow
+def test_crashed_tests_without_energy_have_no_record(dying: pytest.Pytester) -> None:
     """Nor has a run that has nothing to do with energy anything to say of it."""
     dying.makepyfile(
         """
@@ -221,7 +245,8 @@ def test_tests_that_measure_nothing_have_no_record(dying: pytest.Pytester) -> No
     assert not [line for line in result.outlines if line.startswith("=") and "energy" in line]
 
 
-def test_one_that_asks_for_energy_as_it_runs(dying: pytest.Pytester, read_report: Read) -> None:
+@pytest.mark.slow
+def test_crash_after_a_dynamic_energy_fixture_is_recorded(dying: pytest.Pytester, read_report: Read) -> None:
     dying.makepyfile(
         """
         import os, time
@@ -235,7 +260,7 @@ def test_one_that_asks_for_energy_as_it_runs(dying: pytest.Pytester, read_report
     assert record["status"] == "crashed"
 
 
-def test_one_that_failed_before_says_why_it_failed(
+def test_failure_before_a_crash_keeps_its_reason(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIE", "teardown")
@@ -245,7 +270,8 @@ def test_one_that_failed_before_says_why_it_failed(
     assert (record["status"], record["reason"]) == ("failed", "assert 1 == 2")
 
 
-def test_the_end_of_a_session(
+@pytest.mark.slow
+def test_crash_in_a_session_fixture_marks_the_last_test(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fixture of the session that takes its worker with it does so in the teardown of the last test."""
@@ -259,7 +285,7 @@ def test_the_end_of_a_session(
     assert record["rounds"]
 
 
-def test_a_journal_has_what_the_report_has(
+def test_journal_and_report_have_the_same_records_after_a_crash(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a test that crashed after its result it has two lines, and a reader one record."""
@@ -281,7 +307,8 @@ def test_a_journal_has_what_the_report_has(
     assert list(kept.records) == list(whole.records)
 
 
-def test_another_worker_goes_on_when_the_holder_of_the_lease_is_killed(
+@pytest.mark.slow
+def test_another_worker_continues_after_the_lease_holder_is_killed(
     dying: pytest.Pytester, read_report: Read
 ) -> None:
     dying.makepyfile(

@@ -16,7 +16,15 @@ from pytest_llenergy.xdist import record_id
 
 from .suites import Read
 
-DISTS = ["load", "loadscope", "loadfile", "loadgroup", "worksteal"]
+pytestmark = pytest.mark.usefixtures("few_plugins")
+
+DISTS = [
+    "load",
+    *(
+        pytest.param(dist, marks=pytest.mark.slow)
+        for dist in ("loadscope", "loadfile", "loadgroup", "worksteal")
+    ),
+]
 
 SUITE = """
 import time, pytest
@@ -75,8 +83,17 @@ def test_each_test_has_one_record(quick: pytest.Pytester, read_report: Read, dis
     assert sorted(path.name for path in quick.path.glob("energy*")) == ["energy.json"]
 
 
-@pytest.mark.parametrize("args", [["-n0"], ["--dist=no"], ["-n2", "--dist=no"]], ids=" ".join)
-def test_without_workers(quick: pytest.Pytester, read_report: Read, args: list[str]) -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(["-n0"], id="-n0"),
+        pytest.param(["--dist=no"], id="--dist=no", marks=pytest.mark.slow),
+        pytest.param(["-n2", "--dist=no"], id="-n2 --dist=no", marks=pytest.mark.slow),
+    ],
+)
+def test_xdist_without_workers_gives_the_same_records(
+    quick: pytest.Pytester, read_report: Read, args: list[str]
+) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest_subprocess("--energy-report", *args)
     result.assert_outcomes(passed=4, failed=1, skipped=1)
@@ -84,22 +101,24 @@ def test_without_workers(quick: pytest.Pytester, read_report: Read, args: list[s
     assert tables(result) == 1
 
 
-@pytest.mark.parametrize("word", ["auto", "logical"])
-def test_both_words_for_a_number_mean_what_leases_keep_busy(quick: pytest.Pytester, word: str) -> None:
+@pytest.mark.parametrize("word", [pytest.param("auto", marks=pytest.mark.slow), "logical"])
+def test_auto_and_logical_start_one_worker_without_gpus(quick: pytest.Pytester, word: str) -> None:
     quick.makepyfile("def test_it(energy):\n    energy(lambda: None)\n")
     result = quick.runpytest_subprocess("--energy-report", "-n", word)
     result.stdout.fnmatch_lines(["*1/1 worker*"])
 
 
 class TestGroups:
-    def test_a_group_changes_no_name(self) -> None:
+    def test_group_is_removed_from_the_record_id(self) -> None:
         """xdist writes it behind the node id, so that a baseline made without it would know no test."""
         for name in ["t.py::test_it", "t.py::test_it[a@b]", "t.py::T::test_it[c::d[0]]", "a@b/t.py::test_it"]:
             assert record_id(f"{name}@some group", grouped=True) == name
             assert record_id(f"{name}@a@b", grouped=True) == name
             assert record_id(name, grouped=True) == name
 
-    def test_a_baseline_without_groups_compares(self, quick: pytest.Pytester, read_report: Read) -> None:
+    def test_grouped_test_compares_with_an_ungrouped_baseline(
+        self, quick: pytest.Pytester, read_report: Read
+    ) -> None:
         """From 9.2 on pytest keeps the name whatever xdist 3.8 writes, and this holds anyway."""
         quick.makepyfile(
             "import time, pytest\n@pytest.mark.xdist_group('one')\ndef test_it(energy):\n"
@@ -108,7 +127,7 @@ class TestGroups:
         quick.runpytest("--energy-report=base.json")
         quick.runpytest_subprocess("--energy-report", "--energy-compare=base.json", "-n1", "--dist=loadgroup")
         (record,) = read_report()["records"]
-        assert record["id"] == "test_a_baseline_without_groups_compares.py::test_it"
+        assert record["id"] == "test_grouped_test_compares_with_an_ungrouped_baseline.py::test_it"
         assert [each["verdict"] for each in record["comparisons"]] != ["new"]
 
 
@@ -131,24 +150,26 @@ class TestEach:
         lines = [line.split()[0] for line in result.outlines if line.startswith("test_one@")]
         assert sorted(lines) == ["test_one@gw0", "test_one@gw1"], "told apart in the table"
 
-    def test_workers_have_the_names_that_they_are_given(
-        self, quick: pytest.Pytester, read_report: Read
-    ) -> None:
+    @pytest.mark.slow
+    def test_records_carry_the_ids_of_their_workers(self, quick: pytest.Pytester, read_report: Read) -> None:
         quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
         quick.runpytest_subprocess(
             "--energy-report", "--dist=each", "--tx=popen//id=new", "--tx=popen//id=old"
         )
         assert set(states(read_report())) == {"test_it@new", "test_it@old"}
 
-    @pytest.mark.parametrize("args", [["-n1"], ["--tx=popen"]])
-    def test_one_worker_needs_no_name(
+    @pytest.mark.parametrize("args", [["-n1"], pytest.param(["--tx=popen"], marks=pytest.mark.slow)])
+    def test_single_worker_adds_no_name(
         self, quick: pytest.Pytester, read_report: Read, args: list[str]
     ) -> None:
         quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
         quick.runpytest_subprocess("--energy-report", "--dist=each", *args)
         assert set(states(read_report())) == {"test_it"}
 
-    def test_each_is_compared_with_itself(self, quick: pytest.Pytester, read_report: Read) -> None:
+    @pytest.mark.slow
+    def test_each_worker_is_compared_with_its_own_baseline(
+        self, quick: pytest.Pytester, read_report: Read
+    ) -> None:
         quick.makepyfile(
             """
             import os, time
@@ -166,7 +187,7 @@ class TestEach:
             assert comparison["id"] == record["id"]
             assert 0.7 < comparison["ratio"] < 1.4, "not the other worker's"
 
-    def test_a_baseline_of_one_worker_is_of_other_tests(
+    def test_baseline_of_one_worker_leaves_all_tests_new(
         self, quick: pytest.Pytester, read_report: Read
     ) -> None:
         quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.01)\n")
@@ -179,8 +200,8 @@ class TestEach:
 
 
 class TestStopping:
-    @pytest.mark.parametrize("args", [["-x"], ["--maxfail=2"]])
-    def test_what_had_finished_is_there(
+    @pytest.mark.parametrize("args", [["-x"], pytest.param(["--maxfail=2"], marks=pytest.mark.slow)])
+    def test_stopped_run_keeps_finished_tests(
         self, quick: pytest.Pytester, read_report: Read, args: list[str]
     ) -> None:
         quick.makepyfile(
@@ -201,7 +222,8 @@ class TestStopping:
         assert tables(result) == 1
 
 
-def test_a_watched_run_still_runs(quick: pytest.Pytester) -> None:
+@pytest.mark.slow
+def test_looponfail_runs_again_after_an_edit(quick: pytest.Pytester) -> None:
     """``--looponfail`` runs pytest in a process of its own, again and again."""
     suite = quick.makepyfile("def test_it(energy):\n    energy(sum, [1])\n    assert False\n")
     command = [sys.executable, "-m", "pytest", "-f", "--energy-report", "-p", "no:cacheprovider"]

@@ -20,6 +20,8 @@ from pytest_llenergy.xdist import WorkerInput, whereabouts
 from .suites import Read
 from .test_xdist_modes import states, tables
 
+pytestmark = pytest.mark.usefixtures("few_plugins")
+
 SERVER = Path(execnet.__file__).parent / "script" / "socketserver.py"
 
 SUITE = """
@@ -113,7 +115,7 @@ def flags(report: dict[str, Any]) -> set[str]:
     return {flag["name"] for record in report["records"] for flag in record["flags"]}
 
 
-def test_several_specifications(quick: pytest.Pytester, read_report: Read) -> None:
+def test_several_tx_options_give_one_record_per_test(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest_subprocess("--energy-report", "-d", "--tx=2*popen", "--tx=popen")
     result.stdout.fnmatch_lines(["*3 workers*"])
@@ -121,7 +123,9 @@ def test_several_specifications(quick: pytest.Pytester, read_report: Read) -> No
     assert "elsewhere" not in flags(read_report())
 
 
-def test_another_directory(quick: pytest.Pytester, project: Path, read_report: Read, tmp_path: Path) -> None:
+def test_workers_in_another_directory_send_their_records(
+    quick: pytest.Pytester, project: Path, read_report: Read, tmp_path: Path
+) -> None:
     (tmp_path / "there").mkdir()
     result = run(quick, project, f"--tx=2*popen//chdir={tmp_path / 'there'}")
     result.assert_outcomes(passed=2)
@@ -131,8 +135,9 @@ def test_another_directory(quick: pytest.Pytester, project: Path, read_report: R
     assert tables(result) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", [False, True], ids=["chdir", "via"])
-def test_a_baseline_goes_along_to_another_directory(
+def test_workers_in_another_directory_compare_with_the_baseline(
     quick: pytest.Pytester, project: Path, read_report: Read, tmp_path: Path, door: bool
 ) -> None:
     """The name of the file is one of where the run was started."""
@@ -147,7 +152,8 @@ def test_a_baseline_goes_along_to_another_directory(
     assert report["baseline"]["absent"] == []
 
 
-def test_a_socket_on_this_host(
+@pytest.mark.slow
+def test_socket_worker_on_this_host_has_no_flag(
     quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
 ) -> None:
     result = run(quick, project, f"--tx={serve()}")
@@ -160,7 +166,7 @@ def test_a_socket_on_this_host(
 
 @needs_root
 class TestOtherHosts:
-    def test_the_report_is_of_the_host_that_measured(
+    def test_report_names_the_host_that_measured(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
         result = run(quick, project, f"--tx={serve(*OTHER_HOST)}")
@@ -174,7 +180,8 @@ class TestOtherHosts:
             assert f"started on {whereabouts()[0]} with" in flag["detail"]
         result.stdout.fnmatch_lines(["energy: 2 tests were measured on far-away with Python *"])
 
-    def test_two_hosts_of_one_kind_are_both_named(
+    @pytest.mark.slow
+    def test_report_names_two_hosts_with_the_same_hardware(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
         result = run(quick, project, f"--tx={serve(*OTHER_HOST)}", f"--tx={serve()}", "--dist=each")
@@ -190,7 +197,7 @@ class TestOtherHosts:
         ]
         assert elsewhere == ["gw0", "gw0"]
 
-    def test_hosts_of_two_kinds_are_none(
+    def test_report_of_hosts_with_different_hardware_has_no_environment(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
         """A report has one environment. One that claimed either would compare what must not be compared."""
@@ -202,7 +209,7 @@ class TestOtherHosts:
         assert report["environment"] is None
         result.stdout.fnmatch_lines(["energy: tests ran on different hardware (cores: *"])
 
-    def test_a_baseline_goes_along(
+    def test_worker_on_another_host_compares_with_the_baseline(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
         """The file is where the controller is."""
@@ -217,14 +224,16 @@ class TestOtherHosts:
         }
         assert report["baseline"]["side"]["origin"] == "elsewhere/base.json"
 
-    def test_a_worker_there_that_dies(
+    @pytest.mark.slow
+    def test_crash_on_another_host_is_recorded(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
         (project / "test_it.py").write_text(SUITE + "def test_z(energy):\n    import os\n    os._exit(1)\n")
         run(quick, project, f"--tx={serve(*OTHER_HOST)}", "--max-worker-restart=0")
         assert states(read_report()) == {"test_it": "measured", "test_other": "measured", "test_z": "crashed"}
 
-    def test_one_that_dies_before_its_first_test_was_there_too(
+    @pytest.mark.slow
+    def test_worker_that_crashes_before_its_first_test_still_names_its_host(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
         """Nothing ran where the controller is, so nothing is told of the hardware there."""
@@ -238,7 +247,8 @@ class TestOtherHosts:
         assert report["environment"]["host"]["name"] == "far-away"
         result.stdout.no_fnmatch_line("energy: tests ran on different hardware*")
 
-    def test_workers_behind_a_proxy(
+    @pytest.mark.slow
+    def test_workers_behind_a_proxy_name_their_host(
         self, quick: pytest.Pytester, project: Path, read_report: Read, serve: Serve
     ) -> None:
         proxy, _, place = serve(*OTHER_HOST).partition("//")
@@ -248,7 +258,7 @@ class TestOtherHosts:
         assert states(report) == {"test_it": "measured", "test_other": "measured"}
         assert report["environment"]["host"]["name"] == "far-away"
 
-    def test_a_killed_controller_leaves_a_journal_that_is_of_the_host(
+    def test_journal_of_a_killed_controller_names_the_host_that_measured(
         self, quick: pytest.Pytester, project: Path, serve: Serve
     ) -> None:
         from pytest_llenergy.report.store import read_report as read
@@ -262,7 +272,8 @@ class TestOtherHosts:
         assert left.environment.host.name == "far-away"
         assert len(left.records) == 2
 
-    def test_its_journal_is_of_both_hosts_where_there_are_two(
+    @pytest.mark.slow
+    def test_journal_of_a_killed_controller_names_both_hosts(
         self, quick: pytest.Pytester, project: Path, serve: Serve
     ) -> None:
         from pytest_llenergy.report.store import read_report as read
@@ -288,7 +299,10 @@ class TestOtherPythons:
         (site / "all.pth").write_text("\n".join(paths) + "\n")
         return str(place / "bin" / "python")
 
-    def test_the_report_names_each(self, quick: pytest.Pytester, read_report: Read, other: str) -> None:
+    @pytest.mark.slow
+    def test_records_of_another_python_are_flagged(
+        self, quick: pytest.Pytester, read_report: Read, other: str
+    ) -> None:
         quick.makepyfile(SUITE)
         specs = ["--tx=popen//id=own", f"--tx=popen//id=other//python={other}"]
         result = quick.runpytest_subprocess("--energy-report", "--dist=each", *specs)
@@ -309,7 +323,7 @@ class TestOtherPythons:
 class TestOtherVersions:
     """Of this package: what a worker is given and what it tells need not be what the other end expects."""
 
-    def test_one_line_says_who_has_which(self, quick: pytest.Pytester) -> None:
+    def test_one_line_names_both_versions(self, quick: pytest.Pytester) -> None:
         with (quick.path / "conftest.py").open("a") as conftest:
             conftest.write(OTHER_VERSION)
         quick.makepyfile(SUITE)
@@ -320,14 +334,14 @@ class TestOtherVersions:
         assert "Traceback" not in result.stdout.str() + result.stderr.str()
         assert not (quick.path / "energy.json").exists()
 
-    def test_a_run_that_measures_nothing_does_not_care(self, quick: pytest.Pytester) -> None:
+    def test_run_without_energy_tests_ignores_the_version(self, quick: pytest.Pytester) -> None:
         with (quick.path / "conftest.py").open("a") as conftest:
             conftest.write(OTHER_VERSION)
         quick.makepyfile("def test_it():\n    pass\n")
         quick.runpytest_subprocess("--energy-report", "-n1").assert_outcomes(passed=1)
 
 
-def test_who_is_at_home() -> None:
+def test_flag_only_for_workers_elsewhere() -> None:
     assert WorkerInput(home=whereabouts()).elsewhere is None
     assert WorkerInput().flags == []
     host, *others = whereabouts()

@@ -49,7 +49,7 @@ REFUSED = "a call of this function only makes a coroutine or generator"
 
 
 @pytest.mark.parametrize("mode", ["strict", "auto"])
-def test_asyncio(beside: Beside, mode: str) -> None:
+def test_async_tests_of_pytest_asyncio_are_recorded(beside: Beside, mode: str) -> None:
     mark = "@pytest.mark.asyncio" if mode == "strict" else ""
     args = (f"--asyncio-mode={mode}", "-Werror", "-o", "asyncio_default_fixture_loop_scope=function")
     ran = beside(SUITE.format(library="asyncio", mark=mark), *args, plugins=("asyncio",))
@@ -58,7 +58,7 @@ def test_asyncio(beside: Beside, mode: str) -> None:
     assert REFUSED in ran.reason("test_coroutine")
 
 
-def test_anyio(beside: Beside) -> None:
+def test_async_tests_of_anyio_are_recorded(beside: Beside) -> None:
     """With asyncio and with trio."""
     pytest.importorskip("trio")
     ran = beside(SUITE.format(library="anyio", mark="@pytest.mark.anyio"), "-Werror", plugins=("anyio",))
@@ -71,7 +71,7 @@ def test_anyio(beside: Beside) -> None:
     assert ran.records()["test_window[trio]", 1]["params"] == {"anyio_backend": "trio"}
 
 
-def test_unittest(beside: Beside) -> None:
+def test_async_tests_of_unittest_are_recorded(beside: Beside) -> None:
     ran = beside(OF_UNITTEST, "-Werror")
     ran.result.assert_outcomes(passed=1)
     assert ran.statuses() == {("TestIt::test_window", 1): "measured"}

@@ -36,7 +36,7 @@ def test_coverage(beside: Beside, start: str, workers: tuple[str, ...]) -> None:
     assert ElementTree.parse(ran.path / "coverage.xml").getroot().get("line-rate") == "0.75"
 
 
-def test_where_it_follows_into_subprocesses(beside: Beside, pytester: pytest.Pytester) -> None:
+def test_coverage_of_subprocesses(beside: Beside, pytester: pytest.Pytester) -> None:
     pytester.path.joinpath(".coveragerc").write_text("[run]\npatch = subprocess\nsource = library\n")
     ran = beside({"library": LIBRARY, "test_it": SUITE}, "--cov", "--cov-report=xml", plugins=("pytest_cov",))
     ran.result.assert_outcomes(passed=2)

@@ -43,7 +43,7 @@ def test_energy_reporter_runs_a_body_several_times(beside: Beside) -> None:
     assert "energy() was called twice in one test" in ran.reason("test_both")
 
 
-def test_both_at_once(beside: Beside) -> None:
+def test_both_energy_plugins_together(beside: Beside) -> None:
     ran = beside(ONE, "--carbon", plugins=("pytest_energy_reporter", "codecarbon"))
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == {("test_one", 1): "measured"}

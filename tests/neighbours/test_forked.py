@@ -36,7 +36,7 @@ def test_good(energy):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_one_that_dies_has_a_record_that_says_so(beside: Beside, workers: tuple[str, ...]) -> None:
+def test_crashed_fork_is_recorded(beside: Beside, workers: tuple[str, ...]) -> None:
     ran = beside(DIES, *workers, plugins=(*FORKED, "xdist") if workers else FORKED)
     ran.result.assert_outcomes(passed=1, failed=2)
     found = ran.records()
@@ -45,7 +45,7 @@ def test_one_that_dies_has_a_record_that_says_so(beside: Beside, workers: tuple[
     assert "EXITED with status 7" in ran.reason("test_dies")
 
 
-def test_forks_have_ranks_of_their_own(beside: Beside) -> None:
+def test_each_fork_starts_its_own_ranks(beside: Beside) -> None:
     """Beside those that wait in the process that they are forks of, which go on."""
     before, after = IN_RANKS.format("_before"), IN_RANKS.format("_after")
     fork = IN_RANKS.format("_fork").replace("@", "@pytest.mark.forked\n@")

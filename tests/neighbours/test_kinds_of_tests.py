@@ -42,7 +42,7 @@ class TestOther(unittest.TestCase):
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
 def test_unittest(beside: Beside, workers: tuple[str, ...]) -> None:
     ran = beside(UNITTEST, *workers, plugins=("xdist",))
     ran.result.assert_outcomes(passed=2, failed=4, skipped=2, xfailed=1)
@@ -94,7 +94,7 @@ True
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
 def test_doctests(beside: Beside, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     pytester.maketxtfile(test_file=FILE)
     ran = beside({"module": MODULE}, "--doctest-modules", *workers, plugins=("xdist",))

@@ -15,15 +15,22 @@ DISPENSABLE = (
 )
 
 
-@pytest.mark.parametrize("mode", ["prepend", "append", "importlib"])
-def test_import_modes(beside: Beside, mode: str) -> None:
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("prepend", marks=pytest.mark.slow),
+        pytest.param("append", marks=pytest.mark.slow),
+        "importlib",
+    ],
+)
+def test_every_import_mode_gives_the_same_records(beside: Beside, mode: str) -> None:
     ran = beside(SUITE, "-Werror", f"--import-mode={mode}")
     ran.result.assert_outcomes(**OUTCOMES)
     assert ran.statuses() == STATUSES
 
 
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_warnings_that_are_errors(beside: Beside, workers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.slow)], ids=str)
+def test_run_passes_with_warnings_as_errors(beside: Beside, workers: tuple[str, ...]) -> None:
     ran = beside(SUITE, "-Werror", "--strict-markers", "--strict-config", *workers, plugins=("xdist",))
     ran.result.assert_outcomes(**OUTCOMES)
     assert ran.statuses() == STATUSES
@@ -40,8 +47,8 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=str)
-def test_a_deprecated_package_is_no_error(beside: Beside, ten_watts: str, workers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=str)
+def test_deprecated_package_is_no_error(beside: Beside, ten_watts: str, workers: tuple[str, ...]) -> None:
     plugins = ("xdist",) if workers else ()
     ran = beside({"conftest": ten_watts + DEPRECATED, "test_it": ONE}, "-Werror", *workers, plugins=plugins)
     ran.result.assert_outcomes(passed=2)
@@ -50,10 +57,10 @@ def test_a_deprecated_package_is_no_error(beside: Beside, ten_watts: str, worker
 
 @pytest.mark.parametrize(
     "names",
-    [DISPENSABLE, *((name,) for name in DISPENSABLE[:4])],
+    [DISPENSABLE, *(pytest.param((name,), marks=pytest.mark.slow) for name in DISPENSABLE[:4])],
     ids=lambda names: "all" if len(names) > 1 else names[0],
 )
-def test_without(beside: Beside, names: tuple[str, ...]) -> None:
+def test_run_without_a_builtin_plugin(beside: Beside, names: tuple[str, ...]) -> None:
     blocked = [part for name in names for part in ("-p", f"no:{name}")]
     ran = beside(ONE, *blocked, "-Werror")
     assert ran.result.ret == 0
@@ -74,19 +81,28 @@ def test_without_this_plugin(beside: Beside, pytester: pytest.Pytester) -> None:
     ("args", "expected"),
     [
         (("-k", "measured"), {"test_measured[0]", "test_measured[1]"}),
-        (("-k", "not measured and not window"), {"test_fails", "test_skips", "test_xfails"}),
-        (
+        pytest.param(
+            ("-k", "not measured and not window"),
+            {"test_fails", "test_skips", "test_xfails"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ("--deselect=test_it.py::test_measured", "--deselect=test_it.py::test_fails"),
             {"test_window", "test_skips", "test_xfails"},
+            marks=pytest.mark.slow,
         ),
-        (("test_it.py::test_measured[1]",), {"test_measured[1]"}),
+        pytest.param(("test_it.py::test_measured[1]",), {"test_measured[1]"}, marks=pytest.mark.slow),
         (("-x",), {"test_measured[0]", "test_measured[1]", "test_window", "test_fails"}),
-        (("--sw",), {"test_measured[0]", "test_measured[1]", "test_window", "test_fails"}),
-        (("--sw-skip",), {test for test, _ in STATUSES}),
+        pytest.param(
+            ("--sw",),
+            {"test_measured[0]", "test_measured[1]", "test_window", "test_fails"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("--sw-skip",), {test for test, _ in STATUSES}, marks=pytest.mark.slow),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_selection(beside: Beside, args: tuple[str, ...], expected: set[str]) -> None:
+def test_deselected_tests_have_no_record(beside: Beside, args: tuple[str, ...], expected: set[str]) -> None:
     ran = beside(SUITE, *args)
     assert ran.statuses() == {key: status for key, status in STATUSES.items() if key[0] in expected}
 
@@ -95,27 +111,36 @@ def test_selection(beside: Beside, args: tuple[str, ...], expected: set[str]) ->
     ("option", "expected"),
     [
         ("--lf", ["test_fails"]),
-        ("--ff", ["test_fails", "test_one"]),
-        ("--nf", ["test_one", "test_fails"]),
-        ("--sw", ["test_fails"]),
+        pytest.param("--ff", ["test_fails", "test_one"], marks=pytest.mark.slow),
+        pytest.param("--nf", ["test_one", "test_fails"], marks=pytest.mark.slow),
+        pytest.param("--sw", ["test_fails"], marks=pytest.mark.slow),
     ],
 )
-def test_what_failed_before(beside: Beside, option: str, expected: list[str]) -> None:
+def test_last_failed_selects_failed_energy_tests(beside: Beside, option: str, expected: list[str]) -> None:
     failing = ONE + "def test_fails(energy):\n    energy(time.sleep, 0.05)\n    assert False\n"
     beside(failing, "--sw") if option == "--sw" else beside(failing)
     ran = beside(failing, option)
     assert [test for test, _ in ran.records()] == expected
 
 
-@pytest.mark.parametrize("args", [("--co",), ("--co", "-q"), ("--setup-plan",), ("--fixtures",)], ids=str)
-def test_looking_measures_nothing(beside: Beside, args: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--co",),
+        pytest.param(("--co", "-q"), marks=pytest.mark.slow),
+        ("--setup-plan",),
+        pytest.param(("--fixtures",), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_collecting_measures_nothing(beside: Beside, args: tuple[str, ...]) -> None:
     ran = beside(SUITE, *args, "-Werror")
     assert ran.result.ret == 0
     assert not list(ran.path.glob("energy*"))
     assert "ten-watts" not in ran.result.stdout.str()
 
 
-def test_setup_only(beside: Beside) -> None:
+def test_setup_only_measures_nothing(beside: Beside) -> None:
     ran = beside(SUITE, "--setup-only")
     ran.result.assert_outcomes()
     ran.result.stdout.fnmatch_lines(["*SETUP    F energy (fixtures used: *"])
@@ -126,23 +151,21 @@ def test_setup_only(beside: Beside) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ("--setup-show",),
         ("-s",),
-        ("--capture=sys",),
-        ("--capture=tee-sys",),
-        ("-vv",),
-        ("-qq",),
-        ("--tb=native",),
+        *(
+            pytest.param((option,), marks=pytest.mark.slow)
+            for option in ("--setup-show", "--capture=sys", "--capture=tee-sys", "-vv", "-qq", "--tb=native")
+        ),
     ],
     ids=str,
 )
-def test_display(beside: Beside, args: tuple[str, ...]) -> None:
+def test_display_options_change_no_record(beside: Beside, args: tuple[str, ...]) -> None:
     ran = beside(SUITE, *args)
     assert ran.result.ret == pytest.ExitCode.TESTS_FAILED
     assert ran.statuses() == STATUSES
 
 
-def test_options_from_the_environment(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_from_the_environment_apply(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = beside(ONE)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--energy-report=other.json --energy-rounds=3")
     ran = beside(ONE)

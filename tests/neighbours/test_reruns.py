@@ -81,7 +81,7 @@ def test_dies_twice(energy):
 """
 
 
-def test_an_attempt_that_dies_takes_the_place_of_no_other(beside: Beside) -> None:
+def test_crashed_attempt_does_not_replace_another(beside: Beside) -> None:
     """pytest-rerunfailures does not count the failures of a worker that died."""
     ran = beside({"count": COUNT, "test_it": CRASHES}, "--reruns=3", "-n1", plugins=(*RERUNS, "xdist"))
     assert ran.statuses() == {

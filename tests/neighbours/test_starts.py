@@ -15,9 +15,17 @@ from .runs import ONE, Beside, Ran
 ONLY_ONE = {("test_one", 1): "measured"}
 
 
-@pytest.mark.parametrize("name", ["llenergy", "pytest_llenergy.plugin"])
-@pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_by_name_where_plugins_are_not_loaded(
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("llenergy", ()),
+        ("pytest_llenergy.plugin", ("-n2",)),
+        pytest.param("llenergy", ("-n2",), marks=pytest.mark.slow),
+        pytest.param("pytest_llenergy.plugin", (), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_plugin_loads_by_name_without_autoload(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, workers: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -28,14 +36,16 @@ def test_by_name_where_plugins_are_not_loaded(
     assert Ran(result, quick.path).statuses("energy.json") == {("test_one", 1): "measured"}
 
 
-def test_from_elsewhere(beside: Beside, pytester: pytest.Pytester) -> None:
+def test_run_from_another_directory(beside: Beside, pytester: pytest.Pytester) -> None:
     elsewhere = pytester.mkdir("elsewhere")
     ran = beside(ONE, f"--rootdir={elsewhere}")
     ran.result.assert_outcomes(passed=2)
     assert ran.statuses() == ONLY_ONE
 
 
-def test_of_a_package(beside: Beside, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_an_installed_package(
+    beside: Beside, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = pytester.mkpydir("package")
     package.joinpath("test_inner.py").write_text(ONE)
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
@@ -53,8 +63,10 @@ for name in ("one", "two"):
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n1")], ids=str)
-def test_twice_in_one_process(beside: Beside, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "workers", [(), pytest.param(("-p", "xdist", "-n1"), marks=pytest.mark.slow)], ids=str
+)
+def test_two_runs_in_one_process(beside: Beside, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     ran = beside({"test_one": ONE, "test_two": ONE})
     assert len(ran.report()["records"]) == 2
     pytester.makepyfile(twice=TWICE)
@@ -75,14 +87,16 @@ def test_gate(energy):
 
 
 class TestDebugger:
-    def test_nobody_at_the_terminal(self, beside: Beside) -> None:
+    def test_pdb_without_a_terminal_ends_the_run(self, beside: Beside) -> None:
         """It ends at once, as it does without the plugin."""
         ran = beside(FAILS, "--pdb")
         assert ran.result.ret == pytest.ExitCode.INTERRUPTED
         assert ran.statuses() == {("test_one", 1): "measured", ("test_fails", 1): "failed"}
 
     @pytest.mark.parametrize(("suite", "test"), [(FAILS, "test_fails"), (GATE, "test_gate")])
-    def test_somebody_goes_on(self, beside: Beside, quick: pytest.Pytester, suite: str, test: str) -> None:
+    def test_pdb_continues_to_the_next_test(
+        self, beside: Beside, quick: pytest.Pytester, suite: str, test: str
+    ) -> None:
         pexpect = pytest.importorskip("pexpect", reason="pexpect is not installed")
         quick.makepyfile(test_it=suite)
         child = quick.spawn(

@@ -13,7 +13,9 @@ from .runs import OUTCOMES, STATUSES, SUITE, Beside
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
-def test_all_at_once(beside: Beside, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]) -> None:
+def test_all_plugins_together(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
     """In an order drawn by lot, with three reports and the data of coverage."""
     plugins = (
         *("rerunfailures", "timeout", "randomly", "asyncio", "anyio", "pytest_cov", "metadata", "html"),
@@ -33,13 +35,13 @@ def test_all_at_once(beside: Beside, monkeypatch: pytest.MonkeyPatch, workers: t
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)], ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_in_any_order(beside: Beside, workers: tuple[str, ...], seed: int) -> None:
+def test_records_do_not_depend_on_plugin_order(beside: Beside, workers: tuple[str, ...], seed: int) -> None:
     plugins = ("randomly", "xdist") if workers else ("randomly",)
     ran = beside(SUITE, f"--randomly-seed={seed}", *workers, plugins=plugins)
     assert ran.statuses() == STATUSES
 
 
-def test_parts_are_merged_into_the_whole(beside: Beside) -> None:
+def test_partial_reports_merge_into_a_whole(beside: Beside) -> None:
     for group in (1, 2):
         args = ("--splits=2", f"--group={group}", f"--energy-report=part-{group}.json")
         ran = beside(SUITE, *args, plugins=("pytest-split",))

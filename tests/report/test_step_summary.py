@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,9 @@ def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-@pytest.mark.parametrize("arguments", [[], ["-q"], ["-n2"]], ids=["", "-q", "-n2"])
+@pytest.mark.parametrize(
+    "arguments", [[], pytest.param(["-q"], marks=pytest.mark.slow), ["-n2"]], ids=["", "-q", "-n2"]
+)
 def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, arguments: list[str]) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest("--energy-report", *arguments)
@@ -52,13 +55,13 @@ def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, argument
     rows = [line for line in text.splitlines() if line.startswith("| <code>")]
     assert len(rows) == 3
     assert len({row.count("|") for row in rows}) == 1
-    assert any(row.startswith("| <code>test_it text=a&#124;b</code> | 0.") for row in rows)
+    assert any(re.match(r"\| <code>test_it text=a&#124;b</code> \| \d", row) for row in rows)
     assert any(row.startswith("| <code>test_fails</code> (failed) | ") for row in rows)
     assert "<img" not in text
-    assert "test_window &#183; load</code>: 0." in text
+    assert re.search(r"test_window &#183; load</code>: \d", text)
 
 
-def test_it_is_laid_out_as_the_summary_in_the_terminal(quick: pytest.Pytester, summary: Path) -> None:
+def test_layout_follows_the_options_of_the_terminal_summary(quick: pytest.Pytester, summary: Path) -> None:
     quick.makepyfile(SUITE)
     quick.runpytest("--energy-report", "--energy-columns=rounds,meter", "--energy-group-by=func")
     lines = summary.read_text().splitlines()
@@ -67,7 +70,7 @@ def test_it_is_laid_out_as_the_summary_in_the_terminal(quick: pytest.Pytester, s
     assert "**func=test_it**" in lines
 
 
-def test_a_run_that_keeps_nothing_adds_nothing(quick: pytest.Pytester, summary: Path) -> None:
+def test_run_without_a_report_adds_nothing(quick: pytest.Pytester, summary: Path) -> None:
     quick.makepyfile(SUITE)
     quick.runpytest()
     assert summary.read_text() == "# Before"

@@ -47,7 +47,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
+@pytest.mark.parametrize(
+    "extra", [[], pytest.param(["-n2"], marks=pytest.mark.slow)], ids=["one process", "-n2"]
+)
 def test_sigkill_keeps_every_finished_test(
     quick: pytest.Pytester, extra: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
