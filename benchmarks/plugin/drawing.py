@@ -11,7 +11,7 @@ from typing import Any
 BLUE, LIGHT_BLUE, ORANGE, RED, GREEN, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#777777"
 
 
-def plotting(salt: str) -> Any:
+def configure_pyplot(salt: str) -> Any:
     """Return ``matplotlib.pyplot`` configured to draw into files. ``salt`` makes the SVG ids reproducible."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")
@@ -27,7 +27,7 @@ def plotting(salt: str) -> Any:
     return import_module("matplotlib.pyplot")
 
 
-def save(figure: Any, picture: Path) -> None:
+def save_picture(figure: Any, picture: Path) -> None:
     """Save without a date, so that the same picture gives the same file."""
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, metadata={"Date": None} if picture.suffix == ".svg" else None, dpi=150)

@@ -13,8 +13,8 @@ from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples
 from . import refit
 from .part import Notebook, main
 from .results import Line
-from .stability import Window, measured, step_s, window
-from .work import Steps, board, steps
+from .stability import Window, measure_rounds, measure_step_s, measure_window
+from .work import Steps, lease_board, make_steps
 
 BUDGET_S = 132.0
 
@@ -31,7 +31,7 @@ RESERVE_S = 40.0
 DRY_RESERVE_S = 15.0
 
 #: Number of random relabellings of the two sides, to count false alarms.
-RELABELLED = 200
+RELABELLINGS = 200
 
 #: Two numbers agree if they differ by at most this many standard uncertainties.
 COVERAGE = 2.0
@@ -39,24 +39,24 @@ COVERAGE = 2.0
 
 def body(notebook: Notebook) -> None:
     """Measure windows of all lengths, then ABBA, then simulate the gate with the measured noise."""
-    with board(notebook):
-        work = steps(notebook)
-        each_s = step_s(work)
+    with lease_board(notebook):
+        work = make_steps(notebook)
+        each_s = measure_step_s(work)
         notebook.find(f"work: {work.what}, {each_s * 1e3:.2f} ms each")
-        _windows(notebook, work, each_s)
-        values = _abba(notebook, work, each_s)
+        _measure_windows(notebook, work, each_s)
+        values = _measure_abba(notebook, work, each_s)
     if values is not None:
-        _noise(notebook, values)
+        _report_noise(notebook, values)
 
 
-def _windows(notebook: Notebook, work: Steps, each_s: float) -> None:
+def _measure_windows(notebook: Notebook, work: Steps, each_s: float) -> None:
     found: list[Window] = []
     reserve_s = DRY_RESERVE_S if notebook.dry else RESERVE_S
     for seconds, rounds in DRY_WINDOWS if notebook.dry else WINDOWS:
         if notebook.left_s < reserve_s + rounds * (seconds + 1.0):
             notebook.check(f"windows of {seconds:g} s", None, "out of time")
             continue
-        one = window(work, seconds, rounds, each_s)
+        one = measure_window(work, seconds, rounds, each_s)
         if isinstance(one, str):
             notebook.check(f"windows of {seconds:g} s have a value", False, one)
         else:
@@ -140,14 +140,14 @@ def _window_figure(notebook: Notebook, found: list[Window], reference: Window) -
     )
 
 
-def _abba(notebook: Notebook, work: Steps, each_s: float) -> list[float] | None:
+def _measure_abba(notebook: Notebook, work: Steps, each_s: float) -> list[float] | None:
     """Return the joules of rounds labelled A and B alternately; the work is the same."""
     blocks = DRY_BLOCKS if notebook.dry else BLOCKS
     blocks = min(blocks, int((notebook.left_s - 8.0) / (4 * (BLOCK_S + 0.8))))
     if blocks < 3:
         notebook.check("the work compared with itself", None, "out of time")
         return None
-    found = measured(work, max(1, round(BLOCK_S / each_s)), 4 * blocks, each_s)
+    found = measure_rounds(work, max(1, round(BLOCK_S / each_s)), 4 * blocks, each_s)
     values = [round_.energy_j for round_ in found.rounds]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
@@ -156,7 +156,7 @@ def _abba(notebook: Notebook, work: Steps, each_s: float) -> list[float] | None:
         )
         return None
     us = [round_.energy_u_j or 0.0 for round_ in found.rounds]
-    estimate = _verdict(known, us, [place % 4 in (1, 2) for place in range(len(known))])
+    estimate = _compare(known, us, [place % 4 in (1, 2) for place in range(len(known))])
     notebook.data["abba_j"] = known
     notebook.data["abba_u_j"] = us
     notebook.table(
@@ -172,9 +172,9 @@ def _abba(notebook: Notebook, work: Steps, each_s: float) -> list[float] | None:
     )
     calm = estimate.verdict not in ("regressed", "improved")
     notebook.check("no alarm when nothing changed", calm, estimate.reason)
-    alarms = _relabelled(known, us)
-    notebook.find(f"sides relabelled {RELABELLED} times: {alarms} alarms")
-    notebook.check("sides relabelled: alarms in at most 5 %", alarms <= 0.05 * RELABELLED, f"{alarms}")
+    alarms = _count_alarms(known, us)
+    notebook.find(f"sides relabelled {RELABELLINGS} times: {alarms} alarms")
+    notebook.check("sides relabelled: alarms in at most 5 %", alarms <= 0.05 * RELABELLINGS, f"{alarms}")
     index = [float(place) for place in range(len(known))]
     middle = median(known)
     relative = [100 * (value / middle - 1) for value in known]
@@ -187,7 +187,7 @@ def _abba(notebook: Notebook, work: Steps, each_s: float) -> list[float] | None:
     return known
 
 
-def _verdict(values: list[float], us: list[float], is_head: list[bool]) -> Estimate:
+def _compare(values: list[float], us: list[float], is_head: list[bool]) -> Estimate:
     base, head = (
         Sample(
             tuple(value for value, head in zip(values, is_head, strict=True) if head is side),
@@ -198,23 +198,23 @@ def _verdict(values: list[float], us: list[float], is_head: list[bool]) -> Estim
     return compare_samples(base, head)
 
 
-def _relabelled(values: list[float], us: list[float]) -> int:
+def _count_alarms(values: list[float], us: list[float]) -> int:
     """Count the alarms when baseline and head are assigned at random within each pair of neighbours."""
     random = Random(1)
     alarms = 0
-    for _ in range(RELABELLED):
+    for _ in range(RELABELLINGS):
         is_head: list[bool] = []
         for _pair in range(len(values) // 2):
             first = random.random() < 0.5
             is_head += [first, not first]
-        alarms += _verdict(values, us, is_head).verdict in ("regressed", "improved")
+        alarms += _compare(values, us, is_head).verdict in ("regressed", "improved")
     return alarms
 
 
-def _noise(notebook: Notebook, values: list[float]) -> None:
+def _report_noise(notebook: Notebook, values: list[float]) -> None:
     """Describe the noise of the rounds and how often the gate is wrong with it."""
-    world = refit.fitted(values)
-    notebook.data["noise"] = refit.plain(world)
+    world = refit.fit_machine(values)
+    notebook.data["noise"] = refit.to_primitives(world)
     notebook.table(
         "The noise of the rounds",
         ["noise %", "memory", "outliers %", "outlier size", "ramp %"],
@@ -231,7 +231,7 @@ def _noise(notebook: Notebook, values: list[float]) -> None:
     if notebook.left_s < 8.0:
         notebook.check("the gate with this noise", None, "out of time; run benchmarks.validation.refit")
         return
-    refit.tabulate(notebook, refit.simulated(world, suites))
+    refit.add_results(notebook, refit.simulate_gate(world, suites))
 
 
 def _percent(share: float | None) -> float | None:

@@ -38,21 +38,26 @@ class Decoder:
         torch.manual_seed(0)
         like = {"device": device, "dtype": torch.bfloat16}
 
-        def drawn(*shape: int) -> Any:
+        def random_tensor(*shape: int) -> Any:
             return torch.randn(*shape, **like) * shape[-1] ** -0.5
 
         self._layers = [
-            (drawn(3 * hidden, hidden), drawn(hidden, hidden), drawn(2 * inner, hidden), drawn(hidden, inner))
+            (
+                random_tensor(3 * hidden, hidden),
+                random_tensor(hidden, hidden),
+                random_tensor(2 * inner, hidden),
+                random_tensor(hidden, inner),
+            )
             for _ in range(layers)
         ]
         self._caches = [
             (
-                drawn(batch, self._heads, context, self._head_size),
-                drawn(batch, self._heads, context, self._head_size),
+                random_tensor(batch, self._heads, context, self._head_size),
+                random_tensor(batch, self._heads, context, self._head_size),
             )
             for _ in range(layers)
         ]
-        self._input = drawn(batch, hidden)
+        self._input = random_tensor(batch, hidden)
         self._graph: Any = None
         how = "as they come"
         with torch.inference_mode():
@@ -119,11 +124,11 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("device")
     parser.add_argument("--chunk", type=float, default=0.05, metavar="S", help="length of a chunk (0.05)")
-    given = parser.parse_args(argv)
-    decoder = Decoder(given.device)
+    args = parser.parse_args(argv)
+    decoder = Decoder(args.device)
     begin_s = time.monotonic()
     decoder.run(10)
-    steps = max(1, round(10 * given.chunk / (time.monotonic() - begin_s)))
+    steps = max(1, round(10 * args.chunk / (time.monotonic() - begin_s)))
     print(json.dumps({"what": decoder.what, "steps": steps}), flush=True)
     over = threading.Event()
     threading.Thread(target=_set_at_end_of_input, args=(over,), daemon=True).start()

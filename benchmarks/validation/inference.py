@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pytest_llenergy.model.record import Metric, Record
 
 from . import metering, stand_in
-from .drawn import SIZES, write_model
 from .part import Notebook, main, need_board, need_cuda, scratch
+from .random_weights import SIZES, write_model
 from .results import Line
-from .session import noting, pytest_command, report_of, run
+from .session import load_report, note_variables, pytest_command, run_command
 from .suite_plugin import MODELS_VARIABLE, UNTIL_VARIABLE
 
 BUDGET_S = 86.0
@@ -42,33 +42,35 @@ def body(notebook: Notebook) -> None:
         directory = stack.enter_context(scratch("inference"))
         if notebook.dry:
             with stand_in.board(directory / "board") as uuid:
-                _metering(notebook, "cpu", uuid, 2)
+                _check_metering(notebook, "cpu", uuid, 2)
         else:
             need_cuda()
-            _metering(notebook, "cuda:0", need_board(), PAIRS)
+            _check_metering(notebook, "cuda:0", need_board(), PAIRS)
         models = directory / "models"
         for size in ("tiny",) if notebook.dry else [name for name in SIZES if name != "tiny"]:
             write_model(size, models / size)
         report = notebook.file("energy.json")
         more = {
-            **noting(notebook.file("notes.jsonl")),
+            **note_variables(notebook.file("notes.jsonl")),
             MODELS_VARIABLE: str(models),
             UNTIL_VARIABLE: str(time.monotonic() + notebook.left_s - 5.0),
         }
         options = ["--energy-backend=transformers", "--energy-isolation=run", f"--energy-report={report}"]
         options += ["--energy-rounds=3", "--energy-budget=2", "--energy-warmup=1", "--energy-busy-timeout=5"]
-        done = run(notebook, "pytest", pytest_command("suite_inference", *options), notebook.left_s - 4, more)
-        made = report_of(report)
+        done = run_command(
+            notebook, "pytest", pytest_command("suite_inference", *options), notebook.left_s - 4, more
+        )
+        made = load_report(report)
     if made is None:
         notebook.check("pytest has written a report", False, done.last)
         return
     _report(notebook, list(made.records))
-    _traces(notebook, list(made.records))
+    _plot_power(notebook, list(made.records))
 
 
-def _metering(notebook: Notebook, device: str, uuid: str, pairs: int) -> None:
+def _check_metering(notebook: Notebook, device: str, uuid: str, pairs: int) -> None:
     try:
-        found = metering.ratio(notebook, device, uuid, pairs)
+        found = metering.measure_ratio(notebook, device, uuid, pairs)
     except Exception as error:
         # Record a failed check so that the results so far are kept.
         notebook.check("throughput with metering", False, f"{type(error).__name__}: {error}")
@@ -125,7 +127,7 @@ def _relative(metric: Metric | None) -> float | None:
     return 100 * metric.uncertainty / metric.value
 
 
-def _traces(notebook: Notebook, records: list[Record]) -> None:
+def _plot_power(notebook: Notebook, records: list[Record]) -> None:
     """Plot the power of one generation per model, in the largest batch that was measured."""
     lines: dict[str, Line] = {}
     for record in records:

@@ -53,21 +53,21 @@ def first_gpu() -> tuple[str | None, str]:
     return None, found.driver_missing or allowed.reason or "no whole board is visible"
 
 
-def machine() -> Machine:
+def describe_machine() -> Machine:
     """Describe this machine."""
     uuid, missing = first_gpu()
-    torch = ask_torch()
+    torch = query_torch()
     return Machine(
         environment=collect_environment(),
         source=collect_source(ROOT),
-        gpu=describe(uuid) if uuid is not None else None,
+        gpu=describe_gpu(uuid) if uuid is not None else None,
         gpu_missing=missing or None,
         cuda=why_no_cuda(torch),
         versions={name: value for name, value in torch.items() if isinstance(value, str) and name != "error"},
     )
 
 
-def describe(uuid: str) -> Gpu:
+def describe_gpu(uuid: str) -> Gpu:
     """Describe one board as its driver reports it."""
     session = Session()
     try:
@@ -110,7 +110,7 @@ def _clocks(nvml: Any, handle: Any) -> dict[str, int]:
     return found
 
 
-def ask_torch() -> dict[str, Any]:
+def query_torch() -> dict[str, Any]:
     """Return torch's versions and whether it can use CUDA, queried in a separate process."""
     try:
         done = subprocess.run(
@@ -136,7 +136,7 @@ def why_no_cuda(torch: dict[str, Any]) -> str | None:
 def cuda_missing() -> str | None:
     """Return the reason why a part that needs CUDA cannot run, or None; queried once per validation."""
     if CUDA_VARIABLE not in os.environ:
-        os.environ[CUDA_VARIABLE] = why_no_cuda(ask_torch()) or ""
+        os.environ[CUDA_VARIABLE] = why_no_cuda(query_torch()) or ""
     return os.environ[CUDA_VARIABLE] or None
 
 

@@ -27,7 +27,7 @@ class Ratio:
     pairs: int
 
 
-def ratio(notebook: Notebook, device: str, uuid: str, pairs: int) -> Ratio:
+def measure_ratio(notebook: Notebook, device: str, uuid: str, pairs: int) -> Ratio:
     """Alternate metering in an order in which drift cancels (ABBA), while a process decodes on ``device``."""
     command = module_command("decoder", device)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as decoder:

@@ -125,8 +125,8 @@ def main(name: str, body: Body, budget_s: float, argv: Sequence[str] | None = No
     parser.add_argument("--out", type=Path, default=Path("validation"), metavar="DIR")
     parser.add_argument("--budget", type=float, default=budget_s, metavar="S", help=f"({budget_s:g})")
     parser.add_argument("--dry", action="store_true", help="try it out without a GPU; validates nothing")
-    given = parser.parse_args(argv)
-    return 0 if run(name, body, given.out, given.budget, given.dry).status in ("passed", "skipped") else 1
+    args = parser.parse_args(argv)
+    return 0 if run(name, body, args.out, args.budget, args.dry).status in ("passed", "skipped") else 1
 
 
 def run(name: str, body: Body, out: Path, budget_s: float, dry: bool) -> Part:
@@ -205,8 +205,8 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 def python_path() -> str:
     """Return the PYTHONPATH for child processes: this repository, then the inherited value."""
-    given = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join(filter(None, (str(machine.ROOT), given)))
+    args = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(filter(None, (str(machine.ROOT), args)))
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -19,8 +19,8 @@ from pytest_llenergy.meters.nvml import COUNTERS
 from .machine import ROOT
 from .part import Notebook, main
 from .results import Line
-from .stability import step_s, window
-from .work import Steps, board, steps
+from .stability import measure_step_s, measure_window
+from .work import Steps, lease_board, make_steps
 
 if TYPE_CHECKING:
     from accuracy_tools import Answer, Tool
@@ -41,11 +41,13 @@ REST_S, RANDOM_REST_S = 0.4, 0.1
 
 def body(notebook: Notebook) -> None:
     """Measure nested windows around the same work and compare them with long rounds of the plugin."""
-    with board(notebook) as uuid:
-        work = steps(notebook)
-        each_s = step_s(work)
+    with lease_board(notebook) as uuid:
+        work = make_steps(notebook)
+        each_s = measure_step_s(work)
         notebook.find(f"work: {work.what}, {each_s * 1e3:.2f} ms each")
-        reference = window(work, DRY_REFERENCE_S if notebook.dry else REFERENCE_S, REFERENCE_ROUNDS, each_s)
+        reference = measure_window(
+            work, DRY_REFERENCE_S if notebook.dry else REFERENCE_S, REFERENCE_ROUNDS, each_s
+        )
         if isinstance(reference, str):
             notebook.check("the plugin's rounds have a value", False, reference)
             return
@@ -55,7 +57,7 @@ def body(notebook: Notebook) -> None:
             f"± {reference.u_j / reference.mean_j:.2%}"
         )
         tools = _tools(notebook, uuid)
-        readings = _windows(notebook, work, each_s, tools)
+        readings = _measure_windows(notebook, work, each_s, tools)
     _report(notebook, readings, step_j)
 
 
@@ -119,7 +121,7 @@ def _tools(notebook: Notebook, uuid: str) -> list[Tool]:
 Readings = dict[float, dict[str, list[tuple[int, float | None]]]]
 
 
-def _windows(notebook: Notebook, work: Steps, each_s: float, tools: list[Tool]) -> Readings:
+def _measure_windows(notebook: Notebook, work: Steps, each_s: float, tools: list[Tool]) -> Readings:
     """Return, by window length and tool, the steps of work and the joules that the tool reports."""
     random = Random(1)
     lengths_s = DRY_WINDOWS_S if notebook.dry else WINDOWS_S

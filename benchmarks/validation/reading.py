@@ -69,7 +69,7 @@ def _none(value: float) -> float | None:
     return None if value != value else float(value)
 
 
-def table(rows: Any) -> Readings:
+def build_readings(rows: Any) -> Readings:
     """Build columns from rows of ``COLUMNS``."""
     import numpy as np
 
@@ -80,7 +80,7 @@ def table(rows: Any) -> Readings:
 
 @contextmanager
 def read_all(uuid: str, file: Path) -> Iterator[None]:
-    """Read during the block; call ``load(file)`` afterwards.
+    """Read during the block; call ``load_readings(file)`` afterwards.
 
     Raises:
         RuntimeError: The reader process fails.
@@ -104,11 +104,11 @@ def read_all(uuid: str, file: Path) -> Iterator[None]:
         reader.stdout.close()
 
 
-def load(file: Path) -> Readings:
+def load_readings(file: Path) -> Readings:
     """Load the readings that ``read_all`` wrote."""
     import numpy as np
 
-    return table(np.load(file))
+    return build_readings(np.load(file))
 
 
 def _answering(session: Session, handle: Any, quantities: Sequence[Quantity]) -> Quantity | None:
@@ -128,9 +128,9 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("uuid")
     parser.add_argument("file", type=Path)
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     session = Session()
-    handle = session.open_board(given.uuid).handle
+    handle = session.open_board(args.uuid).handle
     wanted = (COUNTERS, (AVERAGE,), (INSTANT,))
     known = [(place, one) for place, some in enumerate(wanted) if (one := _answering(session, handle, some))]
     places, quantities = [place for place, _ in known], [one for _, one in known]
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> None:
                 cells[place] = round(value * 1000)
         rows.append((begin_ns, end_ns, *cells))
         time.sleep(PAUSE_S)
-    np.save(given.file, np.array(rows, dtype=np.int64))
+    np.save(args.file, np.array(rows, dtype=np.int64))
 
 
 if __name__ == "__main__":

@@ -35,25 +35,25 @@ MAD_TO_SIGMA = 1.4826
 LEAST_NOISE = 1e-5
 
 #: Number of rounds at the start of the session that the ramp is fitted to.
-BEGINNING = 4
+RAMP_ROUNDS = 4
 
 
-def gate_on_path() -> None:
+def add_gate_to_path() -> None:
     """Add the folder of the gate's simulation, which consists of scripts, to ``sys.path``."""
     folder = str(ROOT / "benchmarks" / "plugin" / "gate")
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
-def fitted(values: Sequence[float]) -> Machine:
+def fit_machine(values: Sequence[float]) -> Machine:
     """Fit the simulation's parameters to the joules of at least 12 equal rounds in order of time."""
-    gate_on_path()
+    add_gate_to_path()
     from gate_world import Machine
 
     logs = [math.log(value) for value in values]
     later = logs[len(logs) // 2 :]
-    ramp = median(later) - median(logs[:BEGINNING])
-    level = _line(logs)
+    ramp = median(later) - median(logs[:RAMP_ROUNDS])
+    level = _fit_line(logs)
     rest = [log - on for log, on in zip(logs, level, strict=True)]
     noise = max(MAD_TO_SIGMA * median(abs(one) for one in rest), LEAST_NOISE)
     high = [one / noise for one in rest if one > OUTLIER * noise]
@@ -72,7 +72,7 @@ def fitted(values: Sequence[float]) -> Machine:
     )
 
 
-def _line(logs: Sequence[float]) -> list[float]:
+def _fit_line(logs: Sequence[float]) -> list[float]:
     """Fit a straight line with the Theil-Sen estimator, which is robust against outliers."""
     slopes = [
         (after - before) / (j - i)
@@ -84,20 +84,22 @@ def _line(logs: Sequence[float]) -> list[float]:
     return [start + slope * place for place in range(len(logs))]
 
 
-def plain(world: Machine) -> dict[str, Any]:
+def to_primitives(world: Machine) -> dict[str, Any]:
     """Return the parameters as JSON primitives."""
     return asdict(world)
 
 
-def simulated(world: Machine, suites: int) -> dict[str, Any]:
+def simulate_gate(world: Machine, suites: int) -> dict[str, Any]:
     """Simulate the gate on ``suites`` suites of 50 benchmarks with this noise; a suite takes some seconds."""
-    gate_on_path()
-    from gate_run import Cell, run_cell
+    add_gate_to_path()
+    from gate_run import Cell, simulate_cell
 
-    return run_cell(Cell("as measured", world, suites=suites, changed=max(1, suites // 6)), seed=1, share=1.0)
+    return simulate_cell(
+        Cell("as measured", world, suites=suites, changed=max(1, suites // 6)), seed=1, share=1.0
+    )
 
 
-def rows(cell: dict[str, Any]) -> tuple[list[str], list[list[str | float | int | None]]]:
+def result_rows(cell: dict[str, Any]) -> tuple[list[str], list[list[str | float | int | None]]]:
     """Return the columns and rows that show the results of a simulation."""
     columns = ["rule", "benchmarks", "alarms", "unchanged %", "found +3 %", "found +5 %", "found +10 %"]
     found: list[list[str | float | int | None]] = []
@@ -113,9 +115,9 @@ def rows(cell: dict[str, Any]) -> tuple[list[str], list[list[str | float | int |
     return columns, found
 
 
-def tabulate(notebook: Notebook, cell: dict[str, Any]) -> None:
+def add_results(notebook: Notebook, cell: dict[str, Any]) -> None:
     """Add the results of a simulation to the part."""
-    columns, found = rows(cell)
+    columns, found = result_rows(cell)
     note = "Few suites: python -m benchmarks.validation.refit report.json simulates more."
     notebook.table("The gate, simulated with the noise of this board", columns, found, note)
 
@@ -127,15 +129,15 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("report", type=Path)
     parser.add_argument("--suites", type=int, default=60, metavar="N", help="of 50 benchmarks (60)")
-    given = parser.parse_args(argv)
-    report = decode(given.report.read_bytes())
+    args = parser.parse_args(argv)
+    report = decode(args.report.read_bytes())
     values = next((part.data.get("abba_j") for part in report.parts if part.name == "accuracy"), None)
     if not values:
-        print(f"{given.report}: its part accuracy has no A/B rounds (data: abba_j)", file=sys.stderr)
+        print(f"{args.report}: its part accuracy has no A/B rounds (data: abba_j)", file=sys.stderr)
         return 2
-    world = fitted(values)
-    print(plain(world), flush=True)
-    columns, found = rows(simulated(world, given.suites))
+    world = fit_machine(values)
+    print(to_primitives(world), flush=True)
+    columns, found = result_rows(simulate_gate(world, args.suites))
     print("\t".join(columns))
     for row in found:
         print("\t".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))

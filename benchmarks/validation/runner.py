@@ -56,7 +56,7 @@ class Validation:
     work: Path
     dry: bool
     total_s: float
-    here: Machine = field(default_factory=machine.machine)
+    here: Machine = field(default_factory=machine.describe_machine)
     begin_s: float = field(default_factory=time.monotonic)
     started_at: str = field(default_factory=lambda: _now())
     parts: list[Part] = field(default_factory=list)
@@ -178,16 +178,16 @@ def main(argv: Sequence[str]) -> int:
         "--total", type=float, metavar="S", help=f"for all parts ({TOTAL_S:g}; three times that with --dry)"
     )
     parser.add_argument("--dry", action="store_true", help="run the parts without a GPU; validates nothing")
-    given = parser.parse_args(argv)
-    names = given.parts.split(",")
+    args = parser.parse_args(argv)
+    names = args.parts.split(",")
     unknown = sorted(set(names) - set(PARTS))
     if unknown:
         parser.error(f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     with scratch("validation") as work:
-        factor = DRY_FACTOR if given.dry else 1.0
-        total_s = given.total if given.total is not None else factor * TOTAL_S
-        validation = Validation(given.out.resolve(), work, given.dry, total_s)
+        factor = DRY_FACTOR if args.dry else 1.0
+        total_s = args.total if args.total is not None else factor * TOTAL_S
+        validation = Validation(args.out.resolve(), work, args.dry, total_s)
         for name in names:
             last = name == names[-1]
             validation.run(name, validation.left_s if last and name == "inference" else factor * PARTS[name])

@@ -18,9 +18,9 @@ from . import reading
 from .part import Notebook, main
 from .reading import Readings
 from .results import Line
-from .ticks import Timing, changes, timing
-from .waves import SensorModel, Wave, fit, powers_of_counter, powers_of_reading, scatter
-from .work import Load, board, load
+from .ticks import Timing, find_changes, measure_timing
+from .waves import SensorModel, Wave, counter_powers, fit_sensor, predict_scatter, reading_powers
+from .work import Load, lease_board, make_load
 
 BUDGET_S = 50.0
 
@@ -29,8 +29,8 @@ SETTLE_S, IDLE_S, STEADY_S, WAVE_S = 1.0, 4.0, 5.0, 2.6
 DRY_IDLE_S, DRY_STEADY_S, DRY_WAVE_S = 1.5, 2.0, 2.0
 
 #: Duration of the load, and about that of the pause after it (seconds).
-HALVES_S = (0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5)
-DRY_HALVES_S = (0.02, 0.035, 0.1)
+HALF_PERIODS_S = (0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5)
+DRY_HALF_PERIODS_S = (0.02, 0.035, 0.1)
 
 #: Factors that vary the pauses, so that no wave is in phase with the ticks.
 PAUSE_JITTER = 0.3
@@ -55,17 +55,17 @@ class Stretch:
 
 def body(notebook: Notebook) -> None:
     """Read the board at idle, at steady load and under square waves, and characterise its sensor."""
-    with board(notebook) as uuid:
+    with lease_board(notebook) as uuid:
         session = Session()
         name = session.open_board(uuid).name
         session.close()
-        busy = load(notebook)
+        busy = make_load(notebook)
         notebook.find(f"load: {busy.what}")
         file = notebook.file("readings.npy")
         with reading.read_all(uuid, file):
-            stretches = _run(busy, notebook)
+            stretches = _run_stretches(busy, notebook)
             time.sleep(0.3)
-    readings = reading.load(file)
+    readings = reading.load_readings(file)
     file.unlink()
     _save(notebook, readings)
     notebook.data["stretches"] = [
@@ -77,9 +77,9 @@ def body(notebook: Notebook) -> None:
         }
         for one in stretches
     ]
-    times = _times(notebook, readings, stretches)
-    _agreement(notebook, readings, stretches)
-    _coverage(notebook, readings, stretches, times, name)
+    times = _report_ticks(notebook, readings, stretches)
+    _check_agreement(notebook, readings, stretches)
+    _check_coverage(notebook, readings, stretches, times, name)
 
 
 def _save(notebook: Notebook, readings: Readings) -> None:
@@ -90,7 +90,7 @@ def _save(notebook: Notebook, readings: Readings) -> None:
     np.savez_compressed(notebook.file("readings.npz"), **columns)
 
 
-def _run(busy: Load, notebook: Notebook) -> list[Stretch]:
+def _run_stretches(busy: Load, notebook: Notebook) -> list[Stretch]:
     random = Random(1)
     idle_s, steady_s, wave_s = (
         (DRY_IDLE_S, DRY_STEADY_S, DRY_WAVE_S) if notebook.dry else (IDLE_S, STEADY_S, WAVE_S)
@@ -103,7 +103,7 @@ def _run(busy: Load, notebook: Notebook) -> list[Stretch]:
         Stretch("steady load", start_ns + (end_ns - start_ns) // 5, end_ns, ((start_ns, end_ns),))
     )
     stretches.append(_idle("idle, warm", idle_s / 2))
-    for half_s in DRY_HALVES_S if notebook.dry else HALVES_S:
+    for half_s in DRY_HALF_PERIODS_S if notebook.dry else HALF_PERIODS_S:
         on: list[tuple[int, int]] = []
         begin_s = time.monotonic()
         while time.monotonic() - begin_s < max(wave_s, 5 * half_s):
@@ -120,7 +120,7 @@ def _idle(name: str, seconds: float) -> Stretch:
     return Stretch(name, start_ns, time.monotonic_ns())
 
 
-def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> dict[str, Timing]:
+def _report_ticks(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> dict[str, Timing]:
     """Report the ticks of each value; returns those over all stretches together."""
     import numpy as np
 
@@ -141,7 +141,7 @@ def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> 
                 if stretch is None
                 else (readings.time_ns >= stretch.start_ns) & (readings.time_ns < stretch.end_ns)
             )
-            found = timing(readings.time_ns[inside], values[inside])
+            found = measure_timing(readings.time_ns[inside], values[inside])
             if place == 0:
                 whole[name] = found
             ms = [
@@ -186,7 +186,7 @@ def _times(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> 
     return whole
 
 
-def _agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> None:
+def _check_agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch]) -> None:
     """Compare the counter with integrated instant power, using the plugin's own self-check."""
     import numpy as np
 
@@ -221,7 +221,7 @@ def _agreement(notebook: Notebook, readings: Readings, stretches: list[Stretch])
         notebook.check(f"the self-check accepts the counter at {name}", result.reason is None, detail)
 
 
-def _coverage(
+def _check_coverage(
     notebook: Notebook,
     readings: Readings,
     stretches: list[Stretch],
@@ -233,15 +233,15 @@ def _coverage(
     # A wave includes the readings before it: an averaging sensor looks back.
     wave = Wave([on for stretch in stretches for on in stretch.on])
     ticks = {
-        "energy counter": powers_of_counter(readings.time_ns, readings.counter_j),
-        "field 186, instant power": powers_of_reading(readings.time_ns, readings.instant_w),
-        "field 185, average power": powers_of_reading(readings.time_ns, readings.average_w),
+        "energy counter": counter_powers(readings.time_ns, readings.counter_j),
+        "field 186, instant power": reading_powers(readings.time_ns, readings.instant_w),
+        "field 185, average power": reading_powers(readings.time_ns, readings.average_w),
     }
     models: dict[str, SensorModel] = {}
     rows: list[list[str | float | int | None]] = []
     for name, (moments, powers) in ticks.items():
         period_s = times[name].period_s if name in times else None
-        model = fit(wave, moments, powers, waves[0].start_ns) if period_s is not None else None
+        model = fit_sensor(wave, moments, powers, waves[0].start_ns) if period_s is not None else None
         if model is None or period_s is None:
             continue
         models[name] = model
@@ -300,11 +300,11 @@ def _coverage(
         assumed <= measured * (1 + COVERAGE_U) if model.r2 >= LEAST_R2 else None,
         f"assumed {assumed:.2f} ({source}), measured {measured:.2f} by the {best}",
     )
-    _by_wave(notebook, waves, model, period_s, *ticks[best])
-    _figure(notebook, waves, readings)
+    _report_scatter(notebook, waves, model, period_s, *ticks[best])
+    _plot_wave(notebook, waves, readings)
 
 
-def _by_wave(
+def _report_scatter(
     notebook: Notebook, waves: list[Stretch], model: SensorModel, period_s: float, moments: Any, powers: Any
 ) -> None:
     """Tabulate the scatter of the ticks under each wave, and what it would be for either kind of sensor."""
@@ -316,8 +316,8 @@ def _by_wave(
             continue
         wave = Wave(stretch.on)
         seen = float(powers[inside].std(ddof=1))
-        fitted = scatter(wave, moments[inside], model, model.window_s)
-        full = scatter(wave, moments[inside], model, period_s)
+        fitted = predict_scatter(wave, moments[inside], model, model.window_s)
+        full = predict_scatter(wave, moments[inside], model, period_s)
         lengths_ms = [(end - start) / 1e6 for start, end in stretch.on]
         rows.append(
             [
@@ -351,7 +351,7 @@ def _by_wave(
     )
 
 
-def _figure(notebook: Notebook, waves: list[Stretch], readings: Readings) -> None:
+def _plot_wave(notebook: Notebook, waves: list[Stretch], readings: Readings) -> None:
     """Plot one wave as the board reports it."""
     import numpy as np
 
@@ -360,11 +360,11 @@ def _figure(notebook: Notebook, waves: list[Stretch], readings: Readings) -> Non
     lines = []
     zero_ns = stretch.start_ns
     if not np.isnan(part.counter_j).any():
-        moments, powers = powers_of_counter(part.time_ns, part.counter_j)
+        moments, powers = counter_powers(part.time_ns, part.counter_j)
         lines.append(_line("energy counter", moments, powers, zero_ns))
     for label, values in (("field 186", part.instant_w), ("field 185", part.average_w)):
         if not np.isnan(values).any():
-            moments, at = changes(part.time_ns, values)
+            moments, at = find_changes(part.time_ns, values)
             lines.append(_line(label, moments, values[at], zero_ns))
     edges = [(moment - zero_ns) / 1e9 for on in stretch.on for moment in on]
     top = max((max(line.y, default=0.0) for line in lines), default=1.0)

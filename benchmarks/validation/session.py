@@ -30,7 +30,7 @@ LLENERGY = (sys.executable, "-m", "pytest_llenergy.cli")
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedCommand:
     """A finished command; ``code`` is None if its time was up."""
 
     code: int | None
@@ -52,7 +52,7 @@ def pytest_command(suite: str, *options: str) -> list[str]:
     ]
 
 
-def variables(notebook: Notebook, more: Mapping[str, str | None]) -> dict[str, str]:
+def make_environment(notebook: Notebook, more: Mapping[str, str | None]) -> dict[str, str]:
     """Return the environment of a command; None removes a variable."""
     given = {
         **os.environ,
@@ -63,21 +63,21 @@ def variables(notebook: Notebook, more: Mapping[str, str | None]) -> dict[str, s
     return {name: value for name, value in given.items() if value is not None}
 
 
-def run(
+def run_command(
     notebook: Notebook,
     name: str,
     command: Sequence[str],
     limit_s: float,
     more: Mapping[str, str | None] | None = None,
     directory: Path = ROOT,
-) -> Done:
+) -> FinishedCommand:
     """Run a command to its end or until its time is up; its output is kept under ``name``."""
     begin_s = time.monotonic()
     code: int | None
     try:
         done = subprocess.run(
             command,
-            env=variables(notebook, more or {}),
+            env=make_environment(notebook, more or {}),
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -87,7 +87,7 @@ def run(
         code, raw = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
         code, raw = None, error.stdout or b""
-    found = Done(code, raw.decode(errors="replace"), time.monotonic() - begin_s)
+    found = FinishedCommand(code, raw.decode(errors="replace"), time.monotonic() - begin_s)
     ended = f"exit code {code}" if code is not None else "its time was up"
     shown = [part if part != sys.executable else "python" for part in command]
     with notebook.file("terminal.txt").open("a") as log:
@@ -95,18 +95,18 @@ def run(
     return found
 
 
-def notes(file: Path) -> list[dict[str, Any]]:
+def read_notes(file: Path) -> list[dict[str, Any]]:
     """Return the observations that a suite recorded, in order."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def noting(file: Path) -> dict[str, str | None]:
+def note_variables(file: Path) -> dict[str, str | None]:
     """Return the variables that tell a suite where to record its observations."""
     file.unlink(missing_ok=True)
     return {OUT_VARIABLE: str(file)}
 
 
-def report_of(file: Path) -> Report | None:
+def load_report(file: Path) -> Report | None:
     """Return a report, or the journal of a run that ended before it was written; None if there is neither."""
     journals = sorted(file.parent.glob(f"{file.stem}.*.journal.jsonl"))
     for one in (file, *journals):

@@ -20,7 +20,7 @@ from .work import Steps
 WARMUP_S = 0.5
 
 
-def step_s(work: Steps) -> float:
+def measure_step_s(work: Steps) -> float:
     """Measure the seconds per step after warm-up."""
     steps = 2
     while True:
@@ -32,7 +32,7 @@ def step_s(work: Steps) -> float:
         steps = math.ceil(steps * min(8.0, 0.4 / max(taken_s, 1e-3)))
 
 
-def measured(work: Steps, steps: int, rounds: int, each_s: float) -> Experiment:
+def measure_rounds(work: Steps, steps: int, rounds: int, each_s: float) -> Experiment:
     """Measure ``rounds`` rounds of ``steps`` steps; ``each_s`` is the approximate duration of a step."""
     lease = select_devices(GpuRequest(1))
     warmup = max(1, math.ceil(WARMUP_S / (steps * each_s)))
@@ -70,10 +70,10 @@ class Window:
         return math.sqrt(squares / (len(self.values_j) - 1)) / mean_j
 
 
-def window(work: Steps, seconds: float, rounds: int, each_s: float) -> Window | str:
+def measure_window(work: Steps, seconds: float, rounds: int, each_s: float) -> Window | str:
     """Measure rounds of about ``seconds`` each. Returns the reason as text if there is no value."""
     steps = max(1, round(seconds / each_s))
-    found = measured(work, steps, rounds, each_s)
+    found = measure_rounds(work, steps, rounds, each_s)
     tokens = steps * work.tokens_per_step
     energy = found.metrics["energy_j"]
     flags = {flag.name for round_ in found.rounds for flag in round_.flags} | {

@@ -32,11 +32,11 @@ MODELS_VARIABLE = "LLENERGY_VALIDATION_MODELS"
 #: ``CUDA_ERROR_NOT_INITIALIZED`` (cuda.h): returned by every call before ``cuInit``.
 NOT_INITIALIZED = 3
 
-DRAWN = replace(SPEC, factory="benchmarks.validation.drawn:DrawnBackend")
+RANDOM_WEIGHTS = replace(SPEC, factory="benchmarks.validation.random_weights:RandomWeightsBackend")
 
 
 def pytest_llenergy_backends() -> Sequence[BackendSpec]:
-    return [DRAWN] if MODELS_VARIABLE in os.environ else []
+    return [RANDOM_WEIGHTS] if MODELS_VARIABLE in os.environ else []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -33,7 +33,7 @@ class Timing:
         return asdict(self)
 
 
-def changes(time_ns: Any, values: Any) -> tuple[Any, Any]:
+def find_changes(time_ns: Any, values: Any) -> tuple[Any, Any]:
     """Return the time of each change (midway between the two polls, ns) and the index of the second poll."""
     import numpy as np
 
@@ -41,14 +41,14 @@ def changes(time_ns: Any, values: Any) -> tuple[Any, Any]:
     return (time_ns[at - 1] + time_ns[at]) // 2, at
 
 
-def timing(time_ns: Any, values: Any) -> Timing:
+def measure_timing(time_ns: Any, values: Any) -> Timing:
     """Return the timing of a value polled at these times; all ``nan`` gives no tick."""
     import numpy as np
 
     pause_s = float(np.median(np.diff(time_ns))) / 1e9 if len(time_ns) > 1 else float("nan")
     if len(values) < 2 or np.isnan(values).any():
         return Timing(0, pause_s)
-    moments, _ = changes(time_ns, values)
+    moments, _ = find_changes(time_ns, values)
     if len(moments) < 4:
         return Timing(len(moments), pause_s)
     gaps_s = np.diff(moments) / 1e9

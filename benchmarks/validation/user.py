@@ -7,7 +7,7 @@ import shutil
 import sys
 
 from .part import Notebook, main, need_board, need_cuda, scratch
-from .session import LLENERGY, SUITE, noting, report_of, run
+from .session import LLENERGY, SUITE, load_report, note_variables, run_command
 
 BUDGET_S = 80.0
 
@@ -23,11 +23,11 @@ def body(notebook: Notebook) -> None:
     if not notebook.dry:
         need_cuda()
         need_board()
-    _benchmarks(notebook)
-    _ab(notebook)
+    _run_benchmarks(notebook)
+    _run_ab(notebook)
 
 
-def _benchmarks(notebook: Notebook) -> None:
+def _run_benchmarks(notebook: Notebook) -> None:
     report = notebook.file("energy.json")
     quick = ["--energy-rounds=3", "--energy-budget=1", "--energy-warmup=1"]
     what = "benchmarks/inference/test_inference.py" if notebook.dry else "benchmarks"
@@ -39,8 +39,8 @@ def _benchmarks(notebook: Notebook) -> None:
     command += ["--ignore=benchmarks/serving", "-k", "not parallel"]
     # The repository's settings turn warnings into errors, which is meant for its own tests.
     command += ["-W", "default", "-p", "no:cacheprovider"]
-    done = run(notebook, "benchmarks", command, notebook.left_s - AB_S)
-    made = report_of(report)
+    done = run_command(notebook, "benchmarks", command, notebook.left_s - AB_S)
+    made = load_report(report)
     records = [] if made is None else list(made.records)
     measured = [record for record in records if record.counts]
     on_gpu = [record for record in measured if record.devices and record.devices[0].startswith("GPU-")]
@@ -55,7 +55,7 @@ def _benchmarks(notebook: Notebook) -> None:
         notebook.check("the tests were measured on the GPU", bool(on_gpu) and kinds == {"measured"}, told)
 
 
-def _ab(notebook: Notebook) -> None:
+def _run_ab(notebook: Notebook) -> None:
     """Compare a copy in a separate directory, since this repository may change meanwhile."""
     with scratch("ab") as directory:
         shutil.copytree(SUITE, directory / "suite", ignore=shutil.ignore_patterns("__pycache__"))
@@ -63,7 +63,9 @@ def _ab(notebook: Notebook) -> None:
         command = [*LLENERGY, "ab", "--a=", "--b=-W default", "--pairs=6", "--rounds-per-session=6"]
         command += ["-o", str(sides), "--", "pytest", "-c", "suite/pytest.ini", "suite/suite_user.py"]
         command += ["--energy-budget=2"]
-        done = run(notebook, "ab", command, notebook.left_s - 3, noting(notebook.file("ab.jsonl")), directory)
+        done = run_command(
+            notebook, "ab", command, notebook.left_s - 3, note_variables(notebook.file("ab.jsonl")), directory
+        )
         if sides.exists():
             shutil.copy(sides, notebook.file("ab.json"))
     said = (line.strip() for line in done.output.splitlines())

@@ -14,22 +14,29 @@ from pathlib import Path
 
 from . import stand_in
 from .part import Notebook, main, need_board, need_cuda, scratch
-from .session import Done, notes, noting, pytest_command, run, variables
+from .session import (
+    FinishedCommand,
+    make_environment,
+    note_variables,
+    pytest_command,
+    read_notes,
+    run_command,
+)
 from .suite_plugin import NOT_INITIALIZED, STATE_VARIABLE
 
 BUDGET_S = 58.0
 
 #: A UUID that no board has.
-NOBODY = "GPU-00000000-0000-4000-8000-000000000000"
+UNKNOWN_UUID = "GPU-00000000-0000-4000-8000-000000000000"
 
 #: Outer values that hide every GPU.
-HIDING = ("", "-1", NOBODY)
+HIDING = ("", "-1", UNKNOWN_UUID)
 
 #: Time limit of one pytest run (seconds).
 LIMIT_S = 30.0
 
 #: A foreign process on the board: holds memory and computes until its standard input is closed.
-FOREIGN = """
+FOREIGN_PROGRAM = """
 import sys, threading, torch
 held = torch.zeros(2 << 30, dtype=torch.uint8, device="cuda")
 matrix = torch.randn(4096, 4096, device="cuda")
@@ -55,24 +62,26 @@ def body(notebook: Notebook) -> None:
         # None of these uses the board, so they run concurrently.
         with ThreadPoolExecutor() as threads:
             hidden = [(value, threads.submit(_pytest, notebook, f"hidden{value}", value)) for value in HIDING]
-        rows += [_hidden(notebook, value, *run.result()) for value, run in hidden]
+        rows += [_check_hidden(notebook, value, *run.result()) for value, run in hidden]
         for shown in (None, "0", uuid):
-            rows.append(_seen(notebook, shown, uuid))
+            rows.append(_check_visible(notebook, shown, uuid))
         notebook.table(
             "A test with gpus(1) under each outer CUDA_VISIBLE_DEVICES",
             ["outer value", "outcome", "seen by the rank", "cuInit in pytest", "s", "last line of pytest"],
             rows,
         )
-        _foreign(notebook, uuid)
-    _queue(notebook)
+        _check_foreign(notebook, uuid)
+    _check_queue(notebook)
 
 
-def _pytest(notebook: Notebook, name: str, value: str | None, *options: str) -> tuple[Done, Path, Path]:
+def _pytest(
+    notebook: Notebook, name: str, value: str | None, *options: str
+) -> tuple[FinishedCommand, Path, Path]:
     out, state = notebook.file(f"{name}.jsonl"), notebook.file(f"{name}-cuda.json")
     state.unlink(missing_ok=True)
-    more = {**noting(out), STATE_VARIABLE: str(state), "CUDA_VISIBLE_DEVICES": value}
+    more = {**note_variables(out), STATE_VARIABLE: str(state), "CUDA_VISIBLE_DEVICES": value}
     limit_s = min(LIMIT_S, notebook.left_s - 2)
-    return run(notebook, name, pytest_command("suite_visible", *options), limit_s, more), out, state
+    return run_command(notebook, name, pytest_command("suite_visible", *options), limit_s, more), out, state
 
 
 def _initialised(state: Path) -> str:
@@ -84,8 +93,8 @@ def _initialised(state: Path) -> str:
     return "YES" if touched else "no"
 
 
-def _hidden(
-    notebook: Notebook, value: str, done: Done, _out: Path, state: Path
+def _check_hidden(
+    notebook: Notebook, value: str, done: FinishedCommand, _out: Path, state: Path
 ) -> list[str | float | int | None]:
     """Check that a test is skipped with a reason if the outer value hides every GPU."""
     reason = next((line for line in done.output.splitlines() if line.startswith("SKIPPED")), done.last)
@@ -96,7 +105,7 @@ def _hidden(
     return [repr(value), "skipped" if skipped else "NOT SKIPPED", "", touched, done.seconds, reason]
 
 
-def _seen(notebook: Notebook, value: str | None, uuid: str) -> list[str | float | int | None]:
+def _check_visible(notebook: Notebook, value: str | None, uuid: str) -> list[str | float | int | None]:
     """Check that with an outer value that allows the board the rank sees this board and no other."""
     setting = "unset" if value is None else repr(value)
     if notebook.dry:
@@ -104,7 +113,7 @@ def _seen(notebook: Notebook, value: str | None, uuid: str) -> list[str | float 
         return [setting, "needs CUDA", "", "", None, ""]
     name = f"seen-{'unset' if value is None else value}"
     done, out, state = _pytest(notebook, name, value)
-    found = notes(out)
+    found = read_notes(out)
     seen = found[0]["seen"]["uuids"] if found else []
     lease = found[0]["lease"] if found else []
     touched = _initialised(state)
@@ -122,7 +131,7 @@ def _seen(notebook: Notebook, value: str | None, uuid: str) -> list[str | float 
 @contextmanager
 def _foreign_process() -> Iterator[bool]:
     """Run a foreign process on the board; yields whether it started."""
-    command = [sys.executable, "-c", FOREIGN]
+    command = [sys.executable, "-c", FOREIGN_PROGRAM]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as other:
         assert other.stdin is not None
@@ -135,7 +144,7 @@ def _foreign_process() -> Iterator[bool]:
             other.kill()
 
 
-def _foreign(notebook: Notebook, uuid: str) -> None:
+def _check_foreign(notebook: Notebook, uuid: str) -> None:
     what = "a foreign process on the board is detected"
     if notebook.dry:
         notebook.check(what, None, "needs CUDA")
@@ -154,10 +163,10 @@ def _foreign(notebook: Notebook, uuid: str) -> None:
         notebook.check("with --energy-busy=skip it skips", "1 skipped" in done.output, done.last)
 
 
-def _queue(notebook: Notebook) -> None:
+def _check_queue(notebook: Notebook) -> None:
     """Start two pytest runs at once and check that both pass, one after the other."""
     out = notebook.file("queue.jsonl")
-    given = variables(notebook, noting(out))
+    given = make_environment(notebook, note_variables(out))
     begin_s = time.monotonic()
     logs = [notebook.file(f"queue-{number}.txt") for number in (1, 2)]
     runs = []
@@ -176,7 +185,7 @@ def _queue(notebook: Notebook) -> None:
         for each in runs:
             each.kill()
             each.wait()
-    turns = sorted((note["start_ns"], note["end_ns"]) for note in notes(out))
+    turns = sorted((note["start_ns"], note["end_ns"]) for note in read_notes(out))
     apart = len(turns) == 2 and turns[0][1] <= turns[1][0]
     gap = f", {(turns[1][0] - turns[0][1]) / 1e9:.2f} s between them" if len(turns) == 2 else ""
     notebook.check(

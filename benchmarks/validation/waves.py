@@ -77,25 +77,25 @@ class Wave:
         return (until - np.interp(end_s - window_s, self._edges_s, self._spent_s)) / window_s
 
 
-def powers_of_counter(time_ns: Any, counter_j: Any) -> tuple[Any, Any]:
+def counter_powers(time_ns: Any, counter_j: Any) -> tuple[Any, Any]:
     """Return the time (ns) of each counter tick but the first, and the mean power (W) since the last one."""
     import numpy as np
 
-    from .ticks import changes
+    from .ticks import find_changes
 
-    moments, at = changes(time_ns, counter_j)
+    moments, at = find_changes(time_ns, counter_j)
     return moments[1:], np.diff(counter_j[at]) / (np.diff(moments) / 1e9)
 
 
-def powers_of_reading(time_ns: Any, watts: Any) -> tuple[Any, Any]:
+def reading_powers(time_ns: Any, watts: Any) -> tuple[Any, Any]:
     """Return the time (ns) of each change of a power reading, and the new power (W)."""
-    from .ticks import changes
+    from .ticks import find_changes
 
-    moments, at = changes(time_ns, watts)
+    moments, at = find_changes(time_ns, watts)
     return moments, watts[at]
 
 
-def fit(wave: Wave, moments_ns: Any, powers_w: Any, from_ns: int | None = None) -> SensorModel | None:
+def fit_sensor(wave: Wave, moments_ns: Any, powers_w: Any, from_ns: int | None = None) -> SensorModel | None:
     """Fit window and lag to ticks with these powers; None if they are few or all equal.
 
     Ticks before ``from_ns`` are ignored, by default those before the load was first on.
@@ -149,7 +149,7 @@ def _explained(wave: Wave, seconds: Any, powers: Any, windows: Any, lags: Any) -
     return explained
 
 
-def scatter(wave: Wave, moments_ns: Any, model: SensorModel, window_s: float) -> float | None:
+def predict_scatter(wave: Wave, moments_ns: Any, model: SensorModel, window_s: float) -> float | None:
     """Return the standard deviation (W) of ticks at these moments for a window of another length."""
     if len(moments_ns) < 2:
         return None

@@ -51,7 +51,7 @@ class Steps(Protocol):
 
 
 @contextmanager
-def board(notebook: Notebook) -> Iterator[str]:
+def lease_board(notebook: Notebook) -> Iterator[str]:
     """Lease the board to use and yield its UUID; in a dry run a simulated board with exactly known power.
 
     Raises:
@@ -70,12 +70,12 @@ def board(notebook: Notebook) -> Iterator[str]:
         yield uuid
 
 
-def load(notebook: Notebook) -> Load:
+def make_load(notebook: Notebook) -> Load:
     """Return a load for this board."""
     return stand_in.StandInLoad() if notebook.dry else CudaLoad()
 
 
-def steps(notebook: Notebook) -> Steps:
+def make_steps(notebook: Notebook) -> Steps:
     """Return decoding steps for this board."""
     if notebook.dry:
         return stand_in.StandInSteps()

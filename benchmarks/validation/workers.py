@@ -23,7 +23,15 @@ from pytest_llenergy.errors import DeviceError
 from tests.workers.survivors import MARKER, survivors
 
 from .part import Notebook, main, need_board, need_cuda
-from .session import LLENERGY, notes, noting, pytest_command, report_of, run, variables
+from .session import (
+    LLENERGY,
+    load_report,
+    make_environment,
+    note_variables,
+    pytest_command,
+    read_notes,
+    run_command,
+)
 
 BUDGET_S = 78.0
 
@@ -43,12 +51,12 @@ def body(notebook: Notebook) -> None:
     if not notebook.dry:
         need_cuda()
         uuid = need_board()
-    _ranks(notebook)
-    _doctor(notebook)
-    _storms(notebook, uuid)
+    _check_ranks(notebook)
+    _check_doctor(notebook)
+    _kill_runs(notebook, uuid)
 
 
-def _ranks(notebook: Notebook) -> None:
+def _check_ranks(notebook: Notebook) -> None:
     """Start ranks by each method, with a process group and with measured work."""
     # One test per method with a slow start is enough.
     for method, which, tests in (("spawn", "exchange or multiply and 1", 2), ("forkserver", "", 3)):
@@ -56,9 +64,9 @@ def _ranks(notebook: Notebook) -> None:
         options = [f"--energy-start-method={method}", "--energy-isolation=test", f"--energy-report={report}"]
         quick = ["--energy-rounds=2", "--energy-budget=1", "--energy-warmup=1"]
         command = pytest_command("suite_ranks", *options, *quick, "-k", which)
-        done = run(notebook, method, command, min(45.0, notebook.left_s - 5), noting(out))
-        found = notes(out)
-        made = report_of(report)
+        done = run_command(notebook, method, command, min(45.0, notebook.left_s - 5), note_variables(out))
+        found = read_notes(out)
+        made = load_report(report)
         records = made.records if made is not None else []
         starts = [record.start_s for record in records if record.start_s is not None]
         methods = {record.start_method for record in records}
@@ -77,9 +85,9 @@ def _ranks(notebook: Notebook) -> None:
         )
 
 
-def _doctor(notebook: Notebook) -> None:
+def _check_doctor(notebook: Notebook) -> None:
     """Run ``llenergy doctor`` with every step that one device allows."""
-    done = run(notebook, "doctor", [*LLENERGY, "doctor", "--json"], min(50.0, notebook.left_s - 5))
+    done = run_command(notebook, "doctor", [*LLENERGY, "doctor", "--json"], min(50.0, notebook.left_s - 5))
     try:
         report = json.loads(done.output[done.output.index("{") :])
     except ValueError:
@@ -102,7 +110,7 @@ def _doctor(notebook: Notebook) -> None:
 
 
 @dataclass(frozen=True)
-class Aftermath:
+class Cleanup:
     """Seconds after a kill until each resource was released; None if it was not released in time."""
 
     victim: str
@@ -118,13 +126,13 @@ class Aftermath:
         return None not in (self.processes_s, self.memory_s, self.lease_s)
 
 
-def _storms(notebook: Notebook, uuid: str | None) -> None:
+def _kill_runs(notebook: Notebook, uuid: str | None) -> None:
     random = Random(1)
-    baseline = _used(uuid)
-    found: list[Aftermath] = []
+    baseline = _used_bytes(uuid)
+    found: list[Cleanup] = []
     while notebook.left_s > 13.0 and len(found) < (len(VICTIMS) if notebook.dry else 40):
         victim = VICTIMS[len(found) % len(VICTIMS)]
-        one = _storm(notebook, victim, 1.5 * random.random(), uuid, baseline, len(found))
+        one = _kill_run(notebook, victim, 1.5 * random.random(), uuid, baseline, len(found))
         if isinstance(one, str):
             notebook.check("a test starts its work before it is killed", False, one)
             return
@@ -148,9 +156,9 @@ def _storms(notebook: Notebook, uuid: str | None) -> None:
     )
 
 
-def _storm(
+def _kill_run(
     notebook: Notebook, victim: str, after_s: float, uuid: str | None, baseline: int | None, number: int
-) -> Aftermath | str:
+) -> Cleanup | str:
     """Start a run, kill it while it works, and wait for cleanup.
 
     Returns the reason as text if it never started to work.
@@ -158,7 +166,7 @@ def _storm(
     ready, log = notebook.file(f"ready-{number}"), notebook.file(f"storm-{number}.txt")
     ready.unlink(missing_ok=True)
     mark = f"{os.getpid()}-{number}-{time.monotonic_ns()}"
-    given = variables(notebook, {"LLENERGY_VALIDATION_READY": str(ready), MARKER: mark})
+    given = make_environment(notebook, {"LLENERGY_VALIDATION_READY": str(ready), MARKER: mark})
     with log.open("w") as to:
         started = subprocess.Popen(
             pytest_command("suite_storm"),
@@ -177,7 +185,7 @@ def _storm(
         rank = int(ready.read_text())
         time.sleep(after_s)
         os.kill(_pid_of(victim, started.pid, rank), signal.SIGKILL)
-        return _watch(victim, after_s, mark, uuid, baseline, started)
+        return _wait_for_cleanup(victim, after_s, mark, uuid, baseline, started)
     finally:
         with suppress(ProcessLookupError):
             started.kill()
@@ -191,14 +199,14 @@ def _pid_of(victim: str, pytest: int, rank: int) -> int:
     return rank if victim == "rank" else pytest
 
 
-def _watch(
+def _wait_for_cleanup(
     victim: str,
     after_s: float,
     mark: str,
     uuid: str | None,
     baseline: int | None,
     started: subprocess.Popen[bytes],
-) -> Aftermath:
+) -> Cleanup:
     killed_s = time.monotonic()
     gone: dict[str, float] = {}
     while len(gone) < 3 and time.monotonic() - killed_s < GONE_S:
@@ -206,7 +214,7 @@ def _watch(
         started.poll()
         now = {
             "processes": not survivors(mark),
-            "memory": baseline is None or (_used(uuid) or 0) <= baseline + SLACK_BYTES,
+            "memory": baseline is None or (_used_bytes(uuid) or 0) <= baseline + SLACK_BYTES,
             "lease": _is_free(uuid),
         }
         for name, is_gone in now.items():
@@ -214,7 +222,7 @@ def _watch(
                 gone.setdefault(name, time.monotonic() - killed_s)
         time.sleep(0.02)
     left = "; ".join(command.strip()[:80] for command in survivors(mark).values())
-    return Aftermath(
+    return Cleanup(
         victim=victim,
         after_s=after_s,
         processes_s=gone.get("processes"),
@@ -224,7 +232,7 @@ def _watch(
     )
 
 
-def _used(uuid: str | None) -> int | None:
+def _used_bytes(uuid: str | None) -> int | None:
     """Return the bytes in use on the board; None for the CPU."""
     return None if uuid is None else read_inventory().used_bytes.get(uuid)
 

@@ -23,7 +23,7 @@ def test_description_lists_available_and_refused_quantities(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     uuid, _ = machine.first_gpu()
     assert uuid == world.board(0).uuid
-    found = machine.describe(uuid)
+    found = machine.describe_gpu(uuid)
     assert (found.name, found.driver, found.driver_cuda) == ("NVIDIA Sim 7", "580.95.05", "13.0")
     assert found.power_limit_w == 700
     assert found.compute_capability == "9.0"

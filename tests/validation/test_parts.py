@@ -88,7 +88,7 @@ def test_killed_part_is_stored_as_stopped(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def here() -> Machine:
     """Describe this machine; skips if it has CUDA."""
-    found = machine.machine()
+    found = machine.describe_machine()
     if found.cuda is None:
         pytest.skip("these are for machines without CUDA")
     return found

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from validation import suite_plugin  # noqa: E402
-from validation.drawn import SIZES, DrawnBackend, write_model  # noqa: E402
+from validation.random_weights import SIZES, RandomWeightsBackend, write_model  # noqa: E402
 from validation.session import SUITE, pytest_command  # noqa: E402
 
 CPU_CELLS = 4
@@ -79,9 +79,9 @@ def model(tmp_path: Path) -> ModelSource:
     return ModelSource("directory", str(tmp_path / "tiny"))
 
 
-def made(model: ModelSource, **options: Any) -> tuple[DrawnBackend, Any]:
+def made(model: ModelSource, **options: Any) -> tuple[RandomWeightsBackend, Any]:
     """Load the model on the CPU."""
-    backend = DrawnBackend()
+    backend = RandomWeightsBackend()
     return backend, backend.load(model, {"dtype": "bfloat16", **options}, RankContext())
 
 

@@ -17,9 +17,9 @@ from ..nvml_sim.instant_reads import counter_mj, power_mw
 
 np = pytest.importorskip("numpy")
 
-from validation.reading import Readings, table  # noqa: E402
-from validation.ticks import timing  # noqa: E402
-from validation.waves import Wave, fit, powers_of_counter, powers_of_reading, scatter  # noqa: E402
+from validation.reading import Readings, build_readings  # noqa: E402
+from validation.ticks import measure_timing  # noqa: E402
+from validation.waves import Wave, counter_powers, fit_sensor, predict_scatter, reading_powers  # noqa: E402
 
 Attach = Callable[[World], ModuleType]
 
@@ -61,7 +61,7 @@ def waves(world: World) -> Wave:
 def read(nvml: ModuleType, wave: Wave, step_ns: int = MS) -> Readings:
     """Return what polling every millisecond would read, without waiting."""
     times = range(wave.start_ns - 500 * MS, wave.end_ns, step_ns)
-    return table(
+    return build_readings(
         [
             (
                 at,
@@ -95,9 +95,9 @@ def test_sensor_window_is_fitted_to_a_counter(
     seen: Callable[[Board], tuple[Wave, Readings]], period_ms: int, window_ms: int
 ) -> None:
     wave, readings = seen(board(period_ms, window_ms, jitter_ms=0.5))
-    found = timing(readings.time_ns, readings.counter_j)
+    found = measure_timing(readings.time_ns, readings.counter_j)
     assert found.period_s == pytest.approx(period_ms / 1e3, rel=0.005)
-    model = fit(wave, *powers_of_counter(readings.time_ns, readings.counter_j))
+    model = fit_sensor(wave, *counter_powers(readings.time_ns, readings.counter_j))
     assert model is not None
     # A full sensor samples between two ticks; jitter blurs this time by half a millisecond.
     assert model.window_s == pytest.approx(window_ms / 1e3, rel=0.1, abs=0.0011)
@@ -111,14 +111,14 @@ def test_sensor_window_is_fitted_to_a_counter(
 
 def test_sensor_window_is_fitted_to_a_power_reading(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
     wave, readings = seen(board(100, 25))
-    model = fit(wave, *powers_of_reading(readings.time_ns, readings.instant_w))
+    model = fit_sensor(wave, *reading_powers(readings.time_ns, readings.instant_w))
     assert model is not None
     assert model.window_s == pytest.approx(0.025, rel=0.1)
 
 
 def test_averaged_power_has_a_window_of_one_second(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
     wave, readings = seen(board(100, 25))
-    model = fit(wave, *powers_of_reading(readings.time_ns, readings.average_w))
+    model = fit_sensor(wave, *reading_powers(readings.time_ns, readings.average_w))
     assert model is not None
     assert model.window_s == pytest.approx(1.0, rel=0.05)
     assert model.lag_s < 0.03
@@ -126,9 +126,9 @@ def test_averaged_power_has_a_window_of_one_second(seen: Callable[[Board], tuple
 
 def test_lag_of_a_noisy_sensor_is_fitted(seen: Callable[[Board], tuple[Wave, Readings]]) -> None:
     wave, readings = seen(board(100, 25))
-    moments, powers = powers_of_counter(readings.time_ns, readings.counter_j)
+    moments, powers = counter_powers(readings.time_ns, readings.counter_j)
     noise_w = np.random.default_rng(1).normal(0, 40, len(powers))
-    model = fit(wave, moments + 43 * MS, powers + noise_w)
+    model = fit_sensor(wave, moments + 43 * MS, powers + noise_w)
     assert model is not None
     assert model.lag_s == pytest.approx(0.043, abs=0.003)
     assert model.window_s == pytest.approx(0.025, rel=0.2)
@@ -140,19 +140,19 @@ def test_part_time_sensor_scatters_more_than_a_full_one(
     seen: Callable[[Board], tuple[Wave, Readings]],
 ) -> None:
     wave, readings = seen(board(100, 25))
-    moments, powers = powers_of_counter(readings.time_ns, readings.counter_j)
-    model = fit(wave, moments, powers)
+    moments, powers = counter_powers(readings.time_ns, readings.counter_j)
+    model = fit_sensor(wave, moments, powers)
     assert model is not None
     inside = (moments > wave.start_ns) & (moments < wave.end_ns)
     as_seen = float(powers[inside].std(ddof=1))
-    assert scatter(wave, moments[inside], model, model.window_s) == pytest.approx(as_seen, rel=0.1)
-    assert (scatter(wave, moments[inside], model, 0.1) or 0) < 0.8 * as_seen
+    assert predict_scatter(wave, moments[inside], model, model.window_s) == pytest.approx(as_seen, rel=0.1)
+    assert (predict_scatter(wave, moments[inside], model, 0.1) or 0) < 0.8 * as_seen
 
 
 @pytest.mark.parametrize("jitter_ms", [0.0, 2.0, 10.0])
 def test_jitter_is_measured(seen: Callable[[Board], tuple[Wave, Readings]], jitter_ms: float) -> None:
     _, readings = seen(board(50, 50, jitter_ms=jitter_ms))
-    found = timing(readings.time_ns, readings.counter_j)
+    found = measure_timing(readings.time_ns, readings.counter_j)
     assert found.jitter_s is not None
     # The delay of a tick is uniform: its standard deviation is the width over sqrt(12), that of a gap sqrt(2)
     # times as much. Polling every millisecond adds the same. Two hundred gaps estimate it within 6 per cent.
@@ -161,17 +161,17 @@ def test_jitter_is_measured(seen: Callable[[Board], tuple[Wave, Readings]], jitt
 
 
 def test_missing_values_have_no_ticks_and_no_fit() -> None:
-    readings = table([(at * MS, at * MS + 10, -1, -1, 5000) for at in range(1000)])
-    assert timing(readings.time_ns, readings.counter_j).ticks == 0
-    assert timing(readings.time_ns, readings.instant_w).period_s is None
+    readings = build_readings([(at * MS, at * MS + 10, -1, -1, 5000) for at in range(1000)])
+    assert measure_timing(readings.time_ns, readings.counter_j).ticks == 0
+    assert measure_timing(readings.time_ns, readings.instant_w).period_s is None
     wave = Wave([(100 * MS, 200 * MS), (400 * MS, 500 * MS)])
-    assert fit(wave, *powers_of_reading(readings.time_ns, readings.instant_w)) is None
+    assert fit_sensor(wave, *reading_powers(readings.time_ns, readings.instant_w)) is None
 
 
 def test_missed_tick_does_not_count_as_jitter() -> None:
     # Two ticks with the same value look like one long gap.
     values = [at // 20 if not 200 <= at < 240 else 9 for at in range(1000)]
-    found = timing(np.arange(1000) * MS, np.array(values, dtype=float))
+    found = measure_timing(np.arange(1000) * MS, np.array(values, dtype=float))
     assert found.period_s == pytest.approx(0.02)
     assert found.jitter_s == pytest.approx(0.0, abs=1e-9)
     assert found.missed >= 1

@@ -110,9 +110,9 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     lines.append("")
     for case in dict.fromkeys(each.case for each in outcomes):
         counts = Counter(each.verdict for each in outcomes if each.case == case)
-        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         meters = ", ".join(sorted({f"{each.meter}, {each.kind}" for each in outcomes if each.case == case}))
-        lines.append(f"{case}: {told}, of {sum(counts.values())} ({meters})")
+        lines.append(f"{case}: {verdicts}, of {sum(counts.values())} ({meters})")
     return "\n".join(lines) + "\n"
 
 

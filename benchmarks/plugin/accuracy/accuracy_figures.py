@@ -25,27 +25,27 @@ Figures = dict[str, Any]
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
-def figures(entry: Mapping[str, Any]) -> Figures:
+def compute_errors(entry: Mapping[str, Any]) -> Figures:
     """Return the errors of one tool for one sensor and duration, relative to the truth.
 
     ``error_of_mean`` compares the mean of all readings with the mean of their truths. ``within_2u`` counts
     the readings whose error is at most twice the standard uncertainty stated by the tool.
     """
     readings = entry["readings"]
-    told = [each for each in readings if each["energy_j"] is not None]
-    result: Figures = {"n": len(readings), "told": len(told)}
-    if not told:
+    with_result = [each for each in readings if each["energy_j"] is not None]
+    result: Figures = {"n": len(readings), "with_result": len(with_result)}
+    if not with_result:
         return {**result, "reason": readings[0]["reason"]}
-    errors = [each["energy_j"] / each["true_j"] - 1 for each in told]
-    truth_j = fmean(each["true_j"] for each in told)
+    errors = [each["energy_j"] / each["true_j"] - 1 for each in with_result]
+    truth_j = fmean(each["true_j"] for each in with_result)
     result |= {
         "mean_error": fmean(map(abs, errors)),
         "max_error": max(map(abs, errors)),
         "bias": fmean(errors),
-        "error_of_mean": fmean(each["energy_j"] for each in told) / truth_j - 1,
-        "zeros": sum(each["energy_j"] == 0 for each in told),
+        "error_of_mean": fmean(each["energy_j"] for each in with_result) / truth_j - 1,
+        "zeros": sum(each["energy_j"] == 0 for each in with_result),
     }
-    known = [each for each in told if each["u_j"] is not None]
+    known = [each for each in with_result if each["u_j"] is not None]
     if known:
         result["within_2u"] = sum(abs(each["energy_j"] - each["true_j"]) <= 2 * each["u_j"] for each in known)
         result["u"] = fmean(each["u_j"] / each["true_j"] for each in known)
@@ -55,11 +55,12 @@ def figures(entry: Mapping[str, Any]) -> Figures:
     return result
 
 
-def all_figures(results: Mapping[str, Results]) -> dict[str, dict[str, dict[str, Figures]]]:
+def compute_all_errors(results: Mapping[str, Results]) -> dict[str, dict[str, dict[str, Figures]]]:
     """Return the errors by sensor, seconds of work and tool."""
     return {
         sensor: {
-            seconds: {tool: figures(by_tool[tool]) for tool in TOOLS} for seconds, by_tool in by_time.items()
+            seconds: {tool: compute_errors(by_tool[tool]) for tool in TOOLS}
+            for seconds, by_tool in by_time.items()
         }
         for sensor, by_time in results.items()
     }
@@ -103,9 +104,9 @@ def percent(share: float, *, sign: bool = False) -> str:
 
 
 def _single(each: Figures) -> str:
-    if not each["told"]:
+    if not each["with_result"]:
         return "no result"
-    silent = each["n"] - each["told"]
+    silent = each["n"] - each["with_result"]
     notes = [f"{silent} without result"] if silent else []
     notes += [f"{each['zeros']} zeros"] if each["zeros"] else []
     text = f"{percent(each['mean_error'])} / {percent(each['max_error'])}"
@@ -113,13 +114,13 @@ def _single(each: Figures) -> str:
 
 
 def _of_mean(each: Figures) -> str:
-    return percent(each["error_of_mean"], sign=True) if each["told"] else "no result"
+    return percent(each["error_of_mean"], sign=True) if each["with_result"] else "no result"
 
 
 def _within(each: Figures) -> str:
-    if not each["told"]:
+    if not each["with_result"]:
         return "no result"
-    text = f"{each['within_2u']} of {each['told']} (u {percent(each['u'])})"
+    text = f"{each['within_2u']} of {each['with_result']} (u {percent(each['u'])})"
     if each.get("u_of_mean") is not None:
         holds = "within" if abs(each["error_of_mean"]) <= 2 * each["u_of_mean"] else "not within"
         text += (

@@ -56,11 +56,15 @@ def main(results: Path, picture: Path) -> None:
 
 def _draw(panel: Any, by_time: dict[str, Any]) -> None:
     for tool, (colour, line, marker) in STYLES.items():
-        told = [(float(s) * 1e3, by_tool[tool]) for s, by_tool in by_time.items() if by_tool[tool]["told"]]
-        times = [ms for ms, _ in told]
+        with_result = [
+            (float(s) * 1e3, by_tool[tool]) for s, by_tool in by_time.items() if by_tool[tool]["with_result"]
+        ]
+        times = [ms for ms, _ in with_result]
         for kind, style in (("mean_error", {"label": tool, "linestyle": line, "marker": marker}),):
-            panel.plot(times, [_percent(each[kind]) for _, each in told], color=colour, markersize=5, **style)
-        largest = [_percent(each["max_error"]) for _, each in told]
+            panel.plot(
+                times, [_percent(each[kind]) for _, each in with_result], color=colour, markersize=5, **style
+            )
+        largest = [_percent(each["max_error"]) for _, each in with_result]
         panel.plot(times, largest, color=colour, linestyle="", marker=".", markersize=4)
     panel.set_xscale("log")
     panel.set_yscale("log")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy_world
-from accuracy_figures import all_figures, markdown
+from accuracy_figures import compute_all_errors, markdown
 
 from tests.nvml_sim import build_library
 
@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=32, metavar="N", help="bursts per duration (32)")
@@ -42,7 +42,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def environment(scratch: Path, library: Path) -> dict[str, str]:
+def make_environment(scratch: Path, library: Path) -> dict[str, str]:
     """Return the environment of a worker: the stand-in as NVML, no user settings, no other GPU."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
     return {
@@ -68,7 +68,7 @@ def run_workers(python: Path, scratch: Path, repeats: int, seed: int) -> dict[st
         command = [str(python), script, sensor, str(library), str(out), str(repeats), str(seed)]
         with (out / "log").open("w") as log:
             workers[sensor] = subprocess.Popen(
-                command, env=environment(scratch, library), cwd=out, stdout=log, stderr=subprocess.STDOUT
+                command, env=make_environment(scratch, library), cwd=out, stdout=log, stderr=subprocess.STDOUT
             )
     for sensor, worker in workers.items():
         if worker.wait() != 0:
@@ -77,7 +77,7 @@ def run_workers(python: Path, scratch: Path, repeats: int, seed: int) -> dict[st
     return {sensor: json.loads((scratch / sensor / "results.json").read_text()) for sensor in workers}
 
 
-def others_cores(before: tuple[float, float], wall_s: float) -> float:
+def other_cores(before: tuple[float, float], wall_s: float) -> float:
     """Return the cores used by other processes since ``before``, a value of ``cpu_seconds()``."""
     busy_s, own_s = cpu_seconds()
     return max(0.0, (busy_s - before[0]) - (own_s - before[1])) / wall_s
@@ -94,34 +94,34 @@ def cpu_seconds() -> tuple[float, float]:
 
 def main(argv: Sequence[str]) -> None:
     """Run the comparison, print the tables, write the files."""
-    given = arguments(argv)
-    python = given.peer_python or peer_python(METERS)
+    args = parse_arguments(argv)
+    python = args.peer_python or peer_python(METERS)
     print("five to six minutes with the default number of repeats", flush=True)
     before, begin_s = cpu_seconds(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="accuracy-") as directory:
-        results = run_workers(python, Path(directory), given.repeats, given.seed)
+        results = run_workers(python, Path(directory), args.repeats, args.seed)
     wall_s = time.monotonic() - begin_s
-    found = all_figures(results)
+    found = compute_all_errors(results)
     content = {
         "world": {
             name: value
             for name, value in vars(accuracy_world).items()
             if name.isupper() and isinstance(value, int | float | tuple)
         },
-        "repeats": given.repeats,
+        "repeats": args.repeats,
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
         "wall_s": wall_s,
-        "cores_others_used": others_cores(before, wall_s),
+        "cores_others_used": other_cores(before, wall_s),
         "figures": found,
         "results": results,
     }
-    given.json.write_text(json.dumps(content, indent=1) + "\n")
+    args.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(found)
     print(f"\n{tables}\n{wall_s:.0f} s; other processes used {content['cores_others_used']:.2f} cores")
-    if given.markdown:
-        given.markdown.write_text(tables)
-    if given.picture:
-        subprocess.run([python, HERE / "accuracy_picture.py", given.json, given.picture], check=True)
+    if args.markdown:
+        args.markdown.write_text(tables)
+    if args.picture:
+        subprocess.run([python, HERE / "accuracy_picture.py", args.json, args.picture], check=True)
 
 
 if __name__ == "__main__":

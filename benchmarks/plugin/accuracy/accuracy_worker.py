@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from accuracy_tools import Answer, open_tools
-from accuracy_world import DURATIONS_S, TICK_NS, board, burst, enter
+from accuracy_world import DURATIONS_S, TICK_NS, board, run_burst, use_world
 
 from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
@@ -46,7 +46,7 @@ class Bursts:
     peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        self._call = CallWorkload(lambda: burst(self.world, self.seconds))
+        self._call = CallWorkload(lambda: run_burst(self.world, self.seconds))
 
     def ready(self) -> None:
         self._call.ready()
@@ -61,7 +61,7 @@ class Bursts:
         return timeline
 
 
-def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
+def measure_rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
     """Measure as a test does, one burst per round. Returns each round, and the mean with its uncertainty."""
     lease = select_devices(GpuRequest(1), environment={})
     workload = Bursts(world, seconds)
@@ -79,7 +79,7 @@ def rounds(world: World, seconds: float, repeats: int) -> dict[str, Any]:
     return {"readings": readings, "mean_j": mean.value, "mean_u_j": mean.uncertainty}
 
 
-def windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float, dict[str, Any]]]:
+def measure_windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float, dict[str, Any]]]:
     """Measure ``repeats`` bursts of each duration with all other tools at once."""
     tools = open_tools(world.board(0).uuid)
     readings: dict[float, dict[str, list[dict[str, Any]]]] = {
@@ -95,7 +95,7 @@ def windows(world: World, repeats: int, random: Random) -> Iterator[tuple[float,
             for tool in tools:
                 tool.begin()
                 opened.append(time.monotonic_ns())
-            burst(world, seconds)
+            run_burst(world, seconds)
             closed: list[int] = []
             for tool in reversed(tools):
                 closed.append(time.monotonic_ns())
@@ -119,12 +119,12 @@ def _reading(answer: Answer, true_j: float) -> dict[str, Any]:
 def main(sensor: str, library: Path, out: Path, repeats: int, seed: int) -> None:
     """Measure the bursts of one sensor; ``out`` is a new directory for the world and the results."""
     with World(out / "world", [board(sensor)]) as world:
-        enter(world, library)
+        use_world(world, library)
         results: dict[str, dict[str, Any]] = {}
         for seconds in DURATIONS_S:
-            results[f"{seconds:g}"] = {OURS_ROUNDS: rounds(world, seconds, repeats)}
+            results[f"{seconds:g}"] = {OURS_ROUNDS: measure_rounds(world, seconds, repeats)}
             print(f"{sensor}: rounds of {seconds:g} s done", flush=True)
-        for seconds, by_tool in windows(world, repeats, Random(seed)):
+        for seconds, by_tool in measure_windows(world, repeats, Random(seed)):
             results[f"{seconds:g}"].update(by_tool)
     (out / "results.json").write_text(json.dumps(results))
     print(f"{sensor}: windows done", flush=True)

@@ -46,13 +46,13 @@ def board(sensor: str) -> Board:
     )
 
 
-def enter(world: World, library: Path) -> None:
+def use_world(world: World, library: Path) -> None:
     """Make this world the NVML of this process and its children."""
     ctypes.CDLL(str(library))
     os.environ[WORLD_VARIABLE] = str(world.path)
 
 
-def burst(world: World, seconds: float) -> None:
+def run_burst(world: World, seconds: float) -> None:
     """Draw busy power for ``seconds``."""
     world.set_power(0, BUSY_W)
     # The simulated board is busy while this sleeps.

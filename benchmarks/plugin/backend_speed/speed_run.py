@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 RESAMPLES = 2000
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -37,14 +37,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads per side (1)")
     parser.add_argument("--json", type=Path, default=Path("backend_speed.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
-    given = parser.parse_args(argv)
-    given.backends = given.backends or [each for each in BACKENDS if each != "vllm" or given.vllm_python]
-    if "vllm" in given.backends and not given.vllm_python:
+    args = parser.parse_args(argv)
+    args.backends = args.backends or [each for each in BACKENDS if each != "vllm" or args.vllm_python]
+    if "vllm" in args.backends and not args.vllm_python:
         parser.error("vllm needs a separate environment: give its interpreter with --vllm-python=PYTHON")
-    return given
+    return args
 
 
-def model_of(backend: str) -> str:
+def prepare_model(backend: str) -> str:
     """Return the model that the backend reads under the plugin; its conversion is not timed."""
     default = resolve_model(None)
     if backend in ("transformers", "vllm"):
@@ -63,23 +63,23 @@ def run(command: Sequence[str], threads: int, python: str = sys.executable) -> s
     return done.stdout
 
 
-def by_hand(backend: str, given: argparse.Namespace) -> float:
+def measure_by_hand(backend: str, args: argparse.Namespace) -> float:
     """Return the tokens per second of the median generation in the plain script."""
-    python = given.vllm_python if backend == "vllm" else sys.executable
-    printed = run([str(HERE / "by_hand.py"), backend, model_of(backend)], given.threads, python)
+    python = args.vllm_python if backend == "vllm" else sys.executable
+    printed = run([str(HERE / "by_hand.py"), backend, prepare_model(backend)], args.threads, python)
     # The backend may print after the JSON.
-    said = json.loads([line for line in printed.splitlines() if line.startswith('{"tokens"')][-1])
-    if said["tokens"] != NEW_TOKENS:
-        raise SystemExit(f"{backend} by hand gave {said['tokens']} tokens instead of {NEW_TOKENS}")
-    return float(NEW_TOKENS / median(said["seconds"]))
+    result = json.loads([line for line in printed.splitlines() if line.startswith('{"tokens"')][-1])
+    if result["tokens"] != NEW_TOKENS:
+        raise SystemExit(f"{backend} by hand gave {result['tokens']} tokens instead of {NEW_TOKENS}")
+    return float(NEW_TOKENS / median(result["seconds"]))
 
 
-def plugin(backend: str, given: argparse.Namespace, scratch: Path) -> float:
+def measure_plugin(backend: str, args: argparse.Namespace, scratch: Path) -> float:
     """Return the tokens per second of the median round in the plugin's report."""
-    report, threads = scratch / "energy.json", given.threads
+    report, threads = scratch / "energy.json", args.threads
     backend_options = {
         "server": [f"--energy-server-command={sys.executable} {SERVER} {{model}} {{port}} {{threads}}"],
-        "vllm": [f"--energy-python=vllm={given.vllm_python}"],
+        "vllm": [f"--energy-python=vllm={args.vllm_python}"],
     }
     options = (
         *backend_options.get(backend, ()),
@@ -95,23 +95,23 @@ def plugin(backend: str, given: argparse.Namespace, scratch: Path) -> float:
     return float(NEW_TOKENS / median(spans))
 
 
-def pairs_of(backend: str, given: argparse.Namespace, scratch: Path) -> list[tuple[float, float]]:
+def measure_pairs(backend: str, args: argparse.Namespace, scratch: Path) -> list[tuple[float, float]]:
     """Measure pairs of tokens per second in the plugin and in the plain script, alternating."""
     found = []
-    for number in range(given.pairs):
+    for number in range(args.pairs):
         # The side that goes first alternates, so that a drift does not favour one of them.
         if number % 2 == 0:
-            ours = plugin(backend, given, scratch)
-            theirs = by_hand(backend, given)
+            ours = measure_plugin(backend, args, scratch)
+            theirs = measure_by_hand(backend, args)
         else:
-            theirs = by_hand(backend, given)
-            ours = plugin(backend, given, scratch)
+            theirs = measure_by_hand(backend, args)
+            ours = measure_plugin(backend, args, scratch)
         found.append((ours, theirs))
         print(f"  {backend}: {ours:.1f} in the plugin, {theirs:.1f} by hand, {ours / theirs:.3f}", flush=True)
     return found
 
 
-def row(backend: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def summarise_pairs(backend: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """Return the median of the pairwise ratios; its uncertainty is the bootstrap scatter of the median."""
     ratios, random = [ours / theirs for ours, theirs in pairs], Random(0)
     medians = [median(random.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)]
@@ -138,16 +138,16 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Run every pair, print progress, write the files."""
-    given = arguments(argv)
+    args = parse_arguments(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="backend-speed-") as scratch:
-        for backend in given.backends:
-            rows.append(row(backend, pairs_of(backend, given, Path(scratch))))
-            given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        for backend in args.backends:
+            rows.append(summarise_pairs(backend, measure_pairs(backend, args, Path(scratch))))
+            args.json.write_text(json.dumps(rows, indent=1) + "\n")
     table = markdown(rows)
     print(f"\n{table}")
-    if given.markdown:
-        given.markdown.write_text(table)
+    if args.markdown:
+        args.markdown.write_text(table)
 
 
 if __name__ == "__main__":

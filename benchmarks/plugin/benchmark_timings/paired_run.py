@@ -25,55 +25,55 @@ SIDES = {"without": PLAIN, "with": MEASURED}
 FIGURES = ("min", "median", "mean")
 
 #: pytest-benchmark's time per test (seconds): short, so that the two sides run close together.
-MOST_S = 0.1
+BENCHMARK_S = 0.1
 
 #: Bootstrap resamples for the interval of a ratio.
-DRAWINGS = 10_000
+RESAMPLES = 10_000
 
 
 class Side:
     """A pytest process that runs one test at a time on request."""
 
     def __init__(self, side: str, turns: int, scratch: Path) -> None:
-        self._side, self._out, self._said = side, scratch / f"{side}.json", scratch / f"{side}.txt"
-        its_may, self._may = os.pipe()
-        self._over, its_over = os.pipe()
+        self._side, self._out, self._log = side, scratch / f"{side}.json", scratch / f"{side}.txt"
+        child_turn, self._turn = os.pipe()
+        self._done, child_done = os.pipe()
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "in_turn"]
-        command += [f"--benchmark-max-time={MOST_S}", f"--benchmark-json={self._out}"]
+        command += [f"--benchmark-max-time={BENCHMARK_S}", f"--benchmark-json={self._out}"]
         paths = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "IN_TURN": f"{turns} {its_may} {its_over}", "PYTHONPATH": paths}
-        with self._said.open("w") as said:
+        environment = {**os.environ, "IN_TURN": f"{turns} {child_turn} {child_done}", "PYTHONPATH": paths}
+        with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [*command, *SIDES[side], SUITE.name],
                 cwd=scratch,
                 env=environment,
-                pass_fds=(its_may, its_over),
-                stdout=said,
-                stderr=said,
+                pass_fds=(child_turn, child_done),
+                stdout=log,
+                stderr=log,
             )
-        os.close(its_may)
-        os.close(its_over)
+        os.close(child_turn)
+        os.close(child_done)
 
     def run_one(self) -> bool:
         """Run the next test. Returns False if there was none."""
         try:
-            os.write(self._may, b"\n")
+            os.write(self._turn, b"\n")
         except BrokenPipeError:
             return False
-        return bool(os.read(self._over, 1))
+        return bool(os.read(self._done, 1))
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of each benchmark and turn. Exits if the process failed."""
         if self._process.wait() != 0:
-            raise SystemExit(f"pytest, {self._side} the plugin, failed:\n{self._said.read_text()[-4000:]}")
+            raise SystemExit(f"pytest, {self._side} the plugin, failed:\n{self._log.read_text()[-4000:]}")
         found = json.loads(self._out.read_text())["benchmarks"]
         if SIDES[self._side] == MEASURED and not all("energy_kind" in each["extra_info"] for each in found):
-            raise SystemExit(f"not every benchmark was measured:\n{self._said.read_text()[-4000:]}")
+            raise SystemExit(f"not every benchmark was measured:\n{self._log.read_text()[-4000:]}")
         return {each["name"]: each["stats"] for each in found}
 
 
 @contextmanager
-def others_busy() -> Iterator[None]:
+def keep_other_cpus_busy() -> Iterator[None]:
     """Keep all CPUs but one busy at the lowest priority.
 
     The clock of many machines follows their load, so the little work of the meters' reader on another CPU
@@ -89,7 +89,7 @@ def others_busy() -> Iterator[None]:
             each.wait()
 
 
-def paired(turns: int, scratch: Path) -> dict[str, dict[str, list[float]]]:
+def measure_ratios(turns: int, scratch: Path) -> dict[str, dict[str, list[float]]]:
     """Return the ratio with over without the plugin, by benchmark and statistic, one value per turn.
 
     Two processes run all benchmarks; the side that goes first alternates.
@@ -107,11 +107,11 @@ def paired(turns: int, scratch: Path) -> dict[str, dict[str, list[float]]]:
     return ratios
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the median."""
     random = Random(0)
-    drawn = sorted(median(random.choices(values, k=len(values))) for _ in range(DRAWINGS))
-    return drawn[round(0.025 * DRAWINGS)], drawn[round(0.975 * DRAWINGS) - 1]
+    drawn = sorted(median(random.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return drawn[round(0.025 * RESAMPLES)], drawn[round(0.975 * RESAMPLES) - 1]
 
 
 def markdown(content: dict[str, Any]) -> str:
@@ -124,7 +124,7 @@ def markdown(content: dict[str, Any]) -> str:
     for name, row in rows.items():
         cells = []
         for figure in FIGURES:
-            low, high = interval(row[figure])
+            low, high = bootstrap_interval(row[figure])
             cells.append(f"{median(row[figure]):.4f} ({low:.4f} to {high:.4f})")
         lines.append(f"| {name.removeprefix('test_').replace('_', ' ')} | {' | '.join(cells)} |")
     pairs = len(content["all"][FIGURES[0]])
@@ -142,22 +142,22 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--json", type=Path, default=Path("paired.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
-    given = parser.parse_args(argv)
-    if given.alike:
+    args = parser.parse_args(argv)
+    if args.alike:
         SIDES["with"] = PLAIN
     ratios: dict[str, dict[str, list[float]]] = {}
-    with tempfile.TemporaryDirectory(prefix="paired-") as name, others_busy():
+    with tempfile.TemporaryDirectory(prefix="paired-") as name, keep_other_cpus_busy():
         scratch = Path(name)
         os.environ["LLENERGY_LOCK_DIR"] = name
         # Outside this repository, so that its pytest options do not apply.
         for file in (SUITE, IN_TURN):
             shutil.copy(file, scratch)
         (scratch / "pytest.ini").write_text("[pytest]\n")
-        for pair in range(given.pairs):
-            for benchmark, row in paired(given.turns, scratch).items():
+        for pair in range(args.pairs):
+            for benchmark, row in measure_ratios(args.turns, scratch).items():
                 for figure, values in row.items():
                     ratios.setdefault(benchmark, {}).setdefault(figure, []).append(median(values))
-            print(f"  pair {pair + 1} of {given.pairs}", flush=True)
+            print(f"  pair {pair + 1} of {args.pairs}", flush=True)
     # One value per pair, the median over the benchmarks, for effects that all of them share.
     common = {
         figure: [median(values) for values in zip(*(row[figure] for row in ratios.values()), strict=True)]
@@ -169,11 +169,11 @@ def main(argv: Sequence[str]) -> None:
         "ratios": ratios,
         "all": common,
     }
-    given.json.write_text(json.dumps(content, indent=1) + "\n")
+    args.json.write_text(json.dumps(content, indent=1) + "\n")
     table = markdown(content)
     print(f"\n{table}")
-    if given.markdown:
-        given.markdown.write_text(table)
+    if args.markdown:
+        args.markdown.write_text(table)
 
 
 if __name__ == "__main__":

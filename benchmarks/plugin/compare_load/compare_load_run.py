@@ -30,7 +30,7 @@ from tests.model.reports import RECORD, REPORT
 MOST_S, MOST_MB = 2.0, 500.0
 
 #: Runs in a separate process; prints seconds of each step and the peak resident memory in MB.
-PARTS = """
+COMPARISON_SCRIPT = """
 import json, resource, sys, time
 from pathlib import Path
 from pytest_llenergy.compare.comparison import Asked, compare_reports
@@ -41,14 +41,14 @@ loaded, cpu_loaded = time.perf_counter(), time.process_time()
 compared = compare_reports(base, head, ("base", "head"), [Asked(gated=True)])
 done, cpu_done = time.perf_counter(), time.process_time()
 memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-told = {"load_s": loaded - started, "compare_s": done - loaded, "memory_mb": memory_mb,
+measured = {"load_s": loaded - started, "compare_s": done - loaded, "memory_mb": memory_mb,
         "load_cpu_s": cpu_loaded - cpu, "compare_cpu_s": cpu_done - cpu_loaded}
 assert len(compared.comparisons) == len(base.records)
-print(json.dumps(told))
+print(json.dumps(measured))
 """
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=5_000, metavar="N", help="records per report (5,000)")
@@ -59,16 +59,16 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def report_of(records: int, rounds: int, factor: float, random: Random) -> Report:
+def make_report(records: int, rounds: int, factor: float, random: Random) -> Report:
     """Return a report like that of a suite on the CPU, with noise of 1 %."""
     return msgspec.structs.replace(
         REPORT,
         run=msgspec.structs.replace(REPORT.run, complete=True),
-        records=[_record(index, rounds, factor, random) for index in range(records)],
+        records=[_make_record(index, rounds, factor, random) for index in range(records)],
     )
 
 
-def _record(index: int, rounds: int, factor: float, random: Random) -> Record:
+def _make_record(index: int, rounds: int, factor: float, random: Random) -> Record:
     joules = [10.0 * factor * random.gauss(1.0, 0.01) for _ in range(rounds)]
     made = [
         Round(
@@ -100,7 +100,7 @@ def _record(index: int, rounds: int, factor: float, random: Random) -> Record:
     )
 
 
-def run(command: Sequence[str]) -> dict[str, Any]:
+def run_command(command: Sequence[str]) -> dict[str, Any]:
     """Return wall and CPU seconds of a command, the peak memory of all children so far, and the output."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -115,19 +115,19 @@ def run(command: Sequence[str]) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the comparison, print and write the results. Returns 1 if a limit is exceeded."""
-    args = arguments(argv)
+    args = parse_arguments(argv)
     random = Random(args.seed)
     with tempfile.TemporaryDirectory() as directory:
         base, head = Path(directory, "base.json"), Path(directory, "head.json")
-        write_report(report_of(args.records, args.rounds, 1.0, random), base)
-        write_report(report_of(args.records, args.rounds, 1.01, random), head)
+        write_report(make_report(args.records, args.rounds, 1.0, random), base)
+        write_report(make_report(args.records, args.rounds, 1.01, random), head)
         sizes_mb = [path.stat().st_size / 2**20 for path in (base, head)]
         parts = [
-            json.loads(run([sys.executable, "-c", PARTS, str(base), str(head)])["out"])
+            json.loads(run_command([sys.executable, "-c", COMPARISON_SCRIPT, str(base), str(head)])["out"])
             for _ in range(args.repeats)
         ]
         command = [sys.executable, "-m", "pytest_llenergy.cli", "compare", str(base), str(head)]
-        whole = [run([*command, "--format", "json"]) for _ in range(args.repeats)]
+        whole = [run_command([*command, "--format", "json"]) for _ in range(args.repeats)]
     best = min(parts, key=lambda each: each["load_cpu_s"] + each["compare_cpu_s"])
     figures = {
         "records": args.records,

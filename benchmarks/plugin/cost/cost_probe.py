@@ -20,7 +20,7 @@ from typing import Any
 from cost_world import boards
 
 #: Observation time of a background reader, after the same time to settle (seconds).
-WATCH_S, SETTLE_S = 20.0, 3.0
+OBSERVED_S, SETTLE_S = 20.0, 3.0
 
 #: Rest between two windows (seconds).
 REST_S = 0.003
@@ -43,7 +43,7 @@ class Stopwatch:
         return elapsed_ms
 
 
-def construct(tool: str, uuids: list[str]) -> Figures:
+def measure_construct(tool: str, uuids: list[str]) -> Figures:
     """Measure the construction of what reads the boards, first and again in the same process (ms).
 
     ``ready_ms`` is the time from the first construction until a window can be opened.
@@ -86,7 +86,7 @@ def construct(tool: str, uuids: list[str]) -> Figures:
     return {"first_ms": first_ms, "again_ms": watch.ms(), "ready_ms": ready_ms}
 
 
-def window(tool: str, uuids: list[str]) -> Figures:
+def measure_window(tool: str, uuids: list[str]) -> Figures:
     """Measure begin and end of an empty window (µs, medians): back to back, then after a rest.
 
     Deferred computation is left out. After a rest caches are cold and the processor is slow.
@@ -151,7 +151,7 @@ class BareLoop:
         self._thread.join()
 
 
-def reader(tool: str, uuids: list[str]) -> Figures:
+def measure_reader(tool: str, uuids: list[str]) -> Figures:
     """Measure the CPU time of all activity while a tool is on and its user idle (% of a core)."""
     import psutil
 
@@ -186,7 +186,7 @@ def reader(tool: str, uuids: list[str]) -> Figures:
 
     before_s, start_s, own_s = children_s(), time.monotonic(), time.process_time()
     # The process itself is idle, so all CPU time is the tool's.
-    time.sleep(WATCH_S)
+    time.sleep(OBSERVED_S)
     own_s, elapsed_s = time.process_time() - own_s, time.monotonic() - start_s
     helpers_s = children_s() - before_s
     helpers = len(me.children(recursive=True))
@@ -198,7 +198,7 @@ def reader(tool: str, uuids: list[str]) -> Figures:
     }
 
 
-PROBES = {"construct": construct, "window": window, "reader": reader}
+PROBES = {"construct": measure_construct, "window": measure_window, "reader": measure_reader}
 
 
 def main(what: str, tool: str, number: int, directory: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cost_table import CODECARBON, OURS, READERS, ZEUS, markdown, ratio_of
+from cost_table import CODECARBON, OURS, READERS, ZEUS, markdown, speed_ratio
 
 from tests.nvml_sim import build_library
 
@@ -41,7 +41,7 @@ HEAVY = ("torch", "numpy", "sklearn", "scipy", "pandas", "transformers")
 LOOPS = tuple((loop, number) for loop in ("python", "matrices") for number in (0, *NUMBERS_OF_BOARDS))
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -106,7 +106,7 @@ class Lab:
         program.chmod(0o755)
 
 
-def imports(lab: Lab, repeats: int) -> dict[str, Any]:
+def measure_imports(lab: Lab, repeats: int) -> dict[str, Any]:
     """Measure the wall time of a fresh interpreter that imports a tool, and the imported modules."""
     times: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for statement in IMPORTS.values():
@@ -135,7 +135,9 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: median(run[name] for run in runs) for name in runs[0]}
 
 
-def probes(lab: Lab, what: str, tools: Sequence[str], numbers: Sequence[int], repeats: int) -> dict[str, Any]:
+def run_probes(
+    lab: Lab, what: str, tools: Sequence[str], numbers: Sequence[int], repeats: int
+) -> dict[str, Any]:
     """Return figures by number of boards and tool; the tools alternate."""
     result: dict[str, Any] = {}
     for number in numbers:
@@ -147,12 +149,12 @@ def probes(lab: Lab, what: str, tools: Sequence[str], numbers: Sequence[int], re
     return result
 
 
-def speed(lab: Lab, spans: int) -> list[dict[str, Any]]:
+def measure_speed(lab: Lab, spans: int) -> list[dict[str, Any]]:
     """Measure the speed of a loop with metering over that without."""
     rows = []
     for loop, number in LOOPS:
         chunks_s = lab.probe("cost_speed.py", loop, str(number), str(spans))
-        ratio, u_ratio = ratio_of(chunks_s)
+        ratio, u_ratio = speed_ratio(chunks_s)
         rows.append(
             {"loop": loop, "boards": number, "ratio": ratio, "u_ratio": u_ratio, "chunks_s": chunks_s}
         )
@@ -162,13 +164,13 @@ def speed(lab: Lab, spans: int) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str]) -> None:
     """Run the measurements, print the tables, write the files."""
-    given = arguments(argv)
-    wanted = given.only or ("import", "construct", "window", "reader", "speed")
+    args = parse_arguments(argv)
+    wanted = args.only or ("import", "construct", "window", "reader", "speed")
     content: dict[str, Any] = {
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
     }
     with tempfile.TemporaryDirectory(prefix="cost-") as directory:
-        lab = Lab(given.peer_python or peer_python(), Path(directory))
+        lab = Lab(args.peer_python or peer_python(), Path(directory))
         lab.provide_nvidia_smi()
         # The first construction checks the boards; the result is cached for the others.
         lab.probe("cost_probe.py", "construct", OURS, str(max(NUMBERS_OF_BOARDS)))
@@ -176,20 +178,20 @@ def main(argv: Sequence[str]) -> None:
             print(what, flush=True)
             content["load_average"] = os.getloadavg()[0]
             if what == "import":
-                content[what] = imports(lab, given.repeats)
+                content[what] = measure_imports(lab, args.repeats)
             elif what == "construct":
-                content[what] = probes(lab, what, TOOLS, (8,), given.repeats)
+                content[what] = run_probes(lab, what, TOOLS, (8,), args.repeats)
             elif what == "window":
-                content[what] = probes(lab, what, TOOLS, NUMBERS_OF_BOARDS, max(1, given.repeats // 5))
+                content[what] = run_probes(lab, what, TOOLS, NUMBERS_OF_BOARDS, max(1, args.repeats // 5))
             elif what == "reader":
-                content[what] = probes(lab, what, READERS, NUMBERS_OF_BOARDS, 1)
+                content[what] = run_probes(lab, what, READERS, NUMBERS_OF_BOARDS, 1)
             else:
-                content[what] = speed(lab, given.spans)
-            given.json.write_text(json.dumps(content, indent=1) + "\n")
+                content[what] = measure_speed(lab, args.spans)
+            args.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(content)
     print(f"\n{tables}")
-    if given.markdown:
-        given.markdown.write_text(tables)
+    if args.markdown:
+        args.markdown.write_text(tables)
 
 
 if __name__ == "__main__":

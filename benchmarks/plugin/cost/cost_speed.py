@@ -75,7 +75,7 @@ class Span:
     end_ns: int
 
 
-def switch(uuids: list[str], cycles: int) -> list[Span]:
+def switch_metering(uuids: list[str], cycles: int) -> list[Span]:
     """Switch metering off and on, starting and ending with off; without boards it stays off."""
     spans = []
     time.sleep(WARM_UP_S)
@@ -102,7 +102,9 @@ def arithmetic(turns: int) -> float:
     return time.perf_counter() - start_s
 
 
-def beside_python(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) -> tuple[list[int], list[T]]:
+def run_beside_python(
+    switching: Callable[[], list[T]], chunk_s: float = CHUNK_S
+) -> tuple[list[int], list[T]]:
     """Return when the chunks of a loop in this process began, and the spans."""
     turns = 1
     while (spent_s := arithmetic(turns)) < chunk_s / 2:
@@ -118,7 +120,9 @@ def beside_python(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) ->
     return times, spans
 
 
-def beside_matrices(switching: Callable[[], list[T]], chunk_s: float = CHUNK_S) -> tuple[list[int], list[T]]:
+def run_beside_matrices(
+    switching: Callable[[], list[T]], chunk_s: float = CHUNK_S
+) -> tuple[list[int], list[T]]:
     """Return the same for matrices in another process, on all cores."""
     variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     with subprocess.Popen(
@@ -148,9 +152,9 @@ def mean_chunks(times: list[int], spans: list[Span]) -> list[float | None]:
 
 def main(loop: str, number: int, cycles: int, directory: Path) -> None:
     """Run the loop and print the chunks of each span, alternately off and on."""
-    beside = {"python": beside_python, "matrices": beside_matrices}[loop]
+    run_beside = {"python": run_beside_python, "matrices": run_beside_matrices}[loop]
     with boards(max(1, number), directory) as uuids:
-        times, spans = beside(lambda: switch(uuids[:number], cycles))
+        times, spans = run_beside(lambda: switch_metering(uuids[:number], cycles))
     print(f"\n{json.dumps(mean_chunks(times, spans))}", flush=True)
 
 

@@ -20,7 +20,7 @@ RESAMPLES = 2000
 LOOP_NAMES = {"python": "pure Python, same process", "matrices": "matrices on all cores, another process"}
 
 
-def differences_of(chunks_s: Sequence[float | None]) -> list[float]:
+def log_speed_ratios(chunks_s: Sequence[float | None]) -> list[float]:
     """Return the log of the speed of each metered span over the mean of its neighbours.
 
     Comparisons in which one of the three has no chunk are left out.
@@ -33,7 +33,7 @@ def differences_of(chunks_s: Sequence[float | None]) -> list[float]:
     return found
 
 
-def ratio_of(chunks_s: Sequence[float | None]) -> tuple[float, float]:
+def speed_ratio(chunks_s: Sequence[float | None]) -> tuple[float, float]:
     """Return the speed with metering over that without, and its standard uncertainty.
 
     The ratio is the median over metered spans, each compared with the mean of its two neighbours, which
@@ -46,7 +46,7 @@ def ratio_of(chunks_s: Sequence[float | None]) -> tuple[float, float]:
     Raises:
         ValueError: Fewer than two metered spans can be compared.
     """
-    differences = differences_of(chunks_s)
+    differences = log_speed_ratios(chunks_s)
     if len(differences) < 2:
         raise ValueError(
             f"{len(differences)} of {len(chunks_s) // 2} metered spans can be compared, but two are needed: "
@@ -141,5 +141,5 @@ def _speed(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _spans(chunks_s: Sequence[float | None]) -> str:
-    compared = len(differences_of(chunks_s))
+    compared = len(log_speed_ratios(chunks_s))
     return f"{compared} | {len(chunks_s) // 2 - compared}"

@@ -21,7 +21,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cost_run import Lab
-from cost_speed import LEARNING_S, beside_matrices, beside_python
+from cost_speed import LEARNING_S, run_beside_matrices, run_beside_python
 from cost_table import OURS
 from cost_world import MS, boards
 
@@ -55,7 +55,7 @@ class Row:
 
     loop: str
     boards: int
-    besides_s: float
+    extra_s: float
     seconds: float
     events: int
     compared: int
@@ -65,14 +65,14 @@ class Row:
     u_ratio: float
 
 
-class Turns:
-    """Records when the reader is awake (monotonic ns) and makes it compute ``besides_s`` longer each time."""
+class WakeRecorder:
+    """Records when the reader is awake (monotonic ns) and makes it compute ``extra_s`` longer each time."""
 
-    def __init__(self, besides_s: float) -> None:
-        self._besides_s = besides_s
+    def __init__(self, extra_s: float) -> None:
+        self._besides_s = extra_s
         self.found: list[Interval] = []
 
-    def __enter__(self) -> Turns:
+    def __enter__(self) -> WakeRecorder:
         self._turn = turn = Reader.turn
 
         def noted(reader: Reader) -> int:
@@ -93,7 +93,7 @@ class Turns:
         Reader.turn = self._turn  # type: ignore[method-assign]
 
 
-def metered(uuids: list[str], seconds: float) -> Interval:
+def meter_for(uuids: list[str], seconds: float) -> Interval:
     """Meter for ``seconds`` in one window."""
     # The loop is calibrated first; it works during all of these sleeps.
     time.sleep(WARM_UP_S)
@@ -105,7 +105,7 @@ def metered(uuids: list[str], seconds: float) -> Interval:
             return start_ns, time.monotonic_ns()
 
 
-def events_of(turns: Sequence[Interval], span: Interval, loop: str) -> list[Interval]:
+def merge_events(turns: Sequence[Interval], span: Interval, loop: str) -> list[Interval]:
     """Return the intervals in a span that wake-ups may disturb; overlapping ones are merged."""
     events: list[Interval] = []
     before_ns, after_ns = DISTURBED_NS[loop]
@@ -120,31 +120,31 @@ def events_of(turns: Sequence[Interval], span: Interval, loop: str) -> list[Inte
     return events
 
 
-def free(events: Sequence[Interval], wanted: Interval) -> bool:
+def is_free(events: Sequence[Interval], wanted: Interval) -> bool:
     """Return whether no event overlaps the interval."""
     index = bisect_right(events, wanted)
     near = events[max(0, index - 1) : index + 1]
     return all(end_ns <= wanted[0] or start_ns >= wanted[1] for start_ns, end_ns in near)
 
 
-def done(times: Sequence[int], at_ns: float) -> float:
+def chunks_done(times: Sequence[int], at_ns: float) -> float:
     """Return the chunks finished by then, including the fraction of the current one."""
     index = bisect_right(times, at_ns) - 1
     return index + (at_ns - times[index]) / (times[index + 1] - times[index])
 
 
-def loss_s(times: Sequence[int], events: Sequence[Interval], event: Interval) -> float | None:
+def compute_loss_s(times: Sequence[int], events: Sequence[Interval], event: Interval) -> float | None:
     """Return the time lost in an event by the speed around it; None if that is disturbed too."""
     start_ns, end_ns = event
     length_ns = end_ns - start_ns
     before, after = (start_ns - length_ns, start_ns), (end_ns, end_ns + length_ns)
-    if not (free(events, before) and free(events, after)):
+    if not (is_free(events, before) and is_free(events, after)):
         return None
     if before[0] <= times[0] or after[1] >= times[-1]:
         return None
-    marks = [done(times, at_ns) for at_ns in (before[0], start_ns, end_ns, after[1])]
-    beside = (marks[1] - marks[0] + marks[3] - marks[2]) / 2
-    return (1 - (marks[2] - marks[1]) / beside) * length_ns / 1e9 if beside else None
+    marks = [chunks_done(times, at_ns) for at_ns in (before[0], start_ns, end_ns, after[1])]
+    neighbours = (marks[1] - marks[0] + marks[3] - marks[2]) / 2
+    return (1 - (marks[2] - marks[1]) / neighbours) * length_ns / 1e9 if neighbours else None
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -153,13 +153,13 @@ def trimmed_mean(values: Sequence[float]) -> float:
     return fmean(sorted(values)[left_out : len(values) - left_out])
 
 
-def u_of(values: Sequence[float]) -> float:
+def bootstrap_u(values: Sequence[float]) -> float:
     """Return the bootstrap scatter of the trimmed mean."""
     random = Random(0)
     return stdev(trimmed_mean(random.choices(values, k=len(values))) for _ in range(RESAMPLES))
 
 
-def shams(events: Sequence[Interval], span: Interval, number: int) -> list[Interval]:
+def draw_shams(events: Sequence[Interval], span: Interval, number: int) -> list[Interval]:
     """Return random intervals of the same lengths in which the reader slept."""
     random, found = Random(1), list[Interval]()
     for _ in range(100 * number):
@@ -168,51 +168,52 @@ def shams(events: Sequence[Interval], span: Interval, number: int) -> list[Inter
         start_ns, end_ns = random.choice(events)
         at_ns = random.randrange(span[0], span[1] - (end_ns - start_ns))
         sham = (at_ns, at_ns + end_ns - start_ns)
-        if free(events, sham):
+        if is_free(events, sham):
             found.append(sham)
     return found
 
 
-def row_of(
-    loop: str, number: int, besides_s: float, times: Sequence[int], turns: Sequence[Interval], span: Interval
+def compute_row(
+    loop: str, number: int, extra_s: float, times: Sequence[int], turns: Sequence[Interval], span: Interval
 ) -> Row:
     """Compute the loss per event minus that of random intervals, and from it the ratio of speeds."""
-    events = events_of(turns, span, loop)
+    events = merge_events(turns, span, loop)
     seconds = (span[1] - span[0]) / 1e9
-    losses = [lost for each in events if (lost := loss_s(times, events, each)) is not None]
+    losses = [lost for each in events if (lost := compute_loss_s(times, events, each)) is not None]
     sham = [
         lost
-        for each in shams(events, span, 4 * len(events))
-        if (lost := loss_s(times, events, each)) is not None
+        for each in draw_shams(events, span, 4 * len(events))
+        if (lost := compute_loss_s(times, events, each)) is not None
     ]
     if min(len(losses), len(sham)) < 20:
         raise SystemExit(f"{len(losses)} events and {len(sham)} shams can be compared: increase --seconds")
     lost_s, sham_s = trimmed_mean(losses), trimmed_mean(sham)
     per_s = len(events) / seconds
-    u_s = (u_of(losses) ** 2 + u_of(sham) ** 2) ** 0.5
+    u_s = (bootstrap_u(losses) ** 2 + bootstrap_u(sham) ** 2) ** 0.5
     ratio = 1 - (lost_s - sham_s) * per_s
-    return Row(loop, number, besides_s, seconds, len(events), len(losses), lost_s, sham_s, ratio, u_s * per_s)
+    return Row(loop, number, extra_s, seconds, len(events), len(losses), lost_s, sham_s, ratio, u_s * per_s)
 
 
-def probe(loop: str, number: int, besides_s: float, seconds: float, directory: Path) -> None:
+def probe(loop: str, number: int, extra_s: float, seconds: float, directory: Path) -> None:
     """Run and meter the work in this process; prints its row as JSON."""
     spans: list[Any] = []
-    beside = {"python": beside_python, "matrices": beside_matrices}[loop]
-    with boards(number, directory) as uuids, Turns(besides_s) as turns:
-        times, spans = beside(lambda: [metered(uuids, seconds)], CHUNK_S[loop])
+    run_beside = {"python": run_beside_python, "matrices": run_beside_matrices}[loop]
+    with boards(number, directory) as uuids, WakeRecorder(extra_s) as turns:
+        times, spans = run_beside(lambda: [meter_for(uuids, seconds)], CHUNK_S[loop])
     print(
-        f"\n{json.dumps(asdict(row_of(loop, number, besides_s, times, turns.found, spans[0])))}", flush=True
+        f"\n{json.dumps(asdict(compute_row(loop, number, extra_s, times, turns.found, spans[0])))}",
+        flush=True,
     )
 
 
-def table(rows: Sequence[Row]) -> str:
+def render_table(rows: Sequence[Row]) -> str:
     """Render the table of the documentation."""
     head = (
         "| loop | boards read | extra per wake-up | wake-ups per second | lost per wake-up "
         "| speed with / without metering |"
     )
     lines = [
-        f"| {each.loop} | {each.boards} | {each.besides_s * 1e3:g} ms | {each.events / each.seconds:.1f} | "
+        f"| {each.loop} | {each.boards} | {each.extra_s * 1e3:g} ms | {each.events / each.seconds:.1f} | "
         f"{(each.loss_s - each.sham_s) * 1e3:.2f} ms | {each.ratio:.4f} ± {each.u_ratio:.4f} |"
         for each in rows
     ]
@@ -227,24 +228,24 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--json", type=Path, default=Path("cost_wakes.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="cost-wakes-") as directory:
         lab = Lab(Path(sys.executable), Path(directory))
         # The first construction checks the boards; the result is cached for the others.
         lab.probe("cost_probe.py", "construct", OURS, "8")
         for case in CASES:
-            rows.append(Row(**lab.probe("cost_wakes.py", "probe", *map(str, case), str(given.seconds))))
+            rows.append(Row(**lab.probe("cost_wakes.py", "probe", *map(str, case), str(args.seconds))))
             print(rows[-1], flush=True)
-            given.json.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
-    print(f"\n{table(rows)}")
-    if given.markdown:
-        given.markdown.write_text(table(rows))
+            args.json.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
+    print(f"\n{render_table(rows)}")
+    if args.markdown:
+        args.markdown.write_text(render_table(rows))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["probe"]:
-        loop, number, besides_s, seconds, directory = sys.argv[2:]
-        probe(loop, int(number), float(besides_s), float(seconds), Path(directory))
+        loop, number, extra_s, seconds, directory = sys.argv[2:]
+        probe(loop, int(number), float(extra_s), float(seconds), Path(directory))
     else:
         main(sys.argv[1:])

@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from drawing import BLUE, GREY, ORANGE, RED, plotting, save
+from drawing import BLUE, GREY, ORANGE, RED, configure_pyplot, save_picture
 
 from tests.meters.cases import KINDS, Case, draw
 
@@ -34,7 +34,7 @@ def cases(windows: int) -> list[Case]:
 def main(picture: Path, windows: int) -> None:
     """Draw each window's error over its stated uncertainty, and how often it is within k times that."""
     found = cases(windows)
-    plot = plotting("coverage")
+    plot = configure_pyplot("coverage")
     figure, (scatter, curve) = plot.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     _draw_scatter(scatter, found)
     _draw_curve(curve, found)
@@ -43,7 +43,7 @@ def main(picture: Path, windows: int) -> None:
         f"{_share(found, 2):.1%} of them within 2u",
         fontsize=9,
     )
-    save(figure, picture)
+    save_picture(figure, picture)
 
 
 def _draw_scatter(panel: Any, found: Sequence[Case]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from drawing import BLUE, GREY, ORANGE, RED, plotting, save
+from drawing import BLUE, GREY, ORANGE, RED, configure_pyplot, save_picture
 
 from pytest_llenergy.meters.edges import quiet_power
 from pytest_llenergy.meters.trace import Series
@@ -90,7 +90,7 @@ def window(phase: float, seed: int = 1) -> Window:
 
 def main(picture: Path) -> None:
     """Draw power, counter, and the error as a function of the moment at which the work begins."""
-    plot = plotting("window")
+    plot = configure_pyplot("window")
     figure, (power, counter, errors) = plot.subplots(
         3, 1, figsize=(8, 7.6), height_ratios=(1, 1.7, 1.4), layout="constrained"
     )
@@ -98,7 +98,7 @@ def main(picture: Path) -> None:
     _draw_power(power, shown)
     _draw_counter(counter, shown)
     _draw_errors(errors, [window(step / STEPS, seed=step) for step in range(STEPS)])
-    save(figure, picture)
+    save_picture(figure, picture)
 
 
 def _draw_power(panel: Any, shown: Window) -> None:

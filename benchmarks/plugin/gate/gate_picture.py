@@ -18,15 +18,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from drawing import BLUE, GREEN, GREY, RED, plotting, save
-from gate_world import LEVEL_J, Machine, draw
+from drawing import BLUE, GREEN, GREY, RED, configure_pyplot, save_picture
+from gate_world import LEVEL_J, Machine, draw_rounds
 
 from pytest_llenergy.compare.statistics import DEFAULT_RULE, NOISY_ALPHA, Estimate, Sample, compare_samples
 
 COLOURS = {"regressed": RED, "improved": GREEN, "unchanged": BLUE, "inconclusive": GREY}
 ROUNDS = 12
 #: The rule uses a smaller error rate for noisy rounds; with that rate throughout, intervals grow evenly.
-EVENLY = replace(DEFAULT_RULE, alpha=NOISY_ALPHA)
+NOISY_RULE = replace(DEFAULT_RULE, alpha=NOISY_ALPHA)
 #: Changes of the head that are drawn (per cent), and half widths of the interval.
 CHANGES, WIDTHS = (-8.0, 10.0), (0.0, 6.0)
 COLUMNS, ROWS = 241, 121
@@ -46,7 +46,7 @@ class Example:
     estimate: Estimate
 
 
-def estimate_of(shift: float, scatter: float) -> Estimate:
+def estimate_at(shift: float, scatter: float) -> Estimate:
     """Return the estimate for rounds at the quantiles of a normal distribution; parameters are logarithms.
 
     The estimate equals the shift. Baseline and head are shuffled alike, so they contain no drift.
@@ -54,14 +54,14 @@ def estimate_of(shift: float, scatter: float) -> Estimate:
     spots = [NormalDist().inv_cdf((index + 0.5) / ROUNDS) for index in range(ROUNDS)]
     Random(1).shuffle(spots)
     base = tuple(LEVEL_J * exp(scatter * spot) for spot in spots)
-    return compare_samples(Sample(base), Sample(tuple(value * exp(shift) for value in base)), EVENLY)
+    return compare_samples(Sample(base), Sample(tuple(value * exp(shift) for value in base)), NOISY_RULE)
 
 
-def examples() -> list[Example]:
+def simulate_examples() -> list[Example]:
     """Return one comparison per example."""
     found = []
     for index, (change, noise) in enumerate(EXAMPLES):
-        base, head = draw(Machine(noise=noise), [ROUNDS], "abba", Random(index))
+        base, head = draw_rounds(Machine(noise=noise), [ROUNDS], "abba", Random(index))
         judged = compare_samples(Sample(tuple(base)), Sample(tuple(value * (1 + change) for value in head)))
         found.append(Example(change, noise, judged))
     return found
@@ -69,13 +69,13 @@ def examples() -> list[Example]:
 
 def main(picture: Path) -> None:
     """Draw the plane of estimate and half width, and example intervals with the limits of the verdicts."""
-    plot = plotting("verdicts")
+    plot = configure_pyplot("verdicts")
     figure, (plane, bars) = plot.subplots(
         1, 2, figsize=(9.5, 4.4), width_ratios=(1.1, 1), layout="constrained"
     )
     _draw_plane(plane)
-    _draw_bars(bars, examples())
-    save(figure, picture)
+    _draw_bars(bars, simulate_examples())
+    save_picture(figure, picture)
 
 
 def _half_width(estimate: Estimate) -> float:
@@ -85,14 +85,14 @@ def _half_width(estimate: Estimate) -> float:
 
 
 def _draw_plane(panel: Any) -> None:
-    slope = _half_width(estimate_of(0, 0.01)) / 0.01
+    slope = _half_width(estimate_at(0, 0.01)) / 0.01
     names = list(COLOURS)
     verdicts = []
     heights = [WIDTHS[0] + (WIDTHS[1] - WIDTHS[0]) * (row + 0.5) / ROWS for row in range(ROWS)]
     changes = [CHANGES[0] + (CHANGES[1] - CHANGES[0]) * (column + 0.5) / COLUMNS for column in range(COLUMNS)]
     for height in heights:
         scatter = log(1 + height / 100) / slope
-        verdicts.append([names.index(estimate_of(log(1 + one / 100), scatter).verdict) for one in changes])
+        verdicts.append([names.index(estimate_at(log(1 + one / 100), scatter).verdict) for one in changes])
     for index, (name, colour) in enumerate(COLOURS.items()):
         inside = [[1.0 if each == index else 0.0 for each in row] for row in verdicts]
         panel.contourf(changes, heights, inside, levels=(0.5, 1.5), colors=[colour], alpha=0.45)
@@ -104,7 +104,7 @@ def _draw_plane(panel: Any) -> None:
         ]
         x, y = (sum(values) / len(values) for values in zip(*spots, strict=True))
         panel.text(x, y, name, ha="center", va="center")
-    _lines(panel)
+    _draw_limits(panel)
     panel.set_xlabel("estimate: head against baseline (%)")
     panel.set_ylabel("half width of the interval (%)")
     panel.set_xlim(*CHANGES)
@@ -125,14 +125,14 @@ def _draw_bars(panel: Any, found: list[Example]) -> None:
     panel.set_yticks(
         range(len(found)), [f"{each.change:+.0%} at {each.noise:.0%} noise" for each in reversed(found)]
     )
-    _lines(panel)
+    _draw_limits(panel)
     panel.set_xlim(*CHANGES)
     panel.set_ylim(-0.6, len(found) + 0.2)
     panel.set_xlabel(f"estimate and limits (%), {ROUNDS} rounds per side")
     panel.set_xticks(range(-8, 11, 2))
 
 
-def _lines(panel: Any) -> None:
+def _draw_limits(panel: Any) -> None:
     for name, at in (
         ("floor", DEFAULT_RULE.floor),
         ("threshold", DEFAULT_RULE.threshold),

@@ -15,16 +15,16 @@ from typing import Any
 
 from gate_rules import asv, asv_5_percent, mann_whitney, mean_5_percent, welch
 from gate_table import markdown
-from gate_world import Machine, Order, draw
+from gate_world import Machine, Order, draw_rounds
 
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, SHARP_STAGES, Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples, correct_multiple_comparisons
 
 NOISES = (0.005, 0.01, 0.02, 0.03, 0.05)
 EFFECTS = (0.02, 0.03, 0.05, 0.10, 1 / 1.05 - 1)
-SUITE = 50
+SUITE_SIZE = 50
 
-LONGEST = SHARP_STAGES.pairs_after(len(SHARP_STAGES.pairs))
+MOST_PAIRS = SHARP_STAGES.pairs_after(len(SHARP_STAGES.pairs))
 
 Values = Sequence[float]
 
@@ -52,7 +52,7 @@ class Contender:
         return f"{self.name}, corrected for the suite"
 
 
-def fixed(name: str, red: Callable[[Values, Values], bool], pairs: int) -> Contender:
+def fixed_rule(name: str, red: Callable[[Values, Values], bool], pairs: int) -> Contender:
     """Return a rule that decides once after a fixed number of pairs."""
 
     def decide(base: Values, head: Values) -> Outcome:
@@ -61,7 +61,7 @@ def fixed(name: str, red: Callable[[Values, Values], bool], pairs: int) -> Conte
     return Contender(f"{name}, {pairs} pairs", decide)
 
 
-def ours_once(pairs: int) -> Contender:
+def one_stage_rule(pairs: int) -> Contender:
     """Return the plugin's rule without a second stage."""
 
     def decide(base: Values, head: Values) -> Outcome:
@@ -71,7 +71,7 @@ def ours_once(pairs: int) -> Contender:
     return Contender(f"ours, one stage, {pairs} pairs", decide)
 
 
-def ours_in_stages(stages: Stages) -> Contender:
+def staged_rule(stages: Stages) -> Contender:
     """Return the plugin's rule in stages."""
 
     def decide(base: Values, head: Values) -> Outcome:
@@ -87,17 +87,17 @@ def ours_in_stages(stages: Stages) -> Contender:
 
 
 PEERS = (
-    fixed("mean:5%", mean_5_percent, 12),
-    fixed("Welch", welch, 12),
-    fixed("Mann-Whitney", mann_whitney, 12),
-    fixed("asv, factor 1.1", asv, 12),
-    fixed("asv, factor 1.05", asv_5_percent, 12),
+    fixed_rule("mean:5%", mean_5_percent, 12),
+    fixed_rule("Welch", welch, 12),
+    fixed_rule("Mann-Whitney", mann_whitney, 12),
+    fixed_rule("asv, factor 1.1", asv, 12),
+    fixed_rule("asv, factor 1.05", asv_5_percent, 12),
 )
 OURS = (
-    ours_once(12),
-    ours_in_stages(DEFAULT_STAGES),
-    ours_in_stages(Stages((6, 6, 18))),
-    ours_in_stages(SHARP_STAGES),
+    one_stage_rule(12),
+    staged_rule(DEFAULT_STAGES),
+    staged_rule(Stages((6, 6, 18))),
+    staged_rule(SHARP_STAGES),
 )
 CONTENDERS = (*PEERS, *OURS)
 
@@ -116,7 +116,7 @@ class Cell:
     changed: int = 100
 
 
-def cells() -> list[Cell]:
+def list_cells() -> list[Cell]:
     """Return one cell per noise level, then variations of machine and order at 2 % noise."""
     common = Machine(0.02)
     noises = [Cell(f"{noise:.1%} noise", Machine(noise), suites=400) for noise in NOISES if noise != 0.02]
@@ -158,7 +158,7 @@ class Tally:
 Tallies = dict[str, dict[float, Tally]]
 
 
-def one_suite(
+def simulate_suite(
     contender: Contender, drawn: Sequence[tuple[Values, Values]], effects: Sequence[float], tallies: Tallies
 ) -> None:
     """Simulate one suite without a change (effect 0), then with each of its benchmarks changed in turn."""
@@ -185,16 +185,16 @@ def one_suite(
                 tallies[contender.name_corrected][effect].add(verdict, outcome.pairs)
 
 
-def run_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
+def simulate_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
     """Run all contenders on the same rounds; rules of other tools only on the changed suites."""
     suites, changed = (max(1, round(share * count)) for count in (cell.suites, cell.changed))
     random = Random(f"{seed}: {cell.name}")
     names = [one.name for one in CONTENDERS] + [one.name_corrected for one in OURS if one.corrected]
     tallies = {name: {effect: Tally() for effect in (0.0, *EFFECTS)} for name in names}
     for suite in range(suites):
-        drawn = [draw(cell.machine, SHARP_STAGES.pairs, cell.order, random) for _ in range(SUITE)]
+        drawn = [draw_rounds(cell.machine, SHARP_STAGES.pairs, cell.order, random) for _ in range(SUITE_SIZE)]
         for contender in CONTENDERS if suite < changed else OURS:
-            one_suite(contender, drawn, EFFECTS if suite < changed else (), tallies)
+            simulate_suite(contender, drawn, EFFECTS if suite < changed else (), tallies)
     return {
         "cell": cell.name,
         "order": cell.order,
@@ -206,7 +206,7 @@ def run_cell(cell: Cell, seed: int, share: float) -> dict[str, Any]:
     }
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -221,20 +221,20 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> None:
     """Run the simulation, print the tables, write the files."""
-    given = arguments(argv)
-    content: dict[str, Any] = {"seed": given.seed, "share": given.share, "suite": SUITE, "cells": []}
-    for cell in cells():
-        if given.only and given.only not in cell.name:
+    args = parse_arguments(argv)
+    content: dict[str, Any] = {"seed": args.seed, "share": args.share, "suite": SUITE_SIZE, "cells": []}
+    for cell in list_cells():
+        if args.only and args.only not in cell.name:
             continue
         start_s = time.monotonic()
         print(cell.name, end=" ... ", flush=True)
-        content["cells"].append(run_cell(cell, given.seed, given.share))
-        given.json.write_text(json.dumps(content, indent=1) + "\n")
+        content["cells"].append(simulate_cell(cell, args.seed, args.share))
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
         print(f"{time.monotonic() - start_s:.0f} s", flush=True)
     tables = markdown(content)
     print(f"\n{tables}")
-    if given.markdown:
-        given.markdown.write_text(tables)
+    if args.markdown:
+        args.markdown.write_text(tables)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ PAIRS_SHOWN = ("0.03", "0.05")
 Z = NormalDist().inv_cdf(0.975)
 
 
-def interval(hits: int, count: int) -> tuple[float, float]:
+def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     """Return the 95 % limits of a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927)."""
     share, spread = hits / count, Z * Z / count
     centre = (share + spread / 2) / (1 + spread)
@@ -60,7 +60,7 @@ def _cell(cell: Mapping[str, Any], suite: int) -> str:
 
 def _alarms(tally: Mapping[str, Any], suite: int) -> str:
     hits, count = tally["verdicts"].get("regressed", 0), tally["benchmarks"]
-    low, high = interval(hits, count)
+    low, high = wilson_interval(hits, count)
     return f"{suite * hits / count:.3f} ({suite * low:.3f} … {suite * high:.3f})"
 
 
@@ -69,5 +69,5 @@ def _share(tally: Mapping[str, Any], effect: float) -> str:
         return "not asked"
     verdict = "regressed" if effect > 0 else "improved"
     hits, count = tally["verdicts"].get(verdict, 0), tally["benchmarks"]
-    low, high = interval(hits, count)
+    low, high = wilson_interval(hits, count)
     return f"{hits / count:.1%} ± {(high - low) / 2:.1%}"

@@ -54,7 +54,7 @@ def _session(machine: Machine, rounds: int, random: Random) -> list[float]:
     return logs
 
 
-def _in_turn(logs: Sequence[float]) -> tuple[list[float], list[float]]:
+def _split_abba(logs: Sequence[float]) -> tuple[list[float], list[float]]:
     """Split rounds in ABBA order: the baseline is first in every other pair."""
     base, head = [], []
     for i in range(0, len(logs), 2):
@@ -64,7 +64,7 @@ def _in_turn(logs: Sequence[float]) -> tuple[list[float], list[float]]:
     return base, head
 
 
-def draw(
+def draw_rounds(
     machine: Machine, stages: Sequence[int], order: Order, random: Random
 ) -> tuple[list[float], list[float]]:
     """Return the energies (J) of baseline and head for the same work, one pair per pair of all stages."""
@@ -77,7 +77,7 @@ def draw(
     else:
         base, head = [], []
         for part in [pairs] if order == "abba" else stages:
-            more_base, more_head = _in_turn(_session(machine, 2 * part, random))
+            more_base, more_head = _split_abba(_session(machine, 2 * part, random))
             base += more_base
             head += more_head
     return [LEVEL_J * exp(log) for log in base], [LEVEL_J * exp(log) for log in head]

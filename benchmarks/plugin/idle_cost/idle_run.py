@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what a plugin costs a run that does not use it. See the README beside this file."""
+"""Measure what a plugin costs a run that does not use it. See the README in this folder."""
 
 from __future__ import annotations
 
@@ -179,18 +179,18 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--only", choices=PLUGINS, help="this plugin and none")
     parser.add_argument("--json", type=Path, default=Path("idle_cost.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     found = {point.name for point in entry_points(group="pytest11")}
     installed = [name for name in PLUGINS if name in found]
-    compared = [name for name in installed if given.only in (None, name)]
+    compared = [name for name in installed if args.only in (None, name)]
     for name in PLUGINS.keys() - found:
         print(f"not installed, so left out: {PLUGINS[name]}", file=sys.stderr)
-    content = measure(given.rounds, installed, compared)
-    given.json.write_text(json.dumps(content, indent=1) + "\n")
+    content = measure(args.rounds, installed, compared)
+    args.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(content)
     print(f"\n{tables}")
-    if given.markdown:
-        given.markdown.write_text(tables)
+    if args.markdown:
+        args.markdown.write_text(tables)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ MOST_MS = 1.0
 OURS, PEER = "lease", "filelock"
 
 
-def lease(number: int) -> Callable[[], None]:
+def make_lease_call(number: int) -> Callable[[], None]:
     """Return a function that leases and releases boards: queue ticket, queue check, one lock per board."""
     request = LockRequest((), number, tuple((DeviceLock(f"GPU-{board}"),) for board in range(8)))
     return lambda: acquire(request, 0.0, "benchmarks/test_x.py::test_y").release()
 
 
-def file_locks(number: int, directory: Path) -> Callable[[], None]:
+def make_filelock_call(number: int, directory: Path) -> Callable[[], None]:
     """Return a function that takes as many locks of ``filelock``, without a queue or a record of holders."""
     locks = [filelock.FileLock(directory / f"{board}.lock") for board in range(number)]
 
@@ -52,14 +52,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=1000, metavar="N", help="repeats per kind (1000)")
     parser.add_argument("--json", type=Path, default=Path("lease_cost.json"), metavar="FILE")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="lease-cost-") as scratch:
         os.environ["LLENERGY_LOCK_DIR"] = scratch
         for number in NUMBERS:
-            tools = {OURS: lease(number), PEER: file_locks(number, Path(scratch))}
+            tools = {OURS: make_lease_call(number), PEER: make_filelock_call(number, Path(scratch))}
             times: dict[str, list[float]] = {name: [] for name in tools}
-            for turn in range(given.turns + 1):
+            for turn in range(args.turns + 1):
                 for name, take in tools.items():
                     start_s = time.perf_counter()
                     take()
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     for row in rows:
         print(f"| {row['what']} | {row['boards']} | {row['median_ms']:.3f} | {row['p99_ms']:.3f} |")
     host = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
-    given.json.write_text(json.dumps({"host": host, "turns": given.turns, "rows": rows}, indent=1) + "\n")
+    args.json.write_text(json.dumps({"host": host, "turns": args.turns, "rows": rows}, indent=1) + "\n")
     return 0 if all(row["median_ms"] < MOST_MS for row in rows if row["what"] == OURS) else 1
 
 

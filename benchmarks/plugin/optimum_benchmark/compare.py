@@ -29,7 +29,7 @@ from peer_environment import OPTIMUM_BENCHMARK, peer_python
 LAUNCHERS = ("process", "inline")
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="pairs of each kind (default: 3)")
@@ -69,7 +69,7 @@ def model_directory(name: str | None) -> Path:
     return path
 
 
-def line(plan: Plan, result: Result) -> str:
+def describe_run(plan: Plan, result: Result) -> str:
     """Describe a run on one line."""
     who = plan.tool if plan.launcher is None else f"{plan.tool} ({plan.launcher})"
     joules = "no J" if result.energy_j is None else f"{result.energy_j:.1f} J ({result.energy_kind})"
@@ -78,12 +78,12 @@ def line(plan: Plan, result: Result) -> str:
     return f"  {who}: {figures}, {joules}; {others}"
 
 
-def save(path: Path, given: argparse.Namespace, pairs: Sequence[Pair]) -> None:
+def write_results(path: Path, args: argparse.Namespace, pairs: Sequence[Pair]) -> None:
     """Write all runs and the summary; called after every pair, so that little is lost on a kill."""
     content: dict[str, Any] = {
         "work": {name: value for name, value in vars(setting).items() if name.isupper()},
-        "rounds": given.rounds,
-        "warmup": given.warmup,
+        "rounds": args.rounds,
+        "warmup": args.warmup,
         "host": {
             "cpus": len(os.sched_getaffinity(0)),
             "system": platform.system(),
@@ -100,35 +100,33 @@ def save(path: Path, given: argparse.Namespace, pairs: Sequence[Pair]) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Run every pair, print progress, write the files."""
-    given = arguments(argv)
-    python = given.peer_python or peer_python(OPTIMUM_BENCHMARK)
-    model = model_directory(given.model)
+    args = parse_arguments(argv)
+    python = args.peer_python or peer_python(OPTIMUM_BENCHMARK)
+    model = model_directory(args.model)
     pairs: list[Pair] = []
     with tempfile.TemporaryDirectory(prefix="same-work-") as scratch:
-        root = given.keep or Path(scratch)
-        kinds = [(threads, launcher) for threads in given.threads for launcher in given.launchers]
+        root = args.keep or Path(scratch)
+        kinds = [(threads, launcher) for threads in args.threads for launcher in args.launchers]
         # Repeats are the outer loop, so that slow changes of the machine affect every kind of pair.
-        for repeat in range(given.repeats):
+        for repeat in range(args.repeats):
             # The tool that goes first alternates, so that a drift does not favour one of them.
             order = (OURS, PEER) if repeat % 2 == 0 else (PEER, OURS)
             for threads, launcher in kinds:
-                print(
-                    f"pair {repeat + 1}/{given.repeats}, {threads} thread(s), peer's {launcher}", flush=True
-                )
+                print(f"pair {repeat + 1}/{args.repeats}, {threads} thread(s), peer's {launcher}", flush=True)
                 results: dict[str, Result] = {}
                 for tool in order:
                     own = launcher if tool == PEER else None
-                    plan = Plan(tool, own, threads, model, given.rounds, given.warmup, given.timeout)
+                    plan = Plan(tool, own, threads, model, args.rounds, args.warmup, args.timeout)
                     out = root / f"{repeat + 1}-{threads}-{launcher}-{tool}-{time.strftime('%H%M%S')}"
                     out.mkdir(parents=True)
                     results[tool] = run(plan, out.resolve(), python)
-                    print(line(plan, results[tool]), flush=True)
+                    print(describe_run(plan, results[tool]), flush=True)
                 pairs.append(Pair(repeat + 1, order[0], results[OURS], results[PEER]))
-                save(given.json, given, pairs)
+                write_results(args.json, args, pairs)
     table = markdown(pairs)
     print(f"\n{table}")
-    if given.markdown:
-        given.markdown.write_text(table)
+    if args.markdown:
+        args.markdown.write_text(table)
 
 
 if __name__ == "__main__":

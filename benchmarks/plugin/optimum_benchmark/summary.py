@@ -40,7 +40,7 @@ FIGURES = (
 Key = tuple[int, str]
 
 
-def grouped(pairs: Sequence[Pair]) -> dict[Key, list[Pair]]:
+def group_pairs(pairs: Sequence[Pair]) -> dict[Key, list[Pair]]:
     """Group pairs by threads and the peer's launcher, in the order of their first run."""
     groups: dict[Key, list[Pair]] = {}
     for pair in pairs:
@@ -51,7 +51,7 @@ def grouped(pairs: Sequence[Pair]) -> dict[Key, list[Pair]]:
 def summarise(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     """Return, for each group and figure, both medians, the ratio of every pair and the median ratio."""
     rows: list[dict[str, Any]] = []
-    for (threads, launcher), group in grouped(pairs).items():
+    for (threads, launcher), group in group_pairs(pairs).items():
         for figure in FIGURES:
             ratios = [figure.of(pair.ours) / figure.of(pair.theirs) for pair in group]
             rows.append(
@@ -74,45 +74,51 @@ def markdown(pairs: Sequence[Pair]) -> str:
         f"| threads | peer's launcher | figure | {OURS} | {PEER} | {OURS} / {PEER}, pair by pair |",
         "| ---: | --- | --- | ---: | ---: | --- |",
     ]
-    for (threads, launcher), group in grouped(pairs).items():
+    for (threads, launcher), group in group_pairs(pairs).items():
         for figure in FIGURES:
             ours = [figure.of(pair.ours) for pair in group]
             theirs = [figure.of(pair.theirs) for pair in group]
             ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
             each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
             cells = [
-                _span(ours, figure.digits),
-                _span(theirs, figure.digits),
+                _format_range(ours, figure.digits),
+                _format_range(theirs, figure.digits),
                 f"**{median(ratios):.2f}** ({each})",
             ]
             lines.append(f"| {threads} | {launcher} | {figure.name} | " + " | ".join(cells) + " |")
-        joules = [_joules([pair.ours for pair in group]), _joules([pair.theirs for pair in group])]
+        joules = [
+            _format_joules([pair.ours for pair in group]),
+            _format_joules([pair.theirs for pair in group]),
+        ]
         lines.append(
             f"| {threads} | {launcher} | J per generate | " + " | ".join(joules) + " | not comparable |"
         )
-        others = [_others([pair.ours for pair in group]), _others([pair.theirs for pair in group])]
+        others = [
+            _format_other_cores([pair.ours for pair in group]),
+            _format_other_cores([pair.theirs for pair in group]),
+        ]
         lines.append(
             f"| {threads} | {launcher} | cores used by other processes | " + " | ".join(others) + " | – |"
         )
     lines += [
         "",
-        f"Medians of {max(map(len, grouped(pairs).values()))} run(s) of each tool, lowest and highest in "
+        f"Medians of {max(map(len, group_pairs(pairs).values()))} run(s) of each tool, lowest and highest in "
         "brackets. Absolute numbers depend on this shared, noisy machine; only the ratios of consecutive "
         "runs are meaningful. Joules are not compared because their scopes differ (see the README).",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _span(values: Sequence[float], digits: int) -> str:
+def _format_range(values: Sequence[float], digits: int) -> str:
     middle = f"{median(values):.{digits}f}"
     return middle if len(values) == 1 else f"{middle} [{min(values):.{digits}f}–{max(values):.{digits}f}]"
 
 
-def _others(results: Sequence[Result]) -> str:
-    return _span([result.spent.other_cores for result in results], 2)
+def _format_other_cores(results: Sequence[Result]) -> str:
+    return _format_range([result.spent.other_cores for result in results], 2)
 
 
-def _joules(results: Sequence[Result]) -> str:
+def _format_joules(results: Sequence[Result]) -> str:
     known = [result.energy_j for result in results if result.energy_j is not None]
     if not known:
         return "none"
@@ -120,4 +126,4 @@ def _joules(results: Sequence[Result]) -> str:
     parts = {name: median(result.energy_parts_j[name] for result in results) for name in names}
     split = " + ".join(f"{name} {value:.1f}" for name, value in parts.items() if value)
     kinds = ", ".join(sorted({result.energy_kind for result in results}))
-    return f"{_span(known, 1)} ({split}); kind: {kinds}"
+    return f"{_format_range(known, 1)} ({split}); kind: {kinds}"

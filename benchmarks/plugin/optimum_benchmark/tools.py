@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Spent:
+class Cost:
     """Cost of a process: seconds until its report was on disk, seconds until its end, and CPU seconds.
 
     CPU time includes all child processes and is the least noisy of these on a shared machine. ``other_cores``
@@ -81,7 +81,7 @@ class Result:
     energy_parts_j: dict[str, float]
     notes: list[str]
     versions: dict[str, str]
-    spent: Spent
+    spent: Cost
 
 
 def run(plan: Plan, out: Path, peer_python: Path) -> Result:
@@ -113,7 +113,7 @@ def _our_command(plan: Plan, out: Path) -> list[str]:
     return [sys.executable, "-m", "pytest", str(HERE / "same_work.py"), *chosen]
 
 
-def environment(threads: int) -> dict[str, str]:
+def make_environment(threads: int) -> dict[str, str]:
     """Return the environment of both tools: number of threads, no model downloads, no GPU."""
     return {
         **os.environ,
@@ -125,7 +125,7 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Path) -> Spent:
+def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Path) -> Cost:
     load = os.getloadavg()[0]
     log = out / "output.log"
     before, host_before = resource.getrusage(resource.RUSAGE_CHILDREN), read_cpu_time()
@@ -135,7 +135,7 @@ def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Pat
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env=environment(plan.threads),
+            env=make_environment(plan.threads),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
@@ -156,7 +156,7 @@ def _spawn(command: Sequence[str], out: Path, plan: Plan, cwd: Path, report: Pat
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if code != 0 or not report.exists():
         raise RunError(f"{plan.tool}: exit code {code}\n{_tail(log)}")
-    return Spent(
+    return Cost(
         report_s=(report.stat().st_mtime_ns - wall_start_ns) / 1e9,
         exit_s=exit_s,
         cpu_s=cpu_s,
@@ -170,7 +170,7 @@ def _tail(log: Path) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def _rates(generate_s: Sequence[float], prefill_s: Sequence[float]) -> tuple[float, float]:
+def _compute_rates(generate_s: Sequence[float], prefill_s: Sequence[float]) -> tuple[float, float]:
     """Return decode and end-to-end tokens per second, with one definition for both tools.
 
     The first token comes with the prefill, so the remaining time yields one token less.
@@ -179,7 +179,7 @@ def _rates(generate_s: Sequence[float], prefill_s: Sequence[float]) -> tuple[flo
     return BATCH_SIZE * (NEW_TOKENS - 1) / decode_s, BATCH_SIZE * NEW_TOKENS / fmean(generate_s)
 
 
-def _read_ours(plan: Plan, path: Path, spent: Spent) -> Result:
+def _read_ours(plan: Plan, path: Path, spent: Cost) -> Result:
     report = decode_report(path.read_bytes(), path.name)
     if len(report.records) != 1 or report.records[0].status != "measured":
         raise RunError(f"{OURS}: {[(record.status, record.reason) for record in report.records]}")
@@ -192,7 +192,7 @@ def _read_ours(plan: Plan, path: Path, spent: Spent) -> Result:
     prefill_s = [
         phase.duration_s for each in record.rounds for phase in each.phases if phase.name == "prefill"
     ]
-    decode_rate, rate = _rates(generate_s, prefill_s)
+    decode_rate, rate = _compute_rates(generate_s, prefill_s)
     metric = record.metrics["energy_per_request_j"]
     backend = record.backend
     parts = {
@@ -223,7 +223,7 @@ def _read_ours(plan: Plan, path: Path, spent: Spent) -> Result:
     )
 
 
-def _read_peer(plan: Plan, out: Path, spent: Spent) -> Result:
+def _read_peer(plan: Plan, out: Path, spent: Cost) -> Result:
     report: dict[str, Any] = json.loads((out / "report.json").read_text())
     versions: dict[str, Any] = json.loads((out / "versions.json").read_text())
     threads = versions.pop("threads")
@@ -231,7 +231,7 @@ def _read_peer(plan: Plan, out: Path, spent: Spent) -> Result:
     prefill_s: list[float] = report["prefill"]["latency"]["values"]
     if threads != plan.threads or len(generate_s) != plan.rounds:
         raise RunError(f"{PEER}: {threads} threads, {len(generate_s)} iterations; differs from the plan")
-    decode_rate, rate = _rates(generate_s, prefill_s)
+    decode_rate, rate = _compute_rates(generate_s, prefill_s)
     energy: dict[str, Any] = report["generate"]["energy"]
     if energy["unit"] != "kWh":
         raise RunError(f"{PEER}: energy in {energy['unit']}, expected kWh")

@@ -23,7 +23,7 @@ from pytest_llenergy.devices.locks import acquire
 BOARDS = tuple(DeviceLock(f"GPU-{board}") for board in range(4))
 
 #: Highest acceptable wait for a lease, and how long polling is tried (seconds).
-MOST_S, NAIVE_S = 1.0, 10.0
+MOST_S, POLLING_S = 1.0, 10.0
 
 REST_S = 0.5
 
@@ -43,7 +43,7 @@ while True:
 
 
 @contextmanager
-def loops(number: int, seconds: float) -> Iterator[None]:
+def run_loops(number: int, seconds: float) -> Iterator[None]:
     """Run ``number`` processes that keep taking one board for ``seconds`` each."""
     with ExitStack() as stack:
         for _ in range(number):
@@ -55,19 +55,19 @@ def loops(number: int, seconds: float) -> Iterator[None]:
         yield
 
 
-def leased_s() -> float:
+def measure_lease_s() -> float:
     """Return the seconds until all four boards are leased through the queue."""
     start_s = time.monotonic()
     acquire(LockRequest(BOARDS), 60.0).release()
     return time.monotonic() - start_s
 
 
-def polled_s() -> float | None:
+def measure_polling_s() -> float | None:
     """Return the seconds until all four boards are locked by polling every 50 ms; None if never."""
     directory = open_lock_directory()
     start_s = time.monotonic()
     try:
-        while (spent_s := time.monotonic() - start_s) < NAIVE_S:
+        while (spent_s := time.monotonic() - start_s) < POLLING_S:
             got = [try_lock(directory, board) for board in BOARDS]
             for descriptor in got:
                 if descriptor is not None:
@@ -89,22 +89,22 @@ def main(argv: Sequence[str]) -> int:
         "--seconds", type=float, default=0.03, metavar="S", help="time for which a board is held (0.03)"
     )
     parser.add_argument("--json", type=Path, default=Path("fairness.json"), metavar="FILE")
-    given = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     ours: list[float | None] = []
     naive: list[float | None] = []
     with tempfile.TemporaryDirectory(prefix="fairness-") as scratch:
         os.environ["LLENERGY_LOCK_DIR"] = scratch
-        with loops(6, given.seconds):
-            for _ in range(given.rounds):
-                for take, times in ((leased_s, ours), (polled_s, naive)):
+        with run_loops(6, args.seconds):
+            for _ in range(args.rounds):
+                for take, times in ((measure_lease_s, ours), (measure_polling_s, naive)):
                     # Right after all four are released, they are briefly free.
                     time.sleep(REST_S)
                     times.append(take())
     never = sum(spent_s is None for spent_s in naive)
     leased = [spent_s for spent_s in ours if spent_s is not None]
     print(f"lease: median {median(leased):.3f} s, at most {max(leased):.3f} s (limit: {MOST_S:g} s)")
-    print(f"polling: not within {NAIVE_S:g} s in {never} of {given.rounds}")
-    given.json.write_text(json.dumps({"lease_s": ours, "polled_s": naive}, indent=1) + "\n")
+    print(f"polling: not within {POLLING_S:g} s in {never} of {args.rounds}")
+    args.json.write_text(json.dumps({"lease_s": ours, "polled_s": naive}, indent=1) + "\n")
     return 0 if max(leased) < MOST_S else 1
 
 

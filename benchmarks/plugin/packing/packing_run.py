@@ -18,19 +18,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from packing_suite import BOARDS, draw, lower_bound_s, makespan_s, read, write
+from packing_suite import BOARDS, draw_suite, lower_bound_s, makespan_s, read_spans, write_suite
 
 from tests.nvml_sim import Board, World, build_library
 
 ROOT = Path(__file__).resolve().parents[3]
 
 #: Highest acceptable median of makespan over lower bound.
-MOST = 1.25
+MOST_RATIO = 1.25
 
 OURS, ONE_LOCK = "leases", "one lock"
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suites", type=int, default=5, metavar="N", help="random suites (5)")
@@ -43,7 +43,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(directory: Path, environment: dict[str, str], workers: int, dist: str) -> None:
+def run_pytest(directory: Path, environment: dict[str, str], workers: int, dist: str) -> None:
     """Run one pytest session. Exits if a test fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}"]
     done = subprocess.run(
@@ -59,8 +59,8 @@ def run(directory: Path, environment: dict[str, str], workers: int, dist: str) -
 
 def main(argv: Sequence[str]) -> int:
     """Run every suite both ways and print the table. Returns 1 if the limit is exceeded."""
-    given = arguments(argv)
-    rng = Random(given.seed)
+    args = parse_arguments(argv)
+    rng = Random(args.seed)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="packing-") as scratch_name:
         scratch = Path(scratch_name)
@@ -72,34 +72,36 @@ def main(argv: Sequence[str]) -> int:
             "PYTHONPATH": str(ROOT),
             "LLENERGY_LOCK_DIR": str(scratch / "locks"),
         }
-        for index in range(given.suites):
-            jobs = draw(rng, given.tests, *given.seconds)
+        for index in range(args.suites):
+            jobs = draw_suite(rng, args.tests, *args.seconds)
             bound_s = lower_bound_s(jobs)
             row: dict[str, Any] = {"bound_s": bound_s, "load_average": os.getloadavg()[0]}
             # Alternate, since the load of the machine changes slowly.
             for name in (OURS, ONE_LOCK) if index % 2 == 0 else (ONE_LOCK, OURS):
                 directory = scratch / f"{index}-{name.replace(' ', '-')}"
                 directory.mkdir()
-                log = write(jobs, directory, leases=name == OURS)
-                run(directory, environment, given.workers, given.dist)
-                spans = read(log)
-                assert len(spans) == given.tests
+                log = write_suite(jobs, directory, leases=name == OURS)
+                run_pytest(directory, environment, args.workers, args.dist)
+                spans = read_spans(log)
+                assert len(spans) == args.tests
                 row[name] = {"makespan_s": makespan_s(spans), "ratio": makespan_s(spans) / bound_s}
             rows.append(row)
             print(f"  suite {index}: " + _cells(row), flush=True)
     ratios = {name: median(row[name]["ratio"] for row in rows) for name in (OURS, ONE_LOCK)}
     print(f"\nmakespan over the lower bound, median: {OURS} {ratios[OURS]:.2f}", end="")
-    print(f" (limit: {MOST}), {ONE_LOCK} {ratios[ONE_LOCK]:.2f}")
-    settings = {name: value for name, value in vars(given).items() if name != "json"}
+    print(f" (limit: {MOST_RATIO}), {ONE_LOCK} {ratios[ONE_LOCK]:.2f}")
+    settings = {name: value for name, value in vars(args).items() if name != "json"}
     host = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
     content = {"host": host, "settings": settings, "ratios": ratios, "suites": rows}
-    given.json.write_text(json.dumps(content, indent=1) + "\n")
-    return 0 if ratios[OURS] <= MOST else 1
+    args.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if ratios[OURS] <= MOST_RATIO else 1
 
 
 def _cells(row: dict[str, Any]) -> str:
-    told = [f"{name} {row[name]['makespan_s']:.2f} s ({row[name]['ratio']:.2f})" for name in (OURS, ONE_LOCK)]
-    return f"bound {row['bound_s']:.2f} s, {', '.join(told)}"
+    cells = [
+        f"{name} {row[name]['makespan_s']:.2f} s ({row[name]['ratio']:.2f})" for name in (OURS, ONE_LOCK)
+    ]
+    return f"bound {row['bound_s']:.2f} s, {', '.join(cells)}"
 
 
 if __name__ == "__main__":

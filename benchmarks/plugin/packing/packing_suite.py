@@ -30,7 +30,7 @@ class Span:
     boards: tuple[str, ...]
 
 
-def draw(rng: Random, tests: int, least_s: float, most_s: float) -> list[Job]:
+def draw_suite(rng: Random, tests: int, least_s: float, most_s: float) -> list[Job]:
     """Draw a suite. Wide tests are as frequent as narrow ones, which is the hardest case to pack."""
     return [Job(rng.choice(WIDTHS), rng.uniform(least_s, most_s)) for _ in range(tests)]
 
@@ -40,7 +40,7 @@ def lower_bound_s(jobs: list[Job]) -> float:
     return max(sum(job.n * job.seconds for job in jobs) / BOARDS, max(job.seconds for job in jobs))
 
 
-FILE = """
+TEST_FILE = """
 import json, os, time
 import pytest
 JOBS = {jobs}
@@ -68,12 +68,12 @@ def one_lock():
 """
 
 
-def write(jobs: list[Job], directory: Path, *, leases: bool) -> Path:
+def write_suite(jobs: list[Job], directory: Path, *, leases: bool) -> Path:
     """Write the suite into a directory. Returns the file in which its tests log their spans."""
     log = directory / "spans.jsonl"
     fixture, boards = ("gpus", "gpus.uuids") if leases else ("one_lock", "['all']")
     pairs = [(job.n, round(job.seconds, 4)) for job in jobs]
-    text = FILE.format(jobs=pairs, fixture=fixture, boards=boards, log=str(log))
+    text = TEST_FILE.format(jobs=pairs, fixture=fixture, boards=boards, log=str(log))
     (directory / "test_suite.py").write_text(text)
     (directory / "pytest.ini").write_text("[pytest]\n")
     if not leases:
@@ -81,7 +81,7 @@ def write(jobs: list[Job], directory: Path, *, leases: bool) -> Path:
     return log
 
 
-def read(log: Path) -> list[Span]:
+def read_spans(log: Path) -> list[Span]:
     """Read the logged spans. Raises ``SystemExit`` if two tests held a board at the same time."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     spans = sorted((Span(start, end, tuple(boards)) for start, end, boards in lines), key=lambda s: s.start_s)

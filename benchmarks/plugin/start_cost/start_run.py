@@ -40,16 +40,16 @@ SUITES = {
 BASE = "workers, spawn"
 
 #: How long the parent is observed while ranks work (seconds).
-WATCH_S = 2.0
+OBSERVED_S = 2.0
 
 
-def plan(n: int) -> ProcessPlan:
+def make_plan(n: int) -> ProcessPlan:
     """Return the plan of ranks with torch, or with transformers if they import it."""
     capabilities = Capabilities(framework="torch", data=True, preload=AUTO)
     return plan_processes(capabilities, None, Lease(("cpu",) * n), usable_cpus())
 
 
-def load(with_transformers: bool) -> None:
+def import_libraries(with_transformers: bool) -> None:
     """Import what every rank needs first."""
     if with_transformers:
         from importlib import import_module
@@ -58,25 +58,25 @@ def load(with_transformers: bool) -> None:
             import_module(name)
 
 
-def ready_s(host: LocalHost, n: int, with_transformers: bool) -> tuple[float, float]:
+def measure_ready_s(host: LocalHost, n: int, with_transformers: bool) -> tuple[float, float]:
     """Return the seconds until cold ranks have imported what they need, and until warm ranks are ready."""
     start_s = time.perf_counter()
-    group = RankGroup(plan(n), {LOCALHOST: host})
+    group = RankGroup(make_plan(n), {LOCALHOST: host})
     try:
-        call(group, load, with_transformers)
+        call_ranks(group, import_libraries, with_transformers)
         first_s, again_s = time.perf_counter() - start_s, time.perf_counter()
-        call(group, load, with_transformers)
+        call_ranks(group, import_libraries, with_transformers)
         return first_s, time.perf_counter() - again_s
     finally:
         group.close()
 
 
-def call(group: RankGroup, function: Any, *args: Any) -> None:
+def call_ranks(group: RankGroup, function: Any, *args: Any) -> None:
     """Call a function on every rank."""
     call_workload(group, function, args, {}, 120.0).run_round()
 
 
-def starts(repeats: int) -> dict[str, Any]:
+def measure_starts(repeats: int) -> dict[str, Any]:
     """Return medians in milliseconds by imports and number of ranks."""
     hosts = {method: LocalHost(method) for method in METHODS}
     times: dict[str, dict[str, list[float]]] = {}
@@ -84,18 +84,18 @@ def starts(repeats: int) -> dict[str, Any]:
     try:
         for _ in range(repeats):
             begin_s = time.perf_counter()
-            ready_s(hosts["forkserver"], 1, False)
+            measure_ready_s(hosts["forkserver"], 1, False)
             boot_s.append(time.perf_counter() - begin_s)
             for with_transformers in (False, True):
                 for n in (1, 2):
                     name = f"torch{' and transformers' if with_transformers else ''}, {n} rank(s)"
                     row = times.setdefault(name, {})
                     for method in METHODS:
-                        first_s, again_s = ready_s(hosts[method], n, with_transformers)
+                        first_s, again_s = measure_ready_s(hosts[method], n, with_transformers)
                         row.setdefault(method, []).append(first_s * 1e3)
                         row.setdefault("reuse", []).append(again_s * 1e3)
             hosts["forkserver"].close()
-        parent = parent_percent(hosts["spawn"])
+        parent = measure_parent_percent(hosts["spawn"])
     finally:
         for host in hosts.values():
             host.close()
@@ -107,22 +107,22 @@ def starts(repeats: int) -> dict[str, Any]:
     }
 
 
-def parent_percent(host: LocalHost) -> float:
+def measure_parent_percent(host: LocalHost) -> float:
     """Return the CPU time of this process and the supervisor while two ranks sleep, in per cent of a core."""
-    group = RankGroup(plan(2), {LOCALHOST: host})
+    group = RankGroup(make_plan(2), {LOCALHOST: host})
     try:
-        workload = call_workload(group, time.sleep, (WATCH_S,), {}, 120.0)
+        workload = call_workload(group, time.sleep, (OBSERVED_S,), {}, 120.0)
         workload.ready()
         watched = [psutil.Process(), psutil.Process(psutil.Process(group.ranks[0].pid).ppid())]
         before = [sum(process.cpu_times()[:2]) for process in watched]
         workload.work()
         after = [sum(process.cpu_times()[:2]) for process in watched]
-        return (sum(after) - sum(before)) / WATCH_S * 100
+        return (sum(after) - sum(before)) / OBSERVED_S * 100
     finally:
         group.close()
 
 
-def suite_s(*arguments: str) -> float:
+def time_suite(*arguments: str) -> float:
     """Return the seconds of a whole pytest run. Exits if it fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     start_s = time.perf_counter()
@@ -132,17 +132,17 @@ def suite_s(*arguments: str) -> float:
     return time.perf_counter() - start_s
 
 
-def suites(repeats: int) -> dict[str, list[float]]:
+def time_suites(repeats: int) -> dict[str, list[float]]:
     """Return the seconds of each variant of the suite, run alternately."""
     times: dict[str, list[float]] = {name: [] for name in SUITES}
     for _ in range(repeats):
         for name, arguments in SUITES.items():
-            times[name].append(suite_s(*arguments))
+            times[name].append(time_suite(*arguments))
             print(f"  {name}: {times[name][-1]:.1f} s", flush=True)
     return times
 
 
-def reuse_ms(repeats: int) -> float:
+def measure_reuse_ms(repeats: int) -> float:
     """Return the cost of a test on warm ranks minus one without (10 % trimmed means, ms)."""
     costs = []
     for _ in range(repeats):
@@ -192,22 +192,22 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--suites", type=int, default=1, metavar="N", help="runs per suite (1)")
     parser.add_argument("--json", type=Path, default=Path("start_cost.json"), metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the tables to FILE")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     content: dict[str, Any] = {
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
         "load_average": os.getloadavg()[0],
     }
     with tempfile.TemporaryDirectory(prefix="start-cost-") as locks:
         os.environ["LLENERGY_LOCK_DIR"] = locks
-        content["start"] = starts(given.repeats)
-        if given.suites:
-            content["reuse_ms"] = reuse_ms(given.suites)
-            content["suite"] = suites(given.suites)
-    given.json.write_text(json.dumps(content, indent=1) + "\n")
+        content["start"] = measure_starts(options.repeats)
+        if options.suites:
+            content["reuse_ms"] = measure_reuse_ms(options.suites)
+            content["suite"] = time_suites(options.suites)
+    options.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(content)
     print(f"\n{tables}")
-    if given.markdown:
-        given.markdown.write_text(tables)
+    if options.markdown:
+        options.markdown.write_text(tables)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def note(**facts: Any) -> None:
         out.write(json.dumps(facts) + "\n")
 
 
-def look() -> dict[str, Any]:
+def describe_visible_gpus() -> dict[str, Any]:
     """Return what this rank sees of the GPUs."""
     import torch
 

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_llenergy.api import Energy, Workers
 
-from .in_rank import GPU, exchange, look, multiply, note
+from .in_rank import GPU, describe_visible_gpus, exchange, multiply, note
 
 
 @GPU
@@ -22,4 +22,4 @@ def test_exchange(workers: Workers) -> None:
 def test_multiply(energy: Energy, workers: Workers, again: int) -> None:
     """Work on the device of a rank, for each start method."""
     run = energy(workers.call(multiply, 0.3))
-    note(test="multiply", again=again, products=run.result, seen=workers.run(look)[0])
+    note(test="multiply", again=again, products=run.result, seen=workers.run(describe_visible_gpus)[0])

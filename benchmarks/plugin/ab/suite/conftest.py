@@ -25,7 +25,7 @@ IDLE_W = 0.002
 TICK_S = 0.01
 
 #: Interval at which new ranks are discovered (seconds).
-LOOK_S = 1.0
+DISCOVERY_S = 1.0
 
 #: Joules per output token of the made-up meter.
 TOKEN_J = 0.1
@@ -61,7 +61,7 @@ class SessionCpu:
 
     def read(self) -> list[float | str]:
         """Read the CPU seconds; ranks that have ended count with their last known value."""
-        if time.monotonic() - self._looked_s > LOOK_S:
+        if time.monotonic() - self._looked_s > DISCOVERY_S:
             # Listing processes takes milliseconds.
             self._ranks = psutil.Process().children(recursive=True)
             self._looked_s = time.monotonic()

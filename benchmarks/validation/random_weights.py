@@ -58,7 +58,7 @@ def write_model(size: str, directory: Path) -> None:
     ).save_pretrained(directory)
 
 
-class DrawnBackend(TransformersBackend):
+class RandomWeightsBackend(TransformersBackend):
     """Draws random weights on load; ``options`` of the record state this."""
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
