@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part 1, the sensor: tick period, agreement of its values, and model window."""
+"""Part 1, the sensor: tick period, agreement of its values, and averaging window."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ from . import reading
 from .part import Notebook, main
 from .reading import Readings
 from .results import Line
-from .ticks import Timing, find_changes, measure_timing
-from .waves import SensorModel, Wave, counter_powers, fit_sensor, predict_scatter, reading_powers
+from .sensor_model import (
+    SensorModel,
+    Timing,
+    Wave,
+    counter_powers,
+    find_changes,
+    fit_sensor,
+    measure_timing,
+    predict_scatter,
+    reading_powers,
+)
 from .work import Load, lease_board, make_load
 
 BUDGET_S = 50.0

@@ -18,8 +18,14 @@ from ..nvml_sim.instant_reads import counter_mj, power_mw
 np = pytest.importorskip("numpy")
 
 from validation.reading import Readings, build_readings  # noqa: E402
-from validation.ticks import measure_timing  # noqa: E402
-from validation.waves import Wave, counter_powers, fit_sensor, predict_scatter, reading_powers  # noqa: E402
+from validation.sensor_model import (  # noqa: E402
+    Wave,
+    counter_powers,
+    fit_sensor,
+    measure_timing,
+    predict_scatter,
+    reading_powers,
+)
 
 Attach = Callable[[World], ModuleType]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate a sensor's model window from a load that is on and off at known times.
+"""Characterise a sensor from its polled values: tick period, jitter and averaging window.
 
-At each tick a sensor reports the mean power over the last W seconds, possibly delayed by L. The load was on
-for a known share of that interval; with the right W and L, power is a linear function of that share. W and L
-are fitted for the best line. Ticks of a counter give a mean power too: the energy since the previous tick
-divided by the time. A sensor that samples all the time has W equal to the tick period.
+The averaging window is estimated from a load that is on and off at known times. At each tick a sensor reports
+the mean power over the last W seconds, possibly delayed by L. The load was on for a known share of that
+interval; with the right W and L, power is a linear function of that share. W and L are fitted for the best
+line. Ticks of a counter give a mean power too: the energy since the previous tick divided by the time. A
+sensor that samples all the time has W equal to the tick period.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+#: A gap of this many periods contains a tick that went unnoticed because the value was the same.
+MISSED = 1.5
 
 #: Candidate windows: from 1 ms to 1.6 s in a geometric series.
 SHORTEST_S, LONGEST_S, STEP = 0.001, 1.6, 1.03
@@ -25,6 +29,62 @@ FEWEST, MOST = 24, 300
 
 #: Windows whose misfit exceeds the least by at most this share over sqrt(ticks) fit equally well.
 AS_GOOD = 4.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Ticks of one value, in seconds. ``pause_s`` is the time between two polls, which limits the resolution.
+
+    ``jitter_s`` is the standard deviation of the gaps without a missed tick; ``missed`` is the number of gaps
+    with one. ``late95_s`` bounds the deviation of 95 % of the gaps.
+    """
+
+    ticks: int
+    pause_s: float
+    period_s: float | None = None
+    jitter_s: float | None = None
+    late95_s: float | None = None
+    shortest_s: float | None = None
+    longest_s: float | None = None
+    missed: int = 0
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Return the fields as JSON primitives."""
+        return asdict(self)
+
+
+def find_changes(time_ns: Any, values: Any) -> tuple[Any, Any]:
+    """Return the time of each change (midway between the two polls, ns) and the index of the second poll."""
+    import numpy as np
+
+    at = np.flatnonzero(np.diff(values) != 0) + 1
+    return (time_ns[at - 1] + time_ns[at]) // 2, at
+
+
+def measure_timing(time_ns: Any, values: Any) -> Timing:
+    """Return the timing of a value polled at these times; all ``nan`` gives no tick."""
+    import numpy as np
+
+    pause_s = float(np.median(np.diff(time_ns))) / 1e9 if len(time_ns) > 1 else float("nan")
+    if len(values) < 2 or np.isnan(values).any():
+        return Timing(0, pause_s)
+    moments, _ = find_changes(time_ns, values)
+    if len(moments) < 4:
+        return Timing(len(moments), pause_s)
+    gaps_s = np.diff(moments) / 1e9
+    whole = gaps_s[gaps_s < MISSED * np.median(gaps_s)]
+    period_s = float(whole.mean())
+    return Timing(
+        ticks=len(moments),
+        pause_s=pause_s,
+        period_s=period_s,
+        jitter_s=float(whole.std(ddof=1)) if len(whole) > 1 else None,
+        late95_s=float(np.quantile(np.abs(whole - period_s), 0.95)),
+        shortest_s=float(gaps_s.min()),
+        longest_s=float(gaps_s.max()),
+        missed=int((gaps_s >= MISSED * np.median(gaps_s)).sum()),
+    )
 
 
 @dataclass(frozen=True)
@@ -81,16 +141,12 @@ def counter_powers(time_ns: Any, counter_j: Any) -> tuple[Any, Any]:
     """Return the time (ns) of each counter tick but the first, and the mean power (W) since the last one."""
     import numpy as np
 
-    from .ticks import find_changes
-
     moments, at = find_changes(time_ns, counter_j)
     return moments[1:], np.diff(counter_j[at]) / (np.diff(moments) / 1e9)
 
 
 def reading_powers(time_ns: Any, watts: Any) -> tuple[Any, Any]:
     """Return the time (ns) of each change of a power reading, and the new power (W)."""
-    from .ticks import find_changes
-
     moments, at = find_changes(time_ns, watts)
     return moments, watts[at]
 
