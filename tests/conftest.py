@@ -44,6 +44,12 @@ def pytest_llenergy_meters(config):
 """
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let a run pass whose marks select no test: tox runs each part of the suite on the same arguments."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr:
+        session.exitstatus = pytest.ExitCode.OK
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
     """Restore SIGINT: background jobs of a shell ignore it, and so would every process started here."""

@@ -14,6 +14,8 @@ from pytest_llenergy.recorder import NOTHING_MEASURED
 
 from .conftest import TEN_WATTS
 
+pytestmark = pytest.mark.clock
+
 Read = Callable[..., dict[str, Any]]
 
 SLEEPY = """

@@ -13,6 +13,8 @@ from pytest_llenergy.model.report import json_schema
 
 from .conftest import TEN_WATTS
 
+pytestmark = pytest.mark.clock
+
 Read = Callable[..., dict[str, Any]]
 
 #: A backend that logs when its job runs and when its operations are requested.

@@ -12,6 +12,8 @@ import pytest
 
 from .inner import COMPARE, FAIL, ONE, edit, usage_error
 
+pytestmark = pytest.mark.clock
+
 
 class TestUsage:
     """Told before anything is measured, in one line, with exit code 4."""

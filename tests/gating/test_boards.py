@@ -12,6 +12,8 @@ import pytest
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
 
+pytestmark = pytest.mark.clock
+
 Read = Callable[..., dict[str, Any]]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from .inner import COMPARE, FAIL, ONE, TWO, edit, with_b
 
+pytestmark = pytest.mark.clock
+
 Read = Callable[..., dict[str, Any]]
 
 

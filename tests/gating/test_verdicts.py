@@ -16,6 +16,8 @@ from pytest_llenergy.model.report import json_schema
 
 from .inner import COMPARE, FAIL, MARKED, ONE, RERUNS, TWO, edit, with_b
 
+pytestmark = pytest.mark.clock
+
 Read = Callable[..., dict[str, Any]]
 
 

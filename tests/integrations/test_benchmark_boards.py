@@ -12,6 +12,8 @@ from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
 from .suites import ROOT, Read, by_name, dumped, energy, seconds
 
+pytestmark = pytest.mark.clock
+
 #: Each test drives the board by itself and keeps when its rounds were, so that their joules are known.
 TRUE = """
     import os, time

@@ -16,6 +16,8 @@ from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.meters.base import Domain, within
 from pytest_llenergy.meters.select import Selection
 
+pytestmark = pytest.mark.clock
+
 PERIOD_S = 0.05
 WATTS = 40.0
 

@@ -27,6 +27,8 @@ from pytest_llenergy.model.record import Round
 from ..meters.waves import MS
 from ..nvml_sim import Board, MigInstance, World
 
+pytestmark = pytest.mark.clock
+
 Attach = Callable[[World], ModuleType]
 MIG = "MIG-3f1d8a52-0000-5c7e-8a3f-111111111111"
 

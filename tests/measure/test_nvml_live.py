@@ -23,6 +23,8 @@ from ..meters.waves import MS
 from ..nvml_sim import Board, World
 from .marks import iteration, rank_of
 
+pytestmark = pytest.mark.clock
+
 Attach = Callable[[World], ModuleType]
 
 

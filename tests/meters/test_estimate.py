@@ -24,6 +24,8 @@ from pytest_llenergy.meters.estimate import (
     read_root_cgroup_busy_s,
 )
 
+pytestmark = pytest.mark.clock
+
 
 @pytest.mark.parametrize(
     ("watts", "cpus", "elapsed_s", "busy_s", "joules"),

@@ -17,6 +17,8 @@ import pytest
 from ..nvml_sim import Board, World
 from .waves import MS
 
+pytestmark = pytest.mark.clock
+
 #: How long each call of the driver hangs: longer than the test waits for the script.
 HANGS_NS = 300_000 * MS
 

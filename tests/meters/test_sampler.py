@@ -23,6 +23,8 @@ from pytest_llenergy.meters.window_arithmetic import trace_flags
 from .watching import READ_NS, WAKE_NS, Spell, simulate_reader
 from .waves import EPOCH, MS, S, Sensor, Wave, domain
 
+pytestmark = pytest.mark.clock
+
 TICK = 100 * MS
 BEGIN = EPOCH + 3 * S
 WAVE = Wave(((EPOCH - S, 100.0), (BEGIN, 400.0), (EPOCH + 100 * S, 400.0)))

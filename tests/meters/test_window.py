@@ -31,6 +31,8 @@ from pytest_llenergy.meters.window import FORKED as NO_READER
 from ..nvml_sim import Board, MigInstance, World
 from .waves import MS
 
+pytestmark = pytest.mark.clock
+
 Attach = Callable[[World], ModuleType]
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.clock
+
 PAGE = Path(__file__).parents[2] / "docs/writing-a-meter.md"
 METER, HOOK, WATTS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 WATT = 40.0
