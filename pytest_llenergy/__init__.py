@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """pytest-llenergy: joules per token, with their uncertainty, as pytest tests.
 
-Importing this package costs nothing: every worker process imports it before its device visibility is
-set, so nothing may be loaded here. Public names live in the rooms below it.
+Import nothing here: every rank imports this package before the devices that it may see are set. Public names
+are in the subpackages.
 """
 
 from __future__ import annotations

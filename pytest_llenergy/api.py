@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that fixtures return: BackendHandle, Workers, Energy with its Run, EnergyMeter."""
+"""Objects that fixtures return: BackendHandle, Workers, Energy with its result Run, and EnergyMeter."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from pytest_llenergy.workers.plan import ProcessPlan, plan_processes
 from pytest_llenergy.workers.pool import Load
 from pytest_llenergy.workers.workload import RankWorkload, call_workload, task_workload
 
-#: Longest wait at the end of a test for a thread of it whose ranks were killed.
+#: Longest wait at the end of a test for one of its threads, after the ranks that it used were killed.
 THREAD_TIMEOUT_S = 2.0
 
 
@@ -67,7 +67,7 @@ def raise_rank_outcomes() -> Iterator[None]:
         outcome, reason, exit_code = error.outcome, error.reason, error.exit_code
     # Outside the except block, or pytest would show the rank's error as well.
     if outcome == "Skipped":
-        # ``pytest.skip`` would report this line as the place.
+        # ``pytest.skip`` would report this line as the location of the skip.
         raise pytest.skip.Exception(reason, _use_item_location=True)
     if outcome == "XFailed":
         pytest.xfail(reason)
@@ -80,7 +80,7 @@ def raise_rank_outcomes() -> Iterator[None]:
 
 @dataclass(repr=False)
 class TestContext:
-    """What the objects of one test share: its plan, its lease, its draft and the state of the run."""
+    """Context that the fixtures of one test share: its plan, lease and draft, and the state of the run."""
 
     __test__ = False  # pytest would collect a class of this name
 
@@ -89,7 +89,7 @@ class TestContext:
     lease: Lease
     draft: Draft
     node_id: str
-    #: Set once the test has ended: objects that it has leaked must not use devices that are free again.
+    #: Whether the test has ended. Objects that outlive it must not use devices that others may lease again.
     over: bool = False
     #: Held while a thread uses the ranks.
     lock: RLock = field(default_factory=RLock)
@@ -117,18 +117,18 @@ class TestContext:
             )
 
     def end(self) -> None:
-        """End the test's use of ranks, and kill them if one of its threads still works in them."""
+        """End the test's use of ranks, and kill them if one of its threads still uses them."""
         self.over = True
         if not self.lock.acquire(blocking=False):
             self.state.pool.kill()
-            # Wait until the thread has noticed. It may go on in this process for ever, for example pickling,
-            # but it has no ranks any more and gets no others.
+            # Wait until the thread notices. It may continue in this process for ever, for example pickling,
+            # but its ranks are gone and it gets no others.
             if not self.lock.acquire(timeout=THREAD_TIMEOUT_S):
                 return
         self.lock.release()
 
     def record_ranks(self, group: RankGroup) -> None:
-        """Put the ranks into the draft, unless the test has been measured already with other ranks."""
+        """Describe the ranks in the draft, unless the test was already measured, with other ranks."""
         draft, plan = self.draft, group.plan
         if draft.experiment is None:
             draft.parallel, draft.launch, draft.start_method = plan.parallel, plan.launch, group.start_method
@@ -137,7 +137,7 @@ class TestContext:
 
 @dataclass(frozen=True)
 class BackendHandle:
-    """A backend with a model, for this test's devices. The model is loaded when it is first needed.
+    """A backend with a model on the test's devices. The model is loaded on first use.
 
     Attributes:
         model: The model and where it comes from.
@@ -160,7 +160,7 @@ class BackendHandle:
         return self.spec.capabilities.tasks
 
     def with_options(self, **options: Any) -> BackendHandle:
-        """Return the same backend with more load options, such as ``dtype="float32"``.
+        """Return the same backend with additional load options, such as ``dtype="float32"``.
 
         Raises:
             BackendError: The backend does not take one of them.
@@ -174,7 +174,7 @@ class BackendHandle:
         return BackendHandle(self.spec, self.model, self.context, {**self.options, **options})
 
     def generate(self, prompts: Sequence[str], **params: Any) -> Generation:
-        """Generate for a batch of prompts, unmeasured. ``energy(backend.generate, ...)`` measures it.
+        """Generate text for a batch of prompts, unmeasured. ``energy(backend.generate, ...)`` measures it.
 
         Args:
             prompts: The batch, split over data-parallel ranks.
@@ -190,7 +190,7 @@ class BackendHandle:
         return done
 
     def embed(self, texts: Sequence[str], **params: Any) -> Embedding:
-        """Make a vector of each text, unmeasured. ``energy(backend.embed, ...)`` measures it.
+        """Embed a batch of texts, unmeasured. ``energy(backend.embed, ...)`` measures it.
 
         Args:
             texts: The batch, split over data-parallel ranks.
@@ -232,7 +232,7 @@ class BackendHandle:
         """Load the model in the ranks and return the batch as their workload.
 
         Raises:
-            BackendError: The inputs are no list of strings, or the backend does not support the task.
+            BackendError: The inputs are not a list of strings, or the backend does not support the task.
         """
         if isinstance(inputs, str) or not inputs or not all(isinstance(each, str) for each in inputs):
             raise BackendError(f"{task.name}: prompts must be a list of one or more strings")
@@ -270,7 +270,7 @@ class BackendHandle:
 
 @dataclass(frozen=True)
 class Call:
-    """A call on every rank that ``energy`` can measure; made by ``workers.call``."""
+    """A call on every rank, not run yet, for ``energy`` to measure. ``workers.call`` returns it."""
 
     workers: Workers
     function: Callable[..., Any] | str
@@ -286,7 +286,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Workers:
-    """The ranks of this test, one process per device, to run functions of the test in.
+    """The ranks of this test, one process per device, which run functions of the test.
 
     With torch installed, the ranks form one ``torch.distributed`` process group: gloo on CPUs, NCCL on GPUs.
     The environment variables ``RANK``, ``LOCAL_RANK`` and ``WORLD_SIZE`` are set in each.
@@ -314,7 +314,7 @@ class Workers:
         """Call a function on every rank.
 
         Args:
-            function: A function, sent by value with what it uses if it is defined in the test file, or
+            function: A function, sent by value with all that it uses if the test file defines it, or
                 ``"module:function"``, which the ranks import.
             *args: Arguments for the function.
             timeout: Longest wait for the results (seconds); None waits for ``--energy-timeout``.
@@ -324,7 +324,7 @@ class Workers:
             The result of each rank, in the order of ranks.
 
         Raises:
-            WorkerError: A rank has failed; with the traceback of the rank that failed first. Skip, xfail and
+            WorkerError: A rank failed. The error has the traceback of the first such rank. Skip, xfail and
                 fail in a rank become outcomes of the test.
         """
         with self.context.lock, raise_rank_outcomes():
@@ -336,7 +336,7 @@ class Workers:
             return workload.results()
 
     def call(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
-        """Return a call of a function on every rank, not made yet: ``energy(workers.call(step))``.
+        """Return a call of a function on every rank without running it: ``energy(workers.call(step))``.
 
         Args:
             function: As for ``run``.
@@ -433,7 +433,7 @@ class Energy:
                 "energy() was called twice in one test; parametrize the test, or use energy_meter(name) for "
                 "several windows"
             )
-        # Before the model, which may load for minutes: meters that were asked for may be missing.
+        # Open the meters before the model, which may load for minutes: a requested meter may be missing.
         selection = open_test_meters(context)
         progress = context.state.progress.track(context.node_id)
         with raise_rank_outcomes(), progress as show, ExitStack() as locked:
@@ -445,7 +445,7 @@ class Energy:
                 selection.close()
                 raise
             if isinstance(workload, CallWorkload):
-                # It runs in this process. Threads that it starts may use the ranks, so they need the lock.
+                # It runs in this process. Its threads may use the ranks, for which they need the lock.
                 draft.forget_ranks()
                 locked.close()
             plan = RoundPlan(settings.rounds, settings.warmup, settings.gap, settings.target, settings.budget)
@@ -457,14 +457,14 @@ class Energy:
             value = result()
             if settings.flops:
                 show("counting floating-point operations")
-                # Last, since counting may load, compile or cache what would change a later round.
+                # Last, since counting may load, compile or cache something that would change a later round.
                 draft.experiment = _with_flops(draft.experiment, workload)
         return Run(draft.experiment.rounds, draft.experiment.metrics, value)
 
     def _workload(
         self, work: Callable[..., Any] | Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[RankWorkload | CallWorkload, Callable[[], Any]]:
-        """Return what to run and a function that returns its result."""
+        """Return the workload, and a function that returns its result."""
         handle = getattr(work, "__self__", None)
         task = handle.task_of(work) if isinstance(handle, BackendHandle) else None
         if isinstance(handle, BackendHandle) and task is not None:
@@ -473,12 +473,12 @@ class Energy:
         if not isinstance(work, Call) and callable(work) and self._context.plan.gpus is not None:
             work = Workers(self._context).call(work, *args, **kwargs)
         elif isinstance(work, Call) and (args or kwargs):
-            raise LLEnergyError("energy(workers.call(fn, ...)): give the arguments to call, not to energy")
+            raise LLEnergyError("energy(workers.call(fn, ...)): pass the arguments to call, not to energy")
         if isinstance(work, Call):
             ranks = work.workload()
             return ranks, ranks.results
         if not callable(work):
-            raise LLEnergyError(f"energy: {work!r} is not callable; give the function, not its result")
+            raise LLEnergyError(f"energy: {work!r} is not callable; pass the function, not its result")
         if is_lazy(work):
             raise LLEnergyError(f"energy: {REFUSAL}, or use async with energy_meter(name)")
         function = work
@@ -520,15 +520,15 @@ class EnergyMeter:
         Raises:
             MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.
         """
-        return self._added(self._open().window(name))
+        return self._add(self._open().window(name))
 
     def begin(self, name: str) -> Window:
         """Begin a window; ``end`` with the same name closes it.
 
         Raises:
-            MeterError: A window of that name is open, or meters that were asked for are unavailable.
+            MeterError: A window of that name is open, or requested meters are unavailable.
         """
-        return self._added(self._open().begin(name))
+        return self._add(self._open().begin(name))
 
     def end(self, name: str) -> Window:
         """End the window of that name.
@@ -554,7 +554,7 @@ class EnergyMeter:
             self._context.draft.meters = [each.domain.info(each.meter) for each in series]
         return self._measuring
 
-    def _added(self, window: Window) -> Window:
+    def _add(self, window: Window) -> Window:
         self._context.draft.windows.append(window)
         return window
 
@@ -562,8 +562,8 @@ class EnergyMeter:
 def open_test_meters(context: TestContext) -> Selection:
     """Open the meters for the devices of a test.
 
-    If no meter was asked for and the host has none, the selection is empty and has the reason, and the record
-    of the test has no joules.
+    If no meter was requested and the host has none, the selection is empty and names the reason; the test's
+    record then has no energy.
 
     Raises:
         MeterError: The meters that ``--energy-meter`` or ``--energy-require`` ask for are unavailable.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parametrise tests over backends, and check at collection and set-up that every mark has an effect."""
+"""Parametrise tests over backends; check at collection and set-up that every mark has an effect."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from pytest_llenergy.stash import BACKEND_PARAMETER, LEASE, is_measured, is_work
 from pytest_llenergy.workers.plan import explain_degree_mismatch
 from pytest_llenergy.xdist import worker_input_of
 
-#: Plugins that have a fixture ``benchmark``, and the object that measures its tests.
+#: Plugins that have a fixture ``benchmark``, and the name of our plugin object that measures their tests.
 BENCHMARK_PLUGINS, BENCHMARKS = ("benchmark", "codspeed"), "llenergy-benchmarks"
 
-#: Fixtures that measure what a gate can check; the second is pytest-benchmark's.
+#: Fixtures whose measurements a gate can check; the second is pytest-benchmark's.
 GATED_FIXTURES = ("energy", "benchmark")
 
 #: Fixtures that start ranks, to which degrees of parallelism apply.
 RANK_FIXTURES = (BACKEND_PARAMETER, "workers")
 
 GATE_WITHOUT_ENERGY = (
-    "@pytest.mark.energy_gate judges what energy(...) measures, and the test does not use the fixture energy"
+    "@pytest.mark.energy_gate checks what energy(...) measures, but the test does not use the fixture energy"
 )
-MARK_WITHOUT_BACKEND = "is for the fixture backend, and the test does not use it"
+MARK_WITHOUT_BACKEND = "is for the fixture backend, but the test does not use it"
 GPUS_VALUE = (
-    "the fixture gpus takes no value: what is leased is what the mark says; write pytest.param(..., "
+    "the fixture gpus takes no value: the mark determines the lease; write pytest.param(..., "
     "marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in pytest_collection_modifyitems"
 )
 EARLIER = "add it in pytest_collection_modifyitems, or write pytest.param(..., marks=...)"
-LATE = f"was added while the test was set up, too late to count; {EARLIER}"
+LATE = f"was added while the test was set up, too late to have an effect; {EARLIER}"
 LATE_BACKEND_MARKS = (
     "@pytest.mark.backend_options, @pytest.mark.backend_needs, @pytest.mark.parallel were changed while the "
     f"test was set up, after its backend was chosen; {EARLIER}"
 )
 
-#: The plan of a test just before it was set up.
+#: The plan of a test just before its set-up.
 PLAN_BEFORE_SETUP = pytest.StashKey[TestPlan]()
 
 
@@ -61,8 +61,8 @@ def check_function(metafunc: pytest.Metafunc) -> None:
     """Check the marks of a test function and parametrise it over backends, once for all its parameters.
 
     Raises:
-        pytest.Collector.CollectError: A mark is invalid or has no effect. It is the one exception that pytest
-            prints as a clean collection error.
+        pytest.Collector.CollectError: A mark is invalid or has no effect. This is the only exception that
+            pytest reports without a traceback at collection.
     """
     node = metafunc.definition
     try:
@@ -79,7 +79,7 @@ def check_function(metafunc: pytest.Metafunc) -> None:
 def _parametrize_backend(metafunc: pytest.Metafunc, plan: TestPlan) -> None:
     """Add one parameter for each selected backend; a backend that cannot run the test is skipped.
 
-    Raises ``PlanError`` if no known backend offers what the test asks for.
+    Raises ``PlanError`` if no known backend meets the test's requirements.
     """
     state = state_of(metafunc.config)
     selected, backends = state.selected_backends, state.backends
@@ -96,20 +96,20 @@ def _parametrize_backend(metafunc: pytest.Metafunc, plan: TestPlan) -> None:
 
 
 def check_collected_tests(session: pytest.Session) -> None:
-    """Check what depends on marks that parameters and hooks add; tell the controller which tests measure."""
+    """Check tests whose marks come from parameters and hooks; send the controller the tests that measure."""
     _remove_wrong_degrees(session.config, session.items)
     plans = [valid_plan_of(item) for item in session.items]
     if any(plan is not None and plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
     measured = [item.nodeid for item in session.items if is_measured(item)]
-    # From now on the controller expects records of these, even if this worker dies.
+    # The controller then expects records of these tests, even if this worker dies.
     if measured and is_worker(session.config):
         worker_input_of(session.config).send_tests(measured)
 
 
 def _remove_wrong_degrees(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Report a collection error for tests whose degrees do not multiply to their number of devices."""
-    # One report for all parameters of a function.
+    # One error for all parameters of a function.
     errors: dict[tuple[str, str], None] = {}
     for item in tuple(items):
         plan = valid_plan_of(item) if any(uses_fixture(item, name) for name in RANK_FIXTURES) else None
@@ -118,7 +118,7 @@ def _remove_wrong_degrees(config: pytest.Config, items: list[pytest.Item]) -> No
         wrong = explain_degree_mismatch(plan.parallel, plan.device_count)
         if wrong is not None:
             errors[item.nodeid.partition("[")[0], wrong] = None
-            # xdist would run it in spite of the error.
+            # xdist would run the test in spite of the error.
             items.remove(item)
     for place, wrong in errors:
         report = pytest.CollectReport(place, "failed", f"{place}: @pytest.mark.{wrong}", [])
@@ -126,7 +126,7 @@ def _remove_wrong_degrees(config: pytest.Config, items: list[pytest.Item]) -> No
 
 
 def describe_unavailable_backends(config: pytest.Config) -> str | None:
-    """Name the backends that are not installed; None if ``--energy-backend`` selects some."""
+    """Name the backends that are not installed; return None if ``--energy-backend`` selects some."""
     state = state_of(config)
     if state.settings.backend:
         return None
@@ -141,14 +141,14 @@ def describe_unavailable_backends(config: pytest.Config) -> str | None:
 def prepare_test(item: pytest.Item) -> None:
     """Start the record of a test, check its marks, and order its fixtures so that the lease comes first.
 
-    Marks that are not on the function were not checked before: those of ``pytest.param(marks=...)``, of
-    ``add_marker``, and of ``unittest`` tests, for which ``pytest_generate_tests`` is not called.
+    Collection checks only the marks on functions. This checks those of ``pytest.param(marks=...)``, of
+    ``add_marker``, and of ``unittest`` tests, for which pytest does not call ``pytest_generate_tests``.
 
     Raises:
-        PlanError: A mark is invalid, has no effect, or the fixture ``gpus`` is given a value.
+        PlanError: A mark is invalid or has no effect, or a parameter gives the fixture ``gpus`` a value.
     """
     if is_measured(item):
-        # Each attempt of a plugin that runs a test again comes here.
+        # Plugins that run a test again call this for each attempt.
         start_record(item)
     if not uses_fixture(item, LEASE) and not marks.has_energy_marks(item):
         return
@@ -163,15 +163,15 @@ def prepare_test(item: pytest.Item) -> None:
 
 
 def check_late_marks(item: pytest.Item) -> None:
-    """Check marks that fixtures have added, after a test was set up.
+    """Check the marks that fixtures added while the test was set up.
 
     Raises:
-        PlanError: A mark came too late to have an effect.
+        PlanError: A mark was added too late to have an effect.
     """
     plan, before = _checked_plan(item), item.stash.get(PLAN_BEFORE_SETUP, TestPlan())
     if plan.degrees != before.degrees:
         raise PlanError(f"{item.nodeid}: @pytest.mark.parallel {LATE}")
-    # A measured test is checked against its gate after its body, so there the gate is not late.
+    # The gate of a measured test is checked after its body, so it is not too late.
     if plan.gate is not None and before.gate is None and not is_measured(item):
         raise PlanError(f"{item.nodeid}: @pytest.mark.energy_gate {LATE}")
     _check_lease(item, plan)
@@ -217,16 +217,16 @@ def _check_backend(item: pytest.Item, plan: TestPlan) -> None:
     none_can = explain_unmet_by_all(state.selected_backends, plan.requirements, backends)
     if none_can is not None:
         raise PlanError(f"{item.nodeid}: {none_can}")
-    # ``pytest.skip`` would report this line as the place.
+    # ``pytest.skip`` would report this line as the location of the skip.
     raise pytest.skip.Exception(reason, _use_item_location=True)
 
 
 def _has_gpus_value(item: pytest.Item) -> bool:
-    """Whether a parameter is for our fixture ``gpus``, not for the test or another fixture of that name."""
+    """Whether a parameter is for this plugin's fixture ``gpus``, not for the test or another such fixture."""
     callspec = getattr(item, "callspec", None)
     if callspec is None or gpus.__name__ not in callspec.params:
         return False
-    # A private attribute, but nothing else tells which fixture of a name a test has. Only functions have
+    # Only this private attribute tells which of several fixtures of a name a test uses. Only functions have
     # parameters.
     definitions: Sequence[pytest.FixtureDef[object]]
     definitions = item._fixtureinfo.name2fixturedefs.get(gpus.__name__, ())  # type: ignore[attr-defined]
@@ -234,9 +234,9 @@ def _has_gpus_value(item: pytest.Item) -> bool:
 
 
 def _check_lease(item: pytest.Item, plan: TestPlan) -> None:
-    """Lease devices for a test that is no function, until its teardown.
+    """Lease devices until teardown for a test that is not a function.
 
-    Raises ``PlanError`` if the ``gpus`` mark of a function has changed since its devices were leased.
+    Raises ``PlanError`` if the ``gpus`` mark of a function changed after its devices were leased.
     """
     if plan.gpus is None or item.config.getoption("setupplan", False):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects records, writes the report and prints the summary.
+"""Collect records, write the report and print the summary.
 
 Under pytest-xdist this happens in the controller, otherwise in the only process.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Controller:
-    """Plugin object of the process that keeps the records. Imports what handles them with the first one."""
+    """Plugin object of the process that keeps the records. The first record imports what handles records."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class Controller:
             self._workers = WorkerTracker(config, self._read_baseline_file)
             config.pluginmanager.register(self._workers, "llenergy-workers")
         self._builder: ReportBuilder | None = None
-        # What the summary shows: paths that were written, and what went wrong.
+        # For the summary: lines on written files, and errors.
         self._written: list[str] = []
         self._gate_error: str | None = None
         self._summary_error: str | None = None
@@ -77,7 +77,7 @@ class Controller:
 
         if self._builder is None:
             if self._settings.save is not None:
-                # An error shows when the report is written.
+                # If this fails, writing the report fails too, and reports the error.
                 with suppress(OSError):
                     self._paths[-1].parent.mkdir(exist_ok=True)
             self._builder = ReportBuilder(
@@ -93,7 +93,7 @@ class Controller:
         environment = self._workers.environment_of(node) if self._workers is not None else None
         self._builder.add(record, worker=worker, environment=environment)
 
-    # Here a failure that belongs to no test still reaches the summary and the exit status.
+    # A failure outside any test that is counted here still reaches the summary and the exit status.
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
@@ -154,7 +154,7 @@ class Controller:
         return True
 
     def _append_step_summary(self, report: Report) -> None:
-        """Append to the step summary of GitHub Actions. Failing that fails no run."""
+        """Append to the step summary of GitHub Actions. An error is shown but does not fail the run."""
         from pytest_llenergy.report.ci import append_run_summary
 
         try:
@@ -166,7 +166,7 @@ class Controller:
         quiet = self._config.get_verbosity() < 0
         if self._builder is None:
             for path in [] if quiet else filter(None, [*self._paths, self._settings.html]):
-                terminalreporter.write_line(f"energy report: no test was measured, {path} was not written")
+                terminalreporter.write_line(f"energy report: no test was measured; {path} was not written")
             self._print_gates(terminalreporter)
             return
         if not quiet:
@@ -212,7 +212,7 @@ class Controller:
         _print_text(terminalreporter, render_verdicts(comparisons, writer.fullwidth, color=writer.hasmarkup))
 
     def _print_gates(self, terminalreporter: Any) -> None:
-        """Print what gates could not decide, even with ``-q``: silence would be taken for a pass."""
+        """Print which gates were not decided, even with ``-q``: silence would look like a pass."""
         records = self._last_attempts
         if self._settings.compare is not None or any(record.comparisons for record in records):
             from pytest_llenergy.gating import describe_ungated
@@ -243,7 +243,7 @@ class Controller:
 
 
 def _count_elsewhere(records: Iterable[Record]) -> list[str]:
-    """Return a line for each place, other than this one, where tests were measured."""
+    """Return a line for each other host or Python in which tests were measured."""
     from pytest_llenergy.xdist import ELSEWHERE
 
     places = Counter(flag.detail for record in records for flag in record.flags if flag.name == ELSEWHERE)
@@ -251,7 +251,7 @@ def _count_elsewhere(records: Iterable[Record]) -> list[str]:
 
 
 def _count_earlier(records: Sequence[Record], last: Sequence[Record]) -> list[str]:
-    """Return a line on the attempts that the table leaves out, if there are any."""
+    """Return a line on earlier attempts, which the table leaves out; nothing if there are none."""
     count = len(records) - len(last)
     return [f"{count} earlier attempt{'' if count == 1 else 's'} not shown"] if count else []
 
@@ -260,7 +260,7 @@ def _describe_left_journals(path: Path) -> list[str]:
     from pytest_llenergy.report.store import find_journals
 
     return [
-        f"journal of a run that did not end, or has not yet: {_relative(journal)} (llenergy merge)"
+        f"journal of a killed or running run: {_relative(journal)} (llenergy merge)"
         for journal in find_journals(path)
     ]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All exceptions and warnings of the package.
+"""Exceptions and warnings of the package.
 
-Each message is one line: what is wrong, what was found, and what to do.
+Each message is one line that names the problem, the value found, and the remedy.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class WorkerError(LLEnergyError):
 
 
 class WorkerPlacementError(WorkerError):
-    """The ranks that started are not those that were planned."""
+    """The ranks did not start on the devices that were planned."""
 
 
 class LLEnergyWarning(UserWarning):
-    """Base of all warnings given by pytest-llenergy."""
+    """Base of all warnings issued by pytest-llenergy."""
 
 
 class UncoordinatedLeaseWarning(LLEnergyWarning):
-    """GPUs are leased in a place where other users of the same GPUs cannot see the lease."""
+    """GPUs are leased in a directory in which other users of the same GPUs cannot see the lease."""

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Literal
@@ -17,8 +17,7 @@ from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.comparison import select_last_attempts
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.measure.metrics import round_values
-from pytest_llenergy.model.base import Primitive
-from pytest_llenergy.model.record import MeterInfo, Metric, Record
+from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.report import Report
 from pytest_llenergy.report.ci import Family, Sample, render_openmetrics_text
 
@@ -39,20 +38,20 @@ class ExportSide:
     report: Report
 
     def records(self) -> list[Record]:
-        """Return the last attempt of each test. Raises ``ReportError`` if an attempt is there twice."""
+        """Return the last attempt of each test. Raises ``ReportError`` if a report has an attempt twice."""
         return list(select_last_attempts(self.report.records, self.name or "the report").values())
 
     def measured(self) -> list[Record]:
-        """Return the records whose values count."""
+        """Return the records with valid measurements."""
         return [record for record in self.records() if record.counts]
 
     def device_key(self, record: Record) -> str:
-        """Return a key that is equal for tests on the same kind of devices, measured the same way."""
+        """Return a key that is equal for tests on the same kind of devices, measured with the same meters."""
         return fingerprint(device_facts(record, self.report.environment))
 
 
 def export_report(sides: Sequence[ExportSide], target: Target) -> str:
-    """Render one side, or both if the format is in ``WITH_SIDES``."""
+    """Render a report in a format: one side, or both if the format is in ``WITH_SIDES``."""
     if target == "openmetrics":
         return render_openmetrics(sides)
     if target == "csv":
@@ -73,7 +72,7 @@ def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
 
 
 def render_github_action_benchmark(side: ExportSide) -> str:
-    """Render ``customSmallerIsBetter`` of github-action-benchmark: the metrics of which less is better.
+    """Render ``customSmallerIsBetter`` of github-action-benchmark, with the metrics of which less is better.
 
     Values keep the units of the record, since the action plots one unit per series.
     """
@@ -91,7 +90,7 @@ def render_github_action_benchmark(side: ExportSide) -> str:
     return json.dumps(entries, indent=2) + "\n"
 
 
-#: Suffix of a metric, what replaces it in the name of a gauge, and the unit in OpenMetrics.
+#: Suffix of a metric, its replacement in the name of the gauge, and the unit in OpenMetrics.
 _UNITS = (
     ("_tokens_per_s", "_rate", "tokens_per_second"),
     ("requests_per_s", "request_rate", "requests_per_second"),
@@ -102,7 +101,7 @@ _UNITS = (
     ("_s", "", "seconds"),
 )
 
-#: Names of measures may hold no digits.
+#: Words for percentiles, since Bencher allows no digits in the name of a measure.
 _PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
 
 
@@ -113,16 +112,16 @@ def _gauge(metric: str) -> tuple[str, str]:
 
 def _bencher_measure(metric: str) -> tuple[str, float]:
     if metric == "duration_s":
-        # The only measure that Bencher defines itself; it is in nanoseconds.
+        # The only measure that Bencher defines itself, in nanoseconds.
         return "latency", 1e9
     name = f"{metric}econd" if metric.endswith("_per_s") else re.sub("_(j|w|s|bytes)$", "", metric)
     return "-".join(_PERCENTILES.get(word, word) for word in name.split("_")), 1.0
 
 
-#: The measure of each metric, and the factor to its unit.
+#: Bencher's measure of each metric, and the factor from the metric's unit to the measure's.
 BENCHER_MEASURES = {metric: _bencher_measure(metric) for metric in METRICS}
 
-#: The gauge of each metric, without its unit, and the unit.
+#: Gauge of each metric without its unit, and the unit.
 OPENMETRICS_GAUGES = {metric: _gauge(metric) for metric in METRICS}
 
 
@@ -257,31 +256,7 @@ def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
     }
 
 
-def benchmark_extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:
-    """Return energy and power of one iteration for ``extra_info`` of a pytest-benchmark test.
-
-    ``energy_u_j`` is the standard uncertainty for comparing runs, and ``energy_u_absolute_j`` includes the
-    accuracy of the source. ``energy_reason`` says why there is no energy.
-    """
-    info: dict[str, Primitive] = {
-        name: metric.value
-        for name, metric in metrics.items()
-        if metric.value is not None and ("J" in metric.unit or metric.unit == "W")
-    }
-    energy = metrics["energy_j"]
-    if energy.value is not None:
-        info |= {"energy_u_j": energy.uncertainty, "energy_u_absolute_j": energy.uncertainty_absolute}
-        info["energy_windows"] = energy.n
-    if energy.reason is not None:
-        info["energy_reason"] = energy.reason
-    if meters:
-        estimated = any(meter.kind == "estimated" for meter in meters)
-        info["energy_kind"] = "estimated" if estimated else "measured"
-        info["energy_meters"] = ", ".join(dict.fromkeys(meter.name for meter in meters))
-    return info
-
-
-#: Columns of the long form: a line for each metric of each test.
+#: Columns of the CSV, which has a line for each metric of each test.
 CSV_COLUMNS = (
     *("id", "side", "run_id", "started_at", "commit", "device_key", "kind", "status"),
     *("metric", "value", "unit", "uncertainty", "n", "reason"),

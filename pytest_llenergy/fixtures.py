@@ -45,7 +45,7 @@ def _llenergy_context(request: pytest.FixtureRequest, _llenergy_lease: Lease) ->
 @pytest.fixture
 def _llenergy_measured(request: pytest.FixtureRequest) -> None:
     if not is_measured(request.node):
-        # The test asks for it by ``request.getfixturevalue``, which set-up could not know.
+        # The test requests it by ``request.getfixturevalue``, which was unknown during set-up.
         from pytest_llenergy.recorder import announce
 
         announce(request.node)
@@ -92,7 +92,7 @@ def workers(_llenergy_context: TestContext) -> Workers:
 
 @pytest.fixture
 def energy_model(request: pytest.FixtureRequest) -> str:
-    """The model for the backend fixture; override it to choose another for a module or a test."""
+    """The model for the backend fixture; override it to choose another model for a module or a test."""
     from pytest_llenergy.session import state_of
 
     return state_of(request.config).settings.model
@@ -101,7 +101,7 @@ def energy_model(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def _llenergy_backend(request: pytest.FixtureRequest) -> str:
     if not hasattr(request, "param"):
-        raise PlanError("a test runs once for each backend: name the fixture backend among its parameters")
+        raise PlanError("a test runs once for each backend: make the fixture backend one of its parameters")
     return str(request.param)
 
 
@@ -118,7 +118,7 @@ def backend(_llenergy_backend: str, energy_model: str, _llenergy_context: TestCo
 
 @pytest.fixture
 def prompts(request: pytest.FixtureRequest) -> Prompts:
-    """A small set of prompts of mixed length; --energy-prompts=FILE names another."""
+    """A small set of prompts of mixed lengths, or those of --energy-prompts=FILE."""
     from pytest_llenergy.model.prompts import default_prompts, load_prompts
     from pytest_llenergy.session import state_of
 

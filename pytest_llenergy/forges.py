@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep one comment with the comparison on a GitHub pull request or a GitLab merge request.
 
-The first line of the comment is a marker, by which the next run finds the comment and replaces it.
+The first line of the comment is a marker by which the next run finds and replaces the comment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from pytest_llenergy.errors import ForgeError
 
-#: For one request to the forge.
+#: One request to the forge.
 REQUEST_TIMEOUT_S = 30
 
 
@@ -65,10 +65,18 @@ class Forge(NamedTuple):
 
 
 def post_comment(environ: Mapping[str, str], body: str, number: int | None = None) -> tuple[str, str]:
-    """Replace the own comment with the same first line as ``body``, or add one.
+    """Add a comment, or replace this user's comment that has the same first line as ``body``.
 
-    The variables of the CI job hold the token and name the request, unless ``number`` does. Returns what was
-    done, ``added`` or ``replaced``, and the address of the comment. Raises ``ForgeError``.
+    Args:
+        environ: Variables of the CI job, which hold the token and name the request.
+        body: Text of the comment.
+        number: Number of the request, instead of the one in the variables.
+
+    Returns:
+        ``added`` or ``replaced``, and the address of the comment.
+
+    Raises:
+        ForgeError: If the token or the request is unknown, or the forge refuses or does not answer.
     """
     author = None
     if "GITLAB_CI" in environ:
@@ -79,7 +87,7 @@ def post_comment(environ: Mapping[str, str], body: str, number: int | None = Non
         forge, repository, number = _find_pull_request(environ, number)
         comments = f"{repository}/issues/{number}/comments"
         replace, own = "PATCH", f"{repository}/issues/comments"
-        with suppress(ForgeError):  # the token of a workflow belongs to some bot and may not ask which
+        with suppress(ForgeError):  # the token of a workflow belongs to a bot and may not query its user
             author = forge.request("GET", "user")["id"]
     marker = body.partition("\n")[0]
     for comment in forge.list(f"{comments}?"):
@@ -121,10 +129,10 @@ def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[
 
 
 def _read_event(forge: Forge, repository: str, environ: Mapping[str, str]) -> int:
-    """Return the pull request of the event.
+    """Return the number of the event's pull request.
 
-    A ``workflow_run`` does not name the pull request of a fork, so GitHub is asked which open one ends in the
-    tested commit. The files that the tested run left behind are untrusted and not asked.
+    A ``workflow_run`` does not name the pull request of a fork, so this searches for the open one whose
+    last commit was tested. Artifacts of the tested run might name it, but they are untrusted.
     """
     path = environ.get("GITHUB_EVENT_PATH")
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baseline of a run, and the comparison of each test with it.
+"""Compare each test of a run with its baseline.
 
-Tests are compared in the process that ran them, so that a broken gate fails the test itself; each process
+Tests are compared in the process that ran them, so that a broken gate fails the test itself. Each process
 reads the baseline once. A run that compares nothing does not import this module.
 """
 
@@ -57,12 +57,12 @@ MAX_NAMES = 5
 
 @dataclass(frozen=True)
 class StoredBaseline:
-    """A baseline that was read.
+    """A baseline, read and decoded.
 
     Attributes:
-        origin: How messages name it.
+        origin: Its name in messages.
         path: Its file on this host; None if it came from elsewhere.
-        report: The report itself.
+        report: The decoded report.
         records: The last attempt of each test, by record id.
     """
 
@@ -95,11 +95,11 @@ class Gating:
             return None
         sent = worker_input_of(self._config).baseline
         if sent is not None:
-            # The controller has checked it.
+            # The controller has already checked it.
             name, data = sent
             report = decode_report_or_journal(data, name, lean=True)
             return StoredBaseline(name, None, report, select_last_attempts(report.records, name))
-        place = _place(self._config, text)
+        place = _resolve_baseline(self._config, text)
         name = text if isinstance(place, Path) else location_name(place)
         try:
             report = read_report(place, lean=True)
@@ -107,68 +107,69 @@ class Gating:
         except ReportError as error:
             raise pytest.UsageError(f"--energy-compare={name}: {error}") from None
         if not has_measurements(records):
-            found = Counter(record.status for record in records.values())
-            told = f" ({', '.join(f'{count} {status}' for status, count in found.items())})" if found else ""
+            statuses = Counter(record.status for record in records.values())
+            counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+            found = f" ({counts})" if counts else ""
             raise pytest.UsageError(
                 f"--energy-compare={name}: {location_name(place)}: none of its {len(records)} tests can be "
-                f"compared with{told}; a baseline has tests that pass, with measured rounds"
+                f"compared with{found}; a baseline needs tests that pass, with measured rounds"
             )
         path = place if isinstance(place, Path) else None
-        return StoredBaseline(name if path is None else _shown(path), path, report, records)
+        return StoredBaseline(name if path is None else _relative(path), path, report, records)
 
     def read_baseline_file(self) -> BaselineFile | None:
         """Return name and content of the baseline, for a worker that may not have the file."""
         if self.stored is None or self._settings.compare is None:
             return None
-        return self.stored.origin, read_file(_place(self._config, self._settings.compare))
+        return self.stored.origin, read_file(_resolve_baseline(self._config, self._settings.compare))
 
     @cached_property
     def _environment(self) -> Environment:
         return collect_environment()
 
     def compare(self, record: Record, gate: Gate | None) -> list[Comparison]:
-        """Compare a test with its baseline in every metric that the options or its gate name."""
-        own = gate.threshold if gate is not None else None
+        """Compare a test with its baseline in every metric that the options or its gate names."""
+        threshold = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
         common = rule_with_floor(self._settings.floor)
         stored = self.stored
         if stored is None:
-            asked = select_criteria(fail_on, own, common) if fail_on or own is not None else []
-            return [_ungated(record, each) for each in asked]
-        if not record.rounds and own is None:
+            criteria = select_criteria(fail_on, threshold, common) if fail_on or threshold is not None else []
+            return [_ungated(record, each) for each in criteria]
+        if not record.rounds and threshold is None:
             return []
         record = _as_stored(record)
         before = stored.records.get(record.id)
-        found = []
-        for each in select_criteria(fail_on, own, common):
+        comparisons = []
+        for each in select_criteria(fail_on, threshold, common):
             if before is None:
-                stopped = None if stored.report.run.complete else stored.origin
-                found.append(compare_without_baseline(record, each, stopped))
+                incomplete = None if stored.report.run.complete else stored.origin
+                comparisons.append(compare_without_baseline(record, each, incomplete))
             else:
                 base = MeasuredRecord(before, stored.report.environment)
-                found.append(compare_records(base, MeasuredRecord(record, self._environment), each))
-        return found
+                comparisons.append(compare_records(base, MeasuredRecord(record, self._environment), each))
+        return comparisons
 
 
 GATING = pytest.StashKey[Gating]()
 
 
 def gating_of(config: pytest.Config) -> Gating:
-    """Return the gating of this process, made on first use."""
+    """Return the gating of this process, created on first use."""
     if GATING not in config.stash:
         config.stash[GATING] = Gating(config, settings_of(config))
     return config.stash[GATING]
 
 
 def check_gate_options(config: pytest.Config) -> None:
-    """Check the baseline, and the options on gates against each other, before anything is measured.
+    """Check the baseline and the gate options before anything is measured.
 
     Raises:
         pytest.UsageError: Options contradict each other, or the file is not a usable baseline.
     """
     settings = settings_of(config)
     if settings.compare is None:
-        # An ini file may name gates for those runs that have a baseline.
+        # An ini file may define gates for the runs that have a baseline.
         if config.getoption("energy_fail_on", None) is not None:
             raise pytest.UsageError(
                 "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
@@ -194,8 +195,7 @@ def check_gate_options(config: pytest.Config) -> None:
 
 def _refuse_overwriting(option: str, path: Path) -> None:
     raise pytest.UsageError(
-        f"{option} would replace the baseline {path} that --energy-compare reads, and with it what a "
-        "regression is held against; write to another name"
+        f"{option} would replace the baseline {path} that --energy-compare reads; write to another name"
     )
 
 
@@ -216,11 +216,13 @@ def _as_stored(record: Record) -> Record:
     )
 
 
-def _ungated(record: Record, asked: Criterion) -> Comparison:
-    return msgspec.structs.replace(compare_without_baseline(record, asked), verdict="new", reason=NO_BASELINE)
+def _ungated(record: Record, criterion: Criterion) -> Comparison:
+    return msgspec.structs.replace(
+        compare_without_baseline(record, criterion), verdict="new", reason=NO_BASELINE
+    )
 
 
-def _place(config: pytest.Config, text: str) -> Location:
+def _resolve_baseline(config: pytest.Config, text: str) -> Location:
     """Resolve the value of ``--energy-compare``. Raises ``pytest.UsageError`` for an unknown name."""
     if is_url(text):
         return text
@@ -230,15 +232,15 @@ def _place(config: pytest.Config, text: str) -> Location:
     path = saved_as(config, text)
     if not path.exists():
         names = sorted(each.stem for each in path.parent.glob("*.json"))
-        known = f"saved are: {', '.join(names)}" if names else f"nothing is saved in {path.parent}"
+        known = f"saved: {', '.join(names)}" if names else f"nothing is saved in {path.parent}"
         raise pytest.UsageError(
-            f"--energy-compare={text}: there is no {SAVED}/{text}.json; {known} (--energy-save={text} makes "
+            f"--energy-compare={text}: there is no {SAVED}/{text}.json; {known} (--energy-save={text} writes "
             "it; the name of a file ends in .json)"
         )
     return path
 
 
-def _shown(path: Path) -> str:
+def _relative(path: Path) -> str:
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -251,7 +253,9 @@ def describe_ungated(
     """Return a line for each reason why gates did not cover, or could not decide on, some tests."""
     comparisons = [each for record in records for each in record.comparisons]
     waiting = [each for each in comparisons if each.gated and each.reason == NO_BASELINE]
-    lines = [f"not gated: {_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []
+    lines = (
+        [f"not gated: {_count_tests(len({each.id for each in waiting}))}, {NO_BASELINE}"] if waiting else []
+    )
     if stored is None:
         return lines
     if not stored.report.run.complete:
@@ -259,30 +263,30 @@ def describe_ungated(
     unsure = sum(each.gated and each.verdict == "inconclusive" for each in comparisons)
     if unsure and inconclusive == "warn":
         lines.append(
-            f"inconclusive: {unsure} of {len(comparisons)}; more rounds (--energy-rounds) can tell, "
-            "--energy-inconclusive=fail fails them"
+            f"inconclusive: {unsure} of {len(comparisons)}; more rounds (--energy-rounds) can decide, "
+            "--energy-inconclusive=fail fails such tests"
         )
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
     if windows:
-        lines.append(f"not compared: {_tests(windows)} with windows of energy_meter only")
+        lines.append(f"not compared: {_count_tests(windows)} with windows of energy_meter only")
     absent = stored.describe({record.id for record in records}).absent
     if absent:
-        named = ", ".join(_short(name) for name in absent[:MAX_NAMES])
+        named = ", ".join(_function_name(name) for name in absent[:MAX_NAMES])
         rest = f" and {len(absent) - MAX_NAMES} more" if len(absent) > MAX_NAMES else ""
-        lines.append(f"in {stored.origin} and not in this run: {named}{rest}")
+        lines.append(f"in {stored.origin} but not in this run: {named}{rest}")
     return lines
 
 
 def explain_nothing_gated(
     records: Sequence[Record], settings: Settings, *, on_command_line: bool
 ) -> str | None:
-    """Explain why gates were asked for and none was checked; None if at least one was.
+    """Explain why no gate was checked although some were requested; return None if one was.
 
     Args:
         records: Records of the run.
         settings: Options of the run.
-        on_command_line: Whether ``--energy-fail-on`` is on the command line. Then a run that has measured
-            nothing was not gated, whereas an ini file may apply to runs of other tests too.
+        on_command_line: Whether ``--energy-fail-on`` is on the command line. Then a run without measurements
+            is an error; the gates of an ini file may apply to other runs.
     """
     comparisons = [each for record in records for each in record.comparisons if each.gated]
     if settings.compare is None or any(each.rule_applied for each in comparisons):
@@ -298,10 +302,10 @@ def explain_nothing_gated(
     return f"nothing was gated: {counts}"
 
 
-def _tests(count: int) -> str:
+def _count_tests(count: int) -> str:
     return f"{count} test{'' if count == 1 else 's'}"
 
 
-def _short(name: str) -> str:
+def _function_name(name: str) -> str:
     path, bracket, params = name.partition("[")
     return f"{path.rpartition('::')[2]}{bracket}{params}"

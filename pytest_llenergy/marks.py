@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks, each a function: its docstring is what ``--markers`` shows, its signature what is checked."""
+"""The marks, each a function: ``--markers`` shows its docstring, and its signature checks the arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-    # Most runs only register the marks, so what a mark becomes is imported when one is parsed.
+    # Most runs only register the marks, so parsing a mark imports the type that it returns.
     from pytest_llenergy.backends.registry import Requirements
     from pytest_llenergy.compare.gate import Gate
     from pytest_llenergy.devices.request import GpuRequest
@@ -65,7 +65,7 @@ dtype="float32"; backends that do not take them are skipped with the reason."""
     from pytest_llenergy.errors import PlanError
 
     if not load_options:
-        raise PlanError('names no load option; write one, such as dtype="float32", or leave the mark out')
+        raise PlanError('names no load option; add one, such as dtype="float32", or remove the mark')
     return load_options
 
 
@@ -89,5 +89,5 @@ NAMES = frozenset(mark.__name__ for mark in MARKS)
 
 
 def has_energy_marks(node: pytest.Item) -> bool:
-    """Whether one of these marks is on a test, or on the class or module that contains it."""
+    """Whether a test, or a class or module that contains it, has one of these marks."""
     return any(mark.name in NAMES for mark in node.iter_markers())

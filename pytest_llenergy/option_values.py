@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of option values: each turns a text into a value, or raises ValueError with what is needed."""
+"""Parsers of option values: each converts text to a value, or raises ValueError that names what is valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_llenergy.errors import PlanError
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
 
-#: Directory of the reports of ``--energy-save=NAME``, in the root directory.
+#: Directory for reports of ``--energy-save=NAME``, in the root directory.
 SAVED = ".llenergy"
 
 
@@ -57,7 +57,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def meters(text: str) -> tuple[str, ...]:
-    """Names separated by commas. The argument of a meter, after a colon, runs to the end."""
+    """Parse names separated by commas. A meter's argument, after a colon, extends to the end."""
     plain, colon, argument = text.partition(":")
     parts = plain.split(",")
     parts[-1] += colon + argument
@@ -65,12 +65,12 @@ def meters(text: str) -> tuple[str, ...]:
 
 
 def _names(parts: Sequence[str], text: str) -> tuple[str, ...]:
-    found = tuple(name for name in (part.strip() for part in parts) if name)
-    if text.strip() and not found:
-        raise ValueError("names nothing")
-    if "auto" in found and len(found) > 1:
-        raise ValueError("auto stands alone: it chooses the meters")
-    return () if found == ("auto",) else found
+    selected = tuple(name for name in (part.strip() for part in parts) if name)
+    if text.strip() and not selected:
+        raise ValueError("no name given")
+    if "auto" in selected and len(selected) > 1:
+        raise ValueError("auto chooses the meters, so it stands alone")
+    return () if selected == ("auto",) else selected
 
 
 def command(text: str) -> str:
@@ -90,8 +90,8 @@ def url_path(text: str) -> str:
 def word(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.strip() not in words:
-            count = {1: "one word", 2: "two words", 3: "three words"}[len(words)]
-            raise ValueError(f"knows {count}: {', '.join(words)}")
+            *others, last = words
+            raise ValueError(f"must be {', '.join(others)} or {last}" if others else f"must be {last}")
         return text.strip()
 
     return read
@@ -99,12 +99,12 @@ def word(*words: str) -> Callable[[str], str]:
 
 def flops_switch(text: str) -> bool:
     if text.strip() not in ("on", "off"):
-        raise ValueError(f"knows two words: on, off; did you mean: pytest {text} --energy-flops")
+        raise ValueError(f"must be on or off; did you mean: pytest {text} --energy-flops")
     return text.strip() == "on"
 
 
 def output_file(what: str, flag: str, default: str) -> Callable[[str], Path]:
-    """A file to write. A test path, which follows an option without a value, is an error."""
+    """Parse a file to write. A test path is an error: it was meant to follow an option without a value."""
     suffix = Path(default).suffix
 
     def read(text: str) -> Path:
@@ -125,7 +125,7 @@ def saved_name(text: str) -> str:
     if not re.fullmatch(r"\w[\w.+-]*", text) or text.endswith(".json"):
         raise ValueError(
             f"needs a plain name, such as main: it becomes {SAVED}/main.json; "
-            "--energy-report=FILE.json writes to a place of your own"
+            "--energy-report=FILE.json writes to any other place"
         )
     return text
 

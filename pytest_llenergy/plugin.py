@@ -118,7 +118,7 @@ def _check_writable(path: Path, flag: str) -> None:
         raise pytest.UsageError(f"{flag}={path}: the file exists and cannot be written")
     directory = path.parent
     if not directory.is_dir():
-        raise pytest.UsageError(f"{flag}={path}: no directory {directory}; make it first")
+        raise pytest.UsageError(f"{flag}={path}: no directory {directory}; create it first")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise pytest.UsageError(f"{flag}={path}: no permission to write in {directory}")
 

@@ -25,6 +25,7 @@ from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.doctor.steps import TEST_STEP_TIMEOUT_S
 from pytest_llenergy.doctor.trial import run_trial
 from pytest_llenergy.errors import (
     BackendError,
@@ -48,9 +49,6 @@ from pytest_llenergy.workers.pool import RankPool
 
 #: What a hook returns a list of.
 Spec = TypeVar("Spec", BackendSpec, MeterSpec)
-
-#: Longest wait for one diagnostic step after ranks failed to start; ``llenergy doctor`` waits longer.
-STEP_TIMEOUT_S = 60.0
 
 
 class RunState:
@@ -326,4 +324,6 @@ def diagnose_failed_start(plan: ProcessPlan) -> Iterator[None]:
 @cache
 def _diagnose_start(device: str, *, several_ranks: bool) -> str:
     gpu = None if device == CPU else device
-    return run_trial(gpu, STEP_TIMEOUT_S, ranks=several_ranks, reason="the ranks are on the CPU").sentence
+    return run_trial(
+        gpu, TEST_STEP_TIMEOUT_S, ranks=several_ranks, reason="the ranks are on the CPU"
+    ).sentence

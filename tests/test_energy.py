@@ -127,7 +127,7 @@ def test_missing_value_is_reported_and_not_compared(quick: pytest.Pytester) -> N
     ("body", "message"),
     [
         ("energy(int); energy(int)", "LLEnergyError: energy() was called twice in one test; *"),
-        ("energy(int())", "LLEnergyError: energy: 0 is not callable; give the function, not its result"),
+        ("energy(int())", "LLEnergyError: energy: 0 is not callable; pass the function, not its result"),
         ("energy(sleepy)", "LLEnergyError: energy: a call of this function only makes a coroutine *"),
         (
             "energy(lambda: (each for each in ()))",
@@ -222,7 +222,7 @@ def test_interrupted_run_writes_a_report(quick: pytest.Pytester, read_report: Re
 def test_run_without_energy_tests_writes_no_report(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = pytester.runpytest("--energy-report")
-    result.stdout.fnmatch_lines(["energy report: no test was measured, *energy.json was not written"])
+    result.stdout.fnmatch_lines(["energy report: no test was measured; *energy.json was not written"])
     assert not (pytester.path / "energy.json").exists()
     assert not list(pytester.path.glob("*.jsonl"))
 

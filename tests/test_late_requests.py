@@ -224,7 +224,7 @@ def pytest_collection_modifyitems(items):
 def test_backend_requested_in_the_body_is_refused(pytester: pytest.Pytester) -> None:
     result, _ = run(pytester, "def test_it(request): request.getfixturevalue('backend')")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["PlanError: a test runs once for each backend: name the fixture backend *"])
+    result.stdout.fnmatch_lines(["PlanError: a test runs once for each backend: make the fixture backend *"])
 
 
 HOLDS = """

@@ -60,7 +60,7 @@ def test_mark_without_effect_is_refused(pytester: pytest.Pytester) -> None:
     )
     gate = pytester.runpytest("test_gate.py")
     assert gate.ret == pytest.ExitCode.INTERRUPTED
-    assert "energy_gate judges what energy(...) measures, and the test does" in gate.stdout.str()
+    assert "energy_gate checks what energy(...) measures, but the test does" in gate.stdout.str()
     pytester.runpytest_subprocess("test_gpus.py").assert_outcomes(skipped=1)
 
 

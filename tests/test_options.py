@@ -50,26 +50,26 @@ def test_blank_gpus_in_an_ini_file_are_unset(
         (["--energy-report="], "--energy-report= has no value; leave the option out, or give it one"),
         (["--energy-gpus="], "--energy-gpus= has no value; leave the option out, or give it one"),
         (["--energy-gpus= "], "--energy-gpus= has no value; leave the option out, or give it one"),
-        (["--energy-backend=,"], "--energy-backend=,: names nothing"),
+        (["--energy-backend=,"], "--energy-backend=,: no name given"),
         (["--energy-gap=-1"], "--energy-gap=-1: needs a number of seconds above 0"),
         (["--energy-gap=nan"], "--energy-gap=nan: needs a number of seconds above 0"),
         (["--energy-warmup=some"], "--energy-warmup=some: needs a whole number, 0 or more"),
         (["--energy-target=0"], "--energy-target=0: needs a share between 0 and 1, such as 2% or 0.02"),
         (["--energy-target=2%%"], "--energy-target=2%%: needs a share between 0 and 1, such as 2% or 0.02"),
         (["--energy-budget=0"], "--energy-budget=0: needs a number of seconds above 0"),
-        (["--energy-busy=run"], "--energy-busy=run: knows two words: fail, skip"),
+        (["--energy-busy=run"], "--energy-busy=run: must be fail or skip"),
         (["--energy-busy-timeout=0"], "--energy-busy-timeout=0: needs a number of seconds above 0"),
         (
             ["--energy-flops=yes"],
-            "--energy-flops=yes: knows two words: on, off; did you mean: pytest yes --energy-flops",
+            "--energy-flops=yes: must be on or off; did you mean: pytest yes --energy-flops",
         ),
         (
             ["--energy-group-by=backend,mark"],
             "--energy-group-by=backend,mark: unknown: mark; known: name, func, fullfunc, param, backend, "
             "model, device, param:NAME",
         ),
-        (["--energy-columns=,"], "--energy-columns=,: names nothing"),
-        (["--energy-require=all"], "--energy-require=all: knows one word: measured"),
+        (["--energy-columns=,"], "--energy-columns=,: no name given"),
+        (["--energy-require=all"], "--energy-require=all: must be measured"),
         (["--energy-backend=tranformers"], f"unknown backend 'tranformers'; known: {BACKENDS}"),
         (
             ["--energy-meter=nvlm"],
@@ -144,7 +144,7 @@ def test_test_path_as_report_suggests_the_command(pytester: pytest.Pytester) -> 
 def test_unwritable_report_is_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("raise SystemExit('collected')")
     missing = usage_error(pytester, "--energy-report=nowhere/energy.json")
-    assert f"no directory {pytester.path / 'nowhere'}; make it first" in missing
+    assert f"no directory {pytester.path / 'nowhere'}; create it first" in missing
     # Root may write anywhere but on a read-only file system.
     if not os.access("/proc/sys", os.W_OK):
         assert "no permission to write in /proc/sys" in usage_error(

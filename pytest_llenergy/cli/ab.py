@@ -16,7 +16,7 @@ from pytest_llenergy.errors import LLEnergyError
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
 
-OUTPUT = Path(".llenergy") / "ab.json"
+DEFAULT_OUTPUT = Path(".llenergy") / "ab.json"
 
 #: Exit statuses of a shell for SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
@@ -29,6 +29,8 @@ EXAMPLES = """\
 
 def add_parser(commands: Commands) -> None:
     """Register the command."""
+    from pytest_llenergy.compare.stages import DEFAULT_STAGES
+
     parser = commands.add_parser(
         "ab",
         help="measure two commits, or two sets of options, in turn and compare them",
@@ -63,7 +65,10 @@ def add_parser(commands: Commands) -> None:
         )
         sets.add_argument(f"--{letter}-python", metavar="PATH", help="its interpreter (default: this one)")
     parser.add_argument(
-        "--pairs", default="6+6", metavar="N+N", help="pairs of rounds in each stage (default: 6+6)"
+        "--pairs",
+        default=str(DEFAULT_STAGES),
+        metavar="N+N",
+        help=f"pairs of rounds in each stage (default: {DEFAULT_STAGES})",
     )
     parser.add_argument(
         "--rounds-per-session",
@@ -79,7 +84,7 @@ def add_parser(commands: Commands) -> None:
         "--output",
         type=Path,
         metavar="FILE.json",
-        help=f"file for both sides with all rounds (default: {OUTPUT})",
+        help=f"file for the reports of both sides (default: {DEFAULT_OUTPUT})",
     )
     parser.add_argument("--keep", action="store_true", help="keep checkouts, environments and logs")
     parser.add_argument(
@@ -91,20 +96,20 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and compare. Returns the exit status of ``compare.gate.exit_code``."""
-    # CI systems send SIGTERM; the sessions must then end too.
+    """Measure and compare both sides. Returns the exit status of ``compare.gate.exit_code``."""
+    # CI systems send SIGTERM to stop a job; the sessions must then end too.
     before = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         from pytest_llenergy.compare.gate import USAGE
 
         return _run(args)
     except LLEnergyError as error:
-        _say(f"llenergy ab: {error}")
+        _print_line(f"llenergy ab: {error}")
         return USAGE
     except KeyboardInterrupt as interrupt:
         terminated = isinstance(interrupt, _Terminated)
         how = "terminated" if terminated else "interrupted"
-        _say(f"llenergy ab: {how}; run the same command again to continue")
+        _print_line(f"llenergy ab: {how}; run the same command again to continue")
         return TERMINATED if terminated else INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -119,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.report.store import replace_file
 
     if args.output is not None and not args.output.absolute().parent.is_dir():
-        raise PlanError(f"--output={args.output}: no directory {args.output.parent}; make it first")
+        raise PlanError(f"--output={args.output}: no directory {args.output.parent}; create it first")
     request = Request(
         command=args.command[1:] if args.command[:1] == ["--"] else args.command,
         base=args.base,
@@ -135,16 +140,18 @@ def _run(args: argparse.Namespace) -> int:
         across=args.across,
         fresh=args.fresh,
     )
-    ready = prepare(request, Path.cwd(), _say)
-    campaign = Campaign(ready.plan, ready.state, ready.watcher(_say, _show if args.verbose else None))
+    prepared = prepare(request, Path.cwd(), _print_line)
+    campaign = Campaign(
+        prepared.plan, prepared.state, prepared.watcher(_print_line, _print_output if args.verbose else None)
+    )
     paired = campaign.run()
-    output = args.output or ready.root / OUTPUT
+    output = args.output or prepared.root / DEFAULT_OUTPUT
     output.parent.mkdir(exist_ok=True)
     replace_file(output, encode_paired_report(paired))
     if not args.keep:
-        ready.tidy()
-    ready.state.finish(keep=args.keep)
-    _say(f"both sides, all rounds: {output}")
+        prepared.tidy()
+    prepared.state.finish(keep=args.keep)
+    _print_line(f"both sides, all rounds: {output}")
     return print_comparison(ComparisonResult.from_paired(paired), args.format, args.inconclusive, "ab")
 
 
@@ -156,10 +163,10 @@ def _as_interrupt(_: int, __: FrameType | None) -> None:
     raise _Terminated
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _show(text: str) -> None:
+def _print_output(text: str) -> None:
     if text:
         print(text, end="", file=sys.stderr, flush=True)

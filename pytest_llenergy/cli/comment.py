@@ -17,7 +17,7 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "comment",
         help="post a comparison on a pull or merge request",
-        description="Keep one comment with the comparison: later runs replace it. The token is read from "
+        description="Post one comment with the comparison; later runs replace it. The token is read from "
         "GITHUB_TOKEN, or LLENERGY_GITLAB_TOKEN on GitLab, and the request from the variables of the CI job.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a file written by llenergy ab")

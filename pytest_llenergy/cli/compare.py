@@ -33,8 +33,7 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC:EXPR",
-        help="compare this metric with its own threshold, such as energy_j:3%% or energy_j:3%%+2J "
-        "(repeatable)",
+        help="compare this metric with this threshold, such as energy_j:3%% or energy_j:3%%+2J (repeatable)",
     )
     parser.add_argument(
         "--floor",
@@ -68,21 +67,24 @@ class ComparisonResult:
         return cls(paired.compared, (paired.base, paired.head), paired.pairs)
 
 
-def render_comparison(found: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
-    """Render a comparison without the last line break. ``width`` and ``color`` apply to ``text``.
+def render_comparison(result: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
+    """Render a comparison without the last line break.
 
-    ``github`` also appends to the file that ``GITHUB_STEP_SUMMARY`` names, and raises ``ReportError`` if it
-    cannot.
+    The format ``github`` also appends to the file that ``GITHUB_STEP_SUMMARY`` names. ``width`` (characters)
+    and ``color`` apply to ``text``.
+
+    Raises:
+        ReportError: If that file cannot be written, or a library of the format is not installed.
     """
-    return _render(found, form, width, color=color).removesuffix("\n")
+    return _render(result, form, width, color=color).removesuffix("\n")
 
 
-def _render(found: ComparisonResult, form: Format, width: int, *, color: bool) -> str:
-    compared = found.compared
+def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) -> str:
+    compared = result.compared
     if form == "html":
         from pytest_llenergy.report.html.page import render_compared
 
-        return render_compared(*found.reports, compared, pairs=found.pairs)
+        return render_compared(*result.reports, compared, pairs=result.pairs)
     if form == "json":
         import msgspec
 
@@ -140,7 +142,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare and print. Returns the exit status of ``compare.gate.exit_code``."""
+    """Compare two reports and print the result. Returns the exit status of ``compare.gate.exit_code``."""
     from pytest_llenergy.compare.gate import USAGE
     from pytest_llenergy.report.store import check_not_overwritten, parse_location
 
@@ -149,15 +151,15 @@ def run(args: argparse.Namespace) -> int:
             check_not_overwritten(
                 args.output, [parse_location(text) for text in (args.base, args.head) if text is not None]
             )
-        found = _compare(args)
-        return print_comparison(found, args.format, args.inconclusive, "compare", args.output)
+        result = _compare(args)
+        return print_comparison(result, args.format, args.inconclusive, "compare", args.output)
     except LLEnergyError as error:
         print(f"llenergy compare: {error}", file=sys.stderr)
         return USAGE
 
 
 def print_comparison(
-    found: ComparisonResult,
+    result: ComparisonResult,
     form: Format,
     inconclusive: Inconclusive,
     command: str,
@@ -165,7 +167,8 @@ def print_comparison(
 ) -> int:
     """Print or write a comparison, warn about inconclusive tests, and return the exit status.
 
-    Raises ``ReportError`` if the output cannot be written.
+    Raises:
+        ReportError: If the output cannot be written.
     """
     import shutil
 
@@ -175,19 +178,19 @@ def print_comparison(
     from pytest_llenergy.report.store import replace_file
 
     width = shutil.get_terminal_size().columns
-    text = render_comparison(found, form, width, color=output is None and wants_color())
+    text = render_comparison(result, form, width, color=output is None and wants_color())
     if output is None and form == "text":
         print_encodable(text)
     elif output is None:
         print(text)
     else:
         replace_file(output, f"{text}\n".encode())
-    comparisons = found.compared.comparisons
+    comparisons = result.compared.comparisons
     warned = sum(each.verdict == "inconclusive" and each.gated for each in comparisons)
     if warned and inconclusive == "warn":
         print(f"llenergy {command}: warning: {warned} inconclusive; measure more rounds", file=sys.stderr)
-    # Budgets fail a single run by themselves; for sides measured in turn they are checked here.
-    broken = list_over_budget(*found.reports) if found.pairs is not None else []
+    # pytest checks the budgets of a single run; those of sides measured in turn are checked here.
+    broken = list_over_budget(*result.reports) if result.pairs is not None else []
     if broken:
         names = ", ".join(escape_invisible(record.id) for record in broken)
         print(f"llenergy {command}: over budget on the head: {names}", file=sys.stderr)
@@ -204,7 +207,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     if args.head is None:
         if args.metric or args.fail_on or args.across or args.floor is not None:
             raise PlanError(
-                "a file of llenergy ab has its verdicts; --metric, --fail-on, --floor, --across need two"
+                "a file of llenergy ab has verdicts already; --metric, --fail-on, --floor, --across need two"
             )
         return ComparisonResult.from_paired(read_paired_report(base))
     head = parse_location(args.head)
@@ -212,5 +215,5 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     lean = args.format != "html"
     reports = read_report(base, lean=lean), read_report(head, lean=lean)
     origins = location_name(base), location_name(head)
-    asked = parse_criteria(args.fail_on, args.metric, args.floor)
-    return ComparisonResult(compare_reports(*reports, origins, asked, across=args.across), reports)
+    criteria = parse_criteria(args.fail_on, args.metric, args.floor)
+    return ComparisonResult(compare_reports(*reports, origins, criteria, across=args.across), reports)

@@ -22,5 +22,5 @@ def wants_color() -> bool:
 
 
 def print_encodable(text: str, end: str = "\n") -> None:
-    """Print text for people, replacing what the encoding lacks. Output for programs must stay unchanged."""
+    """Print text for people, replacing characters that the encoding lacks. Not for machine output."""
     print(encodable(text, sys.stdout.encoding or "utf-8"), end=end)

@@ -33,22 +33,22 @@ def add_parser(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the machine. Returns 1 if something is misconfigured."""
     if args.backends:
-        return _show_backends(as_json=args.json)
+        return _print_backends(as_json=args.json)
     from pytest_llenergy.doctor.checkup import check_host
     from pytest_llenergy.doctor.text import render_checkup
 
-    def say(line: str) -> None:
-        # Steps take seconds, or minutes if one hangs, so results are printed as they come.
+    def print_line(line: str) -> None:
+        # Steps take seconds, or minutes if one hangs, so each result is printed at once.
         if not args.json:
             print(line, flush=True)
 
     checkup = check_host()
     for line in render_checkup(checkup):
-        say(line)
+        print_line(line)
     if not args.no_steps:
         from pytest_llenergy.doctor.trial import run_trials
 
-        checkup = run_trials(checkup, say)
+        checkup = run_trials(checkup, print_line)
     if args.json:
         import msgspec
 
@@ -56,19 +56,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if checkup.misconfigured else 0
 
 
-def _show_backends(*, as_json: bool) -> int:
+def _print_backends(*, as_json: bool) -> int:
     from pytest_llenergy.doctor.checkup import list_backend_rows, list_broken_backends
     from pytest_llenergy.doctor.text import render_broken, render_row
 
-    found, wrong = list(list_backend_rows()), list_broken_backends()
+    rows, broken = list(list_backend_rows()), list_broken_backends()
     if as_json:
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode({"backends": found, "broken": wrong})).decode())
+        print(msgspec.json.format(msgspec.json.encode({"backends": rows, "broken": broken})).decode())
         return 0
-    for row in found:
+    for row in rows:
         for line in render_row(row):
             print(line)
-    for each in wrong:
-        print(render_broken(each))
+    for backend in broken:
+        print(render_broken(backend))
     return 0

@@ -32,7 +32,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export. Returns 0."""
+    """Convert the report and write it. Returns 0."""
     import sys
 
     from pytest_llenergy.errors import PlanError
@@ -46,18 +46,18 @@ def run(args: argparse.Namespace) -> int:
         replace_file,
     )
 
-    place = parse_location(args.file)
+    location = parse_location(args.file)
     if args.output is not None:
-        check_not_overwritten(args.output, [place])
-    found = read_report_or_paired(place)
-    if isinstance(found, PairedReport):
-        sides = [ExportSide("base", found.base), ExportSide("head", found.head)]
+        check_not_overwritten(args.output, [location])
+    report = read_report_or_paired(location)
+    if isinstance(report, PairedReport):
+        sides = [ExportSide("base", report.base), ExportSide("head", report.head)]
         wanted = args.side or (None if args.to in WITH_SIDES else "head")
         sides = [side for side in sides if wanted in (None, side.name)]
     elif args.side:
-        raise PlanError(f"--side={args.side}: {location_name(place)} has one run and no sides")
+        raise PlanError(f"--side={args.side}: {location_name(location)} holds one run, without sides")
     else:
-        sides = [ExportSide("", found)]
+        sides = [ExportSide("", report)]
     text = export_report(sides, args.to)
     if args.output is None:
         sys.stdout.write(text)

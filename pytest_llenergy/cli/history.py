@@ -22,15 +22,19 @@ def add_parser(commands: Commands) -> None:
         "--allow-dirty", action="store_true", help="accept uncommitted changes and unknown commits"
     )
     adding.set_defaults(run=_add)
-    showing = actions.add_parser("show", help="compare the last session of each test with those before")
+    showing = actions.add_parser("show", help="compare the last session of each test with earlier ones")
     showing.add_argument("test", nargs="?", metavar="ID", help="one test: its id, or the part after ::")
     showing.add_argument(
-        "--metric", metavar="METRIC", help="the metric (default: energy per token, or energy)"
+        "--metric",
+        metavar="METRIC",
+        help="the metric (default: energy per token, or energy of tests without tokens)",
     )
     showing.add_argument("--device", metavar="KEY", help="one kind of device")
     showing.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     showing.set_defaults(run=_show)
-    accepting = actions.add_parser("accept", help="compare later sessions with those of this commit")
+    accepting = actions.add_parser(
+        "accept", help="accept a change: compare later sessions with those of this commit"
+    )
     accepting.add_argument("commit", metavar="COMMIT", help="a commit with sessions; a prefix is enough")
     accepting.add_argument("--reason", required=True, metavar="TEXT", help="why the change is accepted")
     accepting.add_argument(
@@ -59,22 +63,22 @@ def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.history.store import open_store
     from pytest_llenergy.report.store import location_name, parse_location, read_report
 
-    place = open_store(args.at)
+    store = open_store(args.at)
     refused = 0
     for text in args.reports:
         report_at = parse_location(text)
         try:
             report = read_report(report_at)
-            added = add_run(report, location_name(report_at), place, allow_dirty=args.allow_dirty)
+            added = add_run(report, location_name(report_at), store, allow_dirty=args.allow_dirty)
         except ReportError as error:
             print(f"llenergy history: {error}", file=sys.stderr)
             refused += 1
             continue
         if not added.new:
-            print(f"{location_name(report_at)}: run {report.run.id} is in {place.name} already")
+            print(f"{location_name(report_at)}: run {report.run.id} is already in {store.name}")
             continue
-        rest = f", {added.unmeasured} without figures left out" if added.unmeasured else ""
-        print(f"{location_name(report_at)}: {_tests(added.tests)} added to {place.name}{rest}")
+        rest = f", {added.unmeasured} without values left out" if added.unmeasured else ""
+        print(f"{location_name(report_at)}: {_count_tests(added.tests)} added to {store.name}{rest}")
     return USAGE if refused else 0
 
 
@@ -86,20 +90,20 @@ def _show(args: argparse.Namespace) -> int:
     from pytest_llenergy.history.trend import summarise_history
 
     metric = check_metric(args.metric) if args.metric is not None else None
-    shown = summarise_history(open_store(args.at), test=args.test, metric=metric, device_key=args.device)
+    summary = summarise_history(open_store(args.at), test=args.test, metric=metric, device_key=args.device)
     if args.format == "json":
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
         return 0
     from pytest_llenergy.cli.console import print_encodable, wants_color
     from pytest_llenergy.history.render import render_markdown, render_text
 
     if args.format == "markdown":
-        print(render_markdown(shown), end="")
+        print(render_markdown(summary), end="")
     else:
         width = shutil.get_terminal_size().columns
-        print_encodable(render_text(shown, width, color=wants_color()), end="")
+        print_encodable(render_text(summary, width, color=wants_color()), end="")
     return 0
 
 
@@ -107,12 +111,12 @@ def _accept(args: argparse.Namespace) -> int:
     from pytest_llenergy.history.add import accept_step
     from pytest_llenergy.history.store import open_store
 
-    place = open_store(args.at)
-    accepted = accept_step(place, args.commit, args.reason, args.test)
-    tests = f" for {_tests(len(accepted.tests))}" if accepted.tests else ""
-    print(f"{place.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
+    store = open_store(args.at)
+    accepted = accept_step(store, args.commit, args.reason, args.test)
+    tests = f" for {_count_tests(len(accepted.tests))}" if accepted.tests else ""
+    print(f"{store.name}: accepted {accepted.commit}{tests}: {accepted.reason}")
     return 0
 
 
-def _tests(count: int) -> str:
+def _count_tests(count: int) -> str:
     return f"{count} test{'' if count == 1 else 's'}"

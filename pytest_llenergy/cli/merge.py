@@ -16,7 +16,7 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "merge",
         help="merge reports and journals into one report",
-        description="Merge shards, killed runs or hosts, all of one commit and one kind of machine.",
+        description="Merge shards, interrupted runs or hosts, all of one commit and one kind of machine.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="reports (.json) or journals; files or URLs")
     parser.add_argument(
@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge and write. Returns 0."""
+    """Merge the reports and write the result. Returns 0."""
     from pytest_llenergy.report.merge import NamedReport, merge_reports
     from pytest_llenergy.report.store import (
         check_not_overwritten,

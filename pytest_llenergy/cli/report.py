@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy report``: show a report as a table or a page."""
+"""``llenergy report``: show a report as a table or an HTML page."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.report.terminal import render_summary
 
     width = shutil.get_terminal_size().columns
-    shown = render_summary(
-        report.records, width, color=wants_color(), layout=_layout(args), verbosity=args.verbosity
+    summary = render_summary(
+        report.records, width, color=wants_color(), layout=_parse_layout(args), verbosity=args.verbosity
     )
-    print_encodable(shown)
+    print_encodable(summary)
     if not report.run.complete:
         print("incomplete: the run was interrupted")
     return 0
 
 
-def _layout(args: argparse.Namespace) -> Layout:
+def _parse_layout(args: argparse.Namespace) -> Layout:
     from pytest_llenergy.report.columns import DEFAULT_LAYOUT, parse_columns, parse_group_by, parse_sort
 
     options = {"columns": args.columns, "sort": args.sort, "group_by": args.group_by}
@@ -84,14 +84,14 @@ def _write_page(report: Report, path: Path, history: str | None) -> int:
     from pytest_llenergy.report.html.page import render_report
     from pytest_llenergy.report.store import replace_file
 
-    trends = _trends(report, history) if history is not None else []
+    trends = _load_report_trends(report, history) if history is not None else []
     replace_file(path, render_report(report, trends).encode())
     print(f"{path}: {len(report.records)} records")
     return 0
 
 
-def _trends(report: Report, place: str) -> list[Trend]:
-    """Return the trends of tests in the report, each on the devices of its last session."""
+def _load_report_trends(report: Report, location: str) -> list[Trend]:
+    """Load the trend of each test in the report, on the devices of its last session."""
     from pytest_llenergy.history.store import open_store
     from pytest_llenergy.history.trend import load_trends
     from pytest_llenergy.report.html.comparison_charts import Trend, TrendPoint
@@ -107,6 +107,6 @@ def _trends(report: Report, place: str) -> list[Trend]:
                 for each in points
             ],
         )
-        for series, points in load_trends(open_store(place))
+        for series, points in load_trends(open_store(location))
         if series.last.id in names
     ]

@@ -11,6 +11,8 @@ from typing import Literal
 
 #: One step, by default. Importing torch from a cold network disk takes longest.
 STEP_TIMEOUT_S = 120.0
+#: One step in a test whose ranks failed to start: shorter, since the run waits for it.
+TEST_STEP_TIMEOUT_S = 60.0
 #: Waiting for a device: other runs release their idle ranks within this time.
 LEASE_WAIT_S = 1.0
 #: End of a process that has closed its report, or was killed.

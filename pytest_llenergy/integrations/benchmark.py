@@ -9,7 +9,7 @@ next begins, so that nothing here is part of what pytest-benchmark times.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.api import TestContext, open_test_meters
-from pytest_llenergy.export import benchmark_extra_info
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds, measure_foreign_rounds
+from pytest_llenergy.model.base import Primitive
+from pytest_llenergy.model.record import MeterInfo, Metric
 from pytest_llenergy.options import settings_of
 from pytest_llenergy.plan import plan_of
 from pytest_llenergy.recorder import draft_of
@@ -259,10 +260,34 @@ class Measured:
         except NoRoundsError:
             draft.unmeasured = NO_ROUNDS.format(version=version("pytest-benchmark"))
             return result
-        for name, value in benchmark_extra_info(draft.experiment.metrics, draft.experiment.meters).items():
+        for name, value in _extra_info(draft.experiment.metrics, draft.experiment.meters).items():
             # The test may have set a value of this name itself.
             self.extra_info.setdefault(name, value)  # type: ignore[attr-defined]
         return result
+
+
+def _extra_info(metrics: Mapping[str, Metric], meters: Sequence[MeterInfo]) -> dict[str, Primitive]:
+    """Return energy and power of one iteration for ``extra_info``.
+
+    ``energy_u_j`` is the standard uncertainty for comparing runs, and ``energy_u_absolute_j`` includes the
+    accuracy of the source. ``energy_reason`` is set if there is no energy.
+    """
+    info: dict[str, Primitive] = {
+        name: metric.value
+        for name, metric in metrics.items()
+        if metric.value is not None and ("J" in metric.unit or metric.unit == "W")
+    }
+    energy = metrics["energy_j"]
+    if energy.value is not None:
+        info |= {"energy_u_j": energy.uncertainty, "energy_u_absolute_j": energy.uncertainty_absolute}
+        info["energy_windows"] = energy.n
+    if energy.reason is not None:
+        info["energy_reason"] = energy.reason
+    if meters:
+        estimated = any(meter.kind == "estimated" for meter in meters)
+        info["energy_kind"] = "estimated" if estimated else "measured"
+        info["energy_meters"] = ", ".join(dict.fromkeys(meter.name for meter in meters))
+    return info
 
 
 def instrument(fixture: Any, context: Callable[[], TestContext]) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How people see it: files, journal, terminal."""
+"""Write, read and render reports: files, journals, terminal, Markdown, CI formats and HTML."""

@@ -55,7 +55,7 @@ def render_openmetrics_text(families: Iterable[Family]) -> str:
         if family.unit:
             lines.append(f"# UNIT {family.name} {family.unit}")
         lines.append(f"# HELP {family.name} {escape_openmetrics(family.help)}")
-        lines += [f"{family.name}{_labels(each.labels)} {each.value}" for each in family.samples]
+        lines += [f"{family.name}{_format_labels(each.labels)} {each.value}" for each in family.samples]
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
@@ -64,15 +64,15 @@ def escape_openmetrics(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def _format_labels(labels: Mapping[str, str]) -> str:
     text = ",".join(f'{name}="{escape_openmetrics(value)}"' for name, value in labels.items() if value)
     return f"{{{text}}}" if text else ""
 
 
-#: Annotations of a kind that GitHub shows per step, https://github.com/orgs/community/discussions/68471.
+#: Most annotations of one kind that GitHub shows per step (https://github.com/orgs/community/discussions/68471).
 MAX_ANNOTATIONS = 10
 
-#: Limit of GitHub for the summary of a step.
+#: GitHub's limit for the summary of a step.
 MAX_SUMMARY_BYTES = 1024 * 1024
 
 #: Verdicts of gated tests that are counted in one warning.
@@ -82,15 +82,15 @@ WITHOUT_ANNOTATION = ("not comparable", "invalid", "inconclusive")
 def render_workflow_commands(compared: ComparedReports) -> str:
     """Render workflow commands: an error per regression, a warning that counts the rest, and a summary."""
     regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
-    regressed.sort(key=_size, reverse=True)
-    lines = [_error(each) for each in regressed[:MAX_ANNOTATIONS]]
+    regressed.sort(key=_worsening, reverse=True)
+    lines = [_error_command(each) for each in regressed[:MAX_ANNOTATIONS]]
     counts = Counter[str](each.verdict for each in compared.comparisons if each.gated)
     rest = [f"{counts[state]} {state}" for state in WITHOUT_ANNOTATION if counts[state]]
     if len(regressed) > MAX_ANNOTATIONS:
         rest.insert(0, f"{len(regressed) - MAX_ANNOTATIONS} more regressed")
     if rest:
         lines.append(workflow_command("warning", {"title": "Energy"}, f"{', '.join(rest)}; see the summary"))
-    # Without names of tests, which could start a line that GitHub takes for a command.
+    # No test names here: one could start a line that GitHub takes for a command.
     return "\n".join([*lines, f"energy: {summarize_verdicts(compared.comparisons)}"]) + "\n"
 
 
@@ -99,16 +99,16 @@ def workflow_command(name: str, properties: dict[str, str], message: str) -> str
 
     Form and escapes are those of ``packages/core/src/command.ts`` in ``actions/toolkit``.
     """
-    text = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    return f"::{name}{' ' if text else ''}{text}::{_data(message)}"
+    text = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items() if value)
+    return f"::{name}{' ' if text else ''}{text}::{_escape_data(message)}"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def append_comparison_summary(compared: ComparedReports) -> None:
@@ -130,7 +130,7 @@ def append_run_summary(records: Sequence[Record], layout: Layout, *, complete: b
 
 
 def _append_to_summary(render: Callable[[int], str]) -> None:
-    """Append what ``render`` returns for the number of bytes that are left."""
+    """Append the text that ``render`` returns for the number of bytes left in the summary."""
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         return
@@ -145,35 +145,38 @@ def _append_to_summary(render: Callable[[int], str]) -> None:
 
 
 def _render_fitting(compared: ComparedReports, room: int) -> str:
-    """Return the comment, which may be longer here; its title if there is little room; else nothing."""
+    """Return the comment, or only its title, or nothing, depending on ``room`` (bytes).
+
+    A summary may be longer than a comment.
+    """
     if room >= MAX_COMMENT_BYTES:
         return render_comment(compared, max_bytes=room)
     title = f"\n### Energy: {count_verdicts(compared.comparisons)}\n"
     return title if len(title) <= room else ""
 
 
-def _size(comparison: Comparison) -> float:
+def _worsening(comparison: Comparison) -> float:
     ratio = comparison.ratio or 1.0
     return ratio if comparison.better == "less" else 1 / ratio
 
 
-def _error(comparison: Comparison) -> str:
-    file, line = _place(comparison.id)
-    moved = f"{format_value(comparison.base)} -> {format_value(comparison.head, comparison.unit)}"
+def _error_command(comparison: Comparison) -> str:
+    file, line = _locate(comparison.id)
+    values = f"{format_value(comparison.base)} -> {format_value(comparison.head, comparison.unit)}"
     estimated = " (estimated)" if comparison.kind == "estimated" else ""
     title = f"Energy: {short_test_name(comparison.id)} {format_change(comparison)}"
-    message = one_line(f"{comparison.metric} regressed, {moved}{estimated}: {comparison.reason}")
+    message = one_line(f"{comparison.metric} regressed, {values}{estimated}: {comparison.reason}")
     return workflow_command("error", {"title": title, "file": escape_invisible(file), "line": line}, message)
 
 
-def _place(name: str) -> tuple[str, str]:
-    """Return the file of a test, from the root of the repository, and its line if the file exists here."""
+def _locate(name: str) -> tuple[str, str]:
+    """Return the file of a test, relative to the repository's root, and its line; each empty if unknown."""
     plain = name.partition("[")[0]
     file, *inner = plain.split("::")
     path = Path(file)
     if path.suffix != ".py" or path.is_absolute() or ".." in path.parts:
         return "", ""
-    line = _line(path, inner)
+    line = _find_line(path, inner)
     workspace = os.environ.get("GITHUB_WORKSPACE")
     if line and workspace:
         root = Path(workspace).resolve()
@@ -182,24 +185,24 @@ def _place(name: str) -> tuple[str, str]:
     return path.as_posix(), line
 
 
-def _line(path: Path, names: Sequence[str]) -> str:
-    """Return the line of a function or of a method of a class; empty if unknown."""
+def _find_line(path: Path, names: Sequence[str]) -> str:
+    """Return the line of a function, or of a method in its class; empty if unknown."""
     try:
-        found: ast.AST = ast.parse(path.read_bytes())
+        node: ast.AST = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ""
     for name in names:
-        # Of several workers that ran a test each has a name of its own.
+        # If several workers ran a test, "@" and the worker follow its name.
         name = name.partition("@")[0]
-        body = getattr(found, "body", ())
+        body = getattr(node, "body", ())
         inner = [each for each in body if getattr(each, "name", None) == name]
         if not inner:
             return ""
-        found = inner[-1]
-    return str(getattr(found, "lineno", ""))
+        node = inner[-1]
+    return str(getattr(node, "lineno", ""))
 
 
-#: Decimal places of a change: a tenth of a percent.
+#: Decimal places of a relative change: a tenth of a percent.
 CHANGE_DECIMAL_PLACES = 3
 
 
@@ -220,7 +223,9 @@ def render_gitlab_metrics(compared: ComparedReports) -> str:
         "llenergy_change_ratio",
         "Relative change from the base; 0 if unchanged, NaN if inconclusive.",
         [
-            Sample({"test": _label(each.id), "metric": _label(each.metric)}, _change(each))
+            Sample(
+                {"test": _escape_label(each.id), "metric": _escape_label(each.metric)}, _format_change(each)
+            )
             for each in compared.comparisons
             if each.rule_applied
         ],
@@ -229,13 +234,13 @@ def render_gitlab_metrics(compared: ComparedReports) -> str:
     return render_openmetrics_text([tests, changes])
 
 
-def _change(comparison: Comparison) -> str:
+def _format_change(comparison: Comparison) -> str:
     if comparison.verdict == "inconclusive" or comparison.ratio is None:
         return "NaN"
     return "0" if comparison.verdict == "unchanged" else f"{comparison.ratio - 1:+.{CHANGE_DECIMAL_PLACES}f}"
 
 
-def _label(name: str) -> str:
+def _escape_label(name: str) -> str:
     """Escape hashes, after which GitLab ignores the rest of a line (``parsers/metrics/generic.rb``).
 
     Other invisible characters are escaped too, except line breaks, which the format escapes itself.
@@ -246,7 +251,7 @@ def _label(name: str) -> str:
 #: Characters that XML 1.0 cannot contain, not even as a reference (https://www.w3.org/TR/xml/#charsets).
 ILLEGAL_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-#: Result of the test case for a verdict; all others pass.
+#: Result of the test case by verdict; other verdicts pass.
 JUNIT_OUTCOMES: dict[Verdict, str] = {
     "regressed": "failure",
     "not comparable": "error",
@@ -270,7 +275,7 @@ def render_junit(compared: ComparedReports) -> str:
     root = ElementTree.Element("testsuites", {"name": "llenergy", **numbers})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "llenergy", **numbers})
     for comparison, outcome in zip(compared.comparisons, outcomes, strict=True):
-        _case(suite, comparison, outcome)
+        _add_case(suite, comparison, outcome)
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
@@ -280,24 +285,30 @@ def _outcome(comparison: Comparison) -> str:
     return "skipped" if outcome == "error" and not comparison.gated else outcome
 
 
-def _case(suite: ElementTree.Element, comparison: Comparison, outcome: str) -> None:
+def _add_case(suite: ElementTree.Element, comparison: Comparison, outcome: str) -> None:
     path, bracket, params = comparison.id.partition("[")
     file, *classes, function = path.split("::") if "::" in path else ("", path)
     classname = ".".join([file.removesuffix(".py").replace("/", "."), *classes])
     name = f"{function}{bracket}{params} {comparison.metric}"
-    case = ElementTree.SubElement(suite, "testcase", {"classname": _legal(classname), "name": _legal(name)})
+    case = ElementTree.SubElement(
+        suite, "testcase", {"classname": _escape_illegal(classname), "name": _escape_illegal(name)}
+    )
     properties = ElementTree.SubElement(case, "properties")
     for key, text in _facts(comparison).items():
-        ElementTree.SubElement(properties, "property", {"name": f"llenergy.{key}", "value": _legal(text)})
+        ElementTree.SubElement(
+            properties, "property", {"name": f"llenergy.{key}", "value": _escape_illegal(text)}
+        )
     if outcome != "passed":
-        about = {"message": _legal(f"{comparison.metric} {comparison.verdict}: {comparison.reason}")}
+        about = {"message": _escape_illegal(f"{comparison.metric} {comparison.verdict}: {comparison.reason}")}
         if outcome != "skipped":
             about["type"] = f"llenergy.{comparison.verdict.replace(' ', '_')}"
-        ElementTree.SubElement(case, outcome, about).text = _legal("\n".join(comparison.notes)) or None
+        ElementTree.SubElement(case, outcome, about).text = (
+            _escape_illegal("\n".join(comparison.notes)) or None
+        )
 
 
 def _facts(comparison: Comparison) -> dict[str, str]:
-    """Return the known facts, unrounded."""
+    """Return the facts that are known, as unrounded text."""
     facts = {
         "metric": comparison.metric,
         "verdict": comparison.verdict,
@@ -313,5 +324,5 @@ def _facts(comparison: Comparison) -> dict[str, str]:
     return {name: str(fact) for name, fact in facts.items() if fact is not None}
 
 
-def _legal(text: str) -> str:
+def _escape_illegal(text: str) -> str:
     return ILLEGAL_IN_XML.sub(lambda found: f"#x{ord(found.group()):02X}", text)

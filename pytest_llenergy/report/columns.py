@@ -11,10 +11,10 @@ from pytest_llenergy.measure.metrics import ROUND_METRICS
 from pytest_llenergy.model.record import Metric, Record
 from pytest_llenergy.model.text import one_line
 
-#: Metrics that are not computed from rounds.
+#: Metrics of a test that its rounds do not have.
 METRICS_WITHOUT_ROUNDS = ("peak_memory_bytes", "flops", "energy_per_flop_j")
 
-#: Headings of metrics; the others are headed by their name.
+#: Headings of metrics, if they differ from the name.
 HEADINGS = {
     "energy_j": "J ± u",
     "energy_per_output_token_j": "J/token ± u",
@@ -44,7 +44,7 @@ class Column:
     is_number: bool = False
 
 
-#: With more decimal places than this, a power of ten is written.
+#: A value that needs more decimal places is written with a power of ten.
 MAX_DECIMAL_PLACES = 5
 
 
@@ -61,12 +61,12 @@ def format_with_uncertainty(value: float, u: float | None) -> str:
 
 
 def backend_name(record: Record) -> str:
-    """Return the backend, or ``-``."""
+    """Return the name of the backend, or ``-``."""
     return one_line(record.backend.name) if record.backend else "-"
 
 
 def model_name(record: Record) -> str:
-    """Return the model, or ``-``."""
+    """Return the name of the model, or ``-``."""
     return one_line(record.backend.model) if record.backend else "-"
 
 
@@ -79,7 +79,7 @@ def device_names(record: Record) -> str:
 
 
 def meter_names(record: Record) -> str:
-    """Return the meters, or ``estimated``."""
+    """Return the names of the meters, ``estimated`` or ``none``."""
     if record.kind == "estimated":
         return "estimated"
     return one_line(",".join(dict.fromkeys(meter.name for meter in record.meters))) or "none"
@@ -92,12 +92,12 @@ def _metric(name: str, *, with_u: bool) -> Callable[[Record], str]:
             return "-"
         if name == "peak_memory_bytes":
             return f"{metric.value / 2**20:.0f}"
-        return _scientific(metric) if with_u else f"{metric.value:.3g}"
+        return _format_small(metric) if with_u else f"{metric.value:.3g}"
 
     return cell
 
 
-def _scientific(metric: Metric) -> str:
+def _format_small(metric: Metric) -> str:
     """Format small values, such as joules per floating-point operation, with a power of ten."""
     value, u = metric.value or 0.0, metric.uncertainty_absolute
     if value == 0 or abs(value) >= 1e-4:
@@ -127,17 +127,17 @@ METRICS: tuple[str, ...] = (*ROUND_METRICS, *METRICS_WITHOUT_ROUNDS)
 #: Columns by their names in ``--energy-columns``.
 COLUMNS: Mapping[str, Column] = _columns()
 
-#: Columns without ``--energy-columns``.
+#: Columns of the summary unless ``--energy-columns`` is given.
 DEFAULT_COLUMNS = ("backend", "energy_j", "energy_per_output_token_j", "output_tokens_per_s", "meter")
 
 
 #: Precedes the name of a parameter in ``--energy-group-by``.
 PARAM_PREFIX = "param:"
 
-#: Keys of ``--energy-group-by``, besides ``param:NAME``. pytest-benchmark has most of them too.
+#: Keys of ``--energy-group-by`` except ``param:NAME``. pytest-benchmark has most of them too.
 GROUP_KEYS: dict[str, Callable[[Record], str]] = {
-    "name": lambda record: _name(record.id),
-    "func": lambda record: _name(_without_params(record.id)),
+    "name": lambda record: _function_name(record.id),
+    "func": lambda record: _function_name(_without_params(record.id)),
     "fullfunc": lambda record: _without_params(record.id),
     "param": lambda record: record.id.partition("[")[2].removesuffix("]") or "-",
     "backend": backend_name,
@@ -145,7 +145,7 @@ GROUP_KEYS: dict[str, Callable[[Record], str]] = {
     "device": device_names,
 }
 
-#: Keys of ``--energy-sort``, besides metrics.
+#: Keys of ``--energy-sort`` except metrics.
 NAME_SORT_KEYS: dict[str, Callable[[Record], str]] = {
     "name": GROUP_KEYS["name"],
     "fullname": lambda record: record.id,
@@ -157,9 +157,9 @@ class Layout:
     """Layout of the summary.
 
     Attributes:
-        columns: Names of columns; by default those of ``DEFAULT_COLUMNS`` that have a value.
-        sort: A name or a metric, with ``-`` in front for descending order; empty for the order of the run.
-        group_by: Keys that divide the table. Groups come in the order of their first tests.
+        columns: Names of columns. Empty: those of ``DEFAULT_COLUMNS`` that have a value.
+        sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
+        group_by: Keys that divide the table. Groups keep the order of their first tests.
     """
 
     columns: tuple[str, ...] = ()
@@ -174,12 +174,11 @@ class Layout:
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def groups(self, records: Sequence[Record]) -> dict[str, list[Record]]:
-        """Return sorted records by the title of their group. A single group has no title."""
-        found: dict[str, list[Record]] = {}
+        """Return the sorted records of each group, by its title; the title is empty without ``group_by``."""
+        groups: dict[str, list[Record]] = {self._title(record): [] for record in records}
         for record in self._sorted(records):
-            found.setdefault(self._title(record), []).append(record)
-        first = {self._title(record): None for record in records}
-        return {title: found[title] for title in first}
+            groups[self._title(record)].append(record)
+        return groups
 
     def _sorted(self, records: Sequence[Record]) -> list[Record]:
         word, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
@@ -193,7 +192,7 @@ class Layout:
 
     def _title(self, record: Record) -> str:
         return ", ".join(
-            f"{word.removeprefix(PARAM_PREFIX)}={_group(record, word)}" for word in self.group_by
+            f"{word.removeprefix(PARAM_PREFIX)}={_group_value(record, word)}" for word in self.group_by
         )
 
 
@@ -225,7 +224,7 @@ def parse_group_by(text: str) -> tuple[str, ...]:
 def _words(text: str) -> list[str]:
     words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
     if not words:
-        raise ValueError("names nothing")
+        raise ValueError("no name given")
     return list(words)
 
 
@@ -241,7 +240,7 @@ def _value(record: Record, name: str, missing: float) -> float:
     return missing if metric is None or metric.value is None else metric.value
 
 
-def _group(record: Record, word: str) -> str:
+def _group_value(record: Record, word: str) -> str:
     if word.startswith(PARAM_PREFIX):
         name = word.removeprefix(PARAM_PREFIX)
         return one_line(str(record.params[name])) if name in record.params else "-"
@@ -252,7 +251,7 @@ def _without_params(name: str) -> str:
     return name.partition("[")[0]
 
 
-def _name(name: str) -> str:
+def _function_name(name: str) -> str:
     """Return the function and its parameters, which may contain colons."""
     test, bracket, params = name.partition("[")
     return f"{test.rpartition('::')[2]}{bracket}{params}"

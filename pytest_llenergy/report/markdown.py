@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as Markdown: the table of the terminal, in which every name is escaped."""
+"""Render a run as Markdown: the table of the terminal, with every name escaped."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pytest_llenergy.report.terminal import (
 )
 from pytest_llenergy.report.verdicts import format_change, sort_by_verdict, summarize_verdicts
 
-#: Lines of each list below the table; the others are only counted.
+#: Most lines of each list below the table; the others are only counted.
 MAX_LINES = 20
 
 
 def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: int, *, complete: bool) -> str:
-    """Render the tests of a run in at most ``max_bytes``. Rows that do not fit are counted."""
+    """Render the tests of a run in at most ``max_bytes``; rows that do not fit are only counted."""
     head = _head(records, complete=complete)
     names = unique_function_names(record.id for record in records)
-    foot = "\n".join(["", *_without_figures(records), *_verdicts(records), *_notes(records, names), ""])
+    foot = "\n".join(["", *_windows_and_failures(records), *_verdicts(records), *_notes(records, names), ""])
     # 100 bytes for the line that counts the omitted rows.
     room = max_bytes - _size(head) - _size(foot) - 100
     if room < 0:
@@ -37,7 +37,7 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
     tabled = [record for record in records if has_values(record)]
     columns = layout.columns_of(tabled)
     for title, group in layout.groups(tabled).items():
-        begin = ["", *([f"**{escape_markdown(title)}**", ""] if title else []), *_above(columns)]
+        begin = ["", *([f"**{escape_markdown(title)}**", ""] if title else []), *_table_header(columns)]
         rows = [_row(record, columns, names) for record in group]
         room -= sum(map(_size, begin))
         kept: list[str] = []
@@ -51,10 +51,10 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
 
 
 def _head(records: Sequence[Record], *, complete: bool) -> str:
-    """Return the title. An empty line comes first, since the file may end without one."""
+    """Return the title, after an empty line since the text before it may not end with one."""
     counts = Counter(record.status for record in records)
     text = ", ".join(f"{count} {status}" for status, count in counts.items())
-    stopped = "" if complete else ", stopped before its end"
+    stopped = "" if complete else ", interrupted"
     lines = ["", f"### Energy: {text}{stopped}"]
     compared = [each for record in records for each in record.comparisons]
     lines += (
@@ -68,7 +68,7 @@ def _head(records: Sequence[Record], *, complete: bool) -> str:
     return "\n".join(lines)
 
 
-def _above(columns: Sequence[Column]) -> list[str]:
+def _table_header(columns: Sequence[Column]) -> list[str]:
     heads = " | ".join(escape_markdown(column.head) for column in columns)
     aligned = "|".join("---:" if column.is_number else "---" for column in columns)
     return [f"| test | {heads} |", f"|---|{aligned}|"]
@@ -80,8 +80,8 @@ def _row(record: Record, columns: Sequence[Column], names: Mapping[str, str]) ->
     return f"| <code>{escape_markdown(record_label(record, names))}</code>{failed} | {cells} |"
 
 
-def _without_figures(records: Sequence[Record]) -> list[str]:
-    """Return a line for each window, and for each test without a result."""
+def _windows_and_failures(records: Sequence[Record]) -> list[str]:
+    """Return a line for each window and for each test without a result."""
     lines = [
         (f"{short_test_name(record.id)} · {window.name}", format_window_energy(window, record))
         for record in records
@@ -92,13 +92,13 @@ def _without_figures(records: Sequence[Record]) -> list[str]:
         for record in records
         if not (record.windows or has_values(record) or record.status == "skipped")
     ]
-    return _items(lines)
+    return _bullets(lines)
 
 
 def _verdicts(records: Sequence[Record]) -> list[str]:
     """Return a line for each comparison with an important verdict, most urgent first."""
     compared = sort_by_verdict([each for record in records for each in record.comparisons])
-    return _items(
+    return _bullets(
         [
             (short_test_name(each.id), f"{each.metric} {each.verdict}{_format_change(each)}: {each.reason}")
             for each in compared
@@ -111,16 +111,16 @@ def _format_change(comparison: Comparison) -> str:
     return "" if comparison.ratio is None else f", {format_change(comparison)}"
 
 
-def _items(lines: Sequence[tuple[str, str]]) -> list[str]:
+def _bullets(lines: Sequence[tuple[str, str]]) -> list[str]:
     shown = [
-        f"- <code>{escape_markdown(what)}</code>: {escape_markdown(text, MAX_REASON_LENGTH)}"
-        for what, text in lines[:MAX_LINES]
+        f"- <code>{escape_markdown(name)}</code>: {escape_markdown(text, MAX_REASON_LENGTH)}"
+        for name, text in lines[:MAX_LINES]
     ]
     return shown + ([f"- {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])
 
 
 def _notes(records: Sequence[Record], names: Mapping[str, str]) -> list[str]:
-    """Return what holds for all values, and the flags."""
+    """Return the notes on all values, and the flags."""
     metered = [record for record in records if record.meters]
     text = [*summary_notes(metered), *(line for _, line in summary_flags(metered, names))]
     return ["", *(escape_markdown(each, MAX_REASON_LENGTH) + "  " for each in text)] if text else []

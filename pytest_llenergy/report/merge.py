@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merge several reports into one: shards of a suite, resumed runs, hosts of one kind.
 
-A report has one commit and one kind of machine. Reports that differ in these are refused, with the
-differences.
+A report has one commit and one kind of machine. Reports that differ in these are refused with a list
+of the differences.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.report import Report, RunInfo, Source
 
 
-def merge_environments(known: Sequence[Environment]) -> Environment:
-    """Merge environments of one kind of machine, with all boards, host names and versions."""
-    boards = {board.uuid: board for each in known for board in each.gpus}
-    names = list(dict.fromkeys(name for each in known for name in each.packages))
+def merge_environments(environments: Sequence[Environment]) -> Environment:
+    """Merge environments of one kind of machine, keeping all boards, host names and versions."""
+    boards = {board.uuid: board for each in environments for board in each.gpus}
+    names = list(dict.fromkeys(name for each in environments for name in each.packages))
     return msgspec.structs.replace(
-        known[0],
-        host=msgspec.structs.replace(known[0].host, name=_join_values(each.host.name for each in known)),
+        environments[0],
+        host=msgspec.structs.replace(
+            environments[0].host, name=_join_values(each.host.name for each in environments)
+        ),
         gpus=list(boards.values()),
-        driver=_join_values(each.driver for each in known) or None,
-        python=_join_values(each.python for each in known),
-        packages={name: _join_values(each.packages.get(name, "none") for each in known) for name in names},
+        driver=_join_values(each.driver for each in environments) or None,
+        python=_join_values(each.python for each in environments),
+        packages={
+            name: _join_values(each.packages.get(name, "none") for each in environments) for name in names
+        },
     )
 
 
@@ -58,46 +62,47 @@ def _join_values(values: Iterable[str | None]) -> str:
 
 @dataclass(frozen=True)
 class NamedReport:
-    """A report, and its name in messages."""
+    """A report, and the name by which messages call it."""
 
     origin: str
     report: Report
 
 
 def merge_reports(parts: Sequence[NamedReport]) -> Report:
-    """Merge reports, with records in the order given. Equal records are kept once.
+    """Merge reports, with records in the given order. Equal records are kept once.
 
-    Raises ``ReportError`` for several commits or kinds of machines, and for a test with different values in
-    two reports.
+    Raises:
+        ReportError: If the commits or the kinds of machine differ, or if two reports have different values
+            for a test.
     """
     first = parts[0].report
     for part in parts[1:]:
         _check_source(parts[0], part)
         _check_machine(parts[0], part)
-    records = _records(parts)
+    records = _merge_records(parts)
     reports = [part.report for part in parts]
-    known = [report.environment for report in reports if report.environment is not None]
+    environments = [report.environment for report in reports if report.environment is not None]
     return msgspec.structs.replace(
         first,
-        run=_run([report.run for report in reports]),
-        source=_source([report.source for report in reports]),
-        environment=merge_environments(known) if known else None,
+        run=_merge_runs([report.run for report in reports]),
+        source=_merge_sources([report.source for report in reports]),
+        environment=merge_environments(environments) if environments else None,
         records=records,
         baseline=first.baseline if all(each.baseline == first.baseline for each in reports) else None,
     )
 
 
-def _records(parts: Sequence[NamedReport]) -> list[Record]:
-    found: dict[tuple[str, int], tuple[Record, str]] = {}
+def _merge_records(parts: Sequence[NamedReport]) -> list[Record]:
+    merged: dict[tuple[str, int], tuple[Record, str]] = {}
     for part in parts:
         for record in part.report.records:
-            before = found.setdefault((record.id, record.attempt), (record, part.origin))
-            if before[0] != record:
+            first, origin = merged.setdefault((record.id, record.attempt), (record, part.origin))
+            if first != record:
                 raise ReportError(
-                    f"{record.id} is in {before[1]} and, with other values, in {part.origin} (attempt "
+                    f"{record.id} is in {origin} and, with other values, in {part.origin} (attempt "
                     f"{record.attempt}); leave one of them out"
                 )
-    return [record for record, _ in found.values()]
+    return [record for record, _ in merged.values()]
 
 
 def _check_source(one: NamedReport, other: NamedReport) -> None:
@@ -124,8 +129,8 @@ def _check_machine(one: NamedReport, other: NamedReport) -> None:
         )
 
 
-def _run(runs: Sequence[RunInfo]) -> RunInfo:
-    """Merge runs, from the first start to the last end. Parts of one run keep its id."""
+def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
+    """Merge runs into one from the first start to the last end. Parts of one run keep its id."""
     ids = sorted({run.id for run in runs})
     ends = [run.finished_at for run in runs]
     statuses = [run.exit_status for run in runs]
@@ -142,8 +147,8 @@ def _run(runs: Sequence[RunInfo]) -> RunInfo:
     )
 
 
-def _source(sources: Sequence[Source]) -> Source:
-    """Merge sources of one commit: dirty if any is, unknown if any is unknown and none is dirty."""
+def _merge_sources(sources: Sequence[Source]) -> Source:
+    """Merge sources of one commit: dirty if any is dirty, else unknown if any is unknown, else clean."""
     states = {source.dirty for source in sources}
     dirty = True if True in states else None if None in states else False
     branches = {source.branch for source in sources}

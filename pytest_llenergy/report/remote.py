@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files at URLs, through fsspec: http, S3, GCS and others.
+"""Read and write files at URLs through fsspec: http, S3, GCS and others.
 
-Every read has a limit for size and one for time, whatever the protocol. Messages and reports show URLs
+Every read is limited in size and time, whatever the protocol. Messages and reports show URLs
 without user, password and query, which may be secret.
 """
 
@@ -23,13 +23,13 @@ T = TypeVar("T")
 #: One scheme, or a chain of them. A path may contain a colon, and ``C:\\`` is not a scheme.
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*://")
 
-#: URLs without a host although their protocol needs one.
+#: A URL without a host although its protocol needs one.
 HOSTLESS = re.compile("(?:^|::)(ftps?|sftp|ssh|https?)://(?:/|$)")
 
-#: Ten thousand tests with twelve rounds each take 170 MB.
+#: Largest file to read. A report of ten thousand tests with twelve rounds each has 170 MB.
 MAX_FILE_BYTES = 1 << 30
 
-#: For reading or writing one remote file.
+#: Reading or writing one remote file.
 REMOTE_TIMEOUT_S = 120.0
 
 
@@ -59,13 +59,13 @@ def _redact_argument(word: str) -> str:
 
 
 def fetch_url(url: str) -> bytes:
-    """Read a whole file. Raises ``ReportError``."""
+    """Read a whole file. Raises ``ReportError`` if it cannot be read or is too large."""
 
     def read() -> bytes:
         system, path = open_file_system(url)
         data = bytearray()
         with system.open(path, "rb") as file:
-            # A stream returns what has arrived so far.
+            # A stream may return less than was asked for.
             while len(data) <= MAX_FILE_BYTES and (part := file.read(MAX_FILE_BYTES + 1 - len(data))):
                 data += part
         return bytes(data)
@@ -79,8 +79,11 @@ def fetch_url(url: str) -> bytes:
 def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
     """Return the fsspec file system of a URL, and the path in it.
 
-    Some protocols connect here, so call it within ``run_with_timeout``. Raises ``ReportError`` for a URL
-    without a host, and if fsspec or the package that it needs for the scheme is not installed.
+    Some protocols connect here, so call it within ``run_with_timeout``.
+
+    Raises:
+        ReportError: If the URL names no host, or if fsspec or the package that it needs for the scheme is not
+            installed.
     """
     hostless = HOSTLESS.search(redact_url(url))
     if hostless is not None:
@@ -99,9 +102,12 @@ def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def run_with_timeout(url: str, work: Callable[[], T]) -> T:
-    """Return the result of ``work``. Raises ``ReportError`` if it fails or exceeds ``REMOTE_TIMEOUT_S``.
+    """Run ``work`` with the time limit ``REMOTE_TIMEOUT_S`` and return its result.
 
     It runs in a thread, since not every protocol has a time-out. A thread that hangs is abandoned.
+
+    Raises:
+        ReportError: If ``work`` fails or exceeds the limit.
     """
     future: Future[T] = Future()
 
@@ -127,11 +133,11 @@ def _explain(error: BaseException, url: str) -> str:
         error = error.__cause__
     status = getattr(error, "status", None)
     if isinstance(error, FileNotFoundError) or status == 404:
-        return "there is no such file"
+        return "no such file"
     if isinstance(error, PermissionError):
-        return "access is refused"
+        return "access denied"
     if isinstance(status, int):
-        return f"the server answers {status} {getattr(error, 'message', '')}".rstrip()
+        return f"the server answered {status} {getattr(error, 'message', '')}".rstrip()
     return f"cannot be reached ({_describe(error, url)})"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read and write report files, and the journal of a run.
 
-The journal holds one line per finished test, on disk before the next test starts. A killed run leaves it
-behind; a complete report makes it superfluous. Each run has its own journal, so that runs do not touch each
+The journal has one line per finished test, which is on disk before the next test starts. A killed run leaves
+it behind; a complete report replaces it. Each run has a separate journal, so that runs do not touch each
 other's files.
 """
 
@@ -49,15 +49,15 @@ def journal_path(report: Path, run_id: str) -> Path:
 
 
 def find_journals(report: Path) -> list[Path]:
-    """Find the journals next to a report, of runs that were killed or are still running."""
+    """Find the journals next to a report: those of runs that were killed or are still running."""
     return sorted(report.parent.glob(f"{report.stem}.*{JOURNAL_SUFFIX}"))
 
 
 class Journal:
-    """Append-only file: a report without records first, then one record per line.
+    """Append-only file: a report without records, then one record per line.
 
-    If an attempt at a test has several lines, the last one counts. Raises ``OSError`` if a line cannot be
-    written; the lines before it stay intact.
+    If an attempt at a test has several lines, the last one counts. If a line cannot be written, methods raise
+    ``OSError``, and the lines before it stay intact.
     """
 
     def __init__(self, path: Path, header: Report) -> None:
@@ -93,9 +93,10 @@ class Journal:
 
 
 def decode_journal(data: bytes, origin: str) -> Report:
-    """Return the records of a journal as an incomplete report, without a last line that was cut off.
+    """Return the records of a journal as an incomplete report; a truncated last line is dropped.
 
-    Raises ``ReportError`` if the data is not a journal.
+    Raises:
+        ReportError: If the data is not a journal.
     """
     lines = [line for line in data.split(b"\n")[:-1] if line]
     if not lines:
@@ -115,12 +116,12 @@ def decode_journal(data: bytes, origin: str) -> Report:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Replace a report atomically. Raises ``ReportError``, and then leaves the old file untouched."""
+    """Replace a report atomically. Raises ``ReportError`` on failure; the old file then remains."""
     replace_file(path, encode_report(report))
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically. Raises ``ReportError``, and then leaves the old file untouched."""
+    """Replace a file atomically. Raises ``ReportError`` on failure; the old file then remains."""
     scratch = path.with_name(f".{path.name}-{token_hex(4)}")
     try:
         try:
@@ -138,15 +139,19 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def read_report(location: Location, *, lean: bool = False) -> Report:
-    """Read a report or a journal. Raises ``ReportError``.
+    """Read a report or a journal.
 
-    ``lean`` leaves out what comparisons do not need, see ``model.report.decode_lean_report``.
+    Args:
+        lean: Leave out fields that comparisons do not need, see ``model.report.decode_lean_report``.
+
+    Raises:
+        ReportError: If the file cannot be read or is neither.
     """
     return decode_report_or_journal(read_file(location), location_name(location), lean=lean)
 
 
 def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> Report:
-    """Decode a report or, if its name says so, a journal. Raises ``ReportError``."""
+    """Decode a journal if ``name`` has its suffix, else a report. Raises ``ReportError``."""
     if name.endswith(JOURNAL_SUFFIX):
         return decode_journal(data, name)
     return decode_lean_report(data, name) if lean else decode_report(data, name)
@@ -176,7 +181,7 @@ def read_file(location: Location) -> bytes:
 
 
 def check_not_overwritten(output: Path, locations: Iterable[Location]) -> None:
-    """Raise ``ReportError`` if the output is one of the files to read, by whatever name or link."""
+    """Raise ``ReportError`` if the output is one of the files to read, even under another name or link."""
     for location in locations:
         if isinstance(location, str) and not location.startswith(LOCAL_SCHEMES):
             continue
@@ -184,12 +189,12 @@ def check_not_overwritten(output: Path, locations: Iterable[Location]) -> None:
         with suppress(OSError):  # one of the files does not exist
             if path.samefile(output):
                 raise ReportError(
-                    f"{output}: the same file as {location_name(location)}, which is read; name another"
+                    f"{output}: the same file as the input {location_name(location)}; choose another output"
                 )
 
 
 def parse_location(text: str) -> Location:
-    """Return a URL as it is, and anything else as a path."""
+    """Return a URL unchanged, and anything else as a path."""
     return text if is_url(text) else Path(text)
 
 

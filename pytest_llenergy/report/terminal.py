@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary in the terminal: tables that lose no digit at 80 columns, reasons, notes and flags.
+"""Render the summary in the terminal: tables, reasons, notes and flags.
 
-Columns that do not fit next to each other continue in another table; digits are never cut.
+Digits are never cut: columns that do not fit next to each other continue in another table.
 """
 
 from __future__ import annotations
@@ -35,8 +35,20 @@ MIN_FIRST_WIDTH = 12
 #: Characters between two columns.
 COLUMN_GAP = 2
 
-#: Characters before a row whose name stands above it.
+#: Characters by which rows are indented below their names.
 INDENT = 2
+
+#: Style of a line about a flag, by severity.
+SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
+
+#: Parts of a round's uncertainty, by cause.
+UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
+
+#: Parameters that have a column.
+PARAMS_WITH_COLUMN = frozenset({"backend"})
+
+#: If a parameter is a longer text, pytest's id of the parameters is shown instead.
+MAX_PARAM_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ class TableColumn:
 def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width: int) -> Iterator[Table]:
     """Yield tables of at most ``width`` characters, each with the first column and some of the others.
 
-    The first column is folded if necessary, and so is another one that does not fit by itself.
+    The first column wraps if necessary, and so does a column that is too wide even alone.
     """
     least = min(MIN_FIRST_WIDTH, first.width)
     kept: list[TableColumn] = []
@@ -72,7 +84,7 @@ def split_into_tables(first: TableColumn, columns: Sequence[TableColumn], width:
 def tables_with_whole_names(
     names: TableColumn, columns: Sequence[TableColumn], width: int
 ) -> Iterator[Table | NamesAboveRows]:
-    """Yield one table without folded names: after the first column or, if they do not fit, above their rows.
+    """Yield one table whose names do not wrap: after the first column or, if too long, above their rows.
 
     If not even the other columns fit, fall back to ``split_into_tables``.
     """
@@ -124,13 +136,6 @@ def _texts(column: TableColumn) -> Iterator[Text]:
     return (Text(cell, style=style) for cell, style in zip(column.cells, styles, strict=True))
 
 
-#: Style of a line about a flag.
-SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
-
-#: Uncertainty of an energy, by cause.
-UNCERTAINTY_TERMS = ("edges_j", "outside_j", "resolution_j", "coverage_j")
-
-
 def round_details(record: Record, name: str, width: int, *, with_terms: bool) -> Iterator[Table | Text]:
     """Yield the rounds of a test for ``-v``; ``with_terms`` adds uncertainty and flags for ``-vv``."""
     if not record.rounds:
@@ -147,7 +152,7 @@ def round_details(record: Record, name: str, width: int, *, with_terms: bool) ->
 
 
 def _round_columns(rounds: Sequence[Round]) -> list[TableColumn]:
-    """Return the columns of which any round has a value."""
+    """Return the columns for which at least one round has a value."""
     columns = [
         TableColumn("s", [f"{each.duration_s:.3g}" for each in rounds]),
         TableColumn("J ± u", [_energy(each) for each in rounds]),
@@ -195,13 +200,13 @@ def _count(number: int, what: str) -> str:
 
 
 def _uncertainty(record: Record) -> Iterator[Text]:
-    """Yield where the uncertainty of the mean comes from."""
+    """Yield a line with the causes of the mean's uncertainty."""
     metric = record.metrics.get("energy_j")
     if metric is None or metric.value is None or metric.uncertainty is None:
         return
     parts = [f"{metric.uncertainty:.2g} J between runs on these devices"]
     if metric.spread is not None:
-        parts.append(f"{metric.spread:.2g} J of it from the scatter of {_count(metric.n, 'round')}")
+        parts.append(f"of which {metric.spread:.2g} J from the scatter of {_count(metric.n, 'round')}")
     if metric.uncertainty_absolute is not None:
         parts.append(f"{metric.uncertainty_absolute:.2g} J with the accuracy of the source")
     if record.procedure is not None and record.procedure.reached is not None:
@@ -223,13 +228,6 @@ def _line(flag: Flag, where: str) -> Text:
     )
 
 
-#: Parameters that are shown in a column.
-PARAMS_WITH_COLUMN = frozenset({"backend"})
-
-#: A longer text is replaced by the id that pytest gives the parameter.
-MAX_PARAM_LENGTH = 40
-
-
 def render_summary(
     records: Sequence[Record],
     width: int,
@@ -240,7 +238,9 @@ def render_summary(
 ) -> str:
     """Render measured tests as a table, and the others as lines with their reasons.
 
-    A ``verbosity`` of 1 adds the rounds of each test, and 2 their flags and uncertainty terms.
+    Args:
+        width: Width of the terminal (characters).
+        verbosity: 1 adds the rounds of each test, 2 also their flags and uncertainty terms.
     """
     stream = io.StringIO()
     console = Console(
@@ -282,7 +282,7 @@ def has_values(record: Record) -> bool:
 
 
 def record_label(record: Record, names: Mapping[str, str]) -> str:
-    """Return the name of a test by its id in ``names``, and the parameters that have no column."""
+    """Return the name that ``names`` has for a test's id, with the parameters that have no column."""
     test, ids = names[record.id], record.id.partition("[")[2]
     if any(isinstance(value, str) and len(value) > MAX_PARAM_LENGTH for value in record.params.values()):
         return shorten(one_line(f"{test} {ids.removesuffix(']')}"), MAX_NAME_LENGTH)
@@ -293,7 +293,7 @@ def record_label(record: Record, names: Mapping[str, str]) -> str:
 
 
 def format_window_energy(window: Window, record: Record) -> str:
-    """Return ``12.50 ± 0.50 J in 1 s``, or why there is no energy."""
+    """Return text such as ``12.50 ± 0.50 J in 1 s``, or the reason for missing energy."""
     if window.energy_j is None:
         return f"no joules: {window.reason}"
     label = " estimated" if record.kind == "estimated" else ""
@@ -320,7 +320,7 @@ def _skipped(records: Sequence[Record]) -> list[Text]:
 
 
 def summary_notes(records: Sequence[Record]) -> list[str]:
-    """Return what holds for all values."""
+    """Return the notes that apply to all values."""
     lines: list[str] = []
     estimated = next((record for record in records if record.kind == "estimated"), None)
     if estimated is not None:
@@ -332,7 +332,7 @@ def summary_notes(records: Sequence[Record]) -> list[str]:
 
 
 def summary_flags(records: Sequence[Record], names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return severity and text of each important flag: the first test that has it, and how many others."""
+    """Return severity and text of each important flag. The text names one test and counts the others."""
     first: dict[str, tuple[Record, Flag]] = {}
     count: Counter[str] = Counter()
     for record in records:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons in the terminal, and the formats of their values everywhere."""
+"""Render comparisons in the terminal, and format their values for every output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERDICT_STYLES: dict[Verdict, str] = {
     "improved": "green",
 }
 
-#: With more rows than this, unchanged tests are only counted.
+#: If there are more rows, unchanged tests are only counted.
 MAX_UNFILTERED_ROWS = 40
 
 LEGEND = "finds: smallest change found 9 times in 10; noise: scatter of a side's rounds"
@@ -40,7 +40,7 @@ MAX_LINES_PER_VERDICT = 10
 
 
 def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: bool) -> str:
-    """Render comparisons as a table, most urgent first, then a line for each other test, then counts."""
+    """Render comparisons as a table, most urgent first, then reasons and notes as lines, then counts."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=color, no_color=not color, highlight=False)
     compared = [each for each in sort_by_verdict(comparisons) if each.rule_applied]
@@ -51,18 +51,18 @@ def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: boo
         for table in tables_with_whole_names(_names(shown), _columns(shown), width):
             console.print(table)
     for state in VERDICTS:
-        found = [each for each in comparisons if each.verdict == state and state != "unchanged"]
+        explained = [each for each in comparisons if each.verdict == state and state != "unchanged"]
         if state in ("regressed", "improved"):
-            found = [each for each in found if each.notes]
-        for each in found[:MAX_LINES_PER_VERDICT]:
+            explained = [each for each in explained if each.notes]
+        for each in explained[:MAX_LINES_PER_VERDICT]:
             console.print(
                 Text(
                     f"{state}: {short_test_name(each.id)}: {_reason(each)}",
                     style=VERDICT_STYLES.get(state, ""),
                 )
             )
-        if len(found) > MAX_LINES_PER_VERDICT:
-            console.print(f"{state}: {len(found) - MAX_LINES_PER_VERDICT} more", markup=False)
+        if len(explained) > MAX_LINES_PER_VERDICT:
+            console.print(f"{state}: {len(explained) - MAX_LINES_PER_VERDICT} more", markup=False)
     console.print(summarize_verdicts(comparisons), markup=False)
     if compared:
         console.print(LEGEND, markup=False)
@@ -75,18 +75,18 @@ def sort_by_verdict(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def count_verdicts(comparisons: Sequence[Comparison]) -> str:
-    """Return ``1 regressed, 46 unchanged``."""
+    """Return text such as ``1 regressed, 46 unchanged``."""
     counts = Counter(each.verdict for each in comparisons)
     return ", ".join(f"{counts[each]} {each}" for each in VERDICTS if counts[each]) or "nothing to compare"
 
 
 def summarize_verdicts(comparisons: Sequence[Comparison]) -> str:
-    """Return ``1 regressed, 46 unchanged; noise 0.6% median, 3.4% at most``."""
+    """Return text such as ``1 regressed, 46 unchanged; noise 0.6% median, 3.4% at most``."""
     return "; ".join(filter(None, (count_verdicts(comparisons), describe_noise(comparisons))))
 
 
 def describe_noise(comparisons: Sequence[Comparison]) -> str:
-    """Return the scatter of the rounds of a side, or an empty string if nothing was compared."""
+    """Describe how much rounds of one side scatter; return an empty string if nothing was compared."""
     noises = [each.noise for each in comparisons if each.noise is not None]
     if not noises:
         return ""
@@ -94,19 +94,19 @@ def describe_noise(comparisons: Sequence[Comparison]) -> str:
 
 
 def format_change(comparison: Comparison) -> str:
-    """Return ``+4.6%``, or ``-``."""
+    """Format the relative change, such as ``+4.6%``, or ``-``."""
     return "-" if comparison.ratio is None else f"{comparison.ratio - 1:+.1%}"
 
 
 def format_interval(comparison: Comparison) -> str:
-    """Return the limits of the change, ``+3.1% … +6.0%``, or ``-``."""
+    """Format the limits of the change, such as ``+3.1% … +6.0%``, or ``-``."""
     if comparison.low is None or comparison.high is None:
         return "-"
     return f"{comparison.low - 1:+.1%} … {comparison.high - 1:+.1%}"
 
 
 def format_value(number: float | None, unit: str = "") -> str:
-    """Return four significant digits and the unit, or ``-``."""
+    """Format a number with four significant digits and its unit, or return ``-``."""
     return "-" if number is None else f"{number:.4g}{f' {unit}' if unit else ''}"
 
 

@@ -194,7 +194,7 @@ def test_a_function_mark_overrides_its_class_mark(two: pytest.Pytester) -> None:
 def test_a_mark_without_the_backend_fixture_is_refused(two: pytest.Pytester, mark: str) -> None:
     result = run(two, f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    actual = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, and the test does "
+    actual = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, but the test does "
     assert actual in text_of(result)
 
 
@@ -214,7 +214,7 @@ def test_a_mark_added_by_a_fixture_is_too_late(two: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
-        ("backend_options()", 'names no load option; write one, such as dtype="float32", or leave the mark '),
+        ("backend_options()", 'names no load option; add one, such as dtype="float32", or remove the mark'),
         (
             "backend_options('x')",
             'too many positional arguments (it takes: keyword arguments, such as dtype="float32")',

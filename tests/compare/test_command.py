@@ -274,4 +274,4 @@ def test_ab_report_prints_its_verdicts(
     assert main(["compare", "ab.json", "--format=json"]) == 1
     assert json.loads(capsys.readouterr().out)["comparisons"][0]["verdict"] == "regressed"
     assert main(["compare", "ab.json", "--metric=energy_j"]) == 2
-    assert "has its verdicts" in capsys.readouterr().err
+    assert "has verdicts already" in capsys.readouterr().err

@@ -153,7 +153,7 @@ def test_a_gate_of_a_parameter_that_would_do_nothing_is_refused(pytester: pytest
     )
     result = pytester.runpytest()
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["PlanError: *test_it?0?: @pytest.mark.energy_gate judges what energy*"])
+    result.stdout.fnmatch_lines(["PlanError: *test_it?0?: @pytest.mark.energy_gate checks what energy*"])
 
 
 def test_a_variable_that_a_test_sets_does_not_change_later_leases(
@@ -224,7 +224,7 @@ class TestNames:
         )
         assert result.ret != 0
         assert (
-            "test_it.py::test_it[1]: the fixture gpus takes no value: what is leased is what the mark says; "
+            "test_it.py::test_it[1]: the fixture gpus takes no value: the mark determines the lease; "
             "write pytest.param(..., marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in "
             "pytest_collection_modifyitems"
         ) in result.stdout.str()
@@ -380,6 +380,6 @@ class TestSpan:
         result.assert_outcomes(errors=1)
         assert (
             "PlanError: test_it.py::test_it: @pytest.mark.gpus(2) was added while the test was set up, too "
-            "late to count; add it in pytest_collection_modifyitems, or write pytest.param(..., "
+            "late to have an effect; add it in pytest_collection_modifyitems, or write pytest.param(..., "
             "marks=...)"
         ) in result.stdout.str()

@@ -247,13 +247,13 @@ class TestFiles:
     def test_a_report_has_no_sides(self, capsys: pytest.CaptureFixture[str]) -> None:
         Path("in.json").write_bytes(encode_report(report_of(record_of())))
         assert main(["export", "in.json", "--to=csv", "--side=base"]) == 2
-        assert capsys.readouterr().err == "llenergy: --side=base: in.json has one run and no sides\n"
+        assert capsys.readouterr().err == "llenergy: --side=base: in.json holds one run, without sides\n"
 
     def test_secrets_of_a_url_are_in_no_message(self, capsys: pytest.CaptureFixture[str]) -> None:
         place = "bob:hunter2@host/in.json?token=s3cret"
         fsspec.filesystem("memory").pipe_file(f"/{place}", encode_report(report_of(record_of())))
         assert main(["export", f"memory://{place}", "--to=csv", "--side=base"]) == 2
-        told = "llenergy: --side=base: memory://host/in.json has one run and no sides\n"
+        told = "llenergy: --side=base: memory://host/in.json holds one run, without sides\n"
         assert capsys.readouterr().err == told
 
     def test_a_test_that_is_there_twice_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:

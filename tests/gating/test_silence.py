@@ -28,7 +28,7 @@ class TestNoSilentPass:
             [
                 "new: test_some.py::test_c: not in the baseline",
                 "1 new, 1 unchanged; *",
-                "in base.json and not in this run: test_b",
+                "in base.json but not in this run: test_b",
             ]
         )
         assert read_report()["baseline"]["absent"] == ["test_some.py::test_b"]
@@ -39,7 +39,7 @@ class TestNoSilentPass:
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.assert_outcomes(passed=1)
         result.stdout.fnmatch_lines(
-            ["in base.json and not in this run: test_a", "ERROR: nothing was gated: 1 new"]
+            ["in base.json but not in this run: test_a", "ERROR: nothing was gated: 1 new"]
         )
 
     @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
@@ -112,7 +112,7 @@ class TestNoSilentPass:
         result = base.runpytest(COMPARE, FAIL, f"--energy-inconclusive={word}")
         result.assert_outcomes(passed=word != "fail", failed=word == "fail")
         result.stdout.fnmatch_lines(["inconclusive: test_some.py::test_a: *"])
-        warning = "inconclusive: 1 of 1; more rounds (--energy-rounds) can tell, *"
+        warning = "inconclusive: 1 of 1; more rounds (--energy-rounds) can decide, *"
         if word == "warn":
             result.stdout.fnmatch_lines([warning])
         else:

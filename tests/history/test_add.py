@@ -42,7 +42,7 @@ def files() -> list[Path]:
 
 def test_run_is_a_file_with_a_line_for_each_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(session(0, record_of(), GONE)) == 0
-    told = "energy.json: 1 test added to .llenergy/history, 1 without figures left out\n"
+    told = "energy.json: 1 test added to .llenergy/history, 1 without values left out\n"
     assert capsys.readouterr().out == told
     (path,) = files()
     assert path.name == "20260101T030405Z-run-0.jsonl"
@@ -61,7 +61,7 @@ def test_adding_a_run_again_changes_nothing(capsys: pytest.CaptureFixture[str]) 
     before = [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files()]
     capsys.readouterr()
     assert run(day_of(0)) == 0
-    assert capsys.readouterr().out == "energy.json: run run-0 is in .llenergy/history already\n"
+    assert capsys.readouterr().out == "energy.json: run run-0 is already in .llenergy/history\n"
     assert [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files()] == before
 
 

@@ -17,7 +17,7 @@ class TestNotMeasured:
     ) -> None:
         result = bench(BOTH, option)
         assert result.parseoutcomes() in ({"passed": 2}, {"skipped": 2})
-        result.stdout.fnmatch_lines(["energy report: no test was measured, *"])
+        result.stdout.fnmatch_lines(["energy report: no test was measured; *"])
         assert not (pytester.path / "energy.json").exists()
 
     def test_benchmark_only_records_only_benchmarks(

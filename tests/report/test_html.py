@@ -112,7 +112,7 @@ def test_a_report_with_a_baseline_shows_its_verdicts(pair: Pair) -> None:
     baseline = Baseline(side=pair.compared.base, absent=["t.py::test_gone"])
     text = render_report(msgspec.structs.replace(pair.head, records=records, baseline=baseline))
     assert "<h3>Verdicts</h3>" in text
-    assert "In the baseline and not in this run: t.py::test_gone" in text
+    assert "In the baseline but not in this run: t.py::test_gone" in text
     assert text.index("regressed</span> <span") < text.index("improved</span> <span")
 
 

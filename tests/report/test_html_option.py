@@ -64,7 +64,7 @@ def test_a_run_that_measures_nothing_writes_none(quick: pytest.Pytester) -> None
     quick.makepyfile("def test_it(): pass")
     result = quick.runpytest("--energy-html")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["energy report: no test was measured, *energy.html was not written"])
+    result.stdout.fnmatch_lines(["energy report: no test was measured; *energy.html was not written"])
     assert not Path("energy.html").exists()
 
 
@@ -77,7 +77,7 @@ def test_a_run_that_measures_nothing_writes_none(quick: pytest.Pytester) -> None
             "names a test path, not a page; did you mean: pytest . --energy-html (the page's name takes an "
             "equals sign: --energy-html=energy.html)",
         ),
-        ("--energy-html=nowhere/page.html", "no directory .*nowhere; make it first"),
+        ("--energy-html=nowhere/page.html", "no directory .*nowhere; create it first"),
     ],
 )
 def test_an_impossible_page_fails_before_any_test_runs(

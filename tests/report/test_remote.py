@@ -144,7 +144,7 @@ def test_read_only_address_cannot_keep_a_history(
     (tmp_path / "energy.json").write_bytes(encode_report(report))
     place = f"--at={server}/history"
     assert main(["history", "add", "--allow-dirty", f"{server}/energy.json", place]) == 2
-    told = f"llenergy history: {server}/history: the server answers 501 Unsupported method ('PUT')\n"
+    told = f"llenergy history: {server}/history: the server answered 501 Unsupported method ('PUT')\n"
     assert capsys.readouterr().err == told
 
 
@@ -155,8 +155,8 @@ def refusal(address: str) -> str:
 
 
 def test_missing_remote_file(server: str) -> None:
-    assert refusal(f"{server}/none.json") == f"{server}/none.json: there is no such file"
-    assert refusal("memory://none.json") == "memory://none.json: there is no such file"
+    assert refusal(f"{server}/none.json") == f"{server}/none.json: no such file"
+    assert refusal("memory://none.json") == "memory://none.json: no such file"
 
 
 def test_server_that_refuses_access(server: str) -> None:

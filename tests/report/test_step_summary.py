@@ -105,7 +105,7 @@ def test_rows_that_do_not_fit_are_counted(summary: Path) -> None:
 def test_without_room_there_is_one_line_or_none(room: int, lines: int) -> None:
     text = render_run_markdown([record_of()] * 3, Layout(), room, complete=False)
     assert len(text.encode()) <= room
-    assert text.count("### Energy: 3 measured, stopped before its end") == lines
+    assert text.count("### Energy: 3 measured, interrupted") == lines
 
 
 def test_warnings_and_verdicts_are_below_the_table() -> None:

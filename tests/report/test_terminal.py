@@ -159,7 +159,7 @@ def test_groups_keep_their_order_when_their_tests_are_sorted() -> None:
     ("read", "text", "message"),
     [
         (parse_columns, "energy_j,joules,watts", "unknown: joules, watts; known: backend, model, device, "),
-        (parse_columns, " , ", "names nothing"),
+        (parse_columns, " , ", "no name given"),
         (parse_sort, "speed", "unknown: speed; known: name, fullname, energy_j, "),
         (parse_sort, "--energy_j", "unknown: -energy_j; known: "),
         (parse_group_by, "mark", f"unknown: mark; known: {', '.join(GROUP_KEYS)}, param:NAME"),

@@ -83,7 +83,7 @@ def test_failures_and_skips_in_ranks_are_those_of_the_test(quick: pytest.Pyteste
     result.stdout.fnmatch_lines(
         [
             "WorkerError: rank 0 of 1 (cpu, pid *): AssertionError: assert 3 == 4",
-            "LLEnergyError: energy(workers.call(fn, ...)): give the arguments to call, not to energy",
+            "LLEnergyError: energy(workers.call(fn, ...)): pass the arguments to call, not to energy",
             "SKIPPED*no such kernel",
         ]
     )

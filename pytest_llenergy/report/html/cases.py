@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of a page, each with the records of one side or two, and its verdicts."""
+"""The tests of a page: the records of one or both sides, and their verdicts."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ class Case:
 
     @property
     def worst(self) -> Comparison | None:
-        """Its most urgent comparison."""
+        """The most urgent comparison of the test."""
         return min(self.comparisons, key=lambda each: VERDICTS.index(each.verdict), default=None)
 
     @property
     def state(self) -> str:
-        """Its most urgent verdict, or the status of its record."""
+        """The most urgent verdict, or the status of the record."""
         if self.worst is not None:
             return self.worst.verdict
         return next((record.status for record in self.records.values()), "invalid")
 
     @property
     def metric(self) -> str:
-        """The metric of its plots: the compared one, or else energy per token if it counts tokens."""
+        """The metric to plot: the compared one, else energy per token, else energy."""
         if self.worst is not None and self.worst.metric in ROUND_METRICS:
             return self.worst.metric
-        found = [record.metrics.get(PER_TOKEN) for record in self.records.values()]
-        known = [each for each in found if each is not None and each.value is not None]
-        return PER_TOKEN if known and len(known) == len(self.records) else PER_ITERATION
+        per_token = [record.metrics.get(PER_TOKEN) for record in self.records.values()]
+        counts_tokens = all(metric is not None and metric.value is not None for metric in per_token)
+        return PER_TOKEN if per_token and counts_tokens else PER_ITERATION
 
 
 @dataclass(frozen=True)
 class OrderedRound:
-    """A round in its order: ``place`` counts from 1 over both sides, ``number`` within its side."""
+    """A round and its position: ``place`` counts from 1 over both sides, ``number`` within its side."""
 
     place: int
     number: int
@@ -74,29 +74,31 @@ class OrderedRound:
         return is_valid(self.round)
 
     def value(self, metric: str) -> RoundValue | None:
-        """Return its value of a metric."""
+        """Return the round's value of ``metric``, or None if it has none."""
         return ROUND_METRICS[metric].of(self.round)
 
 
 def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
-    """Return the rounds in the order in which they ran, or those of the base first unless ``interleaved``.
+    """Return the rounds of a test by start time, with those of the base first unless ``interleaved``.
 
-    Raises ``ReportError`` for an impossible round.
+    Raises:
+        ReportError: If a round has no iterations or no duration.
     """
-    found = [
+    numbered = [
         (round_.start_s, number, side, round_)
         for side, record in case.records.items()
         for number, round_ in enumerate(record.rounds, 1)
     ]
-    for _, number, side, round_ in found:
+    for _, number, side, round_ in numbered:
         if round_.iterations < 1 or round_.duration_s <= 0:
             raise ReportError(
                 f"{one_line(case.id)}: round {number} of {side} has {round_.iterations} iterations in "
                 f"{round_.duration_s:g} s; no report of pytest --energy-report has such a round"
             )
-    found.sort(key=lambda each: each[0] if interleaved else (each[2] == "head", each[0]))
+    numbered.sort(key=lambda each: each[0] if interleaved else (each[2] == "head", each[0]))
     return [
-        OrderedRound(place, number, side, round_) for place, (_, number, side, round_) in enumerate(found, 1)
+        OrderedRound(place, number, side, round_)
+        for place, (_, number, side, round_) in enumerate(numbered, 1)
     ]
 
 
@@ -113,22 +115,22 @@ def compared_cases(base: Report, head: Report, compared: ComparedReports) -> lis
     verdicts: dict[str, list[Comparison]] = {}
     for each in compared.comparisons:
         verdicts.setdefault(each.id, []).append(each)
-    found = []
+    cases = []
     for name in dict.fromkeys([*verdicts, *new, *old]):
         records: dict[SideName, Record] = {}
         if name in old:
             records["base"] = old[name]
         if name in new:
             records["head"] = new[name]
-        found.append((name, records, verdicts.get(name, [])))
-    return _number_cases(found)
+        cases.append((name, records, verdicts.get(name, [])))
+    return _number_cases(cases)
 
 
 def _number_cases(
-    found: Sequence[tuple[str, Mapping[SideName, Record], Sequence[Comparison]]],
+    cases: Sequence[tuple[str, Mapping[SideName, Record], Sequence[Comparison]]],
 ) -> list[Case]:
     def rank(each: tuple[str, Mapping[SideName, Record], Sequence[Comparison]]) -> int:
         return min((VERDICTS.index(comparison.verdict) for comparison in each[2]), default=len(VERDICTS))
 
-    ordered = sorted(found, key=rank)
+    ordered = sorted(cases, key=rank)
     return [Case(f"t{number}", *each) for number, each in enumerate(ordered, 1)]

@@ -19,32 +19,41 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-#: Rows of a chart; the tables have all.
+#: Most rows of a chart; the tables list all of them.
 MAX_ROWS = 60
 
-#: Height of a row, and of the space around all rows (CSS pixels).
-ROW, AROUND = 32, 60
+#: Height of a row, and of the margins above and below all rows together (CSS pixels).
+ROW_HEIGHT, MARGINS_HEIGHT = 32, 60
 
-#: Widest and narrowest end of the axis, as a ratio.
+#: Largest and smallest ratio at which the axis of the verdicts may end.
 WIDEST, NARROWEST = 2.0, 1.08
+
+#: Height of the charts without rows (CSS pixels).
+SPEED_HEIGHT, TREND_HEIGHT = 300, 220
+
+#: An axis is logarithmic if its values differ by more than this factor.
+LOG_SCALE_RATIO = 5.0
+
+#: Most runs of a trend that a chart shows, the latest ones.
+MAX_POINTS = 200
 
 VERDICT_COLOURS = {"regressed": "regressed", "improved": "improved", "inconclusive": "inconclusive"}
 
 
 def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
-    """Plot the ratio of each test with its limits, or return None without ratios."""
+    """Plot the ratio of each test with its limits; return None if there are no ratios."""
     rows = [each for each in comparisons if each.ratio is not None and each.ratio > 0]
     shown = rows[:MAX_ROWS]
     if not shown:
         return None
-    drawn, axes = sheet.figure(AROUND + ROW * len(shown), left=14)
-    reach = _reach(shown)
-    _bands(axes, shown)
+    drawn, axes = sheet.figure(MARGINS_HEIGHT + ROW_HEIGHT * len(shown), left=14)
+    reach = _axis_reach(shown)
+    _draw_bands(axes, shown)
     axes.axvline(0, color=COLOURS["muted"], linewidth=1)
     several = len({each.metric for each in shown}) > 1
     tips: dict[str, list[str]] = {}
     for row, each in enumerate(shown):
-        _row(axes, row, each, reach, several=several)
+        _draw_row(axes, row, each, reach, several=several)
         tips[f"row{row}"] = [f"{each.id}: {format_change(each)} ({format_interval(each)}), {each.verdict}"]
     axes.set_xlim(-reach, reach)
     axes.set_ylim(len(shown) - 0.25, -0.75)
@@ -62,7 +71,7 @@ def forest_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> P
     return Plot(sheet.inline(drawn, name, "Ratios with their limits", tips), "Verdicts", caption, legend)
 
 
-def _row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool) -> None:
+def _draw_row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool) -> None:
     assert each.ratio is not None
     colour = COLOURS[VERDICT_COLOURS.get(each.verdict, "unchanged")]
     middle = log(each.ratio)
@@ -83,8 +92,8 @@ def _row(axes: Axes, row: int, each: Comparison, reach: float, *, several: bool)
     axes.text(-reach, row - 0.42, label, fontsize=10, va="center", ha="left")
 
 
-def _bands(axes: Axes, rows: Sequence[Comparison]) -> None:
-    """Draw tolerance and threshold behind each run of rows with the same rule."""
+def _draw_bands(axes: Axes, rows: Sequence[Comparison]) -> None:
+    """Draw tolerance and threshold behind each group of adjacent rows with the same rule."""
     numbered = enumerate(rows)
     for key, group in groupby(numbered, key=lambda each: (each[1].rule, each[1].better)):
         places = [place for place, _ in group]
@@ -101,15 +110,15 @@ def _bands(axes: Axes, rows: Sequence[Comparison]) -> None:
             axes.plot([at, at], [top, bottom], color=colour, linewidth=1, linestyle=(0, (3, 3)))
 
 
-def _reach(rows: Sequence[Comparison]) -> float:
-    """Return half of the width of the axis, as a logarithm."""
-    found = [abs(log(value)) for each in rows for value in (each.ratio, each.low, each.high) if value]
-    found += [log1p(each.rule.tolerance) for each in rows if each.rule is not None]
-    return min(max([log(NARROWEST), *found]) * 1.08, log(WIDEST))
+def _axis_reach(rows: Sequence[Comparison]) -> float:
+    """Return the logarithm of the ratio at the end of the axis."""
+    extents = [abs(log(value)) for each in rows for value in (each.ratio, each.low, each.high) if value]
+    extents += [log1p(each.rule.tolerance) for each in rows if each.rule is not None]
+    return min(max([log(NARROWEST), *extents]) * 1.08, log(WIDEST))
 
 
 def _ticks(reach: float) -> list[float]:
-    """Return round changes on both sides of zero."""
+    """Return the changes to label: round numbers on both sides of zero."""
     widest = exp(reach) - 1
     step = next(each for each in (0.02, 0.05, 0.1, 0.2, 0.5) if widest / each <= 4)
     ticks = [step * count for count in range(-8, 9)]
@@ -117,24 +126,24 @@ def _ticks(reach: float) -> list[float]:
 
 
 def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: str) -> Plot | None:
-    """Plot the noise of the rounds and the smallest detectable change, or return None if unknown."""
+    """Plot the noise of the rounds and the smallest detectable change; return None if both are unknown."""
     rows = [each for each in comparisons if each.noise is not None and each.detectable is not None]
     shown = rows[:MAX_ROWS]
     if not shown:
         return None
-    drawn, axes = sheet.figure(AROUND + ROW * len(shown), left=14)
+    drawn, axes = sheet.figure(MARGINS_HEIGHT + ROW_HEIGHT * len(shown), left=14)
     rules: set[AppliedRule] = {each.rule for each in shown if each.rule is not None}
     for threshold in sorted({rule.threshold for rule in rules}):
         axes.axvline(threshold * 100, color=COLOURS["regressed"], linewidth=1, linestyle=(0, (3, 3)))
     noise = [(each.noise or 0.0) * 100 for each in shown]
-    finds = [(each.detectable or 0.0) * 100 for each in shown]
+    detectable = [(each.detectable or 0.0) * 100 for each in shown]
     places = range(len(shown))
-    axes.hlines(places, noise, finds, color=COLOURS["grid"], linewidth=1.5)
+    axes.hlines(places, noise, detectable, color=COLOURS["grid"], linewidth=1.5)
     axes.scatter(noise, places, s=34, color=COLOURS["muted"], gid="noise", zorder=3)
-    axes.scatter(finds, places, s=34, color=COLOURS["head"], marker="D", gid="finds", zorder=3)
+    axes.scatter(detectable, places, s=34, color=COLOURS["head"], marker="D", gid="finds", zorder=3)
     for row, each in enumerate(shown):
         axes.text(0, row - 0.42, plot_label(each.id), fontsize=10, va="center", ha="left")
-    axes.set_xlim(0, max([*finds, *noise, *(rule.threshold * 100 for rule in rules)]) * 1.08 or 1.0)
+    axes.set_xlim(0, max([*detectable, *noise, *(rule.threshold * 100 for rule in rules)]) * 1.08 or 1.0)
     axes.set_ylim(len(shown) - 0.25, -0.75)
     axes.yaxis.set_visible(False)
     axes.spines["left"].set_visible(False)
@@ -143,7 +152,7 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
         "noise": [f"{each.id}: noise {each.noise:.2%}" for each in shown],
         "finds": [f"{each.id}: finds {each.detectable:.2%}" for each in shown],
     }
-    caption = "A change of the size of the diamond is found in nine of ten comparisons such as this one."
+    caption = "Such a comparison finds a change of the size of the diamond nine times in ten."
     if len(rows) > len(shown):
         caption += f" The first {len(shown)} of {len(rows)}; the table has all of them."
     legend = [
@@ -159,14 +168,8 @@ def detectability_plot(sheet: Sheet, comparisons: Sequence[Comparison], name: st
     )
 
 
-EXCHANGE_HEIGHT = 300
-
-#: An axis is logarithmic if its values differ by more than this factor.
-LOG_SCALE_RATIO = 5.0
-
-
 def speed_and_energy(record: Record | None) -> tuple[float, float] | None:
-    """Return tokens per second and joules per token if a test has both."""
+    """Return tokens per second and joules per token, or None unless the record has both."""
     if record is None:
         return None
     speed, energy = record.metrics.get("output_tokens_per_s"), record.metrics.get(PER_TOKEN)
@@ -176,9 +179,9 @@ def speed_and_energy(record: Record | None) -> tuple[float, float] | None:
 
 
 def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | None:
-    """Plot energy per token against throughput, so that energy saved by being slow shows.
+    """Plot energy per token against throughput, which shows whether energy was saved at the cost of speed.
 
-    The sides of a test are joined by a line. Returns None if no test counts tokens.
+    A line joins the sides of a test. Returns None if no test counts tokens.
     """
     pairs = [
         (case, speed_and_energy(case.records.get("base")), speed_and_energy(case.records.get("head")))
@@ -187,7 +190,7 @@ def energy_speed_plot(sheet: Sheet, cases: Sequence[Case], name: str) -> Plot | 
     pairs = [each for each in pairs if each[1] is not None or each[2] is not None]
     if not pairs:
         return None
-    drawn, axes = sheet.figure(EXCHANGE_HEIGHT)
+    drawn, axes = sheet.figure(SPEED_HEIGHT)
     tips: dict[str, list[str]] = {"from": [], "to": []}
     old, new = [], []
     for case, before, after in pairs:
@@ -253,15 +256,9 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
         axes.locator_params(axis=which, nbins=5)
 
 
-def _describe_point(case: Case, side: str, found: tuple[float, float]) -> str:
-    of = f", {side}" if side else ""
-    return f"{case.id}{of}: {format_value(found[0], 'token/s')}, {format_value(found[1], 'J/token')}"
-
-
-TREND_HEIGHT = 220
-
-#: Latest points that a figure has room for.
-MAX_POINTS = 200
+def _describe_point(case: Case, side: str, point: tuple[float, float]) -> str:
+    suffix = f", {side}" if side else ""
+    return f"{case.id}{suffix}: {format_value(point[0], 'token/s')}, {format_value(point[1], 'J/token')}"
 
 
 @dataclass(frozen=True)
@@ -269,10 +266,10 @@ class TrendPoint:
     """One run of a trend.
 
     Attributes:
-        time: RFC 3339.
-        value: In the unit of the trend, with limits ``low`` and ``high``.
-        changed: The level changes at this run.
-        broke: The devices differ from those of the run before.
+        time: Start of the run (RFC 3339).
+        value: Value in the unit of the trend, with limits ``low`` and ``high``.
+        changed: Whether the level changes at this run.
+        broke: Whether the devices differ from those of the previous run.
     """
 
     time: str
@@ -295,7 +292,7 @@ class Trend:
 
 
 def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
-    """Plot the runs of a trend at equal distances, or return None without runs."""
+    """Plot the runs of a trend at equal distances; return None if there are no runs."""
     points = trend.points[-MAX_POINTS:]
     if not points:
         return None
@@ -311,7 +308,7 @@ def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
             axes.axvline(place - 0.5, color=COLOURS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
     axes.plot(places, values, color=COLOURS["head"], linewidth=1, alpha=0.5)
     axes.scatter(places, values, s=20, color=COLOURS["head"], gid="runs", zorder=3)
-    tips = {"runs": [f"{_run(each)}: {format_value(each.value, trend.unit)}" for each in points]}
+    tips = {"runs": [f"{_describe_run(each)}: {format_value(each.value, trend.unit)}" for each in points]}
     axes.set_xlim(0.4, len(points) + 0.6)
     axes.locator_params(axis="x", nbins=8, integer=True)
     axes.locator_params(axis="y", nbins=6)
@@ -324,5 +321,5 @@ def trend_plot(sheet: Sheet, trend: Trend, name: str) -> Plot | None:
     return Plot(sheet.inline(drawn, name, f"{trend.metric} from run to run", tips), "Trend", caption, legend)
 
 
-def _run(point: TrendPoint) -> str:
+def _describe_run(point: TrendPoint) -> str:
     return f"{point.time} {(point.commit or '')[:10]}".strip()

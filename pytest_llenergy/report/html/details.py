@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of one test: the numbers behind its plots, and what has no plot."""
+"""Tables of one test: the numbers behind its plots, its settings, windows and flags."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pytest_llenergy.model.record import Record
 from pytest_llenergy.model.text import one_line, shorten
 from pytest_llenergy.report.columns import format_with_uncertainty
-from pytest_llenergy.report.html.cases import Case, OrderedRound
+from pytest_llenergy.report.html.cases import PER_ITERATION, PER_TOKEN, Case, OrderedRound
 from pytest_llenergy.report.html.comparison_charts import Trend
 from pytest_llenergy.report.html.round_charts import PowerCurve
 from pytest_llenergy.report.html.svg import MAX_LABEL_LENGTH
 from pytest_llenergy.report.html.tables import Cell, Row, Table, format_metric, format_share, table
 from pytest_llenergy.report.verdicts import format_value
 
-#: Characters of a setting; a parameter may be a whole prompt.
+#: Most characters of a setting, since a parameter may be a whole prompt.
 MAX_SETTING_LENGTH = 300
 
 
@@ -25,47 +25,53 @@ def metrics(case: Case) -> Table:
     names = dict.fromkeys(name for record in records for name in record.metrics)
     rows: list[Row] = []
     for name in names:
-        found = [record.metrics.get(name) for record in records]
-        unit = next((each.unit for each in found if each is not None), "")
+        values = [record.metrics.get(name) for record in records]
+        unit = next((each.unit for each in values if each is not None), "")
         reasons = dict.fromkeys(
-            each.reason for each in found if each is not None and each.value is None and each.reason
+            each.reason for each in values if each is not None and each.value is None and each.reason
         )
-        rows.append([name, *(format_metric(each) for each in found), unit, Cell("; ".join(reasons), "text")])
+        rows.append([name, *(format_metric(each) for each in values), unit, Cell("; ".join(reasons), "text")])
     sides = [f"#{side}" for side in case.records] if len(records) > 1 else ["#value ± u"]
-    return table("Metrics", ("metric", *sides, "unit", "why not"), rows)
+    return table("Metrics", ("metric", *sides, "unit", "reason"), rows)
 
 
 def rounds(case: Case, ordered: Sequence[OrderedRound]) -> Table:
-    """List the rounds in order."""
-    begin_s: dict[str, float] = {}
+    """List the rounds in order; start times count from the first round of each side."""
+    first_start_s: dict[str, float] = {}
     for turn in ordered:
-        begin_s[turn.side] = min(turn.round.start_s, begin_s.get(turn.side, turn.round.start_s))
+        first_start_s[turn.side] = min(turn.round.start_s, first_start_s.get(turn.side, turn.round.start_s))
     rows: list[Row] = []
     for turn in ordered:
-        one, said = turn.round, turn.value(case.metric)
-        per_token = turn.value("energy_per_output_token_j")
+        round_, value = turn.round, turn.value(case.metric)
+        per_token = turn.value(PER_TOKEN)
         rows.append(
             [
                 str(turn.place),
                 f"{turn.side} {turn.number}" if len(case.records) > 1 else "",
-                f"{one.start_s - begin_s[turn.side]:.3f}",
-                format_value(one.duration_s / one.iterations),
-                format_value(one.energy_j / one.iterations if one.energy_j is not None else None),
-                f"± {format_value(one.energy_u_j / one.iterations)}" if one.energy_u_j is not None else "-",
-                format_value(
-                    one.energy_j / one.duration_s if one.energy_j is not None and one.duration_s else None
-                ),
-                format_value(per_token.value if per_token is not None else None),
-                f"{format_value(said.value)} ± {format_value(said.meter)}"
-                if said is not None and case.metric not in ("energy_j", "energy_per_output_token_j")
+                f"{round_.start_s - first_start_s[turn.side]:.3f}",
+                format_value(round_.duration_s / round_.iterations),
+                format_value(round_.energy_j / round_.iterations if round_.energy_j is not None else None),
+                f"± {format_value(round_.energy_u_j / round_.iterations)}"
+                if round_.energy_u_j is not None
                 else "-",
                 format_value(
-                    one.tokens.output / one.duration_s if one.tokens is not None and one.duration_s else None
+                    round_.energy_j / round_.duration_s
+                    if round_.energy_j is not None and round_.duration_s
+                    else None
                 ),
-                format_value(one.temperature_start_c),
-                str(one.iterations),
+                format_value(per_token.value if per_token is not None else None),
+                f"{format_value(value.value)} ± {format_value(value.meter)}"
+                if value is not None and case.metric not in (PER_ITERATION, PER_TOKEN)
+                else "-",
+                format_value(
+                    round_.tokens.output / round_.duration_s
+                    if round_.tokens is not None and round_.duration_s
+                    else None
+                ),
+                format_value(round_.temperature_start_c),
+                str(round_.iterations),
                 Cell("invalid" if not turn.valid else "", "state invalid" if not turn.valid else ""),
-                Cell("; ".join(flag.name for flag in one.flags), "text"),
+                Cell("; ".join(flag.name for flag in round_.flags), "text"),
             ]
         )
     columns = (
@@ -99,7 +105,7 @@ def phases(case: Case, ordered: Sequence[OrderedRound]) -> Table:
         for turn in ordered
         for phase in turn.round.phases
     ]
-    return table("Phases", ("#", "side", "phase", "#s", "#J", "#± J", "why not"), rows)
+    return table("Phases", ("#", "side", "phase", "#s", "#J", "#± J", "reason"), rows)
 
 
 def steps(curve: PowerCurve) -> Table:
@@ -111,7 +117,7 @@ def steps(curve: PowerCurve) -> Table:
 
 
 def spans(case: Case) -> Table:
-    """List when the plotted rounds and their phases began and ended."""
+    """List the start and end of each plotted round and of its phases."""
     rows: list[Row] = []
     for side, record in case.records.items():
         trace = record.power_trace
@@ -119,11 +125,11 @@ def spans(case: Case) -> Table:
             name = side if len(case.records) > 1 else ""
             rows.append([name, "round", "0", f"{trace.duration_s:.6g}"])
             rows += [[name, span.name, f"{span.start_s:.6g}", f"{span.end_s:.6g}"] for span in trace.spans]
-    return table("Edges and phases", ("side", "what", "#from s", "#to s"), rows)
+    return table("Edges and phases", ("side", "span", "#from s", "#to s"), rows)
 
 
 def trend_points(trend: Trend) -> Table:
-    """List every run."""
+    """List the runs of a trend."""
     rows: list[Row] = [
         [
             each.time,
@@ -152,7 +158,7 @@ def flags(case: Case) -> Table:
         for side, record in case.records.items()
         for flag in [*record.flags, *(each for window in record.windows for each in window.flags)]
     ]
-    return table("Flags", ("side", "", "flag", "what it says"), rows)
+    return table("Flags", ("side", "", "flag", "detail"), rows)
 
 
 def windows(case: Case) -> Table:
@@ -170,11 +176,11 @@ def windows(case: Case) -> Table:
         for side, record in case.records.items()
         for window in record.windows
     ]
-    return table("Windows", ("side", "window", "#s", "#J ± u", "why not"), rows)
+    return table("Windows", ("side", "window", "#s", "#J ± u", "reason"), rows)
 
 
 def settings(case: Case) -> Table:
-    """List how a test was run and measured, and mark what differs between its sides."""
+    """List how a test was run and measured, and mark settings that differ between its sides."""
     facts = [(side, dict(_settings(record))) for side, record in case.records.items()]
     names = dict.fromkeys(name for _, each in facts for name in each)
     rows: list[Row] = []
@@ -190,30 +196,30 @@ def settings(case: Case) -> Table:
 
 
 def _settings(record: Record) -> list[tuple[str, str]]:
-    found = [(f"parameter {name}", str(each)) for name, each in record.params.items()]
+    facts = [(f"parameter {name}", str(each)) for name, each in record.params.items()]
     backend = record.backend
     if backend is not None:
-        found += [
+        facts += [
             ("backend", f"{backend.name} {backend.version}"),
             ("model", backend.model),
             ("revision", backend.model_revision or "-"),
             ("dtype", backend.dtype or "-"),
         ]
-        found += [(f"option {name}", str(each)) for name, each in backend.options.items()]
-        found += [(f"generation {name}", str(each)) for name, each in backend.generation.items()]
-    found.append(("devices", ", ".join(record.devices) or "-"))
+        facts += [(f"option {name}", str(each)) for name, each in backend.options.items()]
+        facts += [(f"generation {name}", str(each)) for name, each in backend.generation.items()]
+    facts.append(("devices", ", ".join(record.devices) or "-"))
     if record.fallback is not None:
-        found.append(("fallback", record.fallback))
+        facts.append(("fallback", record.fallback))
     if record.ranks:
-        found.append(("ranks", str(len(record.ranks))))
+        facts.append(("ranks", str(len(record.ranks))))
     procedure = record.procedure
     if procedure is not None:
         settled = {True: "settled", False: "not settled", None: "length given"}[procedure.settled]
-        found += [
+        facts += [
             ("warm-up", f"{procedure.warmup_iterations} iterations, {settled} ({procedure.criterion})"),
-            ("iterations a round", str(procedure.iterations)),
+            ("iterations per round", str(procedure.iterations)),
             ("quiet gap", f"{procedure.gap_s:.3g} s"),
             ("target", f"{procedure.target:.1%}, reached {format_share(procedure.reached)}"),
             ("measuring time", f"{procedure.measuring_s:.3g} s"),
         ]
-    return [*found, ("meters", ", ".join(dict.fromkeys(meter.name for meter in record.meters)) or "none")]
+    return [*facts, ("meters", ", ".join(dict.fromkeys(meter.name for meter in record.meters)) or "none")]

@@ -30,10 +30,10 @@ from pytest_llenergy.report.verdicts import describe_noise, format_change, forma
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-#: Tests with a section of their own; the others are in the tables only.
+#: Most tests with a section; the others are in the tables only.
 MAX_SECTIONS = 100
 
-#: Sections that are open at first, besides those of tests that need attention.
+#: First sections that start open; those of tests that need attention always do.
 MAX_OPEN_SECTIONS = 3
 
 QUIET_STATES = frozenset({"unchanged", "measured", "skipped", "new", "removed"})
@@ -70,16 +70,20 @@ class Page:
 
 
 def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
-    """Render one report. Raises ``ReportError`` if the extra ``html`` is not installed."""
+    """Render one report as a page, with the trends of its tests.
+
+    Raises:
+        ReportError: If the extra ``html`` is not installed.
+    """
     require_html_extra()
     cases = report_cases(report)
     comparisons = [each for case in cases for each in case.comparisons]
     states = Counter(case.state for case in cases)
-    notes = [] if report.run.complete else ["The run was interrupted: what it had not measured is missing."]
+    notes = [] if report.run.complete else ["The run was interrupted; the tests after that are missing."]
     if report.baseline is not None and report.baseline.absent:
-        notes.append(f"In the baseline and not in this run: {', '.join(report.baseline.absent)}")
+        notes.append(f"In the baseline but not in this run: {', '.join(report.baseline.absent)}")
     about = [
-        _code(report.source.commit, report.source.dirty),
+        _describe_commit(report.source.commit, report.source.dirty),
         report.run.started_at,
         describe_noise(comparisons),
     ]
@@ -98,15 +102,19 @@ def render_compared(
     *,
     pairs: str | None = None,
 ) -> str:
-    """Render two reports and their comparison. Raises ``ReportError`` if the extra ``html`` is not installed.
+    """Render two reports and their comparison as a page.
 
-    ``pairs`` are the stages of a run that measured both sides in turn. Its rounds are then shown in their
-    common order.
+    Args:
+        pairs: Stages of a run that measured both sides in turn, such as ``6+6``. The rounds of both sides are
+            then shown in the order in which they ran.
+
+    Raises:
+        ReportError: If the extra ``html`` is not installed.
     """
     require_html_extra()
     cases = compared_cases(base, head, compared)
     states = Counter[str](each.verdict for each in compared.comparisons)
-    about = [f"{_side(compared.head)} against {_side(compared.base)}"]
+    about = [f"{_describe_side(compared.head)} against {_describe_side(compared.base)}"]
     about += [f"{pairs} pairs, measured in turn"] if pairs is not None else []
     about += [*compared.devices, describe_noise(compared.comparisons)]
     sides = [Side("base", "base", base), Side("head", "head", head)]
@@ -137,7 +145,7 @@ def _render(
             detectability_plot(sheet, comparisons, "finds"),
         ]
         sections = [
-            _section(
+            _build_section(
                 sheet, case, [each for each in trends if each.id == case.id], place, interleaved=interleaved
             )
             for place, case in enumerate(shown)
@@ -166,20 +174,22 @@ def _render(
     return _create_environment().get_template("page.html.j2").render(page=page, **_style(sheet))
 
 
-def _section(sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, interleaved: bool) -> Section:
-    found = order_rounds(case, interleaved=interleaved)
-    power_courses = power_curves(case)
+def _build_section(
+    sheet: Sheet, case: Case, trends: Sequence[Trend], place: int, *, interleaved: bool
+) -> Section:
+    ordered = order_rounds(case, interleaved=interleaved)
+    curves = power_curves(case)
     plots = [
-        rounds_plot(sheet, case, found, f"{case.anchor}-rounds"),
-        energy_time_plot(sheet, case, found, f"{case.anchor}-time"),
-        power_plot(sheet, case, power_courses, f"{case.anchor}-power"),
+        rounds_plot(sheet, case, ordered, f"{case.anchor}-rounds"),
+        energy_time_plot(sheet, case, ordered, f"{case.anchor}-time"),
+        power_plot(sheet, case, curves, f"{case.anchor}-power"),
     ]
     plots += [trend_plot(sheet, each, f"{case.anchor}-trend{number}") for number, each in enumerate(trends)]
-    main = [details.metrics(case), details.rounds(case, found), details.flags(case), details.windows(case)]
+    main = [details.metrics(case), details.rounds(case, ordered), details.flags(case), details.windows(case)]
     more = [
-        details.phases(case, found),
+        details.phases(case, ordered),
         details.spans(case),
-        *(details.steps(each) for each in power_courses),
+        *(details.steps(each) for each in curves),
     ]
     more += [*(details.trend_points(each) for each in trends), details.settings(case)]
     records = case.records.values()
@@ -208,18 +218,18 @@ def _summarize(case: Case) -> str:
     return format_value(metric.value, metric.unit) if metric is not None and metric.value is not None else ""
 
 
-def _side(side: Source) -> str:
-    return _code(side.commit, side.dirty) or side.origin
+def _describe_side(side: Source) -> str:
+    return _describe_commit(side.commit, side.dirty) or side.origin
 
 
-def _code(commit: str | None, dirty: bool | None) -> str:
+def _describe_commit(commit: str | None, dirty: bool | None) -> str:
     return "" if commit is None else f"{commit[:10]}{' (with changes)' if dirty else ''}"
 
 
 def _create_environment() -> Environment:
     """Create the template environment, which escapes every value and puts it on one line.
 
-    Only what this package draws or writes itself is markup.
+    Only markup that this package generates is left as it is.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

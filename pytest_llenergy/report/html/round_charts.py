@@ -24,22 +24,27 @@ HEIGHT = 220
 
 SIDES: tuple[SideName, ...] = ("base", "head")
 
+#: Line styles that tell apart the kinds of domains.
+DASHES: tuple[object, ...] = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
-def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: str) -> Plot | None:
-    """Plot a metric and the temperature round by round, or return None if no round has the metric."""
+
+def rounds_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name: str) -> Plot | None:
+    """Plot a metric and the temperature round by round; return None if no round has the metric."""
     metric, unit = case.metric, ROUND_METRICS[case.metric].unit
-    known = [(turn, said) for turn in found if (said := turn.value(metric)) is not None]
+    known = [(turn, value) for turn in ordered if (value := turn.value(metric)) is not None]
     if not known:
         return None
-    warm = [(turn.place, at) for turn in found if (at := turn.round.temperature_start_c) is not None]
-    drawn, axes = sheet.figure(HEIGHT, right=34 if warm else 14)
+    temperatures = [
+        (turn.place, at_c) for turn in ordered if (at_c := turn.round.temperature_start_c) is not None
+    ]
+    drawn, axes = sheet.figure(HEIGHT, right=34 if temperatures else 14)
     tips: dict[str, list[str]] = {}
     for side in SIDES:
-        mine = [(turn, said) for turn, said in known if turn.side == side]
-        valid = [(turn, said) for turn, said in mine if turn.valid]
+        of_side = [(turn, value) for turn, value in known if turn.side == side]
+        valid = [(turn, value) for turn, value in of_side if turn.valid]
         if valid:
-            places, values = [turn.place for turn, _ in valid], [said.value for _, said in valid]
-            errors = [said.meter for _, said in valid]
+            places, values = [turn.place for turn, _ in valid], [value.value for _, value in valid]
+            errors = [value.meter for _, value in valid]
             axes.errorbar(
                 places, values, yerr=errors, fmt="none", ecolor=COLOURS[side], elinewidth=1, alpha=0.6
             )
@@ -48,13 +53,13 @@ def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: s
                 median(values), places[0] - 0.4, places[-1] + 0.4, color=COLOURS[side], linewidth=1, alpha=0.7
             )
             tips[f"valid-{side}"] = [
-                _describe_round(turn, format_value(said.value, unit)) for turn, said in valid
+                _describe_round(turn, format_value(value.value, unit)) for turn, value in valid
             ]
-        spoiled = [(turn, said) for turn, said in mine if not turn.valid]
-        if spoiled:
+        invalid = [(turn, value) for turn, value in of_side if not turn.valid]
+        if invalid:
             axes.scatter(
-                [turn.place for turn, _ in spoiled],
-                [said.value for _, said in spoiled],
+                [turn.place for turn, _ in invalid],
+                [value.value for _, value in invalid],
                 s=34,
                 marker="x",
                 color=COLOURS["muted"],
@@ -62,43 +67,47 @@ def rounds_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: s
                 zorder=3,
             )
             tips[f"invalid-{side}"] = [
-                _describe_round(turn, f"{format_value(said.value, unit)}, invalid") for turn, said in spoiled
+                _describe_round(turn, f"{format_value(value.value, unit)}, invalid")
+                for turn, value in invalid
             ]
-    label_axes(axes, "round", unit, "°C" if warm else "")
-    axes.set_xlim(0.4, len(found) + 0.6)
+    label_axes(axes, "round", unit, "°C" if temperatures else "")
+    axes.set_xlim(0.4, len(ordered) + 0.6)
     axes.locator_params(axis="x", nbins=8, integer=True)
-    if warm:
+    if temperatures:
         hot = axes.twinx()
-        hot.plot(*zip(*warm, strict=True), color=COLOURS["hot"], linewidth=1, linestyle=(0, (2, 2)))
+        hot.plot(*zip(*temperatures, strict=True), color=COLOURS["hot"], linewidth=1, linestyle=(0, (2, 2)))
         hot.tick_params(length=0, labelcolor=COLOURS["hot"])
         hot.grid(visible=False)
         hot.locator_params(axis="y", nbins=5)
     legend = _legend(case)
     if any(not turn.valid for turn, _ in known):
         legend.append(LegendEntry("cross muted", "invalid"))
-    if warm:
-        legend.append(LegendEntry("line hot", "temperature at its start"))
-    caption = "Bars: what the meter cannot know of a round; lines: medians of the valid ones."
+    if temperatures:
+        legend.append(LegendEntry("line hot", "temperature at the start"))
+    caption = "Bars: uncertainty of the meter; lines: medians of the valid rounds."
     return Plot(
         sheet.inline(drawn, name, f"Rounds in order, {unit}", tips), "Rounds in order", caption, legend
     )
 
 
-def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], name: str) -> Plot | None:
-    """Plot energy against time of an iteration, with lines of constant power, or return None."""
+def energy_time_plot(sheet: Sheet, case: Case, ordered: Sequence[OrderedRound], name: str) -> Plot | None:
+    """Plot energy against duration of an iteration, with lines of constant power.
+
+    Returns None if no valid round has energy.
+    """
     known = [
-        (turn, said.value, turn.round.duration_s / turn.round.iterations)
-        for turn in found
-        if turn.valid and (said := turn.value("energy_j")) is not None and said.value > 0
+        (turn, value.value, turn.round.duration_s / turn.round.iterations)
+        for turn in ordered
+        if turn.valid and (value := turn.value("energy_j")) is not None and value.value > 0
     ]
     if not known:
         return None
     drawn, axes = sheet.figure(HEIGHT)
     tips = {}
     for side in SIDES:
-        mine = [each for each in known if each[0].side == side]
-        if mine:
-            seconds, joules = [each[2] for each in mine], [each[1] for each in mine]
+        of_side = [each for each in known if each[0].side == side]
+        if of_side:
+            seconds, joules = [each[2] for each in of_side], [each[1] for each in of_side]
             axes.scatter(seconds, joules, s=30, color=COLOURS[side], gid=f"of-{side}", zorder=3)
             tips[f"of-{side}"] = [
                 _describe_round(
@@ -106,18 +115,18 @@ def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], na
                     f"{format_value(energy, 'J')}, {format_value(time, 's')}, "
                     f"{format_value(energy / time, 'W')}",
                 )
-                for turn, energy, time in mine
+                for turn, energy, time in of_side
             ]
-    widths = _padded_range([each[2] for each in known]), _padded_range([each[1] for each in known])
-    axes.set_xlim(*widths[0])
-    axes.set_ylim(*widths[1])
-    for watts in _powers(*widths):
-        left, right = widths[0]
+    ranges = _padded_range([each[2] for each in known]), _padded_range([each[1] for each in known])
+    axes.set_xlim(*ranges[0])
+    axes.set_ylim(*ranges[1])
+    for watts in _constant_powers(*ranges):
+        left, right = ranges[0]
         axes.plot(
             [left, right], [watts * left, watts * right], color=COLOURS["muted"], linewidth=0.8, alpha=0.6
         )
         # The end of the line at the edge of the axes.
-        at = min(right, widths[1][1] / watts)
+        at = min(right, ranges[1][1] / watts)
         share = (at - left) / (right - left)
         if share > 0.12:
             axes.annotate(
@@ -132,7 +141,7 @@ def energy_time_plot(sheet: Sheet, case: Case, found: Sequence[OrderedRound], na
     axes.locator_params(axis="x", nbins=5)
     axes.locator_params(axis="y", nbins=6)
     label_axes(axes, "s per iteration", "J per iteration")
-    caption = "Along a line the power is the same: rounds above it drew more."
+    caption = "Power is constant along a line; rounds above it drew more."
     return Plot(
         sheet.inline(drawn, name, "Energy against time", tips), "Energy against time", caption, _legend(case)
     )
@@ -145,13 +154,13 @@ def _padded_range(values: Sequence[float]) -> tuple[float, float]:
     return max(low - room, low / 2), high + room
 
 
-def _powers(seconds: tuple[float, float], joules: tuple[float, float]) -> list[float]:
+def _constant_powers(seconds: tuple[float, float], joules: tuple[float, float]) -> list[float]:
     """Return round powers whose lines cross the axes."""
     from matplotlib.ticker import MaxNLocator
 
     lowest, highest = joules[0] / seconds[1], joules[1] / seconds[0]
-    found = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(lowest, highest)
-    return [float(watts) for watts in found if lowest < watts < highest]
+    levels = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(lowest, highest)
+    return [float(watts) for watts in levels if lowest < watts < highest]
 
 
 def _legend(case: Case) -> list[LegendEntry]:
@@ -162,12 +171,9 @@ def _describe_round(turn: OrderedRound, what: str) -> str:
     return f"{turn.side} round {turn.number}: {what}"
 
 
-DASHES: tuple[object, ...] = ("solid", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-
-
 @dataclass(frozen=True)
 class PowerCurve:
-    """Power of one kind of domain of one side, as steps between edges (seconds from the round's start)."""
+    """Power of one kind of domain on one side: steps between edges (seconds from the start of the round)."""
 
     side: SideName
     label: str
@@ -177,7 +183,7 @@ class PowerCurve:
 
 
 def power_curves(case: Case) -> list[PowerCurve]:
-    """Return the power curves of each side with a trace. Domains of one kind are summed."""
+    """Return the power curves of each side that has a trace. Domains of one kind are summed."""
     return [
         curve
         for side, record in case.records.items()
@@ -190,18 +196,18 @@ def _side_curves(side: SideName, trace: PowerTrace) -> list[PowerCurve]:
     kinds: dict[str, list[str]] = {}
     for name in (name for name, power in trace.by_domain.items() if _can_be_drawn(power)):
         kinds.setdefault(name.partition(":")[0], []).append(name)
-    found = []
+    curves = []
     for kind, names in kinds.items():
         label = names[0] if len(names) == 1 else f"{kind} ({len(names)} domains)"
         steps = [(trace.by_domain[name].edges_s, trace.by_domain[name].power_w) for name in names]
         edges_s, power_w = sum_step_functions(steps)
         estimated = any(trace.by_domain[name].kind == "estimated" for name in names)
-        found.append(PowerCurve(side, label, "estimated" if estimated else "measured", edges_s, power_w))
-    return found
+        curves.append(PowerCurve(side, label, "estimated" if estimated else "measured", edges_s, power_w))
+    return curves
 
 
 def _can_be_drawn(power: DomainPower) -> bool:
-    """Whether it is a step function; the file may contain anything."""
+    """Whether the edges and powers of a file, which may hold anything, form a step function."""
     edges = power.edges_s
     return len(edges) == len(power.power_w) + 1 > 1 and all(a < b for a, b in pairwise(edges))
 
@@ -224,22 +230,22 @@ def sum_step_functions(
     return edges_s, power_w
 
 
-def power_plot(sheet: Sheet, case: Case, found: Sequence[PowerCurve], name: str) -> Plot | None:
-    """Plot the power curves with the edges, phases and windows of the round, or return None."""
-    if not found:
+def power_plot(sheet: Sheet, case: Case, curves: Sequence[PowerCurve], name: str) -> Plot | None:
+    """Plot power curves with the edges, phases and windows of the round; return None if there are none."""
+    if not curves:
         return None
     drawn, axes = sheet.figure(HEIGHT)
-    ends: Mapping[SideName, PowerTrace] = {
+    traces: Mapping[SideName, PowerTrace] = {
         side: record.power_trace for side, record in case.records.items() if record.power_trace is not None
     }
-    shown = ends.get("head") or next(iter(ends.values()))
-    _phases(axes, shown)
-    for side, trace in ends.items():
+    shown = traces.get("head") or next(iter(traces.values()))
+    _draw_phases(axes, shown)
+    for side, trace in traces.items():
         for at_s in (0.0, trace.duration_s):
             axes.axvline(at_s, color=COLOURS[side], linewidth=1, linestyle=(0, (3, 3)))
-    labels = list(dict.fromkeys(each.label for each in found))
+    labels = list(dict.fromkeys(each.label for each in curves))
     tips = {}
-    for place, each in enumerate(found):
+    for place, each in enumerate(curves):
         dash = DASHES[labels.index(each.label) % len(DASHES)]
         axes.stairs(
             each.power_w,
@@ -251,31 +257,33 @@ def power_plot(sheet: Sheet, case: Case, found: Sequence[PowerCurve], name: str)
             gid=f"curve{place}",
         )
         tips[f"curve{place}"] = [f"{each.side} {each.label} ({each.kind})"]
-    windows = _windows(axes, case.records.get("head"), shown)
-    axes.set_xlim(min(each.edges_s[0] for each in found), max(each.edges_s[-1] for each in found))
-    axes.set_ylim(0, max(watts for each in found for watts in each.power_w) * 1.08 or 1)
+    windows = _draw_windows(axes, case.records.get("head"), shown)
+    axes.set_xlim(min(each.edges_s[0] for each in curves), max(each.edges_s[-1] for each in curves))
+    axes.set_ylim(0, max(watts for each in curves for watts in each.power_w) * 1.08 or 1)
     axes.locator_params(axis="x", nbins=6)
     axes.locator_params(axis="y", nbins=6)
     label_axes(axes, "s from the start of the round", "W")
-    legend = [LegendEntry(f"line {side}", side) for side in ends] if len(case.records) > 1 else []
+    legend = [LegendEntry(f"line {side}", side) for side in traces] if len(case.records) > 1 else []
     if len(labels) > 1:
         legend += [LegendEntry(f"line muted dash{i % len(DASHES)}", label) for i, label in enumerate(labels)]
     legend += [LegendEntry("edge", "edges of the round")]
     legend += [LegendEntry("phase", "prefill")] if any(span.name == "prefill" for span in shown.spans) else []
-    estimated = any(each.kind == "estimated" for each in found)
-    caption = "The round of median energy." if len(ends) == 1 else "Of each side the round of median energy."
+    estimated = any(each.kind == "estimated" for each in curves)
+    caption = (
+        "The round of median energy." if len(traces) == 1 else "The round of median energy of each side."
+    )
     caption += f" Windows of energy_meter in it: {', '.join(windows)}." if windows else ""
     title = "Power in a round" + (", estimated" if estimated else "")
     return Plot(sheet.inline(drawn, name, title, tips), title, caption, legend)
 
 
-def _phases(axes: Axes, trace: PowerTrace) -> None:
+def _draw_phases(axes: Axes, trace: PowerTrace) -> None:
     for span in trace.spans:
         if span.name == "prefill":
             axes.axvspan(span.start_s, span.end_s, color=COLOURS["phase"], linewidth=0, zorder=0)
 
 
-def _windows(axes: Axes, record: Record | None, trace: PowerTrace) -> list[str]:
+def _draw_windows(axes: Axes, record: Record | None, trace: PowerTrace) -> list[str]:
     """Mark the named windows that overlap the round, and return their names."""
     names = []
     for window in record.windows if record is not None else ():

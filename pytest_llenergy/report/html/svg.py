@@ -43,10 +43,10 @@ COLOUR_NAMES = (
 )
 COLOURS = {name: f"#0000{index:02x}" for index, name in enumerate(COLOUR_NAMES, 16)}
 
-#: Width of a figure (CSS pixels): that of a phone, where its text then has the size of other text.
+#: Width of a figure (CSS pixels): that of a phone, so that its text is there as large as other text.
 WIDTH = 340
 
-#: Distance from the edges of a figure to its axes (CSS pixels).
+#: Distance from the top and bottom edges of a figure to its axes (CSS pixels).
 ABOVE, BELOW = 20, 32
 
 SETTINGS: dict[str, Any] = {
@@ -75,9 +75,10 @@ SETTINGS: dict[str, Any] = {
     "path.simplify": False,
 }
 
-#: Figures without a date are reproducible.
+#: Metadata to leave out; a figure without a date is reproducible.
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
+#: Style properties that the SVG keeps.
 KEPT_STYLES = frozenset(
     {
         "fill",
@@ -96,6 +97,9 @@ KEPT_STYLES = frozenset(
 NUMBER = re.compile(r"-?\d+\.\d{2,}")
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
+#: Most characters of a test's name that fit into the width of a figure.
+MAX_LABEL_LENGTH = 48
+
 
 def require_html_extra() -> None:
     """Raise ``ReportError`` if the libraries of the extra ``html`` are not installed."""
@@ -110,7 +114,7 @@ def require_html_extra() -> None:
 
 
 class Sheet:
-    """The figures of one page, and their common styles. Only for use within ``open_sheet``."""
+    """The figures of one page, and their common styles. Use it only within ``open_sheet``."""
 
     def __init__(self) -> None:
         self._classes: dict[str, str] = {}
@@ -124,13 +128,13 @@ class Sheet:
         """Create an empty figure and its axes; all sizes are CSS pixels."""
         from matplotlib.figure import Figure
 
-        made = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
-        made.subplots_adjust(
+        figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+        figure.subplots_adjust(
             left=left / WIDTH, right=1 - right / WIDTH, top=1 - ABOVE / height, bottom=BELOW / height
         )
-        axes = made.subplots()
+        axes = figure.subplots()
         axes.tick_params(length=0)
-        return made, axes
+        return figure, axes
 
     def inline(
         self, drawn: Figure, name: str, label: str, tips: Mapping[str, Sequence[str]] | None = None
@@ -195,7 +199,7 @@ class Sheet:
 
 @contextmanager
 def open_sheet() -> Iterator[Sheet]:
-    """Apply the settings of the page instead of those of the user."""
+    """Yield the sheet of a page; matplotlib uses the page's settings instead of the user's meanwhile."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -207,7 +211,10 @@ def open_sheet() -> Iterator[Sheet]:
 
 
 def label_axes(axes: Axes, below: str, above: str = "", right: str = "") -> None:
-    """Label the axes, and a second one at the ``right``. Labels of matplotlib would need a slow layout."""
+    """Label the axes ``below`` (x), ``above`` (y) and at the ``right`` (second y).
+
+    Matplotlib's axis labels would need its slow layout.
+    """
     drawn = axes.get_figure(root=True)
     assert drawn is not None
     height = drawn.get_figheight() * 72
@@ -234,14 +241,14 @@ def _add_tooltips(root: ElementTree.Element, gid: str, texts: Sequence[str]) -> 
         return
     inside = {id(mark) for defs in group.iter("defs") for mark in defs.iter()}
     marks = [mark for mark in group.iter() if mark.tag in ("use", "path") and id(mark) not in inside]
-    # Marks outside the axes are not drawn, and then the others cannot be told apart.
+    # Marks outside the axes are not drawn; it is then unknown which text belongs to which mark.
     if len(marks) == len(texts):
         for mark, text in zip(marks, texts, strict=True):
             ElementTree.SubElement(mark, "title").text = one_line(text)
 
 
 def _make_ids_unique(root: ElementTree.Element, name: str) -> None:
-    """Prefix the ids that are referenced with the name of the figure, and drop the others."""
+    """Prefix referenced ids with the name of the figure, and drop the others."""
     new_ids: dict[str, str] = {}
     for element in root.iter():
         for value in element.attrib.values():
@@ -260,7 +267,7 @@ def _make_ids_unique(root: ElementTree.Element, name: str) -> None:
 
 
 def _shorten_path(text: str) -> str:
-    """Use the short forms for horizontal and vertical lines, which step plots consist of."""
+    """Shorten horizontal and vertical lines, which make up step plots."""
     words = text.split()
     if not set(words[::3]) <= {"M", "L", "z"}:
         return text
@@ -291,13 +298,9 @@ def _convert_colour(value: str) -> str:
     return value
 
 
-#: Characters of a test's name that fit into the width of a figure.
-MAX_LABEL_LENGTH = 48
-
-
 @dataclass(frozen=True)
 class LegendEntry:
-    """One entry of a legend: the look of its mark (a class of the style sheet), and its meaning."""
+    """One entry of a legend: the style class of its mark, and its meaning."""
 
     look: str
     text: str
@@ -314,7 +317,7 @@ class Plot:
 
 
 def plot_label(name: str, most: int = MAX_LABEL_LENGTH) -> str:
-    """Return a test id without its path, cut in the middle, since tests differ at the end."""
+    """Return a test id without its path, shortened in the middle, since ids differ at the end."""
     path, bracket, params = one_line(name).partition("[")
     plain = f"{path.rpartition('/')[2].partition('::')[2] or path.rpartition('/')[2]}{bracket}{params}"
     return shorten(plain, most)

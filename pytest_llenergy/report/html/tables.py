@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the HTML report: all tests, machine and meters."""
+"""Tables about all tests of the HTML report, and about its rules, meters and machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_llenergy.report.verdicts import format_change, format_interval, form
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell. ``look`` is a class of the style sheet, ``target`` an anchor of the page."""
+    """A cell. ``look`` names style classes, ``target`` is an anchor of the page to link to."""
 
     text: str
     look: str = ""
@@ -28,14 +28,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. ``columns`` whose name begins with ``#`` hold numbers."""
+    """A table. Columns whose names begin with ``#`` hold numbers."""
 
     label: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
 
-#: A text is a plain cell.
+#: Cells of a row; a string stands for a cell without style.
 Row = Sequence["str | Cell"]
 
 
@@ -51,7 +51,7 @@ def table(label: str, columns: Sequence[str], rows: Iterable[Row]) -> Table:
 
 
 def state_cell(state: str) -> Cell:
-    """Return a verdict or a status in its colour."""
+    """Return a cell with a verdict or a status in its colour."""
     return Cell(state, f"state {state.replace(' ', '-')}")
 
 
@@ -63,12 +63,12 @@ def format_metric(metric: Metric | None) -> str:
 
 
 def format_metric_value(metric: Metric | None) -> str:
-    """Format four significant digits of the value."""
+    """Format the value with four significant digits."""
     return format_value(metric.value if metric is not None else None)
 
 
 def format_round_spread(metric: Metric | None) -> str:
-    """Format the relative standard deviation of single rounds, computed from that of their mean."""
+    """Format the relative standard deviation of single rounds, computed from the spread of their mean."""
     if metric is None or not metric.value or metric.spread is None or metric.n < 2:
         return "-"
     return f"{metric.spread * metric.n**0.5 / metric.value:.1%}"
@@ -159,22 +159,22 @@ def speeds(cases: Sequence[Case]) -> Table:
     rows: list[Row] = []
     for case in cases:
         for side, record in case.records.items():
-            found = speed_and_energy(record)
-            if found is not None:
+            point = speed_and_energy(record)
+            if point is not None:
                 name = side if len(case.records) > 1 else ""
                 rows.append(
                     [
                         Cell(short_test_name(case.id), "name"),
                         name,
-                        format_value(found[0]),
-                        format_value(found[1]),
+                        format_value(point[0]),
+                        format_value(point[1]),
                     ]
                 )
     return table("Energy against speed", ("test", "side", "#tokens/s", "#J/token"), rows)
 
 
 def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
-    """List the rounds that do not count, with the reason."""
+    """List the invalid rounds with the reasons."""
     rows: list[Row] = []
     for case in cases:
         for turn in order_rounds(case, interleaved=interleaved):
@@ -197,11 +197,11 @@ def invalid_rounds(cases: Sequence[Case], *, interleaved: bool) -> Table:
 
 def rules(comparisons: Sequence[Comparison]) -> Table:
     """List the rules behind the verdicts."""
-    found = dict.fromkeys(
+    applied = dict.fromkeys(
         (each.metric, each.unit, each.rule, each.better) for each in comparisons if each.rule is not None
     )
     rows: list[Row] = []
-    for metric, unit, rule, better in found:
+    for metric, unit, rule, better in applied:
         absolute = f" and {rule.threshold_absolute:g} {unit}" if rule.threshold_absolute else ""
         rows.append(
             [
@@ -215,11 +215,11 @@ def rules(comparisons: Sequence[Comparison]) -> Table:
         )
     columns = (
         "metric",
-        "better is",
-        "worse by",
-        "and surely by",
-        "unchanged: surely worse by",
-        "#alpha of a limit",
+        "better",
+        "regressed: worse by",
+        "regressed: nearer limit",
+        "unchanged: worse limit",
+        "#alpha per limit",
     )
     return table("Rule", columns, rows)
 
@@ -230,11 +230,11 @@ def _percent(share: float) -> str:
 
 def meters(sides: Sequence[Side]) -> Table:
     """List every meter once."""
-    found: dict[MeterInfo, list[str]] = {}
+    labels_by_meter: dict[MeterInfo, list[str]] = {}
     for side in sides:
         for record in side.report.records:
             for meter in record.meters:
-                found.setdefault(meter, []).append(side.label)
+                labels_by_meter.setdefault(meter, []).append(side.label)
     rows: list[Row] = [
         [
             meter.domain,
@@ -249,7 +249,7 @@ def meters(sides: Sequence[Side]) -> Table:
             "yes" if meter.exclusive else "no",
             ", ".join(dict.fromkeys(labels)),
         ]
-        for meter, labels in found.items()
+        for meter, labels in labels_by_meter.items()
     ]
     columns = (
         "domain",
@@ -260,13 +260,13 @@ def meters(sides: Sequence[Side]) -> Table:
         "#period ms",
         "#resolution J",
         "accuracy",
-        "#sees",
+        "#coverage",
     )
     return table("Meters", (*columns, "exclusive", "side"), rows)
 
 
 def machine(sides: Sequence[Side]) -> Table:
-    """List machine and code."""
+    """List the machine and the code of each side, and mark facts that differ."""
     facts = [dict(_machine(side)) for side in sides]
     names = dict.fromkeys(name for each in facts for name in each)
     rows: list[Row] = []
@@ -281,21 +281,21 @@ def machine(sides: Sequence[Side]) -> Table:
 def _machine(side: Side) -> list[tuple[str, str]]:
     report = side.report
     source, run = report.source, report.run
-    found = [
+    facts = [
         ("commit", f"{source.commit or '-'}{' (with changes)' if source.dirty else ''}"),
         ("branch", source.branch or "-"),
         ("run", run.id),
         ("started", run.started_at),
         ("finished", run.finished_at or "-"),
-        ("complete", "yes" if run.complete else "no: what it had not measured is missing"),
+        ("complete", "yes" if run.complete else "no: the tests after its interruption are missing"),
         ("command", " ".join(redact_urls(run.argv))),
         ("tool", f"{report.tool.name} {report.tool.version}, schema {report.schema_version}"),
     ]
     environment = report.environment
     if environment is None:
-        return found
+        return facts
     host = environment.host
-    found += [
+    facts += [
         ("host", host.name),
         ("system", f"{host.system}, {host.machine}"),
         ("CPU", f"{host.cpu_model}, {host.logical_cpus} usable"),
@@ -305,8 +305,8 @@ def _machine(side: Side) -> list[tuple[str, str]]:
         ("driver", environment.driver or "-"),
         ("Python", environment.python),
     ]
-    found += [(name, version) for name, version in environment.packages.items()]
-    return [*found, ("device key", environment.key)]
+    facts += [(name, version) for name, version in environment.packages.items()]
+    return [*facts, ("device key", environment.key)]
 
 
 def _board(board: Board) -> str:
