@@ -33,7 +33,7 @@ def test_description_lists_available_and_refused_quantities(
     assert "Not Supported" in found.refused["NVML_FI_DEV_POWER_INSTANT"]
 
 
-def test_a_hidden_board_is_not_used(
+def test_hidden_board_is_not_used(
     tmp_path: Path, nvml_attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml_attach(World(tmp_path / "world", [Board()]))

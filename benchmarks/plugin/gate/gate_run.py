@@ -49,7 +49,7 @@ class Contender:
     @property
     def name_corrected(self) -> str:
         """Name with the correction."""
-        return f"{self.name}, corrected for the suite"
+        return f"{self.name}, suite corrected"
 
 
 def fixed_rule(name: str, red: Callable[[Values, Values], bool], pairs: int) -> Contender:
@@ -127,8 +127,8 @@ def list_cells() -> list[Cell]:
         Cell("2.0% noise, memory 0.5", replace(common, memory=0.5)),
         Cell("2.0% noise, twice as many outliers", replace(common, outliers=0.1)),
         Cell("2.0% noise, each stage in another session", common, "apart"),
-        Cell("2.0% noise, all of base, then all of head", common, "blocks"),
-        Cell("2.0% noise, base from another session", common, "stored"),
+        Cell("2.0% noise, all of the baseline, then all of the head", common, "blocks"),
+        Cell("2.0% noise, baseline from another session", common, "stored"),
     ]
 
 
