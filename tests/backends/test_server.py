@@ -176,8 +176,8 @@ class TestFaults:
         assert "scripted server" in capfd.readouterr().out
 
     def test_a_server_that_is_never_ready_is_reported_with_its_answer(self) -> None:
-        assert refusal(command=scripted(fault="sick"), timeout_s=0.5) == (
-            "server: not ready after 0.5 s, GET /health: 503: Loading model; see --energy-server-health and "
+        assert refusal(command=scripted(fault="sick"), timeout_s=3.0) == (
+            "server: not ready after 3 s, GET /health: 503: Loading model; see --energy-server-health and "
             "--energy-timeout"
         )
 

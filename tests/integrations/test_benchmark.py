@@ -14,6 +14,8 @@ from pytest_llenergy.model.report import json_schema
 from ..conftest import TEN_WATTS
 from .suites import BOTH, SHORT, WATTS, Read, by_name, dumped, energy, seconds
 
+pytestmark = pytest.mark.clock
+
 
 class TestMeasured:
     def test_call_and_pedantic_have_energy_per_iteration(
