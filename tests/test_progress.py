@@ -18,7 +18,7 @@ import pytest
 from pytest_llenergy.progress import select_display_mode
 
 from .conftest import TEN_WATTS
-from .terminals import Seen, pytest_on_terminal
+from .terminals import TerminalOutput, pytest_on_terminal
 
 Read = Callable[..., dict[str, Any]]
 
@@ -47,7 +47,7 @@ SOON = (
 UP, ERASE = "\x1b[1A", "\x1b[2K"
 
 
-def dots(seen: Seen) -> list[str]:
+def dots(seen: TerminalOutput) -> list[str]:
     return [line for line in seen.screen if line.startswith("test_it.py")]
 
 
@@ -56,10 +56,10 @@ def test_terminal_shows_one_line_and_clears_it(quick: pytest.Pytester) -> None:
     seen = pytest_on_terminal("test_it.py", "--energy-warmup=1")
     assert seen.code == 0
     for step in ("preparing", "warm-up 1 of 1", "round 1 of 2", "round 2 of 2, "):
-        assert seen.ever(f"test_it.py::test_measured: {step}"), step
-    assert seen.ever(" J so far, ")
-    assert seen.ever(" s left")
-    assert seen.ever("test_it.py::test_also_measured: round 1 of 2")
+        assert seen.showed(f"test_it.py::test_measured: {step}"), step
+    assert seen.showed(" J so far, ")
+    assert seen.showed(" s left")
+    assert seen.showed("test_it.py::test_also_measured: round 1 of 2")
     assert not [line for line in seen.screen if "round" in line and "::" in line]
     (line,) = dots(seen)
     assert line.split() == ["test_it.py", ".....", "[100%]"]
@@ -86,7 +86,7 @@ def test_full_line_of_dots_is_not_overwritten(quick: pytest.Pytester, before: in
         """
     )
     seen = pytest_on_terminal("test_it.py", "-o", "console_output_style=classic", columns=40)
-    assert seen.ever("test_measured: round 1")
+    assert seen.showed("test_measured: round 1")
     whole = f"test_it.py {'.' * (before + 2)}"
     first = seen.screen.index(whole[:40])
     lines = [whole[at : at + 40] for at in range(0, len(whole), 40)]
@@ -203,7 +203,7 @@ def test_colours_follow_the_option_of_pytest(
 ) -> None:
     quick.makepyfile(test_it=AMONG_OTHERS)
     seen = pytest_on_terminal("test_it.py", *ONE, *arguments, environment=environment)
-    assert seen.ever("test_measured: round 1 of 2")
+    assert seen.showed("test_measured: round 1 of 2")
     assert ("\x1b[36m" in seen.raw) == coloured
     assert ("\x1b[1mtest " in seen.raw) == coloured
 
@@ -214,7 +214,7 @@ def test_dumb_terminal_gets_whole_lines(quick: pytest.Pytester) -> None:
     seen = pytest_on_terminal("test_it.py", *ONE, environment={"TERM": "dumb"})
     assert UP not in seen.raw
     assert ERASE not in seen.raw
-    assert seen.ever("energy: test_it.py::test_measured: round 2 of 2")
+    assert seen.showed("energy: test_it.py::test_measured: round 2 of 2")
 
 
 @pytest.mark.parametrize("capture", ["fd", "sys", "no"])
@@ -259,7 +259,7 @@ def test_xdist_workers_print_no_progress(quick: pytest.Pytester) -> None:
     quick.makepyfile(test_it=AMONG_OTHERS)
     seen = pytest_on_terminal("test_it.py", *ONE, "-n1")
     assert seen.code == 0
-    assert not seen.ever("round ")
+    assert not seen.showed("round ")
 
 
 def test_streams_replaced_by_a_test_stay_replaced(quick: pytest.Pytester) -> None:
@@ -284,7 +284,7 @@ def test_streams_replaced_by_a_test_stay_replaced(quick: pytest.Pytester) -> Non
     seen = pytest_on_terminal("test_it.py")
     assert seen.code == 0
     for name in ("redirected", "captured", "by_descriptor"):
-        assert seen.ever(f"test_{name}: round 2 of 2")
+        assert seen.showed(f"test_{name}: round 2 of 2")
 
 
 def test_no_progress_is_written_during_a_round(quick: pytest.Pytester, read_report: Read) -> None:
@@ -395,6 +395,6 @@ def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> Non
         holder.stdin.close()
     assert seen.code == 1
     told = f"waiting for cpu: held by process {holder.pid} of "
-    assert seen.ever(f"test_it.py::test_measured: {told}")
-    assert seen.ever("(other.py::test_of_others)")
+    assert seen.showed(f"test_it.py::test_measured: {told}")
+    assert seen.showed("(other.py::test_of_others)")
     assert f"energy: test_it.py::test_measured: {told}" in lines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A leased board that somebody else uses: the test waits, and then fails or is skipped as configured."""
+"""A leased board that is busy: the test waits, then fails or is skipped as configured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..nvml_sim import Board, Process, World
 from ..nvml_sim.boards import GIB
 from ..nvml_sim.fixtures import Give
 from ..terminals import pytest_on_terminal
-from .test_run_gpus import CONFTEST, ENGINE
+from .test_run_gpus import BACKEND, CONFTEST
 
 Read = Callable[..., dict[str, Any]]
 
@@ -41,7 +41,7 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
         "energy_backend = sleepy\nenergy_busy_timeout = 0.2\n"
     )
     pytester.makeconftest(CONFTEST)
-    (pytester.path / "sleepy.py").write_text(ENGINE)
+    (pytester.path / "sleepy.py").write_text(BACKEND)
     pytester.makepyfile(ONE)
     return pytester.runpytest_subprocess("--energy-report", "-rs", "-p", "no:cacheprovider", *args)
 
@@ -62,16 +62,16 @@ def test_a_busy_board_fails_the_test(
     (record,) = read_report()["records"]
     held = "12 GiB in use by no process that is visible from here"
     assert record["status"] == "failed"
-    told = (
+    pattern = (
         re.escape(f"Failed: DeviceError: GPU-a: busy with {held}, waited ") + r"0\.\d s" + re.escape(ADVICE)
     )
-    assert re.fullmatch(told, record["reason"])
+    assert re.fullmatch(pattern, record["reason"])
 
 
 @pytest.mark.parametrize(
     "args", [pytest.param([], id="alone"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.slow)]
 )
-def test_it_is_skipped_where_that_is_wanted(
+def test_a_busy_board_skips_the_test_if_configured(
     pytester: pytest.Pytester, world: World, read_report: Read, args: list[str]
 ) -> None:
     occupy(world, 0, 1)
@@ -84,10 +84,10 @@ def test_a_waiting_test_names_the_process_on_the_board(pytester: pytest.Pytester
     run(pytester)
     seen = pytest_on_terminal("--energy-busy-timeout=0.5", columns=160)
     assert seen.code == 1
-    assert seen.ever("::test_it[sleepy]: waiting for GPU-a: busy with 12 GiB in use by no process")
+    assert seen.showed("::test_it[sleepy]: waiting for GPU-a: busy with 12 GiB in use by no process")
 
 
-def test_a_board_that_is_idle_is_taken_instead(
+def test_an_idle_board_is_leased_instead_of_a_busy_one(
     pytester: pytest.Pytester, world: World, read_report: Read
 ) -> None:
     occupy(world, 0)
@@ -95,11 +95,13 @@ def test_a_board_that_is_idle_is_taken_instead(
     assert read_report()["records"][0]["devices"] == ["GPU-b"]
 
 
-def test_a_process_is_named(pytester: pytest.Pytester, world: World, read_report: Read) -> None:
+def test_the_process_on_a_busy_board_is_named(
+    pytester: pytest.Pytester, world: World, read_report: Read
+) -> None:
     if not sees_all_pids():
-        pytest.skip("in a container the pids of the driver mean nothing")
+        pytest.skip("in a container the PIDs of the driver are meaningless")
     for index in (0, 1):
-        # The first process of the system is nobody's child.
+        # Process 1 of the system does not belong to the test.
         world.update(index, processes=(Process(1, 12 * GIB),))
     run(pytester).assert_outcomes(errors=1)
     reason = str(read_report()["records"][0]["reason"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests with a ``gpus`` mark on simulated boards: the real pynvml over the stand-in for the driver.
+"""Tests with a ``gpus`` mark on simulated boards: the real pynvml with a stand-in for the driver.
 
-An engine without a framework runs in the ranks, so that everything but CUDA itself is real.
+A backend without a framework runs in the ranks, so that everything except CUDA is real.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..nvml_sim.world import Board, World
 Read = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 
-ENGINE = """
+BACKEND = """
 import os
 import time
 from pytest_llenergy.backends.base import BackendSpec
@@ -34,9 +34,9 @@ class Job:
     def run(self): time.sleep(0.5)
     def result(self, outcome):
         requests = [RequestTimeline(input_tokens=1, output_tokens=1) for _ in self.prompts]
-        seen = os.environ["CUDA_VISIBLE_DEVICES"]
+        visible = os.environ["CUDA_VISIBLE_DEVICES"]
         ids = [[0] for _ in self.prompts]
-        return Generation(texts=[seen] * len(self.prompts), token_ids=ids, requests=requests)
+        return Generation(texts=[visible] * len(self.prompts), token_ids=ids, requests=requests)
 
 class Sleepy:
     def load(self, model, options, context):
@@ -65,7 +65,7 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
         "energy_backend = sleepy\n"
     )
     pytester.makeconftest(CONFTEST)
-    (pytester.path / "sleepy.py").write_text(ENGINE)
+    (pytester.path / "sleepy.py").write_text(BACKEND)
     return pytester
 
 
@@ -79,13 +79,11 @@ def world(tmp_path: Path, nvml_children: Give) -> World:
 
 
 def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
-    # A process of its own: a driver library that was loaded once stays.
+    # A separate process, because a loaded driver library cannot be replaced.
     return suite.runpytest_subprocess("--energy-report", "-rs", "-p", "no:cacheprovider", *args)
 
 
-def test_the_leased_board_is_the_one_that_is_measured(
-    suite: pytest.Pytester, world: World, read_report: Read
-) -> None:
+def test_the_leased_board_is_measured(suite: pytest.Pytester, world: World, read_report: Read) -> None:
     suite.makepyfile(
         """
         import pytest
@@ -137,10 +135,10 @@ def test_a_board_without_readings_gives_a_reason_instead_of_energy(
     )
 
 
-def test_an_outer_empty_list_means_no_gpus_for_you(
+def test_an_empty_visible_devices_variable_skips_gpu_tests(
     suite: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch, read_report: Read
 ) -> None:
-    """V1: an empty CUDA_VISIBLE_DEVICES is somebody's decision; it is neither ignored nor a CPU run."""
+    """An empty CUDA_VISIBLE_DEVICES is set on purpose: it is not ignored, and the CPU does not stand in."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     suite.makepyfile(ONE)
     run(suite).assert_outcomes(skipped=1)
@@ -156,7 +154,7 @@ def test_an_outer_empty_list_means_no_gpus_for_you(
 def test_a_leased_instance_excludes_a_lease_of_its_whole_board(
     suite: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """V7: an instance is a GPU to its rank, and its joules are those of the board."""
+    """A MIG instance is a GPU for its rank, but its energy is that of the whole board."""
     world.update(1, mig_enabled=True, mig_instances=(MigInstance("MIG-a"), MigInstance("MIG-b")))
     suite.makepyfile(
         f"""
@@ -176,10 +174,10 @@ def test_a_leased_instance_excludes_a_lease_of_its_whole_board(
     run(suite, "--energy-gpus=MIG-a").assert_outcomes(passed=1)
 
 
-def test_a_plain_function_of_a_gpu_test_never_runs_on_the_cpu_instead(
+def test_a_plain_function_in_a_gpu_test_does_not_fall_back_to_the_cpu(
     suite: pytest.Pytester, world: World
 ) -> None:
-    """torch sees no GPU here, whatever NVML shows: that is an error that names both sides."""
+    """torch sees no GPU although NVML shows one: the error names both."""
     pytest.importorskip("torch")
     suite.makepyfile("import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy):\n    energy(sum, [1])\n")
     result = run(suite)
@@ -187,10 +185,10 @@ def test_a_plain_function_of_a_gpu_test_never_runs_on_the_cpu_instead(
     result.stdout.fnmatch_lines(["WorkerError: *the plan gives this rank GPU-*, torch sees 0 GPUs *"])
 
 
-def test_an_engine_that_knows_no_gpu_is_skipped_not_run_on_the_cpu(
+def test_a_backend_without_gpu_support_is_skipped_instead_of_run_on_the_cpu(
     suite: pytest.Pytester, world: World
 ) -> None:
-    (suite.path / "sleepy.py").write_text(ENGINE.replace("gpu=True", "gpu=False"))
+    (suite.path / "sleepy.py").write_text(BACKEND.replace("gpu=True", "gpu=False"))
     suite.makepyfile(ONE)
     result = run(suite)
     result.assert_outcomes(skipped=1)

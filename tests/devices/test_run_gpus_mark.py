@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ``gpus`` mark leases wherever it comes from, also for tests that use no fixture of ours."""
+"""A ``gpus`` mark leases devices wherever it is set, even for tests that use no fixture of the plugin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..nvml_sim.fixtures import Give
 
 Run = Callable[..., pytest.RunResult]
 
-#: Whether somebody holds a device, as another process would see it.
+#: Functions that check, as another process would, whether a device is leased.
 LEASED = """
 import fcntl, os, pathlib
 from pytest_llenergy.devices.lockfiles import lock_name
@@ -98,7 +98,7 @@ def extra() -> list[str]:
 
 @pytest.fixture
 def run_on_two(pytester: pytest.Pytester, world: World, extra: list[str]) -> Run:
-    """Run tests that call ``count()``: how many of two boards are leased."""
+    """Run tests that call ``count()``, which returns how many of two boards are leased."""
     uuids = [world.board(index).uuid for index in range(2)]
     (pytester.path / "leases.py").write_text(f"UUIDS = {uuids}\n{LEASED}")
 
@@ -106,7 +106,7 @@ def run_on_two(pytester: pytest.Pytester, world: World, extra: list[str]) -> Run
         pytester.makeconftest(dedent(conftest))
         header = "import pytest\nfrom leases import count\n"
         pytester.makepyfile(test_it=header + dedent(suite))
-        # One after the other, so that no test counts another's lease.
+        # Run tests one after another, so that no test counts the lease of another.
         quiet = ("-p", "no:cacheprovider", "--energy-meter=nvml", "--dist=loadfile")
         return pytester.runpytest_subprocess(*quiet, *extra, "test_it.py")
 
@@ -118,26 +118,28 @@ def run(pytester: pytest.Pytester, world: World, suite: str, conftest: str, mark
     (pytester.path / "leases.py").write_text(LEASED)
     pytester.makeconftest(conftest.replace("{mark}", mark).replace("UUID", uuid))
     pytester.makepyfile(test_it=suite.replace("{mark}", mark).replace("UUID", uuid))
-    # A process of its own: a driver library that was loaded once stays.
+    # A separate process, because a loaded driver library cannot be replaced.
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", "test_it.py")
 
 
 @SOURCES
-def test_a_mark_leases_its_own_test_and_no_other(
+def test_a_mark_leases_for_its_test_only(
     pytester: pytest.Pytester, world: World, suite: str, conftest: str
 ) -> None:
     run(pytester, world, suite, conftest, "1").assert_outcomes(passed=2)
 
 
 @SOURCES
-def test_a_shortage_skips_it(pytester: pytest.Pytester, world: World, suite: str, conftest: str) -> None:
+def test_too_few_gpus_skip_the_test(
+    pytester: pytest.Pytester, world: World, suite: str, conftest: str
+) -> None:
     result = run(pytester, world, suite, conftest, "9")
     result.assert_outcomes(passed=1, skipped=1)
     assert "gpus(9): only 2 of 2 GPUs may be used here" in result.stdout.str()
 
 
 @SOURCES
-def test_wrong_arguments_name_test_and_mark(
+def test_invalid_arguments_name_the_test_and_the_mark(
     pytester: pytest.Pytester, world: World, suite: str, conftest: str
 ) -> None:
     result = run(pytester, world, suite, conftest, "0")
@@ -145,7 +147,7 @@ def test_wrong_arguments_name_test_and_mark(
     result.stdout.fnmatch_lines(["PlanError: test_it.py::*: @pytest.mark.gpus: n is 0, needs *"])
 
 
-def test_a_gate_of_a_parameter_that_would_do_nothing_is_refused(pytester: pytest.Pytester) -> None:
+def test_a_gate_without_effect_on_a_parameter_is_refused(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n"
         "@pytest.mark.parametrize('i', [pytest.param(0, marks=pytest.mark.energy_gate(budget='1 J')), 1])\n"
@@ -156,7 +158,7 @@ def test_a_gate_of_a_parameter_that_would_do_nothing_is_refused(pytester: pytest
     result.stdout.fnmatch_lines(["PlanError: *test_it?0?: @pytest.mark.energy_gate checks what energy*"])
 
 
-def test_a_variable_that_a_test_sets_does_not_change_later_leases(
+def test_an_environment_variable_set_by_a_test_does_not_change_later_leases(
     pytester: pytest.Pytester, world: World
 ) -> None:
     pytester.makepyfile(
@@ -182,7 +184,7 @@ def test_a_mistyped_selection_fails_the_test(pytester: pytest.Pytester, world: W
 
 @BOTH
 class TestNames:
-    """Whatever else is called ``gpus``, the mark leases."""
+    """The mark leases even if a parameter or a fixture of the user is called ``gpus``."""
 
     def test_a_parameter_may_be_named_gpus(self, run_on_two: Run) -> None:
         run_on_two(
@@ -193,7 +195,7 @@ class TestNames:
             """
         ).assert_outcomes(passed=2)
 
-    def test_a_fixture_of_the_user_may_be_named_gpus(self, run_on_two: Run) -> None:
+    def test_a_user_fixture_may_be_named_gpus(self, run_on_two: Run) -> None:
         run_on_two(
             """
             pytestmark = pytest.mark.gpus(1)
@@ -204,7 +206,7 @@ class TestNames:
             """
         ).assert_outcomes(passed=2)
 
-    def test_what_measures_is_not_deceived_by_it(self, run_on_two: Run) -> None:
+    def test_measurement_uses_the_lease_despite_a_parameter_named_gpus(self, run_on_two: Run) -> None:
         run_on_two(
             """
             @pytest.mark.gpus(2)
@@ -215,7 +217,7 @@ class TestNames:
             """
         ).assert_outcomes(passed=1)
 
-    def test_a_value_for_our_fixture_is_refused(self, run_on_two: Run) -> None:
+    def test_an_indirect_value_for_the_gpus_fixture_is_refused(self, run_on_two: Run) -> None:
         result = run_on_two(
             """
             @pytest.mark.parametrize("gpus", [1, 2], indirect=True)
@@ -229,7 +231,7 @@ class TestNames:
             "pytest_collection_modifyitems"
         ) in result.stdout.str()
 
-    def test_a_value_for_a_fixture_of_the_users_is_theirs(self, run_on_two: Run) -> None:
+    def test_an_indirect_value_for_a_user_fixture_named_gpus_is_passed_on(self, run_on_two: Run) -> None:
         run_on_two(
             """
             @pytest.fixture
@@ -243,9 +245,9 @@ class TestNames:
 
 
 class TestLevels:
-    """Of several marks the one counts that stands closest to the test."""
+    """The mark closest to the test takes precedence."""
 
-    def test_a_parameters_goes_before_its_functions(self, run_on_two: Run) -> None:
+    def test_the_mark_of_a_parameter_overrides_that_of_its_function(self, run_on_two: Run) -> None:
         run_on_two(
             """
             @pytest.mark.gpus(1)
@@ -254,7 +256,7 @@ class TestLevels:
             """
         ).assert_outcomes(passed=2)
 
-    def test_a_functions_before_its_classs_and_that_before_the_modules(self, run_on_two: Run) -> None:
+    def test_marks_of_function_class_and_module_override_in_that_order(self, run_on_two: Run) -> None:
         run_on_two(
             """
             pytestmark = [pytest.mark.gpus(1)]
@@ -270,7 +272,7 @@ class TestLevels:
             """
         ).assert_outcomes(passed=5)
 
-    def test_what_is_added_goes_last_or_first(self, run_on_two: Run) -> None:
+    def test_an_added_mark_overrides_only_if_prepended(self, run_on_two: Run) -> None:
         added = """
         import pytest
         def pytest_collection_modifyitems(items):
@@ -287,12 +289,12 @@ class TestLevels:
             added,
         ).assert_outcomes(passed=2)
 
-    def test_two_that_say_the_same_are_one(self, run_on_two: Run) -> None:
+    def test_two_equal_marks_count_as_one(self, run_on_two: Run) -> None:
         run_on_two(
             "@pytest.mark.gpus(1)\n@pytest.mark.gpus(n=1)\ndef test_it(): assert count() == 1\n"
         ).assert_outcomes(passed=1)
 
-    def test_two_that_differ_in_one_place_are_refused_with_both(self, run_on_two: Run) -> None:
+    def test_two_different_marks_in_one_place_are_refused_with_both(self, run_on_two: Run) -> None:
         result = run_on_two("@pytest.mark.gpus(1)\n@pytest.mark.gpus(2, name='L4')\ndef test_it(): pass\n")
         assert result.ret != 0
         assert (
@@ -317,9 +319,9 @@ class TestLevels:
 
 @BOTH
 class TestSpan:
-    """What fixtures of a test start on its devices neither comes before the lease nor outlives it."""
+    """The lease begins before and ends after the function-scoped fixtures of a test."""
 
-    def test_it_spans_the_tests_own_fixtures(self, run_on_two: Run) -> None:
+    def test_the_lease_spans_function_scoped_fixtures(self, run_on_two: Run) -> None:
         run_on_two(
             """
             @pytest.fixture(autouse=True)
@@ -344,7 +346,7 @@ class TestSpan:
             """
         ).assert_outcomes(passed=3)
 
-    def test_it_spans_set_up_of_unittest(self, run_on_two: Run) -> None:
+    def test_the_lease_spans_unittest_set_up_and_tear_down(self, run_on_two: Run) -> None:
         run_on_two(
             """
             import unittest
@@ -358,7 +360,7 @@ class TestSpan:
             """
         ).assert_outcomes(passed=1)
 
-    def test_what_several_tests_share_is_set_up_before(self, run_on_two: Run) -> None:
+    def test_shared_fixtures_are_set_up_before_the_lease(self, run_on_two: Run) -> None:
         run_on_two(
             """
             @pytest.fixture(scope="module")
@@ -369,7 +371,7 @@ class TestSpan:
         ).assert_outcomes(passed=1)
 
     @pytest.mark.parametrize("used", ["", "gpus"])
-    def test_a_mark_that_comes_too_late_is_refused(self, run_on_two: Run, used: str) -> None:
+    def test_a_mark_added_during_set_up_is_refused(self, run_on_two: Run, used: str) -> None:
         result = run_on_two(
             f"""
             @pytest.fixture(autouse=True)

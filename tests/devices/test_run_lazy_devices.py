@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody asks the driver before a test that needs GPUs runs, and the xdist controller never does."""
+"""The driver is not queried before a test that needs GPUs runs, and never by the xdist controller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
 
-#: Says at the end of each process who it was and whether the driver's library was loaded there.
+#: Records for each process at its end whether the driver's library was loaded.
 WITNESS = """
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def loaded(pytester: pytest.Pytester) -> dict[str, bool]:
 @pytest.mark.parametrize(
     "args", [["--collect-only"], ["--help"], ["--markers"], ["--fixtures"], ["--setup-plan"]], ids=str
 )
-def test_looking_at_a_suite_does_not_load_the_driver(
+def test_inspecting_a_suite_does_not_load_the_driver(
     pytester: pytest.Pytester, world: World, args: Sequence[str]
 ) -> None:
     pytester.makepyfile(ONE)
@@ -63,7 +63,7 @@ def test_looking_at_a_suite_does_not_load_the_driver(
 @pytest.mark.parametrize(
     "arg", ["--collect-only", "--markers", "--fixtures", "--fixtures-per-test", "--help"]
 )
-def test_looking_at_a_suite_does_not_count_gpus_for_workers(
+def test_inspecting_a_suite_does_not_count_gpus_for_workers(
     pytester: pytest.Pytester, world: World, arg: str
 ) -> None:
     pytester.makepyfile(ONE)
@@ -82,7 +82,7 @@ def test_collecting_two_thousand_tests_does_not_ask_the_driver(
     assert (world.init_count(), loaded(pytester)) == (0, {"main": False})
 
 
-def test_the_controller_of_xdist_does_not_ask_the_driver(
+def test_the_xdist_controller_does_not_query_the_driver(
     pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
 ) -> None:
     pytester.makepyfile(MEASURED)
@@ -92,7 +92,7 @@ def test_the_controller_of_xdist_does_not_ask_the_driver(
         world.board(index).uuid for index in range(2)
     ]
     assert read_report()["environment"]["driver"] == "580.95.05"
-    seen = loaded(pytester)
-    assert not seen.pop("main")
-    assert sorted(seen.values()) == [False, True], "only the worker that ran the test"
+    loaded_in = loaded(pytester)
+    assert not loaded_in.pop("main")
+    assert sorted(loaded_in.values()) == [False, True], "only the worker that ran the test"
     assert world.calls(0) > 0

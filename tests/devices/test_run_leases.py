@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases as tests have them: under xdist, beside other processes, in containers."""
+"""Leases of tests: under xdist, while other processes hold devices, in containers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def world(tmp_path: Path, nvml_children: Give) -> World:
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    # A process of its own: a driver library that was loaded once stays.
+    # A separate process, because a loaded driver library cannot be replaced.
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *args)
 
 
-def test_two_workers_have_a_board_each_at_the_same_time(pytester: pytest.Pytester, world: World) -> None:
-    """Each waits for the other to be there: one board for both would never come to an end."""
+def test_two_workers_lease_one_board_each_at_the_same_time(pytester: pytest.Pytester, world: World) -> None:
+    """Each test waits for the other to start, so they would time out if they had to share a board."""
     pytester.makepyfile(
         """
         import pathlib, time, pytest
@@ -54,12 +54,12 @@ def test_two_workers_have_a_board_each_at_the_same_time(pytester: pytest.Pyteste
         """
     )
     run(pytester, "-n2").assert_outcomes(passed=2)
-    seen = {(pytester.path / f"test-{test}").read_text() for test in "01"}
-    assert seen == {world.board(0).uuid, world.board(1).uuid}
+    leased = {(pytester.path / f"test-{test}").read_text() for test in "01"}
+    assert leased == {world.board(0).uuid, world.board(1).uuid}
 
 
 def spans(pytester: pytest.Pytester, *args: str) -> list[list[float]]:
-    """When two tests ran that sleep: one on a GPU, one as the mark says."""
+    """Return start and end of two sleeping tests: one on a GPU, one as selected by ``args``."""
     pytester.makepyfile(
         """
         import json, pathlib, time, pytest
@@ -81,24 +81,24 @@ def spans(pytester: pytest.Pytester, *args: str) -> list[list[float]]:
     return sorted(json.loads((pytester.path / name).read_text()) for name in ("one", "two"))
 
 
-def test_a_test_of_the_cpu_has_the_host_to_itself(pytester: pytest.Pytester, world: World) -> None:
+def test_a_cpu_test_runs_alone_on_the_host(pytester: pytest.Pytester, world: World) -> None:
     (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_cpu")
     assert start_s >= end_s
 
 
-def test_tests_of_gpus_share_the_host(pytester: pytest.Pytester, world: World) -> None:
+def test_gpu_tests_run_concurrently(pytester: pytest.Pytester, world: World) -> None:
     (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_other_gpu")
     assert start_s < end_s
 
 
-def test_a_meter_of_the_whole_host_makes_them_take_turns(pytester: pytest.Pytester, world: World) -> None:
+def test_a_meter_of_the_whole_host_runs_gpu_tests_one_by_one(pytester: pytest.Pytester, world: World) -> None:
     (_, end_s), (start_s, _) = spans(
         pytester, "-k", "test_gpu or test_other_gpu", "--energy-meter=nvml,command:yes 5"
     )
     assert start_s >= end_s
 
 
-def test_a_lock_file_that_is_removed_during_a_test_is_flagged(
+def test_a_lock_file_removed_during_a_test_is_flagged(
     pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
 ) -> None:
     pytester.makepyfile(
@@ -119,7 +119,7 @@ def test_a_lock_file_that_is_removed_during_a_test_is_flagged(
     assert ["lease-lost" in each for each in flags] == [False, True]
 
 
-def test_a_test_that_changes_the_environment_changes_no_later_lease(
+def test_a_test_that_changes_the_environment_does_not_change_later_leases(
     pytester: pytest.Pytester, world: World
 ) -> None:
     pytester.makepyfile(
@@ -138,7 +138,7 @@ def test_a_test_that_changes_the_environment_changes_no_later_lease(
 
 
 @BOTH
-def test_a_board_that_is_taken_is_gone_without(
+def test_a_board_held_elsewhere_is_not_leased(
     pytester: pytest.Pytester, world: World, make: MakeLocker, extra: list[str]
 ) -> None:
     make().take(world.board(0).uuid)
@@ -173,7 +173,7 @@ def test_the_holder_is_named_when_the_wait_times_out(
 
 
 @BOTH
-def test_the_record_of_a_vain_wait_has_no_devices_and_the_time(
+def test_the_record_of_a_timed_out_lease_has_the_wait_and_no_devices(
     pytester: pytest.Pytester,
     world: World,
     make: MakeLocker,
@@ -188,7 +188,7 @@ def test_the_record_of_a_vain_wait_has_no_devices_and_the_time(
     assert record["lease_wait_s"] >= 0.2
 
 
-def test_cpu_ranks_that_were_waited_for_in_vain_are_still_a_fallback(
+def test_a_timed_out_wait_for_the_fallback_is_recorded_as_a_fallback(
     pytester: pytest.Pytester, world: World, make: MakeLocker, read_report: Callable[..., dict[str, Any]]
 ) -> None:
     make().take("cpu")
@@ -211,9 +211,9 @@ def test_a_container_that_does_not_share_the_lock_directory_warns_once(
         "def test_gpu(gpus, i): pass\ndef test_cpu(gpus): pass\n"
     )
     monkeypatch.setattr(lockdir, "CONTAINER_MARKERS", ("proc",))
-    told = lockdir.explain_uncoordinated(Path(os.environ["LLENERGY_LOCK_DIR"]))
-    assert told is not None, "the directory of temporary files is a mount of its own"
+    message = lockdir.explain_uncoordinated(Path(os.environ["LLENERGY_LOCK_DIR"]))
+    assert message is not None, "the temporary directory is a separate mount"
     result = run(pytester)
     result.assert_outcomes(passed=3, warnings=1)
-    assert f"UncoordinatedLeaseWarning: {told}" in result.stdout.str()
+    assert f"UncoordinatedLeaseWarning: {message}" in result.stdout.str()
     run(pytester, "-k", "test_cpu").assert_outcomes(passed=1, warnings=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device visibility as it went wrong for others: each case alone and under xdist, with its words."""
+"""Known pitfalls of device visibility, each without and with xdist, with the message that users see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_llenergy.devices.condition import sees_all_pids
 from ..nvml_sim import Board, MigInstance, World
 from ..nvml_sim.fixtures import Give
 from ..nvml_sim.world import NO_PERMISSION
-from .test_run_gpus import CONFTEST, ENGINE
+from .test_run_gpus import BACKEND, CONFTEST
 
 Read = Callable[..., dict[str, Any]]
 Run = Callable[..., pytest.RunResult]
@@ -47,13 +47,13 @@ def test_it(gpus):
 def run(
     request: pytest.FixtureRequest, pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
-    """Run a suite in a process of its own, with and without xdist."""
+    """Return a function that runs a suite in a new process, with or without xdist."""
     pytester.makeini(
         "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
         "energy_backend = sleepy\n"
     )
     pytester.makeconftest(CONFTEST)
-    (pytester.path / "sleepy.py").write_text(ENGINE)
+    (pytester.path / "sleepy.py").write_text(BACKEND)
 
     def call(source: str, *args: str, **variables: str) -> pytest.RunResult:
         pytester.makepyfile(source)
@@ -67,13 +67,13 @@ def run(
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where it is kept that the counters of these boards are fit: that takes a second to find out."""
+    """Return a cache directory for self-checks, shared because each check takes a second."""
     return tmp_path_factory.mktemp("checked")
 
 
 @pytest.fixture
 def world(tmp_path: Path, nvml_children: Give, monkeypatch: pytest.MonkeyPatch, checked: Path) -> World:
-    """Three boards of one model that draw 100, 200 and 300 W."""
+    """Create three boards of one model that draw 100, 200 and 300 W."""
     monkeypatch.setenv("LLENERGY_CACHE_DIR", str(checked))
     made = World(
         tmp_path / "world",
@@ -88,12 +88,12 @@ def world(tmp_path: Path, nvml_children: Give, monkeypatch: pytest.MonkeyPatch, 
 
 
 def needs_torch() -> None:
-    """Not by importing it: pytester forgets what a test imported, and torch cannot be imported twice."""
+    """Skip without torch; do not import it, since pytester unloads modules and torch cannot be reloaded."""
     if find_spec("torch") is None:
         pytest.skip("torch is not installed")
 
 
-class TestV1HiddenOnPurpose:
+class TestHiddenOnPurpose:
     @pytest.mark.parametrize("value", ["", "-1"])
     def test_an_environment_that_allows_no_gpu_skips_with_the_reason(
         self, run: Run, read_report: Read, value: str
@@ -104,7 +104,7 @@ class TestV1HiddenOnPurpose:
             "shows 3; --energy-gpus=all overrides it on purpose"
         )
 
-    def test_it_is_overridden_on_purpose(self, run: Run, read_report: Read) -> None:
+    def test_the_gpus_option_overrides_the_environment(self, run: Run, read_report: Read) -> None:
         run(ONE, "--energy-gpus=2", CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
         assert read_report()["records"][0]["devices"] == [C]
 
@@ -116,8 +116,8 @@ class TestV1HiddenOnPurpose:
         (record,) = read_report()["records"]
         assert (record["devices"], record["fallback"]) == (["cpu"], "cpu")
 
-    def test_a_rank_that_has_no_gpu_does_not_run_on_the_cpu_instead(self, run: Run) -> None:
-        """torch sees no GPU here, whatever NVML shows: both sides are named."""
+    def test_a_rank_without_a_gpu_does_not_fall_back_to_the_cpu(self, run: Run) -> None:
+        """torch sees no GPU although NVML shows one: the error names both."""
         needs_torch()
         result = run("import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy):\n    energy(sum, [1])\n")
         result.assert_outcomes(failed=1)
@@ -126,8 +126,8 @@ class TestV1HiddenOnPurpose:
         )
 
 
-class TestV2CudaInPytest:
-    def test_cuda_is_not_touched_in_pytests_own_processes(
+class TestCudaInPytest:
+    def test_cuda_is_not_initialised_in_the_processes_of_pytest(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml_library: Path
     ) -> None:
         needs_torch()
@@ -139,11 +139,11 @@ class TestV2CudaInPytest:
             "import ctypes, pytest\n@pytest.mark.gpus(1)\ndef test_it():\n"
             "    ctypes.CDLL('libcuda.so.1').cuInit(0)\n"
         )
-        assert spy.exists(), "else this test could not fail"
+        assert spy.exists(), "the stand-in does not detect cuInit"
 
 
 def libcuda(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A libcuda.so.1 that leaves a file behind when it is initialised."""
+    """Build a libcuda.so.1 that creates a file when it is initialised; return the file's path."""
     compiler, spy = shutil.which("cc"), tmp_path / "cuInit"
     assert compiler
     code = tmp_path / "cuda.c"
@@ -158,7 +158,7 @@ def libcuda(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return spy
 
 
-class TestV3Names:
+class TestNames:
     @pytest.mark.parametrize(
         ("value", "leased"),
         [
@@ -169,7 +169,7 @@ class TestV3Names:
             (None, (A, B)),
         ],
     )
-    def test_every_form_leases_full_uuids_in_its_order(
+    def test_every_form_of_device_list_leases_full_uuids_in_order(
         self, run: Run, value: str | None, leased: tuple[str, ...]
     ) -> None:
         result = run(BOTH, **({} if value is None else {"CUDA_VISIBLE_DEVICES": value}))
@@ -177,7 +177,7 @@ class TestV3Names:
         result.stdout.fnmatch_lines([f"LEASED {','.join(leased)}"])
 
     @pytest.mark.parametrize(
-        ("value", "told"),
+        ("value", "detail"),
         [
             (f"{A},GPU-f00d", "'GPU-f00d' matches no device that the driver shows"),
             (f"{C},GPU-a", "'GPU-a' matches more than one device"),
@@ -185,18 +185,18 @@ class TestV3Names:
             ("0,9,1", "'9' is out of range: the driver shows 3, counted from 0"),
         ],
     )
-    def test_the_element_that_ends_the_list_is_named(self, run: Run, value: str, told: str) -> None:
+    def test_the_invalid_element_that_ends_the_list_is_named(self, run: Run, value: str, detail: str) -> None:
         result = run(BOTH, CUDA_VISIBLE_DEVICES=value)
         result.assert_outcomes(skipped=1)
-        reason = f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES={value!r}: {told}; "
+        reason = f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES={value!r}: {detail}; "
         assert f"{reason}--energy-gpus=all overrides it on purpose)" in result.stdout.str()
 
-    def test_a_device_named_twice_leaves_none_as_in_cuda(self, run: Run) -> None:
+    def test_a_repeated_device_hides_all_devices_as_in_cuda(self, run: Run) -> None:
         result = run(BOTH, CUDA_VISIBLE_DEVICES="0,0")
         result.assert_outcomes(skipped=1)
         assert "which allows no GPU ('0' repeats a device, so CUDA shows none)" in (result.stdout.str())
 
-    def test_the_option_is_not_cut_short(self, run: Run) -> None:
+    def test_an_invalid_element_of_the_option_is_an_error(self, run: Run) -> None:
         result = run(BOTH, "--energy-gpus=0,9")
         result.assert_outcomes(errors=1)
         assert (
@@ -206,7 +206,7 @@ class TestV3Names:
 
 
 class TestDeadBoard:
-    def test_a_lost_board_does_not_block_the_others_and_skips_no_test(self, run: Run, world: World) -> None:
+    def test_a_lost_board_does_not_block_others_or_skip_tests(self, run: Run, world: World) -> None:
         world.update(0, lost=True)
         run(BOTH).assert_outcomes(passed=1)
         world.update(1, lost=True)
@@ -214,7 +214,9 @@ class TestDeadBoard:
         result.assert_outcomes(errors=1)
         result.stdout.fnmatch_lines(["DeviceError: gpus(2): *; NVML: GPU 0 does not answer (GPU is lost); *"])
 
-    def test_the_report_still_describes_the_host(self, run: Run, world: World, read_report: Read) -> None:
+    def test_the_report_describes_the_host_despite_a_lost_board(
+        self, run: Run, world: World, read_report: Read
+    ) -> None:
         world.update(0, lost=True)
         result = run(ONE)
         result.assert_outcomes(passed=1)
@@ -237,8 +239,8 @@ class TestDeadBoard:
         assert found["host"]["name"] == platform.node()
 
 
-class TestV4Order:
-    def test_the_joules_are_those_of_the_board_that_was_leased(self, run: Run, read_report: Read) -> None:
+class TestOrder:
+    def test_the_energy_is_that_of_the_leased_board(self, run: Run, read_report: Read) -> None:
         run(ONE, CUDA_VISIBLE_DEVICES="2").assert_outcomes(passed=1)
         (record,) = read_report()["records"]
         assert record["devices"] == [C]
@@ -247,7 +249,7 @@ class TestV4Order:
             assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"]
             assert round_["energy_u_j"] < 0.05 * truth
 
-    def test_numbers_of_a_mixed_host_are_refused_until_their_order_is_known(
+    def test_device_numbers_on_a_mixed_host_are_refused_until_their_order_is_known(
         self, run: Run, world: World
     ) -> None:
         world.update(0, name="NVIDIA L4")
@@ -262,7 +264,7 @@ class TestV4Order:
         run(ONE, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID").assert_outcomes(passed=1)
 
 
-class TestV5LocalRank:
+class TestLocalRank:
     def test_each_rank_sees_one_device_and_the_record_names_it(self, run: Run, read_report: Read) -> None:
         source = ONE.replace("gpus(1)", "gpus(2)").replace(
             'energy(backend.generate, ["a"])',
@@ -277,8 +279,8 @@ class TestV5LocalRank:
         assert len({rank["pid"] for rank in ranks}) == 2
 
 
-class TestV6MoreRanksThanDevices:
-    def test_degrees_that_do_not_multiply_to_the_lease_are_refused(self, run: Run) -> None:
+class TestMoreRanksThanDevices:
+    def test_degrees_whose_product_is_not_the_lease_size_are_refused(self, run: Run) -> None:
         mark = "@pytest.mark.gpus(3)\n@pytest.mark.parallel(data=2)"
         result = run(ONE.replace("@pytest.mark.gpus(1)", mark))
         result.assert_outcomes(errors=1)
@@ -288,20 +290,22 @@ class TestV6MoreRanksThanDevices:
         ) in result.stdout.str()
 
 
-class TestV7Mig:
+class TestMig:
     @pytest.fixture(autouse=True)
     def _divided(self, world: World) -> None:
         parts = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
         world.update(1, mig_enabled=True, mig_instances=parts)
 
-    def test_each_rank_has_an_instance_and_the_joules_are_shared(self, run: Run, read_report: Read) -> None:
+    def test_each_rank_has_an_instance_and_the_energy_is_flagged_as_shared(
+        self, run: Run, read_report: Read
+    ) -> None:
         source = ONE.replace("gpus(1)", 'gpus(2, mig="1g.10gb")').replace('["a"]', '["a", "b"]')
         run(source).assert_outcomes(passed=1)
         (record,) = read_report()["records"]
         assert [rank["device"] for rank in record["ranks"]] == ["MIG-a", "MIG-b"]
         assert "shared-board" in {flag["name"] for flag in record["flags"]}
 
-    def test_a_board_that_is_divided_is_not_used_whole(self, run: Run) -> None:
+    def test_a_divided_board_is_not_leased_as_a_whole(self, run: Run) -> None:
         result = run(BOTH.replace("gpus(2)", "gpus(3)"))
         result.assert_outcomes(skipped=1)
         assert (
@@ -317,7 +321,7 @@ class TestV7Mig:
         ) in named.stdout.str()
 
 
-#: A rank that is on the board itself, and in its second round not alone: process 1 is nobody's child.
+#: A rank that uses the board, together with the foreign process 1 in the second round.
 VISITED = """
     def run(self):
         from tests.nvml_sim import Process, World
@@ -331,17 +335,17 @@ VISITED = """
 """
 
 
-class TestS6AnotherProcess:
-    def test_one_that_comes_and_goes_while_a_round_runs_makes_it_invalid(
+class TestForeignProcess:
+    def test_a_foreign_process_during_a_round_makes_it_invalid(
         self, run: Run, pytester: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not sees_all_pids():
-            pytest.skip("in a container the pids of the driver mean nothing")
+            pytest.skip("in a container the PIDs of the driver are meaningless")
         root = str(Path(__file__).parents[2])
         monkeypatch.syspath_prepend(root)
         monkeypatch.setenv("PYTHONPATH", root, prepend=os.pathsep)
-        engine = ENGINE.replace("    def run(self): time.sleep(0.5)\n", VISITED.lstrip("\n"))
-        (pytester.path / "sleepy.py").write_text("ROUNDS = 0\n" + engine)
+        backend = BACKEND.replace("    def run(self): time.sleep(0.5)\n", VISITED.lstrip("\n"))
+        (pytester.path / "sleepy.py").write_text("ROUNDS = 0\n" + backend)
         run(ONE)
         (record,) = read_report()["records"]
         flags = [{flag["name"]: flag for flag in round_["flags"]} for round_ in record["rounds"]]

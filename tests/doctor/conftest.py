@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host can be like that the steps run on."""
+"""Simulated hosts for the steps of the doctor."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Boards = Callable[..., None]
 
 
 @pytest.fixture
-def torch_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torch:
-    """Put a module of this text before the real torch, for processes that are started. Returns its file."""
+def replace_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torch:
+    """Return a function that shadows torch in child processes with a module and returns its file."""
 
-    def give(text: str) -> Path:
+    def replace(text: str) -> Path:
         path = tmp_path / "stand_in" / "torch.py"
         path.parent.mkdir()
         path.write_text(text)
-        # This process has no business with it.
+        # Child processes inherit the path; this process does not import torch.
         monkeypatch.syspath_prepend(str(path.parent))
         monkeypatch.setenv("PYTHONPATH", f"{path.parent}:{os.environ.get('PYTHONPATH', '')}")
         return path
 
-    return give
+    return replace
 
 
 @pytest.fixture(scope="session")
 def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a stand-in for ``libcuda.so.1``."""
+    """Build the stand-in for ``libcuda.so.1`` and return its directory."""
     compiler = shutil.which("cc")
     assert compiler is not None
     directory = tmp_path_factory.mktemp("cuda_sim")
@@ -47,14 +47,14 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def boards_are(
+def simulate_boards(
     tmp_path: Path, nvml_children: Give, cuda_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Boards:
-    """Give boards, and what ``cuInit`` returns, to processes that are started."""
+    """Return a function that sets the boards and the result of ``cuInit`` for child processes."""
 
-    def give(*boards: Board, cuda_init: int = 0) -> None:
+    def simulate(*boards: Board, cuda_init: int = 0) -> None:
         nvml_children(World(tmp_path / "world", boards))
         monkeypatch.setenv("LD_LIBRARY_PATH", f"{os.environ['LD_LIBRARY_PATH']}:{cuda_library}")
         monkeypatch.setenv("CUDA_SIM_INIT", str(cuda_init))
 
-    return give
+    return simulate

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A stand-in for libcuda.so.1: cuInit returns what CUDA_SIM_INIT says. Names and words as CUDA 13 has them. */
+ * A stand-in for libcuda.so.1: cuInit returns the code in CUDA_SIM_INIT. Names and texts are those of CUDA 13. */
 #include <stdlib.h>
 
 static const struct { int code; const char *name, *words; } errors[] = {

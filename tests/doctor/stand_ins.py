@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of modules named ``torch`` that stand before the real one on the path, each with one fault."""
+"""Sources of modules that shadow ``torch`` on the path, each with one fault."""
 
 from __future__ import annotations
 
-#: Becomes the real torch, which what follows may spoil.
+#: Turns into the real torch, which the code appended to it may break.
 REAL = """
 import os, signal, sys
 from pathlib import Path
@@ -15,8 +15,8 @@ def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGILL)
 """
 
-#: The real torch as if it were a build with CUDA that sees one board; what runs there runs on the CPU.
-#: The arithmetic is real, the board is not: nothing is learned here of a real one.
+#: The real torch posing as a CUDA build that sees one board; its work runs on the CPU.
+#: The arithmetic is real, the board is not, so this proves nothing about real boards.
 CUDA = (
     REAL
     + """
@@ -29,16 +29,16 @@ def without_board(function):
         return function(*(each for each in args if each != "cuda"), **kwargs)
     return call
 
-def here(tensor, place):
+def to_cpu(tensor, place):
     return tensor
 
-def known(backend, **kwargs):
+def init_with_gloo(backend, **kwargs):
     assert backend in ("nccl", "gloo")
     return real_init("gloo", **kwargs)
 
 torch.version.cuda = "12.8"
 torch.ones = without_board(torch.ones)
-torch.Tensor.to = here
+torch.Tensor.to = to_cpu
 torch.cuda.device_count = lambda: 1
 torch.cuda.set_device = lambda index: None
 uuid = os.environ["CUDA_VISIBLE_DEVICES"].partition("-")[2]
@@ -46,12 +46,12 @@ torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid=uuid)
 torch.cuda.nccl.version = lambda: (2, 27, 5)
 torch.backends.cudnn.is_available = lambda: True
 torch.backends.cudnn.version = lambda: 91002
-real_init, dist.init_process_group = dist.init_process_group, known
+real_init, dist.init_process_group = dist.init_process_group, init_with_gloo
 dist.is_nccl_available = lambda: True
 """
 )
 
-#: No torch at all, and quick. What it starts has a session of its own.
+#: Not torch: starts a child process in a new session and hangs.
 HANGS = """
 import os, subprocess, time
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy doctor``: what is here, what is not, and what to do."""
+"""``llenergy doctor``: what it finds on a host, what it misses, and its advice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRIVER_NOT_LOADED = 9
 
 
 def doctor(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own: a driver library that was loaded once stays."""
+    """Run the doctor in a new process, because a loaded driver library cannot be replaced."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return subprocess.run(
         [sys.executable, "-m", "pytest_llenergy.cli", "doctor", *args],
@@ -45,13 +45,13 @@ def doctor(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def visit(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[int, str]]:
-    """The doctor on a host with these boards: exit code and what it says."""
+    """Return a function that runs the doctor on a host with given boards; it returns exit code and output."""
 
     def make(
         *boards: Board, args: Sequence[str] = (), init_result: int = 0, **variables: str
     ) -> tuple[int, str]:
         world = World(tmp_path / "world", boards, init_result=init_result)
-        # The boards are simulated and CUDA is not; tests/doctor has the steps.
+        # No steps: CUDA is not simulated here; test_run_trials covers the steps.
         done = doctor("--no-steps", *args, **world.environment(nvml_library.parent), **variables)
         assert done.stderr == ""
         return done.returncode, done.stdout
@@ -62,7 +62,7 @@ def visit(tmp_path: Path, nvml_library: Path) -> Callable[..., tuple[int, str]]:
 Visit = Callable[..., tuple[int, str]]
 
 
-def test_it_comes_to_its_end_and_names_every_meter() -> None:
+def test_the_checkup_names_every_meter_and_backend() -> None:
     text = doctor("--no-steps").stdout
     for line in (
         "meter    estimate for cpu: estimated, cpu:host by CPU time",
@@ -102,7 +102,7 @@ def test_memory_held_by_no_visible_process_is_reported(visit: Visit) -> None:
     )
 
 
-def test_instances_stand_under_their_board(visit: Visit) -> None:
+def test_mig_instances_are_listed_under_their_board(visit: Visit) -> None:
     parts = (
         MigInstance("MIG-a", gpu_instance=1),
         MigInstance("MIG-b", 20 * GIB, gpu_slices=2, compute_slices=2),
@@ -122,7 +122,7 @@ def test_mig_mode_without_instances_is_a_fault(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "told"),
+    ("value", "code", "expected"),
     [
         ("GPU-b,GPU-a", 0, "is 'GPU-b,GPU-a': GPU-b, GPU-a\n"),
         (
@@ -134,13 +134,15 @@ def test_mig_mode_without_instances_is_a_fault(visit: Visit) -> None:
         ("0,9", 1, "is '0,9': GPU-a (CUDA_VISIBLE_DEVICES='0,9': '9' is out of range: the driver shows 2, "),
     ],
 )
-def test_visible_devices_are_listed_with_the_variable(visit: Visit, value: str, code: int, told: str) -> None:
+def test_visible_devices_are_listed_with_the_variable(
+    visit: Visit, value: str, code: int, expected: str
+) -> None:
     done = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"), CUDA_VISIBLE_DEVICES=value)
     assert done[0] == code
-    assert f"visible  CUDA_VISIBLE_DEVICES {told}" in done[1]
+    assert f"visible  CUDA_VISIBLE_DEVICES {expected}" in done[1]
 
 
-def test_an_element_that_fits_nothing_is_a_fault_and_named(visit: Visit) -> None:
+def test_an_element_that_matches_no_device_is_a_named_fault(visit: Visit) -> None:
     _, text = visit(Board(uuid="GPU-a"), CUDA_VISIBLE_DEVICES="GPU-x")
     assert (
         "wrong    CUDA_VISIBLE_DEVICES='GPU-x': 'GPU-x' matches no device that the driver shows; "
@@ -149,7 +151,7 @@ def test_an_element_that_fits_nothing_is_a_fault_and_named(visit: Visit) -> None
     ) in text
 
 
-def test_a_driver_that_refuses_is_a_fault(visit: Visit) -> None:
+def test_a_driver_that_denies_permission_is_a_fault(visit: Visit) -> None:
     code, text = visit(Board(), init_result=NO_PERMISSION)
     assert (code, "gpu      none\n" in text) == (1, True)
     assert "wrong    NVML: Insufficient Permissions; see nvidia-smi\n" in text
@@ -167,7 +169,7 @@ def test_a_lost_board_does_not_hide_the_others(visit: Visit) -> None:
         assert line in text
 
 
-def test_a_lease_directory_that_cannot_be_is_a_fault(visit: Visit, tmp_path: Path) -> None:
+def test_a_lease_directory_that_cannot_be_created_is_a_fault(visit: Visit, tmp_path: Path) -> None:
     code, text = visit(LLENERGY_LOCK_DIR=str(tmp_path / "missing" / "locks"))
     assert code == 1
     assert f"wrong    LLENERGY_LOCK_DIR='{tmp_path}/missing/locks': No such file or directory; " in text
@@ -177,7 +179,7 @@ def test_the_lease_directory_is_named(visit: Visit) -> None:
     assert f"leases   {os.environ['LLENERGY_LOCK_DIR']}: none\n" in visit()[1]
 
 
-def test_what_stands_in_the_place_of_a_lock_file_is_a_fault(visit: Visit) -> None:
+def test_a_lock_file_that_is_not_a_regular_file_is_a_fault(visit: Visit) -> None:
     path = Path(os.environ["LLENERGY_LOCK_DIR"]) / lock_name("GPU-a")
     os.mkfifo(path, 0o644)
     code, text = visit(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
@@ -189,7 +191,7 @@ def test_what_stands_in_the_place_of_a_lock_file_is_a_fault(visit: Visit) -> Non
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_ticket_full_of_nonsense_is_no_holder(visit: Visit) -> None:
+def test_an_invalid_queue_ticket_is_not_listed_as_a_holder(visit: Visit) -> None:
     directory = Path(os.environ["LLENERGY_LOCK_DIR"])
     path = directory / f"llenergy-firm-{1:020d}-{0:016x}"
     path.write_text('{"pid":1,"namespace":"","test":"","since_s":0.0,"request":{"n":1,"choices":[[]]}}')
@@ -198,7 +200,7 @@ def test_a_ticket_full_of_nonsense_is_no_holder(visit: Visit) -> None:
         assert f"leases   {directory}: none\n" in visit()[1]
 
 
-def test_holders_are_named(visit: Visit) -> None:
+def test_holders_of_leases_are_named(visit: Visit) -> None:
     held = acquire(LockRequest(always=(DeviceLock("GPU-a"),)), 1.0, "bench.py::test_it")
     try:
         text = visit()[1]
@@ -240,7 +242,7 @@ def test_json_output_has_the_same_facts(visit: Visit) -> None:
 
 
 class TestWithoutBoards:
-    """On a PCI bus of our own, in this process: NVML answers that the driver is not loaded."""
+    """Hosts with a simulated PCI bus, where NVML reports that the driver is not loaded."""
 
     @pytest.fixture
     def found(
@@ -260,7 +262,7 @@ class TestWithoutBoards:
 
         return make
 
-    def test_a_host_without_a_gpu_is_in_order(self, found: Callable[..., list[Finding]]) -> None:
+    def test_a_host_without_a_gpu_is_not_misconfigured(self, found: Callable[..., list[Finding]]) -> None:
         network_card = ("0x15b3", "0x020000")
         assert found(a=network_card, b=("0x10de", "0x040300")) == [
             Finding(
@@ -282,12 +284,14 @@ class TestWithoutBoards:
     ) -> None:
         monkeypatch.setitem(sys.modules, "amdsmi", None)
         _, *notes = found(first=("0x1002", "0x038000"))
-        told = "AMD graphics at first: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones"
+        unleasable = (
+            "AMD graphics at first: gpus(n) leases NVIDIA GPUs only; --energy-meter=amd measures AMD ones"
+        )
         missing = "AMD SMI: amdsmi is missing; pip install 'pytest-llenergy[amd]'"
-        assert notes == [Finding(told, misconfigured=False), Finding(missing, misconfigured=False)]
+        assert notes == [Finding(unleasable, misconfigured=False), Finding(missing, misconfigured=False)]
 
 
-def test_counters_that_may_not_be_read_come_with_the_remedy(
+def test_unreadable_counters_are_listed_with_the_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_directory() as root:

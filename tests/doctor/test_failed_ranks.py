@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stepwise check that is taken by itself: where it can say something, never in the cause's place."""
+"""The automatic stepwise check after ranks fail to start: it adds to the cause and never replaces it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_llenergy.session import diagnose_failed_start
 from ..workers.groups import PLAIN, TORCH, plan
 
 
-def test_a_check_that_cannot_be_made_leaves_the_cause_in_its_place(pytester: pytest.Pytester) -> None:
+def test_a_check_that_cannot_run_keeps_the_original_error(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("import tempfile\ntempfile.tempdir = '/nowhere/at/all'\n")
     pytester.makepyfile("def test_it(workers):\n    workers.run(max, 1, 2)\n")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
@@ -26,13 +26,13 @@ def not_ready() -> WorkerError:
     return error
 
 
-def test_work_that_fails_needs_no_check() -> None:
+def test_no_check_follows_work_that_fails() -> None:
     with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, TORCH)):
         raise WorkerError("the cause", "its traceback")
     assert caught.value.details == "its traceback"
 
 
-def test_ranks_without_a_framework_have_no_steps_to_fail() -> None:
+def test_no_check_follows_ranks_without_a_framework() -> None:
     with pytest.raises(WorkerError) as caught, diagnose_failed_start(plan(1, PLAIN)):
         raise not_ready()
     assert caught.value.details == "its traceback"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy doctor`` takes the steps on each device that it may have."""
+"""``llenergy doctor`` runs the steps on each device that it may use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BROKEN = "raise ImportError('libtorch_cpu.so: undefined symbol')"
 
 
 def doctor(*args: str) -> tuple[int, list[str]]:
-    """Exit code, and the lines of the steps with every duration as ``N``."""
+    """Return the exit code and the lines of the steps, with every duration replaced by ``N``."""
     command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.stderr == ""
@@ -33,8 +33,8 @@ def doctor(*args: str) -> tuple[int, list[str]]:
     return done.returncode, lines[start:]
 
 
-def test_the_first_failure_ends_the_steps_and_is_what_is_wrong(torch_is: Torch) -> None:
-    torch_is(BROKEN)
+def test_the_first_failing_step_ends_the_steps_and_is_reported(replace_torch: Torch) -> None:
+    replace_torch(BROKEN)
     code, lines = doctor()
     assert code == 1
     assert lines[0] == "steps    on the CPU, in fresh processes"
@@ -51,8 +51,8 @@ def test_the_first_failure_ends_the_steps_and_is_what_is_wrong(torch_is: Torch) 
     assert lines[-1] == "backend  transformers: installed, and cannot run: the step 'import torch' failed"
 
 
-def test_json_output_has_the_same_steps(torch_is: Torch) -> None:
-    torch_is(BROKEN)
+def test_json_output_has_the_same_steps(replace_torch: Torch) -> None:
+    replace_torch(BROKEN)
     command = [sys.executable, "-m", "pytest_llenergy.cli", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     data = json.loads(done.stdout)
@@ -69,19 +69,19 @@ def test_json_output_has_the_same_steps(torch_is: Torch) -> None:
         "duration_s": None,
         "versions": {},
     }
-    (missing,) = (engine["missing"] for engine in data["backends"] if engine["name"] == "transformers")
+    (missing,) = (backend["missing"] for backend in data["backends"] if backend["name"] == "transformers")
     assert missing == "installed, and cannot run: the step 'import torch' failed"
     assert data["findings"][-1]["misconfigured"]
     assert data["findings"][-1]["text"].startswith("the step 'import torch' failed on the CPU: ImportError: ")
 
 
-def test_steps_can_be_left_out(torch_is: Torch) -> None:
-    torch_is(BROKEN)
+def test_the_no_steps_option_skips_the_steps(replace_torch: Torch) -> None:
+    replace_torch(BROKEN)
     assert doctor("--no-steps") == (0, [])
 
 
-def test_a_device_that_somebody_measures_on_is_left_alone(torch_is: Torch) -> None:
-    torch_is(BROKEN)
+def test_no_step_runs_on_a_leased_device(replace_torch: Torch) -> None:
+    replace_torch(BROKEN)
     held = acquire(LockRequest(always=(DeviceLock(CPU),)), 1.0, "bench.py::test_it")
     try:
         code, lines = doctor()
@@ -95,8 +95,8 @@ def test_a_device_that_somebody_measures_on_is_left_alone(torch_is: Torch) -> No
     assert line.endswith(" (bench.py::test_it)")
 
 
-def test_after_a_driver_failure_no_step_runs_on_the_other_boards(boards_are: Boards) -> None:
-    boards_are(Board(uuid="GPU-a"), Board(uuid="GPU-b"), cuda_init=803)
+def test_after_a_driver_failure_no_step_runs_on_the_other_boards(simulate_boards: Boards) -> None:
+    simulate_boards(Board(uuid="GPU-a"), Board(uuid="GPU-b"), cuda_init=803)
     code, lines = doctor()
     assert code == 1
     assert lines[0] == "steps    on GPU-a, in fresh processes"
@@ -108,11 +108,11 @@ def test_after_a_driver_failure_no_step_runs_on_the_other_boards(boards_are: Boa
     assert [line for line in lines if line.startswith("wrong")] == [lines[12]]
 
 
-def test_of_two_boards_one_takes_all_steps_with_both_in_nccl(boards_are: Boards, torch_is: Torch) -> None:
-    boards_are(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
+def test_only_the_first_of_two_boards_takes_the_steps_with_two_ranks(simulate_boards: Boards, replace_torch: Torch) -> None:
+    simulate_boards(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
     spec = find_spec("torch")
     assert spec is not None
-    torch_is(CUDA)
+    replace_torch(CUDA)
     code, lines = doctor()
     assert (code, len(lines)) == (0, 12)
     assert lines[4:6] == [
@@ -127,11 +127,11 @@ def test_of_two_boards_one_takes_all_steps_with_both_in_nccl(boards_are: Boards,
     ]
 
 
-def test_boards_that_are_hidden_leave_the_cpu(
-    boards_are: Boards, torch_is: Torch, monkeypatch: pytest.MonkeyPatch
+def test_with_hidden_boards_the_steps_run_on_the_cpu(
+    simulate_boards: Boards, replace_torch: Torch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boards_are(Board(uuid="GPU-a"))
-    torch_is(BROKEN)
+    simulate_boards(Board(uuid="GPU-a"))
+    replace_torch(BROKEN)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     _, lines = doctor()
     assert lines[0] == "steps    on the CPU, in fresh processes"

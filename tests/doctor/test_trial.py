@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in fresh processes: the first that fails is named, whatever it dies of."""
+"""Steps in fresh processes: the first failing step is named, whatever ends it."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("device", [None, "GPU-a"])
-def test_the_process_knows_every_step(device: str | None) -> None:
+def test_every_listed_step_is_implemented(device: str | None) -> None:
     assert set(list_steps(device, ranks=True)) <= set(probe.STEPS)
     alone = probe.ON_CPU if device is None else probe.ON_GPU
     assert set(alone) <= set(list_steps(device, ranks=False))
 
 
-def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
-    told: list[Step] = []
-    made = run_trial(None, on_step=told.append)
+def test_a_working_cpu_passes_every_applicable_step() -> None:
+    reported: list[Step] = []
+    made = run_trial(None, on_step=reported.append)
     assert states(made) == {
         "process": "ok",
         "NVML": "skipped",
@@ -75,7 +75,7 @@ def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
         "NCCL": "skipped",
     }
     assert {step.detail for step in made.steps if step.state == "skipped"} == {"no GPU"}
-    assert told == list(made.steps)
+    assert reported == list(made.steps)
     assert (made.first_failure, made.untried, made.output) == (None, None, ())
     assert made.sentence == (
         "no fault on the CPU: process, import torch, allocation, matmul, convolution, two ranks with gloo; "
@@ -83,8 +83,8 @@ def test_a_cpu_in_order_passes_every_step_that_is_for_it() -> None:
     )
 
 
-def test_an_illegal_instruction_is_blamed_on_the_step_that_met_it(torch_is: Torch) -> None:
-    torch_is(REAL + "torch.Tensor.__matmul__ = die")
+def test_an_illegal_instruction_is_attributed_to_its_step(replace_torch: Torch) -> None:
+    replace_torch(REAL + "torch.Tensor.__matmul__ = die")
     made = run_trial(None)
     assert failed(made).name == "matmul"
     assert made.sentence == (
@@ -105,8 +105,8 @@ def test_an_environment_that_is_too_large_is_reported(monkeypatch: pytest.Monkey
     )
 
 
-def test_a_wrong_result_is_a_failure(torch_is: Torch) -> None:
-    torch_is(
+def test_a_wrong_result_is_a_failure(replace_torch: Torch) -> None:
+    replace_torch(
         REAL + "torch.nn.functional.conv2d = lambda *args, real=torch.nn.functional.conv2d: 1 + real(*args)"
     )
     made = run_trial(None)
@@ -117,15 +117,15 @@ def test_a_wrong_result_is_a_failure(torch_is: Torch) -> None:
     )
 
 
-def test_a_rank_that_dies_is_named_and_not_the_one_that_waits_for_it(torch_is: Torch) -> None:
-    torch_is(REAL + "if os.environ['RANK'] == '1': torch.distributed.all_reduce = die")
+def test_the_rank_that_dies_is_named_instead_of_the_waiting_one(replace_torch: Torch) -> None:
+    replace_torch(REAL + "if os.environ['RANK'] == '1': torch.distributed.all_reduce = die")
     made = run_trial(None)
     assert failed(made).name == "two ranks with gloo"
     assert failed(made).detail == "rank 1 of 2: killed by SIGILL (illegal instruction)"
 
 
-class TestOfTheImport:
-    """Nothing here loads the real torch."""
+class TestImport:
+    """Faults of the import; none of these tests loads the real torch."""
 
     @pytest.mark.parametrize(
         ("text", "how"),
@@ -142,19 +142,19 @@ class TestOfTheImport:
         ],
     )
     def test_a_failing_import_is_reported_with_its_message(
-        self, torch_is: Torch, text: str, how: str
+        self, replace_torch: Torch, text: str, how: str
     ) -> None:
-        torch_is(text)
+        replace_torch(text)
         made = run_trial(None)
         assert failed(made).name == "import torch"
         assert made.sentence == f"the step 'import torch' failed on the CPU: {how}; {PYTHON}; {REINSTALL}"
 
-    def test_its_traceback_is_kept(self, torch_is: Torch) -> None:
-        path = torch_is("import torch_missing\n")
+    def test_the_traceback_of_a_failing_import_is_kept(self, replace_torch: Torch) -> None:
+        path = replace_torch("import torch_missing\n")
         assert any(f'File "{path}", line 1' in line for line in run_trial(None).output)
 
-    def test_one_that_hangs_is_ended_with_what_it_started(self, torch_is: Torch) -> None:
-        path = torch_is(HANGS)
+    def test_a_hanging_import_is_killed_with_its_children(self, replace_torch: Torch) -> None:
+        path = replace_torch(HANGS)
         made = run_trial(None, timeout_s=3)
         assert made.sentence == (
             f"the step 'import torch' failed on the CPU: no answer within 3 s; {PYTHON}; {REINSTALL}"
@@ -162,8 +162,8 @@ class TestOfTheImport:
         assert failed(made).name == "import torch"
         assert all(is_gone(int(pid)) for pid in path.with_name("pids").read_text().split())
 
-    def test_what_it_has_started_ends_with_it(self, torch_is: Torch) -> None:
-        pids = torch_is(HANGS.replace("time.sleep(600)", "os._exit(3)")).with_name("pids")
+    def test_children_of_a_dead_import_are_killed(self, replace_torch: Torch) -> None:
+        pids = replace_torch(HANGS.replace("time.sleep(600)", "os._exit(3)")).with_name("pids")
         made = run_trial(None)
         assert failed(made).detail == "the process ended with exit code 3 and no answer"
         child = int(pids.read_text().split()[1])
@@ -192,8 +192,8 @@ class TestOfTheImport:
             ),
         }
 
-    def test_killing_the_parent_ends_the_steps(self, torch_is: Torch, tmp_path: Path) -> None:
-        pids = torch_is(HANGS).with_name("pids")
+    def test_killing_the_parent_ends_the_steps(self, replace_torch: Torch, tmp_path: Path) -> None:
+        pids = replace_torch(HANGS).with_name("pids")
         code = f"from {run_trial.__module__} import run_trial; run_trial(None)"
         temporary = tmp_path / "temporary"
         temporary.mkdir()
@@ -210,7 +210,7 @@ class TestOfTheImport:
             parent.wait()
         try:
             assert is_gone(process)
-            # It has a session of its own.
+            # The child runs in a new session.
             assert is_gone(child)
         finally:
             with suppress(ProcessLookupError):
@@ -223,9 +223,9 @@ class TestOfTheImport:
 
 
 class TestOnBoards:
-    """NVML and the driver's library are stand-ins; so is a CUDA build of torch, where one is needed."""
+    """NVML and the driver's library are stand-ins, and so is a CUDA build of torch where needed."""
 
-    SEEN = "driver 580.95.05, CUDA 13.0 in the driver"
+    VERSIONS = "driver 580.95.05, CUDA 13.0 in the driver"
 
     @pytest.mark.parametrize(
         ("code", "how", "what_to_do"),
@@ -246,20 +246,20 @@ class TestOnBoards:
             (4711, "error 4711", "see nvidia-smi, and LD_LIBRARY_PATH for another libcuda.so.1"),
         ],
     )
-    def test_an_error_of_the_driver_is_reported_in_its_words(
-        self, boards_are: Boards, code: int, how: str, what_to_do: str
+    def test_a_driver_error_is_reported_with_its_text_and_advice(
+        self, simulate_boards: Boards, code: int, how: str, what_to_do: str
     ) -> None:
-        boards_are(Board(uuid="GPU-a"), cuda_init=code)
+        simulate_boards(Board(uuid="GPU-a"), cuda_init=code)
         made = run_trial("GPU-a")
         assert failed(made).name == "driver"
         assert made.sentence == (
-            f"the step 'driver' failed on GPU-a: cuInit: {how}; {self.SEEN}, {PYTHON}; {what_to_do}"
+            f"the step 'driver' failed on GPU-a: cuInit: {how}; {self.VERSIONS}, {PYTHON}; {what_to_do}"
         )
 
     def test_a_driver_without_its_library_is_reported(
-        self, boards_are: Boards, monkeypatch: pytest.MonkeyPatch, nvml_library: Path
+        self, simulate_boards: Boards, monkeypatch: pytest.MonkeyPatch, nvml_library: Path
     ) -> None:
-        boards_are(Board(uuid="GPU-a"))
+        simulate_boards(Board(uuid="GPU-a"))
         monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
         made = run_trial("GPU-a")
         assert made.sentence == (
@@ -268,8 +268,8 @@ class TestOnBoards:
             "start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
 
-    def test_a_board_unknown_to_nvml_is_reported(self, boards_are: Boards) -> None:
-        boards_are(Board(uuid="GPU-a"))
+    def test_a_board_unknown_to_nvml_is_reported(self, simulate_boards: Boards) -> None:
+        simulate_boards(Board(uuid="GPU-a"))
         made = run_trial("GPU-x")
         assert failed(made).name == "NVML"
         assert made.sentence == (
@@ -277,30 +277,30 @@ class TestOnBoards:
             f"driver 580.95.05, {PYTHON}; see nvidia-smi"
         )
 
-    def test_nccl_is_not_tried_on_an_instance(self, boards_are: Boards) -> None:
+    def test_nccl_is_skipped_on_a_mig_instance(self, simulate_boards: Boards) -> None:
         parts = (MigInstance("MIG-a", gpu_instance=1),)
-        boards_are(Board(uuid="GPU-a", mig_enabled=True, mig_instances=parts), cuda_init=999)
+        simulate_boards(Board(uuid="GPU-a", mig_enabled=True, mig_instances=parts), cuda_init=999)
         made = run_trial("MIG-a")
         assert made.steps[1].state == "ok"
         assert made.steps[-1] == Step("NCCL", "skipped", "NCCL does not run on MIG instances")
 
-    def test_a_torch_without_cuda_is_reported(self, boards_are: Boards) -> None:
+    def test_a_torch_without_cuda_is_reported(self, simulate_boards: Boards) -> None:
         if not version("torch").endswith("+cpu"):
             pytest.skip("torch is built with CUDA")
-        boards_are(Board(uuid="GPU-a"))
+        simulate_boards(Board(uuid="GPU-a"))
         made = run_trial("GPU-a")
         assert failed(made).name == "count"
         assert made.sentence == (
-            f"the step 'count' failed on GPU-a: {TORCH} is built without CUDA; {self.SEEN}, "
+            f"the step 'count' failed on GPU-a: {TORCH} is built without CUDA; {self.VERSIONS}, "
             f"{TORCH}, {PYTHON}; install a torch that is built with CUDA "
             "(https://pytorch.org/get-started)"
         )
 
-    def test_cudnn_is_named_with_every_version_and_not_the_processes(
-        self, boards_are: Boards, torch_is: Torch
+    def test_a_cudnn_failure_names_every_version_and_rules_out_process_start(
+        self, simulate_boards: Boards, replace_torch: Torch
     ) -> None:
-        boards_are(Board(uuid="GPU-a"))
-        torch_is(
+        simulate_boards(Board(uuid="GPU-a"))
+        replace_torch(
             CUDA
             + """
 def conv2d(*args):
@@ -313,7 +313,7 @@ torch.nn.functional.conv2d = conv2d
         assert failed(made).name == "cuDNN convolution"
         assert made.sentence == (
             "the step 'cuDNN convolution' failed on GPU-a: RuntimeError: cuDNN error: "
-            f"CUDNN_STATUS_EXECUTION_FAILED; {self.SEEN}, {TORCH}, CUDA 12.8 in torch, cuDNN 9.10.2, "
+            f"CUDNN_STATUS_EXECUTION_FAILED; {self.VERSIONS}, {TORCH}, CUDA 12.8 in torch, cuDNN 9.10.2, "
             f"{PYTHON}; try a torch that is built for CUDA 13, as the driver is; a single process fails, "
             "so it is not how processes are started: reinstall torch with its own cuDNN, and see "
             "LD_LIBRARY_PATH for another one"
@@ -327,6 +327,6 @@ def test_a_runtime_newer_than_the_driver_is_reported() -> None:
     )
 
 
-def test_runtimes_of_one_major_version_get_along() -> None:
+def test_runtimes_of_one_major_version_are_compatible() -> None:
     versions = {"driver_cuda": "12.4", "torch_cuda": "12.8"}
     assert advise("allocation", "", versions) == "see nvidia-smi for the state of the board"
