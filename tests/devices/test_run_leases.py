@@ -86,7 +86,7 @@ def test_a_cpu_test_runs_alone_on_the_host(pytester: pytest.Pytester, world: Wor
     assert start_s >= end_s
 
 
-def test_gpu_tests_run_concurrently(pytester: pytest.Pytester, world: World) -> None:
+def test_tests_of_gpus_run_concurrently(pytester: pytest.Pytester, world: World) -> None:
     (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_other_gpu")
     assert start_s < end_s
 

@@ -108,7 +108,9 @@ def test_after_a_driver_failure_no_step_runs_on_the_other_boards(simulate_boards
     assert [line for line in lines if line.startswith("wrong")] == [lines[12]]
 
 
-def test_only_the_first_of_two_boards_takes_the_steps_with_two_ranks(simulate_boards: Boards, replace_torch: Torch) -> None:
+def test_only_the_first_of_two_boards_takes_the_steps_with_two_ranks(
+    simulate_boards: Boards, replace_torch: Torch
+) -> None:
     simulate_boards(Board(uuid="GPU-a"), Board(uuid="GPU-b"))
     spec = find_spec("torch")
     assert spec is not None

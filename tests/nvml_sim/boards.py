@@ -14,9 +14,9 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Process:
-    """A process that holds the board, as a client of MPS if `mps`.
+    """A process that uses the board, through MPS if `mps`.
 
-    `used_memory` is in bytes; None is what NVML reports as unknown.
+    `used_memory` is in bytes; None makes NVML report it as unknown.
     """
 
     pid: int
@@ -29,7 +29,7 @@ class Process:
 
 @dataclass(frozen=True)
 class MigInstance:
-    """One MIG device. Memory is in bytes; with 0 slices the driver reports no attributes."""
+    """One MIG instance. Memory is in bytes; with 0 slices the driver reports no attributes."""
 
     uuid: str
     memory_total: int = 10 * GIB
@@ -42,42 +42,42 @@ class MigInstance:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """One board. Names carry the unit: `_w` watts, `_ns` nanoseconds, `_mj` millijoules, memory in bytes.
+    """One board. Suffixes give units: `_w` watts, `_ns` nanoseconds, `_mj` millijoules; memory is in bytes.
 
-    `power_w` or `burst` is the power from the world's start until `World.set_power` says otherwise.
-    Empty `uuid` and `pci_bus_id` are filled in by the world from the board's position.
+    `power_w` or `burst` is the power from the world's start until `World.set_power` changes it.
+    The world fills in an empty `uuid` or `pci_bus_id` from the board's position.
 
-    **Counter.** It says `energy_offset_mj + floor(energy_gain * counted energy)`, brought up to date only
-    at its ticks: tick k is at `latch_phase_ns + k * latch_ns + j` of CLOCK_MONOTONIC, where j is a fixed
-    draw of k from 0 up to, not including, `latch_jitter_ns`. `latch_ns=0` makes it continuous. The
-    counted energy is the true one, except for a part-time sensor, with `0 < sensor_window_ns < latch_ns`:
-    at each tick that adds the mean power over the last `sensor_window_ns`, taken for the whole time since
-    the tick before (or since the world's start or the last `World.reset_counter`, if that came later).
+    **Counter.** It reads `energy_offset_mj + floor(energy_gain * counted energy)`, updated only at its
+    ticks: tick k is at `latch_phase_ns + k * latch_ns + j` of CLOCK_MONOTONIC, where j is a fixed draw of
+    k with 0 <= j < `latch_jitter_ns`. `latch_ns=0` makes the counter continuous. The counted energy is the
+    true one, except for a part-time sensor (`0 < sensor_window_ns < latch_ns`): each tick adds the mean
+    power over the last `sensor_window_ns` times the whole interval since the previous tick (or since the
+    world's start or the last `World.reset_counter`, if that came later).
 
-    Changing a gain, an offset, a latch or a window on a live board acts on the whole past, so the counter
-    jumps. That is how it is made to step back by some mJ now: `update(i, energy_offset_mj=lower)`. To
-    start it again at 0, now or at a given time, there is `World.reset_counter`.
+    Changing a gain, an offset, a latch or a window of a live board applies to the whole past, so the
+    counter jumps. `update(i, energy_offset_mj=lower)` makes it step back; `World.reset_counter` restarts
+    it at 0, now or at a given time.
 
     **Power.** Field 185 is the mean over the last second; field 186 is the power at the instant, or with
-    `power_window_ns` the mean over that much time before it; `nvmlDeviceGetPowerUsage` is the one or the
-    other by `power_usage_averaged`. All are brought up to date every `power_latch_ns` on the counter's
-    phase, without jitter; 0 means always.
+    `power_window_ns` the mean over that time before it; `power_usage_averaged` selects which of the two
+    `nvmlDeviceGetPowerUsage` returns. All are updated every `power_latch_ns` in phase with the counter,
+    without jitter; 0 means continuously.
 
-    **What answers.** `energy_supported=False` refuses all three energy calls, `unsupported_fields` refuses
+    **Support.** `energy_supported=False` refuses all three energy calls, `unsupported_fields` refuses
     single field codes, and `scopes` lists the scope ids for which fields 185, 186 and 191 answer. Field 83
-    and `nvmlDeviceGetTotalEnergyConsumption` mean scope 0, the GPU, and answer only if that is listed;
-    `nvmlDeviceGetPowerUsage` goes by `power_usage_supported` alone. A Grace Hopper board is thus
+    and `nvmlDeviceGetTotalEnergyConsumption` apply to scope 0, the GPU, and answer only if it is listed;
+    `nvmlDeviceGetPowerUsage` depends on `power_usage_supported` alone. A Grace Hopper board is therefore
     `scopes=(1,)`. Scope 1, the module, reads `module_factor` times the power and energy of the board.
-    `processes_supported=False` refuses the lists of processes, as for want of permission. `lost` and
-    `no_permission` make every query of the board fail with codes 15 and 4; its handle is a query.
+    `processes_supported=False` refuses the process lists, as without permission. `lost` and
+    `no_permission` make every query of the board, including that for its handle, fail with codes 15 and 4.
 
-    **Memory.** `memory_used` is what is allocated. `memory_reserved`, in whole MiB, is what the driver keeps
-    for itself, which version 1 of `nvmlDeviceGetMemoryInfo` counts as used and version 2 does not.
+    **Memory.** `memory_used` is the allocated memory. `memory_reserved`, in whole MiB, belongs to the
+    driver; version 1 of `nvmlDeviceGetMemoryInfo` counts it as used and version 2 does not.
 
     **Slow calls.** Every `call_delay_every`-th query of the board, over all processes, as counted by
     `World.calls`, sleeps for `call_delay_ns`; 0 and 1 mean every query. `call_delay_before=True` sleeps
-    before the value is taken, so it is that of the end of the call; False sleeps afterwards, so the value
-    (and a field's timestamp) is that of the call's start.
+    before reading the value, which is then that of the end of the call; False sleeps afterwards, so the
+    value (and a field's timestamp) is that of the start.
     """
 
     uuid: str = ""

@@ -12,7 +12,7 @@ from .waveform import Segment
 
 
 def milliwatts(watts: float) -> int:
-    """Watts rounded to whole mW, the resolution of the world."""
+    """Round watts to whole mW, the resolution of the world."""
     value = round(watts * 1000)
     if not 0 <= value < 1 << 32:
         raise ValueError(f"power out of range: {watts} W")
@@ -20,7 +20,7 @@ def milliwatts(watts: float) -> int:
 
 
 def segment_of(power: Power, start_ns: int) -> Segment:
-    """The waveform segment for a constant power in watts or a shape."""
+    """Return the waveform segment of a constant power in watts or of a shape."""
     if isinstance(power, Burst):
         high_ns = round(power.period_ns * power.duty)
         low_mw, high_mw = milliwatts(power.low_w), milliwatts(power.high_w)
@@ -47,9 +47,9 @@ def read_step(step: layout.Step) -> Segment:
 
 
 def encode(board: Board, previous: layout.State | None = None) -> layout.State:
-    """The state record for a board, with the steps, the resets and the freezing instant of `previous`.
+    """Return the state record of a board, with the steps, resets and freezing time of `previous`.
 
-    Where a board freezes only now, the freezing instant is left for the caller to set.
+    If the board freezes only now, the caller sets the freezing time.
     """
     state = layout.State()
     state.step_count, state.frozen_at_ns = 1, layout.NEVER_NS
@@ -97,7 +97,7 @@ def _encode_lists(state: layout.State, board: Board) -> None:
 
 
 def decode(state: layout.State, first: Segment) -> Board:
-    """The board that a state record and its first waveform segment describe."""
+    """Return the board that a state record and its first waveform segment describe."""
     burst = None
     if first.kind == layout.STEP_BURST:
         duty = first.high_ns / first.period_ns
@@ -134,14 +134,14 @@ _FLAGS = {
     layout.FLAG_DELAY_BEFORE: "call_delay_before",
     layout.FLAG_PROCESSES: "processes_supported",
 }
-# What has the same name and value in a `State` and in a `Board`.
+# Fields with the same name and value in `State` and `Board`.
 _AS_IS = (
     *("energy_offset_mj", "latch_ns", "latch_phase_ns", "latch_jitter_ns", "sensor_window_ns"),
     *("power_latch_ns", "power_window_ns", "call_delay_ns", "call_delay_every"),
     *("memory_total", "memory_used", "event_reasons", "temperature_c", "architecture"),
 )
 _TEXTS = ("uuid", "name", "pci_bus_id")
-# From the names in a `State` to those in a `Board`.
+# Names in `State` to names in `Board`.
 _WATTS = {
     "power_limit_mw": "power_limit_w",
     "power_limit_min_mw": "power_limit_min_w",

@@ -16,7 +16,7 @@ SCOPE_MODULE = 1
 
 @dataclass(frozen=True)
 class Ticks:
-    """The instants at which a counter is brought up to date: tick k is at `tick_ns(k)`, for any k."""
+    """The times at which a counter is updated: tick k is at `tick_ns(k)`, for any k."""
 
     latch_ns: int
     phase_ns: int
@@ -24,7 +24,7 @@ class Ticks:
     seed: int
 
     def tick_ns(self, k: int) -> int:
-        """Tick k: `phase + k * latch` and a fixed part of the jitter."""
+        """Return the time of tick k: `phase + k * latch` plus a fixed part of the jitter."""
         late_ns = draw(self.seed, k) % self.jitter_ns if self.jitter_ns else 0
         return self.phase_ns + k * self.latch_ns + late_ns
 
@@ -39,7 +39,7 @@ class Ticks:
 
 
 def ticks_of(state: layout.State, index: int) -> Ticks | None:
-    """The counter's ticks, `None` if it moves continuously. Each board has jitter of its own."""
+    """Return the counter's ticks, or None if it moves continuously. Each board has its own jitter."""
     if not state.latch_ns:
         return None
     return Ticks(state.latch_ns, state.latch_phase_ns, state.latch_jitter_ns, index)
@@ -60,7 +60,7 @@ def counter_mj(
     if scope == SCOPE_MODULE:
         gain_ppm = gain_ppm * state.module_factor_ppm // 1_000_000
     counted_pj = _counted_pj(state, waveform, ticks_of(state, index), origin_ns, at_ns)
-    # The counter is an unsigned 64-bit number: a negative one comes out as it does in C.
+    # The counter is an unsigned 64-bit number, so negative values wrap around as in C.
     return (offset_mj + int(counted_pj * gain_ppm // 10**15)) % (1 << 64)
 
 

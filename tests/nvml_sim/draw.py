@@ -7,7 +7,7 @@ _WORD = (1 << 64) - 1
 
 
 def draw(seed: int, index: int) -> int:
-    """Output `index` of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) started from `seed`: 64 bits."""
+    """Return output `index` of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) for `seed`, 64 bits."""
     mixed = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _WORD
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD

@@ -23,7 +23,7 @@ Give = Callable[[World], World]
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built stand-in; its parent directory is what `World.environment` takes."""
+    """Build the stand-in; pass the parent directory to `World.environment`."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -32,7 +32,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nvml_children(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Give:
-    """Show a world, with all of its boards, to processes that this one starts. Returns the world."""
+    """Return a function that shows a world to child processes and returns it."""
 
     def give(world: World) -> World:
         for name, value in world.environment(nvml_library.parent).items():
@@ -47,7 +47,7 @@ def nvml_children(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Give:
 def nvml_attach(
     nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[World], ModuleType]]:
-    """Connect the real `pynvml` of this process to a world, initialise it and return the module.
+    """Return a function that connects the real `pynvml` of this process to a world and returns the module.
 
     NVML is shut down after the test. The library stays loaded, as no library can be safely unloaded,
     so later in this process nvmlInit says "driver not loaded" where it might have said "not found".
@@ -61,7 +61,7 @@ def nvml_attach(
 
     def attach(world: World) -> ModuleType:
         drain()
-        # A library with this SONAME that is already loaded is what dlopen by name finds.
+        # dlopen by name finds an already loaded library with this SONAME.
         ctypes.CDLL(str(nvml_library))
         monkeypatch.setenv(WORLD_VARIABLE, str(world.path))
         pynvml.nvmlInit()

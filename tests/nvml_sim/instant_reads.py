@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what the C library would answer at any instant, without waiting for that instant."""
+"""Read what the C library would answer at any time, without waiting for it."""
 
 from __future__ import annotations
 

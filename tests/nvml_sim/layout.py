@@ -42,7 +42,7 @@ UNKNOWN_MEMORY = (1 << 64) - 1
 
 
 class Header(ctypes.Structure):
-    """The start of the file; `init_result` is the NVML code that nvmlInit returns."""
+    """The header of the file; `init_result` is the NVML code that nvmlInit returns."""
 
     _fields_ = (
         ("magic", c_uint64),
@@ -63,7 +63,7 @@ class Header(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """Power from `start_ns` until the next step; waveform.py says what the fields mean for each `kind`."""
+    """Power from `start_ns` until the next step; waveform.py defines the fields for each `kind`."""
 
     _fields_ = (
         ("start_ns", c_int64),
@@ -78,7 +78,7 @@ class Step(ctypes.Structure):
 
 
 class Reset(ctypes.Structure):
-    """From `at_ns` the counter starts again at 0: `offset_mj` is the offset that no longer counts."""
+    """The counter restarts at 0 at `at_ns`; `offset_mj` is the offset that no longer applies."""
 
     _fields_ = (
         ("at_ns", c_int64),
@@ -113,7 +113,7 @@ class Mig(ctypes.Structure):
 
 
 class State(ctypes.Structure):
-    """Everything about a board that is published as one, including how many steps are valid."""
+    """The part of a board that is published atomically, including the number of valid steps."""
 
     _fields_ = (
         ("energy_offset_mj", c_int64),
@@ -161,7 +161,7 @@ class State(ctypes.Structure):
 
 
 class BoardRecord(ctypes.Structure):
-    """One board: `seq & 1` selects the published slot, `calls` counts the queries it has answered."""
+    """One board: `seq & 1` selects the published slot, `calls` counts the answered queries."""
 
     _fields_ = (
         ("seq", c_uint64),
@@ -172,7 +172,7 @@ class BoardRecord(ctypes.Structure):
     )
 
 
-# Names as they stand in library/layout.h.
+# Names used in library/layout.h.
 C_NAMES: dict[str, type[ctypes.Structure]] = {
     "Header": Header,
     "Step": Step,
@@ -185,7 +185,7 @@ C_NAMES: dict[str, type[ctypes.Structure]] = {
 
 
 def c_assertions() -> str:
-    """The assertions that library/layout.h has to hold; print them after a change of the layout."""
+    """Return the assertions for library/layout.h; print them after changing the layout."""
     lines = []
     for name, record in C_NAMES.items():
         lines.append(f"SIZE({name}, {ctypes.sizeof(record)});")

@@ -10,7 +10,7 @@ LONGEST_RAMP_NS = 86_400_000_000_000
 
 @dataclass(frozen=True)
 class Burst:
-    """A periodic square wave: in each period the high part comes first, counted from the step's start."""
+    """A periodic square wave; each period, counted from the step's start, begins with the high part."""
 
     low_w: float
     high_w: float
@@ -34,17 +34,17 @@ class Ramp:
     duration_ns: int
 
     def __post_init__(self) -> None:
-        # Beyond a day, power times time squared would not fit the 128 bits of the C side.
+        # Beyond a day, power times time squared would overflow the 128 bits of the C side.
         if not 0 < self.duration_ns <= LONGEST_RAMP_NS:
             raise ValueError(f"a ramp lasts from 1 ns to a day, got {self}")
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Power drawn anew every `period_ns`, evenly over the whole mW from `low_w` to `high_w`, both included.
+    """Power drawn anew every `period_ns`, uniformly over the whole mW from `low_w` to `high_w` inclusive.
 
-    Draw n is a fixed function of `seed` and n, so that all processes see the same power. The first look
-    at a time costs a few ns per period since the step's start, later ones next to nothing.
+    Draw n is a fixed function of `seed` and n, so that all processes see the same power. The first read
+    at a time costs a few ns per period since the step's start; later reads cost almost nothing.
     """
 
     low_w: float
@@ -58,4 +58,4 @@ class Noise:
 
 
 Power = float | Burst | Ramp | Noise
-"""Constant watts, or a shape."""
+"""Constant power in watts, or a shape."""

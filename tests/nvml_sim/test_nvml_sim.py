@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in behind the real pynvml, in this process: what each call answers."""
+"""The stand-in behind the real pynvml, in this process: what each call returns."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_the_counter_moves_only_at_latches(tmp_path: Path, nvml_attach: Attach) 
         values.append(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
     steps = {b - a for a, b in itertools.pairwise(values) if b != a}
     assert len(set(values)) <= (time.monotonic_ns() - begin) // latch + 2
-    # A reader that was not scheduled for a while may miss a latch, but never sees part of one.
+    # A reader that was not scheduled for a while may miss a latch, but never reads part of one.
     assert steps
     assert all(step % 10_000 == 0 for step in steps)
 
 
-def test_gain_offset_and_freeze(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_gain_offset_and_freezing_change_the_counter(tmp_path: Path, nvml_attach: Attach) -> None:
     world = world_of(tmp_path, Board(power_w=100.0, latch_ns=0, energy_offset_mj=0))
     handle = (nvml := nvml_attach(world)).nvmlDeviceGetHandleByIndex(0)
     world.update(0, frozen=True)
@@ -118,8 +118,10 @@ def test_power_is_instant_or_averaged_over_a_second(tmp_path: Path, nvml_attach:
 
 
 @pytest.mark.parametrize(("duty", "milliwatts"), [(0.5, 500_000), (0.05, 100_000)])
-def test_a_burst_is_high_first(tmp_path: Path, nvml_attach: Attach, duty: float, milliwatts: int) -> None:
-    # The world began 10 s ago, so 50 s of high are still running and 5 s of high are over.
+def test_a_burst_begins_with_its_high_part(
+    tmp_path: Path, nvml_attach: Attach, duty: float, milliwatts: int
+) -> None:
+    # The world began 10 s ago: a high part of 50 s still lasts, one of 5 s is over.
     world = world_of(tmp_path, Board(burst=Burst(100.0, 500.0, 100_000 * MS, duty)))
     nvml = nvml_attach(world)
     values = nvml.nvmlDeviceGetFieldValues(nvml.nvmlDeviceGetHandleByIndex(0), [185, 186])
@@ -135,7 +137,9 @@ def test_each_field_can_be_unsupported(tmp_path: Path, nvml_attach: Attach, code
     assert {value.fieldId: value.nvmlReturn for value in values} == expected
 
 
-def test_no_energy_counter_and_other_scopes(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_energy_is_refused_without_a_counter_and_for_unlisted_scopes(
+    tmp_path: Path, nvml_attach: Attach
+) -> None:
     nvml = nvml_attach(world_of(tmp_path, Board(energy_supported=False), Board(scopes=(1,))))
     bare, module = (nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
     with pytest.raises(nvml.NVMLError_NotSupported):
@@ -145,7 +149,7 @@ def test_no_energy_counter_and_other_scopes(tmp_path: Path, nvml_attach: Attach)
     assert [v.nvmlReturn for v in nvml.nvmlDeviceGetFieldValues(module, fields)] == [3, 0, 3, 0]
 
 
-def test_a_lost_board_answers_nothing(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_every_query_of_a_lost_board_fails(tmp_path: Path, nvml_attach: Attach) -> None:
     world = world_of(tmp_path, Board(), Board())
     nvml = nvml_attach(world)
     lost, alive = (nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
@@ -169,7 +173,7 @@ def test_a_lost_board_answers_nothing(tmp_path: Path, nvml_attach: Attach) -> No
             lookup()
 
 
-def test_mig_devices_have_a_uuid_but_no_energy(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_mig_instances_have_a_uuid_but_no_energy(tmp_path: Path, nvml_attach: Attach) -> None:
     instances = (
         MigInstance("MIG-1", memory_total=20 * GIB, gpu_slices=2),
         MigInstance("MIG-2", gpu_instance=2, gpu_slices=0),
@@ -208,7 +212,7 @@ def test_mig_devices_have_a_uuid_but_no_energy(tmp_path: Path, nvml_attach: Atta
         nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, 2)
 
 
-def test_processes_memory_and_condition(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_processes_memory_and_condition_are_reported(tmp_path: Path, nvml_attach: Attach) -> None:
     held = (Process(11, 5 * GIB), Process(12, None), Process(13, graphics=True))
     throttle = {74: 1, 76: 2, 269: 3, 270: 4, 271: 5}
     board = Board(
@@ -238,7 +242,7 @@ def test_processes_memory_and_condition(tmp_path: Path, nvml_attach: Attach) -> 
     assert dict(world.board(0).throttle_ns) == throttle
 
 
-def test_slow_calls_are_slow_and_counted(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_slow_calls_take_their_delay_and_are_counted(tmp_path: Path, nvml_attach: Attach) -> None:
     world = world_of(tmp_path, Board(call_delay_ns=5 * MS), Board())
     nvml = nvml_attach(world)
     slow, fast = (nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
@@ -252,9 +256,7 @@ def test_slow_calls_are_slow_and_counted(tmp_path: Path, nvml_attach: Attach) ->
     assert [world.calls(i) - counts[i] for i in range(2)] == [1, 1]
 
 
-def test_the_value_of_a_slow_call_is_that_of_its_end_or_its_start(
-    tmp_path: Path, nvml_attach: Attach
-) -> None:
+def test_a_slow_call_returns_the_value_of_its_end_or_its_start(tmp_path: Path, nvml_attach: Attach) -> None:
     late = Board(call_delay_ns=20 * MS, latch_ns=0)
     world = world_of(tmp_path, late, replace(late, call_delay_before=False))
     nvml = nvml_attach(world)
@@ -286,7 +288,7 @@ def test_only_every_nth_call_is_slow(tmp_path: Path, nvml_attach: Attach) -> Non
     assert min(latency_us[False]) < 30_000
 
 
-def test_a_board_can_be_closed_to_the_user(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_a_board_can_deny_permission(tmp_path: Path, nvml_attach: Attach) -> None:
     world = world_of(tmp_path, Board(), Board())
     nvml = nvml_attach(world)
     closed, open_board = (nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2))
@@ -305,7 +307,7 @@ def test_a_board_can_be_closed_to_the_user(tmp_path: Path, nvml_attach: Attach) 
     nvml.nvmlDeviceGetTotalEnergyConsumption(closed)
 
 
-def test_power_limits_and_highest_clocks(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_power_limits_and_highest_clocks_are_reported(tmp_path: Path, nvml_attach: Attach) -> None:
     limited = Board(
         power_limit_w=250.0, power_limit_min_w=100.0, power_limit_max_w=350.0, power_limit_default_w=300.0
     )
@@ -331,7 +333,7 @@ def test_a_foreign_process_can_come_and_go(tmp_path: Path, nvml_attach: Attach) 
     assert [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)] == [11]
 
 
-def test_a_board_is_stored_as_it_was_given(tmp_path: Path) -> None:
+def test_a_stored_board_is_read_back_unchanged(tmp_path: Path) -> None:
     board = Board(
         uuid="GPU-1",
         pci_bus_id="00000000:3B:00.0",

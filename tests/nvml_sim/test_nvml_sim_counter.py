@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sensors and counters make of a waveform: jitter, part-time looks, resets, the module."""
+"""How sensors and counters follow a waveform: jitter, part-time sampling, resets, modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_jittered_tick_lies_in_its_own_interval(tmp_path: Path) -> None:
     assert late[0] != late[1]
 
 
-def test_ticks_are_those_within_the_given_time(tmp_path: Path) -> None:
+def test_ticks_lists_those_within_the_given_times(tmp_path: Path) -> None:
     world = world_of(tmp_path, Board(latch_phase_ns=3), Board(latch_ns=0), JITTERED)
     assert world.tick_ns(0, 5) == 500 * MS + 3
     assert world.ticks(0, 3, 200 * MS + 3) == [3, 100 * MS + 3]
@@ -83,13 +83,13 @@ def test_a_live_jittered_counter_can_be_followed_tick_by_tick(tmp_path: Path, nv
     [
         # In the last 25 ms of the interval: (15 ms x 100 W + 10 ms x 500 W) / 25 ms x 100 ms.
         (80, 26_000),
-        # Half of it there: (20 ms x 100 W + 5 ms x 500 W) / 25 ms x 100 ms.
+        # Half of it within the window: (20 ms x 100 W + 5 ms x 500 W) / 25 ms x 100 ms.
         (70, 18_000),
-        # In the 75 ms in which the sensor does not look.
+        # Within the 75 ms in which the sensor does not sample.
         (30, 10_000),
     ],
 )
-def test_a_part_time_sensor_sees_what_falls_into_its_window(
+def test_a_part_time_sensor_counts_only_its_window(
     tmp_path: Path, nvml_attach: Attach, burst_at_ms: int, rise_mj: int
 ) -> None:
     world = world_of(tmp_path, PART_TIME)
@@ -103,7 +103,7 @@ def test_a_part_time_sensor_sees_what_falls_into_its_window(
     assert world.true_energy_j(0, START + SECOND, START + SECOND + 100 * MS) == 14
 
 
-def test_a_part_time_sensor_takes_its_mean_for_a_jittered_interval(tmp_path: Path) -> None:
+def test_a_part_time_sensor_extrapolates_its_mean_over_a_jittered_interval(tmp_path: Path) -> None:
     board = Board(energy_offset_mj=0, power_w=200.0, sensor_window_ns=10 * MS, latch_jitter_ns=90 * MS)
     world = world_of(tmp_path, board)
     before, tick = world.ticks(0, START + SECOND, START + 2 * SECOND)[:2]
@@ -114,7 +114,9 @@ def test_a_part_time_sensor_takes_its_mean_for_a_jittered_interval(tmp_path: Pat
 
 
 @pytest.mark.parametrize("window_ms", [0, 100, 250])
-def test_a_sensor_with_no_window_or_a_long_one_sees_everything(tmp_path: Path, window_ms: int) -> None:
+def test_a_sensor_without_a_window_or_with_a_long_one_counts_everything(
+    tmp_path: Path, window_ms: int
+) -> None:
     world = world_of(tmp_path, Board(energy_offset_mj=0, power_w=100.0, sensor_window_ns=window_ms * MS))
     world.set_power(0, 500.0, at_ns=START + SECOND + 30 * MS)
     world.set_power(0, 100.0, at_ns=START + SECOND + 40 * MS)
@@ -140,14 +142,14 @@ def test_c_and_python_agree_on_any_counter(tmp_path: Path, nvml_attach: Attach, 
         world.set_power(1, rng.choice(powers), at_ns=at_ns)
         if rng.random() < 0.1:
             world.reset_counter(1, at_ns=at_ns)
-        # Instants in any order, many after the next step: a process must not rely on what it added up.
+        # Times in any order, many after the next step: cached sums must not be relied on.
         for look_ns in (rng.randrange(START - SECOND, at_ns + SECOND) for _ in range(4)):
             assert counter_mj(nvml, 1, look_ns) == world.counter_mj(1, look_ns)
         at_ns += rng.choice([0, rng.randrange(SECOND // 2)])
 
 
-def test_a_window_may_reach_back_over_the_tick_before(tmp_path: Path, nvml_attach: Attach) -> None:
-    # With this jitter two ticks may be 1 ms apart, and the later one still looks back 19 ms.
+def test_a_window_may_reach_back_beyond_the_previous_tick(tmp_path: Path, nvml_attach: Attach) -> None:
+    # With this jitter two ticks may be 1 ms apart, and the later one still covers 19 ms.
     world = world_of(tmp_path, replace(JITTERED, sensor_window_ns=19 * MS))
     for number, tick in enumerate(world.ticks(0, START + SECOND, START + 9 * SECOND)[::4]):
         world.set_power(0, 100.0 + 400.0 * (number % 2), at_ns=tick - MS)
@@ -164,7 +166,7 @@ def test_a_power_reading_can_be_the_mean_of_a_window(tmp_path: Path, nvml_attach
     seen = [[power_mw(nvml, i, START + ms * MS) for ms in (99, 100, 199, 200)] for i in range(2)]
     # (15 ms x 100 W + 10 ms x 500 W) / 25 ms, or the power at the very instant of the tick.
     assert seen == [[0, 260_000, 260_000, 500_000], [100_000, 500_000, 500_000, 500_000]]
-    # The reading of one second looks at more than the world's 0.1 s.
+    # The mean over one second reaches back before the world's 0.1 s.
     assert power_mw(nvml, 0, START + 100 * MS, averaged=True) == 14_000
 
 
@@ -178,7 +180,7 @@ def test_power_usage_follows_the_window_when_it_is_not_averaged(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("window_ms", [0, 25])
-def test_a_reset_counter_starts_again_at_zero(tmp_path: Path, nvml_attach: Attach, window_ms: int) -> None:
+def test_a_reset_counter_restarts_at_zero(tmp_path: Path, nvml_attach: Attach, window_ms: int) -> None:
     world = world_of(tmp_path, Board(power_w=100.0, sensor_window_ns=window_ms * MS))
     nvml = nvml_attach(world)
     assert world.reset_counter(0, at_ns=START + SECOND + 60 * MS) == START + SECOND + 60 * MS
@@ -203,7 +205,7 @@ def test_a_live_counter_runs_backwards_after_a_reset(tmp_path: Path, nvml_attach
     assert nvml.nvmlDeviceGetTotalEnergyConsumption(handle) >= 10**9
 
 
-def test_resets_are_in_time_order_and_few(tmp_path: Path) -> None:
+def test_resets_out_of_order_or_too_many_are_refused(tmp_path: Path) -> None:
     world = world_of(tmp_path, Board())
     world.reset_counter(0, at_ns=START + 8)
     with pytest.raises(ValueError, match="time order"):
@@ -223,7 +225,7 @@ def test_an_offset_makes_the_counter_step_back(tmp_path: Path, nvml_attach: Atta
     assert counter_mj(nvml, 0, at_ns) == world.counter_mj(0, at_ns) == before - 300
 
 
-def test_the_module_reads_more_than_the_gpu(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_the_module_reads_a_multiple_of_the_gpu(tmp_path: Path, nvml_attach: Attach) -> None:
     board = Board(power_w=200.0, energy_offset_mj=0, scopes=(0, 1), module_factor=1.5, latch_ns=0)
     world = World(tmp_path / "world", [board])
     world.update(0, frozen=True)
@@ -238,7 +240,7 @@ def test_the_module_reads_more_than_the_gpu(tmp_path: Path, nvml_attach: Attach)
     assert [value.value.uiVal for value in values[3:]] == [200_000, 300_000, 300_000]
 
 
-def test_grace_hopper_answers_for_the_module_only(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_grace_hopper_reports_only_the_module(tmp_path: Path, nvml_attach: Attach) -> None:
     nvml = nvml_attach(World(tmp_path / "world", [Board(scopes=(1,))]))
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     fields = [(83, 0), (83, 1), (185, 0), (186, 0), (191, 0), (185, 1), (186, 1), (191, 1)]
@@ -270,7 +272,7 @@ pynvml.nvmlInit()
 print(*(counter_mj(pynvml, 0, int(at_ns)) for at_ns in sys.argv[2:]))
 """
 
-# A thread is always in the middle of a read when this forks; the child must still be able to read.
+# A thread is always within a read when this forks, and the child must still be able to read.
 FORK_WHILE_READING = """
 import os, sys, threading, pynvml
 sys.path.insert(0, sys.argv[1])
@@ -312,7 +314,7 @@ def test_other_processes_read_the_same(tmp_path: Path, nvml_library: Path, code:
     assert [int(each) for each in said.stdout.split()] == [world.counter_mj(0, at) for at in instants]
 
 
-def test_a_step_dated_back_corrects_what_was_added_up(tmp_path: Path, nvml_attach: Attach) -> None:
+def test_a_backdated_step_corrects_the_cached_sums(tmp_path: Path, nvml_attach: Attach) -> None:
     world = world_of(tmp_path, PART_TIME)
     nvml = nvml_attach(world)
     assert counter_mj(nvml, 0, START + 10 * SECOND) == 1_000_000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of power, with answers known by hand, and the C side against the ground truth."""
+"""Shapes of power, compared with values computed by hand, and the C side with the ground truth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def world_of(tmp_path: Path, *powers: tuple[int, Power]) -> World:
 
 
 def test_draws_are_those_of_splitmix64() -> None:
-    # The first outputs for the seed 1234567, as other implementations give them.
+    # The first outputs for the seed 1234567 from other implementations.
     assert [draw(1234567, i) for i in range(3)] == [
         6457827717110365317,
         3203168211198807973,
@@ -40,7 +40,7 @@ def test_draws_are_those_of_splitmix64() -> None:
 
 
 @pytest.mark.parametrize(("first", "last", "half_j", "full_j"), [(0, 100, 12.5, 50), (100, 0, 37.5, 50)])
-def test_a_ramp_draws_its_triangle_and_then_holds(
+def test_a_ramp_rises_linearly_and_then_holds(
     tmp_path: Path, nvml_attach: Attach, first: float, last: float, half_j: float, full_j: float
 ) -> None:
     world = world_of(tmp_path, (0, Ramp(first, last, SECOND)))
@@ -60,7 +60,7 @@ def test_a_ramp_is_cut_off_by_the_next_step(tmp_path: Path) -> None:
 
 
 def test_the_energy_of_a_falling_ramp_is_rounded_down(tmp_path: Path, nvml_attach: Attach) -> None:
-    # 1 MW for 1 ns would be 1 mJ, and the ramp has fallen by a hair.
+    # 1 MW for 1 ns would be 1 mJ, but the ramp has fallen slightly.
     world = world_of(tmp_path, (0, Ramp(1e6, 0, 1000 * SECOND)))
     nvml = nvml_attach(world)
     assert counter_mj(nvml, 0, START + 1) == world.counter_mj(0, START + 1) == 0
@@ -71,7 +71,7 @@ def test_noise_is_drawn_anew_in_each_period_within_its_limits(tmp_path: Path) ->
     levels = [world.true_power_w(0, START + i * 10 * MS) for i in range(400)]
     assert levels == [world.true_power_w(0, START + (i + 1) * 10 * MS - 1) for i in range(400)]
     assert all(100 <= level <= 300 for level in levels)
-    # The mean of 400 even draws from 100..300 has a standard deviation of 200 / sqrt(12 * 400) = 2.9.
+    # The mean of 400 uniform draws from 100..300 has a standard deviation of 200 / sqrt(12 * 400) = 2.9.
     assert sum(levels) / 400 == pytest.approx(200, abs=12)
     assert min(levels) < 110
     assert max(levels) > 290
@@ -79,7 +79,7 @@ def test_noise_is_drawn_anew_in_each_period_within_its_limits(tmp_path: Path) ->
     assert levels[0] == 100 + draw(7, 0) % 200_001 / 1000
 
 
-def test_the_seed_decides_the_noise(tmp_path: Path) -> None:
+def test_the_seed_determines_the_noise(tmp_path: Path) -> None:
     boards = [Board(), Board(), Board()]
     world = World(tmp_path / "world", boards, start_ns=START)
     for index, seed in enumerate((1, 1, 2)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The world between processes: discovery, live changes, torn reads, refusals, and the layout itself."""
+"""The world shared by processes: discovery, live changes, torn reads, refusals, and the layout."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def test_a_second_writer_drives_the_same_world(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", [None, "", "missing"])
-def test_without_a_world_there_is_no_driver(tmp_path: Path, nvml_library: Path, variable: str | None) -> None:
+def test_without_a_world_the_driver_is_not_loaded(
+    tmp_path: Path, nvml_library: Path, variable: str | None
+) -> None:
     environment = World(tmp_path / "world", []).environment(nvml_library.parent)
     environment[WORLD_VARIABLE] = str(tmp_path / variable) if variable else ""
     assert output_of(INIT_ERROR, environment) == "NVMLError_DriverNotLoaded"
@@ -146,7 +148,7 @@ def test_the_c_source_pins_the_layout_that_python_defines() -> None:
     }
 
 
-def test_the_truth_agrees_with_adding_up_nanoseconds() -> None:
+def test_the_true_energy_equals_the_sum_over_nanoseconds() -> None:
     wave = Waveform(
         Segment(100, 7),
         Segment(130, 2, 50, period_ns=9, high_ns=4, kind=layout.STEP_BURST),
@@ -159,7 +161,7 @@ def test_the_truth_agrees_with_adding_up_nanoseconds() -> None:
         wave.energy_pj(2, 1)
 
 
-def test_a_burst_draws_its_mean(tmp_path: Path) -> None:
+def test_a_burst_uses_its_mean_power(tmp_path: Path) -> None:
     world = World(tmp_path / "world", [Board(burst=Burst(100.0, 500.0, 1_000_000, 0.25))], start_ns=0)
     assert world.true_energy_j(0, 0, 10**9) == 200.0
     assert world.board(0).burst == Burst(100.0, 500.0, 1_000_000, 0.25)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ground truth: exact integrals of the waveform, with no counter, latch or gain in between.
 
-Written apart from the C side and in unbounded integers: milliwatts times nanoseconds are picojoules.
+Written independently of the C side, with unbounded integers: milliwatts times nanoseconds are picojoules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Segment(NamedTuple):
     kind: int = STEP_CONSTANT
 
     def power_mw(self, at_ns: int) -> int:
-        """Power in whole mW, rounded down, at an instant within the segment."""
+        """Return the power at a time within the segment, in mW rounded down."""
         spent = at_ns - self.start_ns
         if self.kind == STEP_BURST:
             return self.high_mw if spent % self.period_ns < self.high_ns else self.low_mw
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
         return self.low_mw
 
     def energy_pj(self, until_ns: int) -> int:
-        """Energy in pJ from the segment's start until an instant within it; a ramp's is rounded down."""
+        """Return the energy in pJ from the segment's start to a time within it; ramps are rounded down."""
         spent = until_ns - self.start_ns
         if self.kind == STEP_BURST:
             periods, rest = divmod(spent, self.period_ns)
@@ -81,12 +81,12 @@ def _add_levels(seed: int, low_mw: int, high_mw: int, first: int, count: int) ->
 
 @lru_cache(maxsize=256)
 def _block_sums(_seed: int, _low_mw: int, _high_mw: int) -> list[int]:
-    # All levels before block 0, 1, 2, ... added up, as far as they were asked for.
+    # Cumulative sums of the levels before block 0, 1, 2, ..., extended on demand.
     return [0]
 
 
 class Waveform:
-    """Segments in time order. Nothing flows before the first."""
+    """Segments in time order; the power before the first is zero."""
 
     def __init__(self, *segments: Segment) -> None:
         self._segments: list[Segment] = []
@@ -99,31 +99,31 @@ class Waveform:
         return len(self._segments)
 
     def append(self, segment: Segment) -> None:
-        """Add what follows the last segment."""
+        """Append a segment after the last one."""
         self._before_pj.append(self.until_pj(segment.start_ns))
         self._segments.append(segment)
-        # Last, because it is what another thread searches.
+        # Extended last, because other threads search this list.
         self._starts.append(segment.start_ns)
 
     @property
     def start_ns(self) -> int:
-        """When power begins to flow."""
+        """Start of the first segment."""
         return self._starts[0]
 
     def power_mw(self, at_ns: int) -> int:
-        """Power in mW at an instant."""
+        """Return the power in mW at a time."""
         position = bisect_right(self._starts, at_ns) - 1
         return self._segments[position].power_mw(at_ns) if position >= 0 else 0
 
     def until_pj(self, end_ns: int) -> int:
-        """Energy in pJ from the first segment's start until an instant."""
+        """Return the energy in pJ from the first segment's start to a time."""
         position = bisect_right(self._starts, end_ns) - 1
         if position < 0:
             return 0
         return self._before_pj[position] + self._segments[position].energy_pj(end_ns)
 
     def energy_pj(self, start_ns: int, end_ns: int) -> int:
-        """Energy in pJ between two instants."""
+        """Return the energy in pJ between two times."""
         if end_ns < start_ns:
             raise ValueError(f"the window ends before it starts: {start_ns}..{end_ns}")
         return self.until_pj(end_ns) - self.until_pj(start_ns)

@@ -75,7 +75,7 @@ class World:
             record.slots[0] = codec.encode(board)
             if board.frozen:
                 record.slots[0].frozen_at_ns = now_ns
-        # Complete before it can be seen: a reader maps the whole world or finds none.
+        # The file is complete before it appears, so a reader maps the whole world or none.
         path = Path(path)
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_bytes(content)
@@ -84,7 +84,7 @@ class World:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> World:
-        """Map a world that another process created, to change it from here too."""
+        """Map a world that another process created, in order to change it."""
         world = cls.__new__(cls)
         world._map(Path(path))
         return world
@@ -118,10 +118,10 @@ class World:
         self.close()
 
     def set_power(self, index: int, power: Power, at_ns: int | None = None) -> int:
-        """From `at_ns` (default: now) the board draws `power`, in watts or as a shape; returns that instant.
+        """Set the power, in watts or as a shape, from `at_ns` (default: now) on; return that time.
 
-        Steps are in time order. An instant in the future is exact for every reader. One in the past
-        rewrites what readers may already have seen, so a counter may jump.
+        Steps must be in time order. A time in the future is exact for every reader. A time in the past
+        changes values that readers may have read, so a counter may jump.
         """
         segment = codec.segment_of(power, 0)
         with self._locked(index) as (record, state):
@@ -139,11 +139,11 @@ class World:
         return start_ns
 
     def reset_counter(self, index: int, at_ns: int | None = None) -> int:
-        """From `at_ns` (default: now) the energy counter counts from 0 again; returns that instant.
+        """Restart the energy counter at 0 at `at_ns` (default: now); return that time.
 
-        So it is after the driver was loaded anew. The counter says 0 from that instant to the next tick,
-        and there it says the energy since that instant. The board's `energy_offset_mj` of now no longer
-        counts from then on, but what it is changed by later does. Resets are in time order, at most 8.
+        This simulates a reload of the driver. The counter reads 0 until the next tick, and from then on
+        the energy since the reset. The present `energy_offset_mj` of the board no longer applies, but
+        later changes to it do. At most 8 resets, in time order.
         """
         with self._locked(index) as (record, state):
             count: int = state.reset_count
@@ -160,7 +160,7 @@ class World:
         return start_ns
 
     def update(self, index: int, **fields: object) -> None:
-        """Change fields of a live board, by their names in `Board`; power goes through `set_power`."""
+        """Change fields of a live board by their names in `Board`; use `set_power` for the power."""
         unknown = set(fields) - _BOARD_FIELDS
         if unknown:
             raise ValueError(f"cannot update {sorted(unknown)}; power is changed with set_power")
@@ -179,12 +179,12 @@ class World:
         self._header.init_result = code
 
     def board(self, index: int) -> Board:
-        """The board as it is now; `power_w` and `burst` are those of the world's start."""
+        """Return the present board; `power_w` and `burst` are those of the world's start."""
         record = self._records[index]
         return codec.decode(self._state(index), codec.read_step(record.steps[0]))
 
     def true_energy_j(self, index: int, start_ns: int, end_ns: int) -> float:
-        """The energy in joules that the board drew between two instants, exact but for the last rounding."""
+        """Return the energy in joules drawn between two times, exact except for the final rounding."""
         return self._waveform(index).energy_pj(start_ns, end_ns) / 1e12
 
     def true_power_w(self, index: int, at_ns: int) -> float:
@@ -194,8 +194,8 @@ class World:
     def counter_mj(self, index: int, at_ns: int, scope: int = counter.SCOPE_GPU) -> int:
         """Return an ideal read of the energy counter at an instant, in mJ.
 
-        It goes by the board as it is now, whatever it was at that instant, and by all resets until then.
-        With a part-time sensor it takes some microseconds for each tick since the world's start.
+        This uses the present fields of the board, whatever they were at that time, and all resets until
+        then. A part-time sensor costs some microseconds for each tick since the world's start.
         """
         return counter.counter_mj(self._state(index), self._waveform(index), index, at_ns, scope)
 
@@ -230,7 +230,7 @@ class World:
                 return state
 
     def _waveform(self, index: int) -> Waveform:
-        # Published steps never change, so those that were read once are kept.
+        # Published steps never change, so they are cached.
         count = self._state(index).step_count
         with self._lock:
             known = self._waveforms.setdefault(index, Waveform())
@@ -246,7 +246,7 @@ class World:
 
     @contextmanager
     def _locked(self, index: int) -> Iterator[tuple[layout.BoardRecord, layout.State]]:
-        """The board's record, and a copy of its state that no other writer can now change."""
+        """Lock out other writers; yield the board's record and a copy of its state."""
         record = self._records[index]
         with self._lock:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -258,7 +258,7 @@ class World:
 
 @contextmanager
 def _writing(record: layout.BoardRecord) -> Iterator[None]:
-    # Readers hold back while `writing` is up; see take_snapshot() in library/view.c for why.
+    # Readers wait while `writing` is set; take_snapshot() in library/view.c explains why.
     record.writing = 1
     _fence()
     try:
@@ -300,7 +300,7 @@ def _named(boards: Sequence[Board]) -> list[Board]:
     slots = [tuple(int(part, 16) for part in board.pci_bus_id.split(".")[0].split(":")) for board in named]
     if any(len(slot) != 3 for slot in slots):
         raise ValueError("a PCI bus id looks like 00000000:3B:00.0")
-    # NVML numbers boards by PCI address; a world in another order would be one that cannot exist.
+    # NVML numbers boards by PCI address, so a world in another order could not exist.
     if slots != sorted(set(slots)):
         raise ValueError("boards must be given in ascending PCI order, without repeats")
     return named

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What callers of NVML rely on: numbers and record layouts, as in nvml.h. */
+/* The ABI of NVML: constants and record layouts as in nvml.h. */
 #ifndef NVML_SIM_ABI_H
 #define NVML_SIM_ABI_H
 

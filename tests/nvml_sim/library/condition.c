@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What state a board is in: memory, processes, temperature, clocks and what holds them back. */
+/* The condition of a board: memory, processes, temperature, clocks and throttling. */
 #include <string.h>
 
 #include "view.h"
 
-/* What the driver keeps for itself: of the board, and in what version 1 calls used. */
+/* Memory that the driver reserves on the board; MIG instances have none. */
 static uint64_t reserved_of(const View *view)
 {
     return view->mig > 0 ? 0 : (uint64_t)view->state.memory_reserved_mib << 20;

@@ -7,7 +7,7 @@
 #include "draw.h"
 #include "waveform.h"
 
-/* The counter is looked at by tick k at phase + k * latch + (a fixed draw of k, below jitter). */
+/* The counter is updated by tick k at phase + k * latch + (a fixed draw of k, below jitter). */
 typedef struct {
     int64_t latch_ns;
     int64_t phase_ns;
@@ -15,19 +15,19 @@ typedef struct {
     uint64_t seed;
 } Ticks;
 
-/* A part-time sensor, and since when it has been adding up. */
+/* A part-time sensor and the time since which it counts. */
 typedef struct {
     Ticks ticks;
     int64_t window_ns;
     int64_t origin_ns;
 } Sensor;
 
-/* How far this process has added up a part-time sensor: until tick k, on the first `count` steps. */
+/* The cached sum of a part-time sensor in this process: up to tick k, from the first `count` steps. */
 typedef struct {
     Sensor sensor;
     int64_t k;
     Wide sum;
-    uint32_t count; /* 0: nothing added up yet */
+    uint32_t count; /* 0: nothing summed yet */
 } SensorSum;
 
 typedef struct {
@@ -37,7 +37,7 @@ typedef struct {
     StepSums steps;
 } Memo;
 
-/* Zero, as a static variable starts, is an unlocked mutex. */
+/* Zero-initialised mutexes are unlocked. */
 static Memo memos[MAX_BOARDS];
 
 static Memo *lock_memo(unsigned index)
@@ -92,7 +92,7 @@ static int64_t last_tick(const Ticks *ticks, int64_t at_ns)
 
 /* --- the part-time sensor --------------------------------------------------------------------------- */
 
-/* What tick k adds: the energy that the sensor saw times the time that it takes it for, in pJ x ns. */
+/* The contribution of tick k: the energy in the sensor's window times the interval, in pJ x ns. */
 static Wide seen_at(const Sensor *sensor, const Waveform *wave, int64_t k)
 {
     const int64_t at = tick_ns(&sensor->ticks, k), previous = tick_ns(&sensor->ticks, k - 1);
@@ -100,7 +100,7 @@ static Wide seen_at(const Sensor *sensor, const Waveform *wave, int64_t k)
     return (energy_until(wave, at) - energy_until(wave, at - sensor->window_ns)) * interval;
 }
 
-/* Adds one tick, or all up to tick k that see nothing but the same constant power. */
+/* Adds one tick, or all ticks up to k whose windows hold only the same constant power. */
 static void advance(SensorSum *sum, const Waveform *wave, int64_t k)
 {
     const Sensor *sensor = &sum->sensor;
@@ -122,12 +122,12 @@ static void advance(SensorSum *sum, const Waveform *wave, int64_t k)
     sum->sum += seen_at(sensor, wave, from);
 }
 
-/* The sum over all ticks after the origin, up to tick k. The last one is kept: time mostly moves on. */
+/* The sum over all ticks after the origin, up to tick k. The last sum is cached: time mostly advances. */
 static Wide seen_until(SensorSum *sum, const Sensor *sensor, Waveform *wave, int64_t k)
 {
     if (sum->count == 0 || memcmp(&sum->sensor, sensor, sizeof *sensor) != 0)
         *sum = (SensorSum){*sensor, last_tick(&sensor->ticks, sensor->origin_ns), 0, wave->count};
-    /* A step dated back changes what ticks after it have seen: undo them with the steps of then. */
+    /* A backdated step changes the windows of later ticks: subtract them with the steps of that time. */
     if (sum->count < wave->count) {
         Waveform then = {wave->steps, sum->count, wave->sums};
         const int64_t unchanged = last_tick(&sensor->ticks, wave->steps[sum->count].start_ns);
@@ -154,7 +154,7 @@ static const Reset *last_reset(const State *state, int64_t at_ns)
     return i > 0 ? &state->resets[i - 1] : NULL;
 }
 
-/* What was counted since the origin, in pJ x `*over`. */
+/* The energy counted since the origin, in pJ x `*over`. */
 static Wide counted(SensorSum *known, Waveform *wave, const Sensor *sensor, int64_t at_ns, int64_t *over)
 {
     const Ticks *ticks = &sensor->ticks;
@@ -202,7 +202,7 @@ unsigned long long energy_mj(const View *view, uint32_t scope)
 
 /* --- the power readings ----------------------------------------------------------------------------- */
 
-/* The last power tick: these come on the counter's phase, but without jitter. */
+/* The last power tick; power ticks have the counter's phase but no jitter. */
 static int64_t power_instant(const State *state, int64_t now_ns)
 {
     const Ticks ticks = {state->power_latch_ns, state->latch_phase_ns, 0, 0};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers that look random and are the same in every process and in Python (draw.py). */
+/* Pseudo-random numbers that are the same in every process and in Python (draw.py). */
 #ifndef NVML_SIM_DRAW_H
 #define NVML_SIM_DRAW_H
 

@@ -74,7 +74,7 @@ typedef struct {
 
 typedef struct {
     int64_t at_ns;
-    int64_t offset_mj; /* the energy offset that no longer counts from then on */
+    int64_t offset_mj; /* the energy offset that no longer applies from then on */
 } Reset;
 
 typedef struct {
@@ -100,7 +100,7 @@ typedef struct {
     int64_t latch_ns; /* 0: the counter moves continuously */
     int64_t latch_phase_ns;
     int64_t latch_jitter_ns;
-    int64_t sensor_window_ns; /* 0 or >= latch_ns: the sensor always looks */
+    int64_t sensor_window_ns; /* 0 or >= latch_ns: the sensor samples all the time */
     int64_t frozen_at_ns; /* INT64_MAX: not frozen */
     int64_t power_latch_ns;
     int64_t power_window_ns; /* 0: the power at an instant */

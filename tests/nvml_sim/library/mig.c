@@ -81,7 +81,7 @@ API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *i
     return done(result);
 }
 
-/* Of MIG devices only, as in the driver. */
+/* Answers only for MIG devices, as the driver does. */
 API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, Attributes *attributes)
 {
     View view;

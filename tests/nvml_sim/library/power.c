@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls and fields that answer power, its limits and energy. */
+/* The calls and fields for power, its limits and energy. */
 #include "counter.h"
 #include "view.h"
 
@@ -54,7 +54,7 @@ static int answers_for(const State *state, uint32_t scope)
     return scope < 32 && (state->scope_mask >> scope & 1) != 0;
 }
 
-/* This call and field 83 know no scope: they mean the GPU. */
+/* This call and field 83 have no scope: they apply to the GPU. */
 static int has_gpu_energy(const State *state)
 {
     return (state->flags & FLAG_ENERGY) != 0 && answers_for(state, SCOPE_GPU);
@@ -136,7 +136,7 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, FieldV
     return done(result);
 }
 
-/* Lets a test ask what an ideal read of the counter at any instant says. */
+/* Lets a test compute an ideal read of the counter at any time. */
 API nvmlReturn_t nvml_sim_counter_mj(unsigned index, int64_t at_ns, unsigned scope,
                                      unsigned long long *millijoules)
 {

@@ -120,16 +120,16 @@ API nvmlReturn_t nvmlShutdown(void)
     return result;
 }
 
-/* Lets a test make sure that the library it talks to is this one and not a driver's. */
+/* Lets a test check that it has loaded this library and not that of a driver. */
 API unsigned nvml_sim_version(void) { return WORLD_VERSION; }
 
 /*
  * Copies the published state and takes the time at which it is valid.
  *
- * A writer that stamps a step with "now" raises `writing` before it looks at the clock. The reader
- * looks at the clock first, so seeing `writing` down and `seq` unmoved afterwards proves that no step
- * with an earlier stamp is still to come: a counter value is never revised after it was read. The
- * limit on waiting is for a writer that died half-way.
+ * A writer that stamps a step with "now" sets `writing` before it reads the clock. The reader reads
+ * the clock first, so finding `writing` clear and `seq` unchanged afterwards proves that no step with
+ * an earlier stamp is still to come: a counter value is never revised after it was read. The wait is
+ * limited in case a writer died half-way.
  */
 void take_snapshot(View *view)
 {

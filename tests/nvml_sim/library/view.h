@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One mapped world per process, and a consistent look at one board of it. */
+/* One mapped world per process, and a consistent snapshot of one of its boards. */
 #ifndef NVML_SIM_VIEW_H
 #define NVML_SIM_VIEW_H
 
@@ -12,7 +12,7 @@ extern Header *world;
 typedef struct {
     State state;
     Board *board;
-    int64_t now_ns; /* when the state was valid: what the query answers is true of this instant */
+    int64_t now_ns; /* the time at which the state, and thus the answer of the query, is valid */
     unsigned index;
     unsigned mig; /* 0: the board itself, else instance number + 1 */
 } View;
@@ -28,10 +28,10 @@ nvmlReturn_t begin_board(nvmlDevice_t device, View *view, const void *out);
 nvmlReturn_t begin_system(const void *out);
 nvmlReturn_t done(nvmlReturn_t result);
 
-/* Looks at board `view->index` as a query does: counted, delayed, and refused if the board is lost. */
+/* Reads board `view->index` as a query: counted, delayed, and refused if the board is lost. */
 nvmlReturn_t fill_view(View *view);
 
-/* Looks at it without being a query. */
+/* Reads the board without counting as a query. */
 void take_snapshot(View *view);
 
 nvmlReturn_t copy_text(char *out, unsigned length, const char *text);

@@ -22,7 +22,7 @@ static uint64_t add_levels(const Step *step, uint64_t from, uint64_t until)
     return sum;
 }
 
-/* All levels before period `until`. Sums of whole blocks are kept, so that only the last is added up. */
+/* The sum of all levels before period `until`. Sums of whole blocks are cached. */
 static uint64_t levels_before(const Step *step, NoiseSums *known, uint64_t until)
 {
     const uint64_t block = until / NOISE_BLOCK;
@@ -52,7 +52,7 @@ static Wide step_energy(const Step *step, NoiseSums *noise, uint64_t spent)
         return (Wide)spent * step->low_mw + above * rise;
     }
     case STEP_RAMP: {
-        /* Rounded down to whole pJ as a function of the time since the start: differences do not drift. */
+        /* Rounded down as a function of the time since the start, so that differences do not drift. */
         const Wide run = spent < period ? spent : period;
         const Wide triangle = floor_div(rise * run * run, 2 * (Wide)period);
         return spent * (Wide)step->low_mw + triangle + (spent - run) * rise;
