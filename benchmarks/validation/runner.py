@@ -44,7 +44,7 @@ TOTAL_S = 528.0
 #: Factor on all times in a dry run: its ranks share a few CPUs, and no borrowed machine waits.
 DRY_FACTOR = 3.0
 
-#: Seconds between SIGTERM and SIGKILL to a part.
+#: Seconds beyond its time limit after which a part that has not ended is terminated.
 GRACE_S = 5.0
 
 
@@ -142,7 +142,7 @@ def _await(started: subprocess.Popen[bytes], limit_s: float) -> str:
     try:
         return f"it ended with exit code {started.wait(timeout=limit_s)}"
     except subprocess.TimeoutExpired:
-        how = "it did not end in time and was killed"
+        how = "it did not finish in time and was killed"
     except BaseException:
         _end(started)
         raise

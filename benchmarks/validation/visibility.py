@@ -149,31 +149,31 @@ def _check_foreign(notebook: Notebook, uuid: str) -> None:
     if notebook.dry:
         notebook.check(what, None, "needs CUDA")
         return
-    with _foreign_process() as there:
-        if not there:
+    with _foreign_process() as started:
+        if not started:
             notebook.check(what, None, "the foreign process did not start")
             return
         done, _, _ = _pytest(notebook, "foreign", uuid, "--energy-busy-timeout=2")
         message = next((line for line in done.output.splitlines() if "busy with" in line), done.last)
         notebook.check(what, done.code == 1 and "busy with" in done.output, message.strip())
         if notebook.left_s < 25.0:
-            notebook.check("with --energy-busy=skip it skips", None, "out of time")
+            notebook.check("--energy-busy=skip skips the test", None, "out of time")
             return
         done, _, _ = _pytest(notebook, "foreign-skip", uuid, "--energy-busy-timeout=2", "--energy-busy=skip")
-        notebook.check("with --energy-busy=skip it skips", "1 skipped" in done.output, done.last)
+        notebook.check("--energy-busy=skip skips the test", "1 skipped" in done.output, done.last)
 
 
 def _check_queue(notebook: Notebook) -> None:
     """Start two pytest runs at once and check that both pass, one after the other."""
     out = notebook.file("queue.jsonl")
-    given = make_environment(notebook, note_variables(out))
+    environment = make_environment(notebook, note_variables(out))
     begin_s = time.monotonic()
     logs = [notebook.file(f"queue-{number}.txt") for number in (1, 2)]
     runs = []
     for log in logs:
         with log.open("w") as to:
             command = pytest_command("suite_queue")
-            runs.append(subprocess.Popen(command, env=given, stdout=to, stderr=subprocess.STDOUT))
+            runs.append(subprocess.Popen(command, env=environment, stdout=to, stderr=subprocess.STDOUT))
     codes: list[int | None] = []
     try:
         for each in runs:

@@ -166,11 +166,11 @@ def _kill_run(
     ready, log = notebook.file(f"ready-{number}"), notebook.file(f"storm-{number}.txt")
     ready.unlink(missing_ok=True)
     mark = f"{os.getpid()}-{number}-{time.monotonic_ns()}"
-    given = make_environment(notebook, {"LLENERGY_VALIDATION_READY": str(ready), MARKER: mark})
+    environment = make_environment(notebook, {"LLENERGY_VALIDATION_READY": str(ready), MARKER: mark})
     with log.open("w") as to:
         started = subprocess.Popen(
             pytest_command("suite_storm"),
-            env=given,
+            env=environment,
             stdout=to,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -69,7 +69,7 @@ class WakeRecorder:
     """Records when the reader is awake (monotonic ns) and makes it compute ``extra_s`` longer each time."""
 
     def __init__(self, extra_s: float) -> None:
-        self._besides_s = extra_s
+        self._extra_s = extra_s
         self.found: list[Interval] = []
 
     def __enter__(self) -> WakeRecorder:
@@ -78,7 +78,7 @@ class WakeRecorder:
         def noted(reader: Reader) -> int:
             start_ns = time.monotonic_ns()
             after = turn(reader)
-            until_s = time.thread_time() + self._besides_s
+            until_s = time.thread_time() + self._extra_s
             while time.thread_time() < until_s:
                 pass
             self.found.append((start_ns, time.monotonic_ns()))
