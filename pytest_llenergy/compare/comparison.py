@@ -361,7 +361,7 @@ def _make_sample(values: Sequence[RoundValue]) -> Sample:
     """Combine each round's uncertainties: of the meter, and of what a part-time sensor did not see."""
     return Sample(
         tuple([each.value for each in values]),
-        tuple([math.hypot(each.meter, each.unseen) if each.unseen else each.meter for each in values]),
+        tuple([math.hypot(each.meter, each.unsampled) if each.unsampled else each.meter for each in values]),
     )
 
 

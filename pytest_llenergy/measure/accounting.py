@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accounting: assign joules and latencies to rounds and phases."""
+"""Assign joules and latencies to rounds and phases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_llenergy.model.timeline import RequestTimeline, RoundTimeline
 
 
 def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
-    """Return the mean over requests of the time from when the backend got it to its first token (seconds)."""
+    """Return the mean time from the arrival of a request at the backend to its first token (seconds)."""
     waits: list[float] = []
     for iteration in (each for rank in timeline.ranks if not rank.repeats_others for each in rank.iterations):
         for request in iteration.requests:
@@ -39,7 +39,7 @@ def time_to_first_token_s(timeline: RoundTimeline) -> float | None:
 def inter_token_latency_s(timeline: RoundTimeline) -> float | None:
     """Return the mean over requests of the time between consecutive output tokens (seconds).
 
-    Requests with one output token are left out; ``None`` if no other remains.
+    Requests with one output token are left out; ``None`` if no request remains.
     """
     gaps: list[float] = []
     for request in timeline.requests:
@@ -98,12 +98,12 @@ class DomainRound:
 
 
 def account_round(measured: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()) -> Round:
-    """Return the record of a round. Joules are the sum of all domains, or missing if one has none.
+    """Return the record of a round. Joules are the sum over all domains, or missing if any domain has none.
 
     Args:
         measured: The round.
         trace: One series for each domain.
-        reasons: Why meters could not be opened, for a round without any.
+        reasons: Why meters could not be opened, for a round without meters.
     """
     timeline = measured.timeline
     domains = [_domain_round(measured, series) for series in trace]
@@ -163,8 +163,8 @@ def _domain_round(measured: MeasuredRound, series: Series) -> DomainRound:
 def phase_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
     """Return start and end of each phase by name, one span for each iteration (monotonic nanoseconds).
 
-    Prefill lasts until the last rank has its first token, decode from there on. A served load reports its own
-    phases.
+    Prefill ends and decode begins when the last rank has its first token. A served load reports its phases
+    itself.
     """
     if timeline.served:
         return _reported_spans(timeline)
@@ -177,7 +177,7 @@ def phase_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
 
 
 def _reported_spans(timeline: RoundTimeline) -> dict[str, list[tuple[int, int]]]:
-    """Return the phases that the serving rank reported; the last of an iteration ends with it."""
+    """Return the phases that the serving rank reported; the last phase of an iteration ends with it."""
     iterations = timeline.ranks[0].iterations
     starts = [timeline.start_ns, *(each.start_ns for each in iterations[1:]), timeline.end_ns]
     spans: dict[str, list[tuple[int, int]]] = {}
@@ -201,8 +201,8 @@ def _span_tokens(timeline: RoundTimeline, name: str) -> int | None:
         for span in each.spans or ()
         if span.name == name
     ]
-    known = [count for count in counts if count is not None]
-    return sum(known) if counts and len(known) == len(counts) else None
+    reported = [count for count in counts if count is not None]
+    return sum(reported) if counts and len(reported) == len(counts) else None
 
 
 def _phase(

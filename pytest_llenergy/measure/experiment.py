@@ -52,7 +52,7 @@ class MemoryAware(Workload, Protocol):
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """How to measure. Iterations and further rounds are added until ``target`` is met or the budget is spent.
+    """How to measure. Iterations and rounds are added until the target is met or the budget is spent.
 
     Attributes:
         rounds: Smallest number of rounds.
@@ -71,7 +71,7 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Result of a measurement. ``flags`` are those of the measurement, not of a round."""
+    """Result of a measurement. ``flags`` concern the whole measurement, not single rounds."""
 
     rounds: list[Round]
     metrics: dict[str, Metric]
@@ -89,7 +89,15 @@ def measure(
     lease: Lease,
     on_step: StepCallback = ignore_step,
 ) -> Experiment:
-    """Measure a workload that is ready to run. Closes the meters. Calls ``on_step`` before each step."""
+    """Measure a workload, then close the meters.
+
+    Args:
+        workload: The work, loaded and able to run.
+        plan: How to measure.
+        selection: The open meters.
+        lease: The leased devices.
+        on_step: Called before each step.
+    """
     load = load_average()
     with Sampler(selection.meters) as sampler, watch_boards(lease.uuids) as watch:
         sampler.await_ticks(0, FIRST_TICK_S)
@@ -102,9 +110,9 @@ def measure(
         forecast = _forecast(plan, warmup, iterations, gap_s, coverage)
         rounds: list[Round] = []
         measured: list[MeasuredRound] = []
-        while not _enough(rounds, plan, spent_s := time.monotonic() - start_s, coverage):
-            # Only here, between two quiet gaps: the cost of reporting a step, and of a terminal that draws
-            # it, would otherwise count as idle power or as joules of the work.
+        while not _is_finished(rounds, plan, spent_s := time.monotonic() - start_s, coverage):
+            # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
+            # that draws it, would count as idle power or as joules of the work.
             on_step(forecast.next_round(rounds, spent_s))
             measured.append(run_round(workload, iterations, gap_s, dither, sampler, watch))
             rounds.append(account_round(measured[-1], sampler.series, selection.reasons))
@@ -154,8 +162,8 @@ def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
         watch.close()
 
 
-def _enough(rounds: Sequence[Round], plan: RoundPlan, spent_s: float, coverage: float) -> bool:
-    """Return whether the target is met, or cannot be: the budget is spent, or rounds give no energy."""
+def _is_finished(rounds: Sequence[Round], plan: RoundPlan, spent_s: float, coverage: float) -> bool:
+    """Return whether to stop: the target is met, the budget is spent, or rounds give no energy."""
     if len(rounds) < plan.rounds:
         return False
     if plan.rounds == 1 or spent_s >= plan.budget_s:

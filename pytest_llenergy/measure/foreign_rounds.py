@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds that the measured code chose and timed itself, such as those of another benchmark tool.
+"""Measure rounds that another benchmark tool chooses and times itself.
 
 There are no quiet gaps between them, and a round may last microseconds. Rounds that are long enough for the
-counters are measured one by one. Shorter ones are joined, one straight after the other, into stretches that
-are long enough. Between the rounds of a stretch run the tool's own loop and its set-up; that time is
-assumed to draw the mean power of the stretch. Its true power lies between idle and twice as much: these
-limits are part of the absolute uncertainty of the rounds.
+counters are measured one by one. Consecutive shorter rounds are joined into stretches that are long enough.
+Between the rounds of a stretch, the tool's loop and set-up run; that time is assumed to draw the mean power
+of the stretch. Its true power lies between idle power and twice the mean; these limits are part of the
+absolute uncertainty of the rounds.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from pytest_llenergy.meters.window_arithmetic import RESOLVABLE, energy_between
 from pytest_llenergy.model.record import Flag, Metric, Procedure, Round
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
 
-#: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds; and
-#: the share of it that the last stretch needs, since stretches end where a round does.
+#: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds. The
+#: last stretch needs the share ``ENOUGH`` of that, since stretches end at the end of a round.
 STRETCH_TICKS, STRETCH_AGES, STRETCH_S, ENOUGH = 2.0, 10.0, 0.05, 0.75
 
 #: Largest number of stretches.
@@ -69,14 +69,13 @@ DENSE = 0.9
 
 @dataclass(frozen=True)
 class ForeignRounds:
-    """Rounds as the measured code reports them.
+    """Rounds as the other tool reports them.
 
     Attributes:
-        durations_s: Duration of each round by the code's own timer.
+        durations_s: Duration of each round by the timer of the tool.
         iterations: Iterations of the work in each round.
-        ends: When rounds ended, of the first, the last, and some in between: the number of rounds that were
-            over,
-            and the moment (monotonic nanoseconds).
+        ends: Ends of the first round, the last round and some in between, each as the number of finished
+            rounds and the moment (monotonic nanoseconds).
         begin_ns: A moment before the first round.
         timer: Name of a timer that may not report wall-clock time; then the durations are not used.
     """
@@ -111,58 +110,59 @@ def min_stretch_s(trace: Sequence[Series]) -> float:
     return max([STRETCH_S, *ticks, *ages])
 
 
-def split_into_stretches(own: ForeignRounds, least_s: float) -> list[Stretch]:
+def split_into_stretches(reported: ForeignRounds, least_s: float) -> list[Stretch]:
     """Return each round as a stretch if all are long enough or far apart, else join them."""
-    every_end_is_known = len(own.ends) == len(own.durations_s)
-    if own.timer is None and every_end_is_known:
-        alone = _cut(own, range(len(own.ends)))
-        whole = _cut(own, [len(own.ends) - 1])[0]
-        if min(own.durations_s) >= least_s or whole.share < DENSE:
+    every_end_is_known = len(reported.ends) == len(reported.durations_s)
+    if reported.timer is None and every_end_is_known:
+        alone = _cut(reported, range(len(reported.ends)))
+        whole = _cut(reported, [len(reported.ends) - 1])[0]
+        if min(reported.durations_s) >= least_s or whole.share < DENSE:
             return alone
-    return _cut(own, _borders(own, least_s))
+    return _cut(reported, _borders(reported, least_s))
 
 
-def _borders(own: ForeignRounds, least_s: float) -> list[int]:
+def _borders(reported: ForeignRounds, least_s: float) -> list[int]:
     """Return indices of ``ends`` that divide the rounds into stretches of about equal length."""
-    start_ns, last = own.begin_ns, len(own.ends) - 1
-    if own.timer is None:
-        start_ns = own.ends[0][1] - round(own.durations_s[0] * 1e9)
-    total_ns = own.ends[last][1] - start_ns
+    start_ns, last = reported.begin_ns, len(reported.ends) - 1
+    if reported.timer is None:
+        start_ns = reported.ends[0][1] - round(reported.durations_s[0] * 1e9)
+    total_ns = reported.ends[last][1] - start_ns
     wanted = max(1, min(MOST, int(total_ns / 1e9 / least_s)))
     borders: list[int] = []
-    for index, (_, end_ns) in enumerate(own.ends[:-1]):
+    for index, (_, end_ns) in enumerate(reported.ends[:-1]):
         due_ns = start_ns + (len(borders) + 1) * total_ns / wanted
-        left_ns = own.ends[last][1] - end_ns
+        left_ns = reported.ends[last][1] - end_ns
         if len(borders) < wanted - 1 and end_ns >= due_ns and left_ns >= ENOUGH * least_s * 1e9:
             borders.append(index)
     return [*borders, last]
 
 
-def _cut(own: ForeignRounds, borders: Sequence[int]) -> list[Stretch]:
+def _cut(reported: ForeignRounds, borders: Sequence[int]) -> list[Stretch]:
     """Return the stretches that end at these indices of ``ends``."""
-    found: list[Stretch] = []
-    known = dict(own.ends)
-    over, before_ns = 0, own.begin_ns
+    stretches: list[Stretch] = []
+    known_ends = dict(reported.ends)
+    finished, before_ns = 0, reported.begin_ns
     for border in borders:
-        count, end_ns = own.ends[border]
-        durations_s = own.durations_s[over:count]
+        count, end_ns = reported.ends[border]
+        durations_s = reported.durations_s[finished:count]
         start_ns = before_ns
-        if own.timer is None and over + 1 in known:
-            start_ns = max(before_ns, known[over + 1] - round(durations_s[0] * 1e9))
-        timed_s = sum(durations_s) if own.timer is None else (end_ns - start_ns) / 1e9
-        found.append(Stretch(start_ns, end_ns, count - over, (count - over) * own.iterations, timed_s))
-        over, before_ns = count, end_ns
-    return found
+        if reported.timer is None and finished + 1 in known_ends:
+            start_ns = max(before_ns, known_ends[finished + 1] - round(durations_s[0] * 1e9))
+        timed_s = sum(durations_s) if reported.timer is None else (end_ns - start_ns) / 1e9
+        rounds = count - finished
+        stretches.append(Stretch(start_ns, end_ns, rounds, rounds * reported.iterations, timed_s))
+        finished, before_ns = count, end_ns
+    return stretches
 
 
 def account_stretch(
     stretch: Stretch, whole: MeasuredRound, trace: Sequence[Series], reasons: Sequence[str] = ()
 ) -> Round:
-    """Return the record of a stretch: the joules of its rounds, without those of the time between them.
+    """Return the record of a stretch: the joules of its rounds, without the joules between them.
 
     Args:
         stretch: The stretch.
-        whole: All of the tool's work with the quiet gaps around it.
+        whole: All work of the tool, with the quiet gaps around it.
         trace: One series for each domain.
         reasons: Why meters could not be opened.
     """
@@ -177,18 +177,18 @@ def account_stretch(
     total = sum_energies(list(rounds.values()), reasons)
     between_u_j = _between_u_j(stretch, sum_energies(list(window.values())), idle_w)
     total = _require_distinct(total, between_u_j)
-    known = all(power is not None for power in powers) and bool(powers)
-    own_u_j = absolute_uncertainty_j(total, list(by_domain.values()))
+    idle_known = all(power is not None for power in powers) and bool(powers)
+    u_absolute_j = absolute_uncertainty_j(total, list(by_domain.values()))
     return Round(
         start_s=stretch.start_ns / 1e9,
         duration_s=stretch.timed_s,
         energy_j=total.energy_j,
         energy_u_j=total.u_j,
-        energy_u_absolute_j=math.hypot(own_u_j, between_u_j) if own_u_j is not None else None,
+        energy_u_absolute_j=math.hypot(u_absolute_j, between_u_j) if u_absolute_j is not None else None,
         iterations=stretch.iterations,
         terms=total.variances.terms() if total.energy_j is not None else None,
-        idle_power_w=idle_w if known else None,
-        idle_power_u_w=math.hypot(*(power.u_watts for power in powers if power)) if known else None,
+        idle_power_w=idle_w if idle_known else None,
+        idle_power_u_w=math.hypot(*(power.u_watts for power in powers if power)) if idle_known else None,
         by_domain=by_domain,
         temperature_start_c=whole.temperature_start_c,
         other_cpu_s=whole.other_cpu_s * _part(stretch, whole),
@@ -198,57 +198,57 @@ def account_stretch(
     )
 
 
-def are_far_apart(found: Sequence[Stretch]) -> bool:
-    """Return whether much else ran between the stretches."""
-    span_s = (found[-1].end_ns - found[0].start_ns) / 1e9
-    return sum(each.timed_s for each in found) < DENSE * span_s
+def are_far_apart(stretches: Sequence[Stretch]) -> bool:
+    """Return whether rounds take less than the share ``DENSE`` of the time from the first to the last."""
+    span_s = (stretches[-1].end_ns - stretches[0].start_ns) / 1e9
+    return sum(each.timed_s for each in stretches) < DENSE * span_s
 
 
-def foreign_round_flags(own: ForeignRounds, found: Sequence[Stretch]) -> list[Flag]:
-    """Return flags that explain how rounds became those of the record."""
+def foreign_round_flags(reported: ForeignRounds, stretches: Sequence[Stretch]) -> list[Flag]:
+    """Return flags that explain how the tool's rounds became the rounds of the record."""
     flags: list[Flag] = []
-    rounds = len(own.durations_s)
-    if own.timer is not None:
+    rounds = len(reported.durations_s)
+    if reported.timer is not None:
         detail = (
-            f"{own.timer} may not report wall-clock time: the joules are those of everything from the "
+            f"{reported.timer} may not report wall-clock time: the joules are those of everything from the "
             "first of its rounds to the last"
         )
         flags.append(Flag(name="own-timer", severity="warning", detail=detail))
-    if rounds > len(found) and own.timer is None:
-        mean_s = sum(own.durations_s) / rounds
-        share = sum(each.timed_s for each in found) / sum(
-            (each.end_ns - each.start_ns) / 1e9 for each in found
+    if rounds > len(stretches) and reported.timer is None:
+        mean_s = sum(reported.durations_s) / rounds
+        share = sum(each.timed_s for each in stretches) / sum(
+            (each.end_ns - each.start_ns) / 1e9 for each in stretches
         )
         detail = (
-            f"{rounds} rounds of {mean_s * 1e3:.3g} ms are joined into {len(found)}, since each is too short "
-            f"for the meters; rounds took {share:.0%} of that time and are assigned that share of its joules"
+            f"{rounds} rounds of {mean_s * 1e3:.3g} ms are joined into {len(stretches)}, since each is too "
+            f"short for the meters; rounds took {share:.0%} of that time and are assigned that share of its "
+            "joules"
         )
         flags.append(Flag(name="joined-rounds", severity="note", detail=detail))
     return flags
 
 
 def _energy(stretch: Stretch, series: Series, whole: MeasuredRound) -> Energy:
-    """Return the most certain energy of a stretch: between its own edges, or those of the whole work.
+    """Return the most certain energy of a stretch: from its own edges, or from those of the whole work.
 
-    A quiet gap gives the energy at an edge much better than a counter under load, if the edge is not far
-    from it.
+    The energy at an edge next to a quiet gap is much more certain than at an edge under load.
     """
     before, after = _gaps(series, whole)
     start_ns, end_ns = whole.timeline.start_ns, whole.timeline.end_ns
     idle = _idle(series, whole)
     starts = [(stretch.start_ns, None), *([(start_ns, before)] if before else [])]
     ends = [(stretch.end_ns, None), *([(end_ns, after)] if after else [])]
-    found = [
-        _part_of(energy_between(series, first_ns, last_ns, left, right), stretch, last_ns - first_ns, idle)
+    candidates = [
+        _share_of(energy_between(series, first_ns, last_ns, left, right), stretch, last_ns - first_ns, idle)
         for first_ns, left in starts
         for last_ns, right in ends
     ]
-    known = [each for each in found if each.u_j is not None]
-    return min(known, key=lambda each: each.u_j or 0.0) if known else found[0]
+    available = [each for each in candidates if each.u_j is not None]
+    return min(available, key=lambda each: each.u_j or 0.0) if available else candidates[0]
 
 
-def _part_of(energy: Energy, stretch: Stretch, length_ns: int, idle: Power | None) -> Energy:
-    """Return the share of a longer window, with the uncertainty of what the rest of it used."""
+def _share_of(energy: Energy, stretch: Stretch, length_ns: int, idle: Power | None) -> Energy:
+    """Return a stretch's share of a longer window, with the uncertainty of the energy of the rest."""
     rest = 1 - (stretch.end_ns - stretch.start_ns) / length_ns
     if energy.energy_j is None or rest <= 0:
         return energy
@@ -294,7 +294,7 @@ def _between_u_j(stretch: Stretch, window: Energy, idle_w: float) -> float:
 
 
 def _require_distinct(total: Energy, between_u_j: float) -> Energy:
-    """Drop an energy that may mostly have been used between the rounds."""
+    """Drop an energy most of which may have been used between the rounds."""
     if total.energy_j is None or between_u_j <= RESOLVABLE * total.energy_j:
         return total
     reason = (
@@ -315,19 +315,19 @@ def _measured(stretch: Stretch, whole: MeasuredRound) -> MeasuredRound:
 
 
 def foreign_metrics(
-    rounds: Sequence[Round], found: Sequence[Stretch], coverage: float = 1.0
+    rounds: Sequence[Round], stretches: Sequence[Stretch], coverage: float = 1.0
 ) -> dict[str, Metric]:
-    """Return every metric, weighted by iterations, since stretches differ in their number.
+    """Return every metric, weighted by iterations, since stretches differ in their number of iterations.
 
-    The meters' uncertainty counts in full where rounds are far apart: their starts are not shuffled, so
-    they may all fall into the same part of a tick and have the same error. Where stretches share an edge,
-    an error there is added to one and subtracted from the other.
+    The meters' uncertainty counts in full if rounds are far apart: their starts are not shuffled, so they may
+    all fall into the same part of a tick and have the same error. If stretches share an edge, an error there
+    is added to one and subtracted from the other.
     """
     metrics = {
         name: _weight_by_iterations(name, metric, rounds)
         for name, metric in compute_metrics(rounds, None, coverage).items()
     }
-    if not are_far_apart(found):
+    if not are_far_apart(stretches):
         return metrics
     return {name: _count_in_full(name, metric, rounds) for name, metric in metrics.items()}
 
@@ -339,29 +339,28 @@ def _weight_by_iterations(name: str, metric: Metric, rounds: Sequence[Round]) ->
     weighted = [
         (value.value, round_.duration_s if figure.unit == "W" else round_.iterations)
         for round_ in rounds
-        if is_valid(round_) and (value := figure.of(round_)) is not None
+        if is_valid(round_) and (value := figure.value_of(round_)) is not None
     ]
     total = sum(weight for _, weight in weighted)
     mean = sum(value * weight for value, weight in weighted) / total if total else metric.value
     return msgspec.structs.replace(metric, value=mean)
 
 
-def drop_unresolvable(rounds: Sequence[Round], found: Sequence[Stretch]) -> list[Round]:
-    """Return the rounds, all without joules if their mean is not resolvable.
+def drop_unresolvable(rounds: Sequence[Round], stretches: Sequence[Stretch]) -> list[Round]:
+    """Return the rounds, but without their joules if the mean is not resolvable.
 
-    Dropping single rounds would drop those that came out too low by chance, which biases the mean.
+    Dropping single rounds would drop those that are too low by chance, which biases the mean.
     """
-    known = [each for each in rounds if each.energy_j is not None and each.energy_u_j is not None]
-    if not known:
+    measured = [each for each in rounds if each.energy_j is not None and each.energy_u_j is not None]
+    if not measured:
         return list(rounds)
-    u_j = math.sqrt(fmean((each.energy_u_j or 0.0) ** 2 for each in known))
-    if not are_far_apart(found):
-        u_j /= math.sqrt(len(known))
-    if u_j <= RESOLVABLE * fmean(each.energy_j or 0.0 for each in known):
+    u_j = math.sqrt(fmean((each.energy_u_j or 0.0) ** 2 for each in measured))
+    if not are_far_apart(stretches):
+        u_j /= math.sqrt(len(measured))
+    if u_j <= RESOLVABLE * fmean(each.energy_j or 0.0 for each in measured):
         return list(rounds)
-    reason = (
-        f"not resolvable: {len(known)} windows of {fmean(each.duration_s for each in known) * 1e3:.3g} ms"
-    )
+    mean_s = fmean(each.duration_s for each in measured)
+    reason = f"not resolvable: {len(measured)} windows of {mean_s * 1e3:.3g} ms"
     flag = Flag(name="unmeasured", severity="warning", detail=reason)
     return [
         msgspec.structs.replace(
@@ -382,12 +381,13 @@ def _count_in_full(name: str, metric: Metric, rounds: Sequence[Round]) -> Metric
         return metric
     values, _ = round_values(name, rounds)
     in_full = max(metric.uncertainty, math.sqrt(fmean(each.meter**2 for each in values)))
-    own = math.sqrt(max(0.0, metric.uncertainty_absolute**2 - metric.uncertainty**2))
-    return msgspec.structs.replace(metric, uncertainty=in_full, uncertainty_absolute=math.hypot(in_full, own))
+    accuracy = math.sqrt(max(0.0, metric.uncertainty_absolute**2 - metric.uncertainty**2))
+    absolute = math.hypot(in_full, accuracy)
+    return msgspec.structs.replace(metric, uncertainty=in_full, uncertainty_absolute=absolute)
 
 
 ForeignWork = Callable[[Callable[[], None]], ForeignRounds]
-"""The work, which returns its rounds. It is given a function to call between rounds, as often as it likes."""
+"""Runs the work and returns its rounds. Its argument is a function to call between rounds."""
 
 
 def measure_foreign_rounds(
@@ -397,7 +397,7 @@ def measure_foreign_rounds(
 
     Args:
         work: The work.
-        criterion: What decided on rounds and iterations, for the record.
+        criterion: How the tool chose rounds and iterations, for the record.
         least_gap_s: Shortest quiet gap.
         target: Relative standard uncertainty for the record; nothing is repeated to reach it.
         selection: The open meters.
@@ -421,7 +421,7 @@ def measure_foreign_rounds(
         least_s = min_stretch_s(sampler.series)
         with sampler.at_work(), collect_conditions(watch) as during:
             start_ns = time.monotonic_ns()
-            own = work(_Between(sampler, least_s))
+            reported = work(_BetweenRounds(sampler, least_s))
             synchronize_gpus()
             end_ns = time.monotonic_ns()
         sampler.read_now()
@@ -442,9 +442,9 @@ def measure_foreign_rounds(
         during=during,
         after=after,
     )
-    found = split_into_stretches(own, least_s)
-    rounds = [account_stretch(stretch, whole, trace, selection.reasons) for stretch in found]
-    rounds = drop_unresolvable(rounds, found)
+    stretches = split_into_stretches(reported, least_s)
+    rounds = [account_stretch(stretch, whole, trace, selection.reasons) for stretch in stretches]
+    rounds = drop_unresolvable(rounds, stretches)
     coverage = min((series.domain.coverage for series in trace), default=1.0)
     procedure = Procedure(
         warmup_iterations=0,
@@ -457,12 +457,16 @@ def measure_foreign_rounds(
         measuring_s=(gap_end_ns - gap_start_ns) / 1e9,
         reached=relative_uncertainty(rounds, coverage),
     )
-    flags = [*foreign_round_flags(own, found), *drift_flags(rounds), *unread_meter_flags(selection.reasons)]
+    flags = [
+        *foreign_round_flags(reported, stretches),
+        *drift_flags(rounds),
+        *unread_meter_flags(selection.reasons),
+    ]
     infos = [meter_info(series) for series in trace]
-    return Experiment(rounds, foreign_metrics(rounds, found, coverage), infos, load, procedure, flags)
+    return Experiment(rounds, foreign_metrics(rounds, stretches, coverage), infos, load, procedure, flags)
 
 
-class _Between:
+class _BetweenRounds:
     """Called between rounds: reads counters that are always fresh, and notes an edge for the others."""
 
     def __init__(self, sampler: Sampler, every_s: float) -> None:
@@ -484,6 +488,6 @@ def _timeline(start_ns: int, end_ns: int, cpu_time_s: float) -> RoundTimeline:
 
 
 def _process_cpu_s() -> float:
-    """Return the CPU time of this process and of the children it has waited for."""
+    """Return the CPU time of this process and of its ended children (seconds)."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system

@@ -2,14 +2,14 @@
 """Metrics of a test, computed from its rounds, for one iteration of the work.
 
 A metric is the mean over the valid rounds. The meters' errors at the edges of a round differ from round to
-round, because rounds start in shuffled phase to the ticks. They therefore show in the spread of the rounds,
-s/√n, which is the standard uncertainty, unless the rounds happen to agree better than the meter can
-measure: then it is the meter's uncertainty over √n. What a part-time sensor did not sample counts in full
-where the rounds did not start all over a tick. ``uncertainty_absolute`` adds the accuracy of the source,
-which does not shrink with n.
+round, because rounds start in shuffled phase to the ticks. The errors therefore show in the spread of the
+rounds, s/√n, which is the standard uncertainty, unless the rounds happen to agree better than the meter can
+measure: then it is the meter's uncertainty over √n. The uncertainty from what a part-time sensor did not
+sample counts in full unless the starts of the rounds cover the whole tick. ``uncertainty_absolute`` adds the
+accuracy of the source, which does not shrink with n.
 
-A percentile of latencies is that of all requests of all valid rounds together; its uncertainty is the
-spread of the percentiles of single rounds (batch means).
+A percentile of latencies is taken over all requests of all valid rounds; its uncertainty is the spread of the
+percentiles of single rounds (batch means).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile of at least one value.
+    """Return a percentile of one or more values.
 
-    This is linear interpolation between order statistics (definition 7 of Hyndman and Fan, 1996), the
+    Uses linear interpolation between order statistics (definition 7 of Hyndman and Fan, 1996), the
     default of ``numpy.percentile``, which the benchmarks of vLLM and ML.ENERGY use.
     """
     if len(values) == 1:
@@ -42,7 +42,10 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
-    """Return ``flops`` of an iteration and the joules of each. ``energy`` is that of an iteration (J)."""
+    """Return the floating-point operations of an iteration, and the joules of each.
+
+    ``energy`` is the energy of an iteration (J).
+    """
     count = Metric(
         value=flops.count,
         unit="FLOP",
@@ -54,7 +57,7 @@ def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
 
 
 def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
-    """Return the joules of one floating-point operation; relative uncertainties are those of the energy."""
+    """Return the joules of one floating-point operation, with the relative uncertainties of the energy."""
     if not flops.value:
         reason = flops.reason or "no floating-point operations were counted"
         return Metric(value=None, unit="J", reason=reason, source=flops.source)
@@ -73,11 +76,11 @@ def uncertainty_of_mean(values: Sequence[float]) -> float:
 
 
 def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float]) -> float:
-    """Return the same for values that were each taken in a stratum of the phase.
+    """Return the standard uncertainty of the mean of values that were each taken in a stratum of the phase.
 
-    Only neighbouring strata differ by chance; slow changes over the phase average out. Uses the successive
-    differences in the order of phase, a closed ring (Wolter, Introduction to Variance Estimation, 2nd ed.,
-    chapter 8), which are worth two thirds as many independent values.
+    Only the scatter between neighbouring strata counts; slow changes over the phase average out. Uses the
+    successive differences in the order of phase, a closed ring (Wolter, Introduction to Variance Estimation,
+    2nd ed., chapter 8), which are worth two thirds as many independent values.
     """
     n = len(values)
     ordered = [value for _, value in sorted(zip(phases, values, strict=True))]
@@ -85,23 +88,24 @@ def uncertainty_of_dithered_mean(values: Sequence[float], phases: Sequence[float
     return math.sqrt(squares / 2) / n * student_factor(max(1, (n - 1) * 2 / 3))
 
 
-def phases_cover_tick(phases: Sequence[float | None], seen: float) -> bool:
-    """Return whether rounds started all over the tick, so that their mean covers every phase.
+def phases_cover_tick(phases: Sequence[float | None], coverage: float) -> bool:
+    """Return whether the starts of the rounds cover the whole tick, so that their mean covers every phase.
 
-    A sensor that samples the share ``seen`` of each tick samples part of any load, however short, unless all
-    rounds miss a stretch of the tick of that length.
+    A sensor that samples the share ``coverage`` of each tick samples part of any load, however short, unless
+    no round starts within a stretch of the tick of that length.
     """
-    known = sorted(phase for phase in phases if phase is not None)
-    if not known or len(known) < len(phases):
+    starts = sorted(phase for phase in phases if phase is not None)
+    if not starts or len(starts) < len(phases):
         return False
-    holes = [b - a for a, b in zip(known, [*known[1:], known[0] + 1], strict=True)]
-    return max(holes) <= seen
+    holes = [b - a for a, b in zip(starts, [*starts[1:], starts[0] + 1], strict=True)]
+    return max(holes) <= coverage
 
 
 def linear_drift(values: Sequence[float]) -> tuple[float, float] | None:
-    """Fit a line; returns the change from the first to the last value relative to the mean, and its t value.
+    """Fit a line to at least four values; ``None`` for fewer.
 
-    ``None`` below four values.
+    Returns:
+        The change from the first to the last value relative to the mean, and its t value.
     """
     n = len(values)
     if n < 4:
@@ -124,21 +128,25 @@ class RoundValue(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         value: The value, in the unit of the metric.
         meter: Standard uncertainty from the edges of the round.
-        unseen: Standard uncertainty from what a part-time sensor did not sample.
-        own: Standard uncertainty from the accuracy of the source.
+        unsampled: Standard uncertainty from what a part-time sensor did not sample.
+        accuracy: Standard uncertainty from the accuracy of the source.
         phase: Phase of the tick in which the round started.
     """
 
     value: float
     meter: float = 0.0
-    unseen: float = 0.0
-    own: float = 0.0
+    unsampled: float = 0.0
+    accuracy: float = 0.0
     phase: float | None = None
 
     def scale(self, factor: float) -> RoundValue:
-        """Return the value in another unit."""
+        """Return the value and its uncertainties, multiplied by a factor."""
         return RoundValue(
-            self.value * factor, self.meter * factor, self.unseen * factor, self.own * factor, self.phase
+            self.value * factor,
+            self.meter * factor,
+            self.unsampled * factor,
+            self.accuracy * factor,
+            self.phase,
         )
 
 
@@ -148,16 +156,16 @@ class RoundMetric:
 
     Attributes:
         unit: Unit of the metric.
-        of: Returns the value of one round; ``None`` if it has none.
+        value_of: Returns the value of one round; ``None`` if it is unavailable.
         missing: Why a workload may not have the metric.
         applies: Returns whether a round has what the metric needs, apart from joules.
         phase: Phase that the metric describes, if any.
-        pooled: Returns the metric of all valid rounds together, if it is not the mean of theirs.
+        pooled: Returns the metric of all valid rounds together, if it is not the mean over rounds.
         served: Whether only served loads have the metric.
     """
 
     unit: str
-    of: Callable[[Round], RoundValue | None]
+    value_of: Callable[[Round], RoundValue | None]
     missing: str = "no valid round"
     applies: Callable[[Round], bool] = lambda _: True
     phase: str | None = None
@@ -176,20 +184,20 @@ def is_valid(round_: Round) -> bool:
 
 
 def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:
-    """Return the value of a metric in each valid round that has one, in order; or the reason if none has."""
+    """Return the values of a metric in valid rounds, in order; without any, also the reason."""
     figure = ROUND_METRICS[name]
     valid = [round_ for round_ in rounds if not round_.flags or is_valid(round_)]
     missing = figure.missing
     unresolved = _unresolved(valid, figure.phase) if figure.phase is not None else []
     if unresolved:
-        # The mean over only those rounds whose phase was resolved would be too high.
+        # The mean over only the rounds whose phase was resolved would be too high.
         missing, values = f"{len(unresolved)} of {len(valid)} rounds: {unresolved[0]}", []
     else:
-        values = [value for round_ in valid if (value := figure.of(round_)) is not None]
+        values = [value for round_ in valid if (value := figure.value_of(round_)) is not None]
     if values:
         return values, None
-    why = _why_no_energy(rounds) if figure.is_energy or not valid else None
-    return [], why or missing
+    no_energy = _explain_missing_energy(rounds) if figure.is_energy or not valid else None
+    return [], no_energy or missing
 
 
 def applies_to_rounds(name: str, rounds: Iterable[Round]) -> bool:
@@ -200,7 +208,7 @@ def applies_to_rounds(name: str, rounds: Iterable[Round]) -> bool:
 def compute_metrics(
     rounds: Sequence[Round], peak_memory_bytes: int | None, coverage: float = 1.0
 ) -> dict[str, Metric]:
-    """Return every metric of a test by name; one that is unavailable has a reason.
+    """Return every metric of a test by name. An unavailable metric has a reason instead of a value.
 
     Args:
         rounds: All rounds.
@@ -228,7 +236,7 @@ def compute_metrics(
     return metrics
 
 
-def _why_no_energy(rounds: Sequence[Round]) -> str | None:
+def _explain_missing_energy(rounds: Sequence[Round]) -> str | None:
     """Return why no valid round has joules, or ``None`` if one has."""
     if any(is_valid(round_) and round_.energy_j is not None for round_ in rounds):
         return None
@@ -238,7 +246,10 @@ def _why_no_energy(rounds: Sequence[Round]) -> str | None:
 
 
 def relative_uncertainty(rounds: Sequence[Round], coverage: float = 1.0) -> float | None:
-    """Return that of the energy of an iteration; ``None`` below two valid rounds, or without energy."""
+    """Return the relative uncertainty of the energy of an iteration.
+
+    ``None`` with fewer than two valid rounds, or without energy.
+    """
     values = [value for round_ in rounds if is_valid(round_) and (value := _energy(round_)) is not None]
     if len(values) < 2:
         return None
@@ -258,22 +269,22 @@ def _mean(values: Sequence[RoundValue], unit: str, coverage: float, *, gross: bo
         reason = "one round shows no scatter: uncertainty unknown"
         return Metric(value=mean, unit=unit, n=1, reason=reason)
     phases = [each.phase for each in values]
-    unseen = fmean(each.unseen for each in values)
-    dithered = unseen > 0 and phases_cover_tick(phases, coverage)
+    unsampled = fmean(each.unsampled for each in values)
+    dithered = unsampled > 0 and phases_cover_tick(phases, coverage)
     numbers = [each.value for each in values]
     if dithered:
         scatter = uncertainty_of_dithered_mean(numbers, [phase or 0.0 for phase in phases])
-        unseen = 0.0
+        unsampled = 0.0
     else:
         scatter = uncertainty_of_mean(numbers)
     meter = math.sqrt(fmean(each.meter**2 for each in values) / n)
-    uncertainty = math.hypot(max(scatter, meter), unseen)
+    uncertainty = math.hypot(max(scatter, meter), unsampled)
     return Metric(
         value=mean,
         unit=unit,
         uncertainty=uncertainty,
         spread=scatter,
-        uncertainty_absolute=math.hypot(uncertainty, fmean(each.own for each in values)),
+        uncertainty_absolute=math.hypot(uncertainty, fmean(each.accuracy for each in values)),
         n=n,
     )
 
@@ -303,12 +314,12 @@ def _joules(round_: Round, over: float) -> RoundValue | None:
     energy_j, u_j, u_absolute_j = round_.energy_j, round_.energy_u_j, round_.energy_u_absolute_j
     if energy_j is None or u_j is None or u_absolute_j is None or not over:
         return None
-    own = math.sqrt(max(0.0, u_absolute_j**2 - u_j**2)) / over
-    unseen, meter = 0.0, u_j
+    accuracy = math.sqrt(max(0.0, u_absolute_j**2 - u_j**2)) / over
+    unsampled, meter = 0.0, u_j
     if round_.terms is not None:
-        unseen = round_.terms.coverage_j
-        meter = math.sqrt(max(0.0, u_j**2 - unseen**2))
-    return RoundValue(energy_j / over, meter / over, unseen / over, own, round_.phase)
+        unsampled = round_.terms.coverage_j
+        meter = math.sqrt(max(0.0, u_j**2 - unsampled**2))
+    return RoundValue(energy_j / over, meter / over, unsampled / over, accuracy, round_.phase)
 
 
 def _net(round_: Round) -> RoundValue | None:
@@ -319,8 +330,8 @@ def _net(round_: Round) -> RoundValue | None:
     idle_u_j = (round_.idle_power_u_w or 0.0) * duration_s
     net_j = energy.value - round_.idle_power_w * duration_s
     # An error of the gain affects idle power as well.
-    own = energy.own * abs(net_j / energy.value) if energy.value else 0.0
-    return RoundValue(net_j, math.hypot(energy.meter, idle_u_j), energy.unseen, own, energy.phase)
+    accuracy = energy.accuracy * abs(net_j / energy.value) if energy.value else 0.0
+    return RoundValue(net_j, math.hypot(energy.meter, idle_u_j), energy.unsampled, accuracy, energy.phase)
 
 
 def _throughput(round_: Round) -> RoundValue | None:
@@ -338,8 +349,8 @@ def _duration(round_: Round) -> RoundValue:
 
 
 def _unresolved(valid: Sequence[Round], name: str) -> list[str]:
-    found = [_phase(round_, name) for round_ in valid]
-    return [each.reason for each in found if each is not None and each.reason]
+    phases = [_phase(round_, name) for round_ in valid]
+    return [each.reason for each in phases if each is not None and each.reason]
 
 
 def _phase(round_: Round, name: str) -> Phase | None:
@@ -350,17 +361,17 @@ def _phase_energy(name: str, round_: Round) -> RoundValue | None:
     phase, whole = _phase(round_, name), _whole(round_)
     if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
         return None
-    unseen = _coverage_j(phase.terms)
-    meter = math.sqrt(max(0.0, phase.energy_u_j**2 - unseen**2))
-    own = whole.own * phase.energy_j / whole.value if whole.value else 0.0
-    return RoundValue(phase.energy_j, meter, unseen, own, round_.phase).scale(1 / round_.iterations)
+    unsampled = _coverage_j(phase.terms)
+    meter = math.sqrt(max(0.0, phase.energy_u_j**2 - unsampled**2))
+    accuracy = whole.accuracy * phase.energy_j / whole.value if whole.value else 0.0
+    return RoundValue(phase.energy_j, meter, unsampled, accuracy, round_.phase).scale(1 / round_.iterations)
 
 
 def _coverage_j(terms: Terms | None) -> float:
     return terms.coverage_j if terms is not None else 0.0
 
 
-def _of_phase(name: str) -> RoundMetric:
+def _phase_metric(name: str) -> RoundMetric:
     return RoundMetric(
         "J",
         partial(_phase_energy, name),
@@ -379,7 +390,7 @@ def _steady_per_token(round_: Round) -> RoundValue | None:
     tokens, energy = _steady_tokens("steady", round_), _phase_energy("steady", round_)
     if energy is None or not tokens:
         return None
-    # The energy is that of an iteration, the tokens are those of all.
+    # The energy is per iteration; the tokens are of all iterations.
     return energy.scale(round_.iterations / tokens)
 
 
@@ -404,13 +415,13 @@ def _latency_percentile(column: str, percent: int, rounds: Sequence[Round]) -> f
 
 
 def _latency_of_round(column: str, percent: int, round_: Round) -> RoundValue | None:
-    found = _latencies(column, [round_])
-    return RoundValue(percentile(found, percent)) if found else None
+    latencies = _latencies(column, [round_])
+    return RoundValue(percentile(latencies, percent)) if latencies else None
 
 
 def _mean_latency(column: str, round_: Round) -> RoundValue | None:
-    found = _latencies(column, [round_])
-    return RoundValue(fmean(found)) if found else None
+    latencies = _latencies(column, [round_])
+    return RoundValue(fmean(latencies)) if latencies else None
 
 
 def _percentiles(column: str) -> dict[str, RoundMetric]:
@@ -419,7 +430,7 @@ def _percentiles(column: str) -> dict[str, RoundMetric]:
         f"{column.removesuffix('_s')}_p{percent}_s": RoundMetric(
             "s",
             partial(_latency_of_round, column, percent),
-            "no request has one",
+            "no request has this latency",
             applies=_is_served,
             pooled=partial(_latency_percentile, column, percent),
             served=True,
@@ -466,8 +477,8 @@ ROUND_METRICS: dict[str, RoundMetric] = {
         "fewer than two tokens",
         applies=lambda round_: round_.inter_token_latency_s is not None,
     ),
-    "prefill_energy_j": _of_phase("prefill"),
-    "decode_energy_j": _of_phase("decode"),
+    "prefill_energy_j": _phase_metric("prefill"),
+    "decode_energy_j": _phase_metric("decode"),
     "steady_energy_per_output_token_j": RoundMetric(
         "J/token", _steady_per_token, NO_STEADY, applies=_is_served, phase="steady", served=True
     ),

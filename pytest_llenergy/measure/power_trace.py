@@ -2,7 +2,7 @@
 """Power over time in one round, for charts.
 
 Power is known only from tick to tick of a counter, and a round begins and ends between two ticks. At its
-edges the energy of the window arithmetic is used, so that the power adds up to the joules of the round.
+edges the energy comes from the window arithmetic, so that the power adds up to the joules of the round.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Point = tuple[int, float]
 
 
 def median_round_index(rounds: Sequence[Round]) -> int | None:
-    """Return the index of the valid round with the (lower) median energy; ``None`` if none has any."""
-    known = [
+    """Return the index of the valid round with the (lower) median energy; ``None`` without energy."""
+    ordered = sorted(
         (round_.energy_j, index)
         for index, round_ in enumerate(rounds)
         if is_valid(round_) and round_.energy_j is not None
-    ]
-    return sorted(known)[(len(known) - 1) // 2][1] if known else None
+    )
+    return ordered[(len(ordered) - 1) // 2][1] if ordered else None
 
 
 def power_trace(measured: MeasuredRound, trace: Sequence[Series]) -> PowerTrace | None:
-    """Return the power over time of every domain that has it; ``None`` if no domain has."""
+    """Return the power over time of each domain with two quiet gaps; ``None`` without such a domain."""
     timeline = measured.timeline
     start_ns = timeline.start_ns
     by_domain = {
@@ -87,7 +87,7 @@ def _power_steps(measured: MeasuredRound, series: Series) -> tuple[list[float], 
         [last, *_quiet(series, end_ns, measured.gap_end_ns, after)],
     )
     reach_ns = round(max(GAP_SHARE * (end_ns - start_ns), LEAST_GAP_S * 1e9))
-    # Leave out what is far from the round; keep three points, as the nearest tick may be too near for a step.
+    # Leave out ticks far from the round, but keep three: the nearest one may be too near for a step.
     lead = [point for point in parts[0][:-3] if start_ns - point[0] <= reach_ns] + parts[0][-3:]
     trail = parts[2][:3] + [point for point in parts[2][3:] if point[0] - end_ns <= reach_ns]
     least_ns = _shortest_step_ns(lead, parts[1], trail)
@@ -129,7 +129,7 @@ def _shortest_step_ns(*parts: Sequence[Point]) -> int:
 
 
 def _thin(points: Sequence[Point], least_ns: int) -> list[Point]:
-    """Keep the first and the last point, and of those between no two closer than ``least_ns``."""
+    """Keep the first and the last point, and points between them that are ``least_ns`` or more apart."""
     kept = [points[0]]
     for point in points[1:-1]:
         if point[0] - kept[-1][0] >= least_ns and points[-1][0] - point[0] >= least_ns:

@@ -47,7 +47,7 @@ DRIFT, DRIFT_T = 0.02, 4.0
 
 
 def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy) -> list[Flag]:
-    """Return every flag that one round can have by itself."""
+    """Return the flags of a round that need no comparison with other rounds."""
     timeline = measured.timeline
     flags = _energy_flags(total)
     flags += _short_flags(timeline.duration_s, trace)
@@ -61,7 +61,7 @@ def round_flags(measured: MeasuredRound, trace: Sequence[Series], total: Energy)
 def stretch_flags(
     stretch: MeasuredRound, whole: MeasuredRound, trace: Sequence[Series], total: Energy
 ) -> list[Flag]:
-    """Return the flags of a part of uninterrupted work; use by others is known for the ``whole`` only."""
+    """Return the flags of a part of uninterrupted work. Use by others is known only for the ``whole``."""
     flags = _energy_flags(total)
     flags += _short_flags(stretch.timeline.duration_s, trace)
     flags += trace_flags(trace, stretch.timeline.start_ns, stretch.timeline.end_ns)
@@ -74,7 +74,12 @@ def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRou
     clocks = [_clocks_mhz(each) for each in measured]
     return [
         msgspec.structs.replace(
-            round_, flags=[*round_.flags, *_temperature(round_, rounds[0]), *_clock(clocks[index], clocks)]
+            round_,
+            flags=[
+                *round_.flags,
+                *_temperature_flags(round_, rounds[0]),
+                *_clock_flags(clocks[index], clocks),
+            ],
         )
         for index, round_ in enumerate(rounds)
     ]
@@ -83,24 +88,24 @@ def add_comparison_flags(rounds: Sequence[Round], measured: Sequence[MeasuredRou
 def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
     """Return a flag if the energy of an iteration rises or falls from round to round."""
     energies = [round_.energy_j / round_.iterations for round_ in rounds if round_.energy_j is not None]
-    found = linear_drift(energies)
-    if found is None or abs(found[0]) < DRIFT or abs(found[1]) < DRIFT_T:
+    drift = linear_drift(energies)
+    if drift is None or abs(drift[0]) < DRIFT or abs(drift[1]) < DRIFT_T:
         return []
-    change, t = found
+    change, t = drift
     detail = f"energy changed by {change:+.1%} over {len(energies)} rounds (t = {t:.1f}); warm up longer"
     return [Flag(name="drift", severity="warning", detail=detail)]
 
 
 def _energy_flags(total: Energy) -> list[Flag]:
     if total.energy_j is None or total.u_j is None:
-        # A warning only: its times and counts are valid.
+        # Only a warning: the times and counts of the round are valid.
         return [Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading")]
     if total.energy_j <= -BELOW_ZERO * total.u_j:
         detail = f"the counters give {total.energy_j:.3g} J, which is impossible"
         return [Flag(name="impossible", severity="invalid", detail=detail)]
     if total.u_j > IMPRECISE * total.energy_j:
         share = f"{total.u_j / total.energy_j:.0%}" if total.energy_j > 0 else "more than all"
-        detail = f"standard uncertainty {share} of the energy; measure longer rounds"
+        detail = f"standard uncertainty {share} of the energy"
         return [Flag(name="imprecise", severity="warning", detail=detail)]
     return []
 
@@ -119,8 +124,8 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
         ("stolen", measured.stolen_cpu_s, "the hypervisor gave other guests"),
     )
     return [
-        Flag(name=name, severity="warning", detail=f"{who} {cpu_s / duration_s:.2f} cores")
-        for name, cpu_s, who in used
+        Flag(name=name, severity="warning", detail=f"{text} {cpu_s / duration_s:.2f} cores")
+        for name, cpu_s, text in used
         if cpu_s > max(CONTENDED_CORES * duration_s, LEAST_CPU_S)
     ]
 
@@ -128,18 +133,18 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
 def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     flags: list[Flag] = []
     attached = measured.timeline.processes
-    own = own_process_tree(attached) if attached and measured.after else None
+    own_pids = own_process_tree(attached) if attached and measured.after else None
     for uuid, after in (measured.after or {}).items():
         before = (measured.before or {}).get(uuid)
-        flags += _throttled(uuid, before, after, duration_s)
+        flags += _throttled_flags(uuid, before, after, duration_s)
         during = [each[uuid] for each in measured.during if uuid in each]
-        seen = [before, *during, after] if before is not None else [*during, after]
-        flags += _foreign(uuid, seen, own)
-        flags += _elsewhere(uuid, seen, own) if own is not None else []
+        conditions = [before, *during, after] if before is not None else [*during, after]
+        flags += _foreign_flags(uuid, conditions, own_pids)
+        flags += _elsewhere_flags(uuid, conditions, own_pids) if own_pids is not None else []
     return flags
 
 
-def _throttled(uuid: str, before: Condition | None, after: Condition, duration_s: float) -> list[Flag]:
+def _throttled_flags(uuid: str, before: Condition | None, after: Condition, duration_s: float) -> list[Flag]:
     earlier = before.throttled_s if before is not None else {}
     held = {
         reason: after_s - earlier[reason]
@@ -152,24 +157,30 @@ def _throttled(uuid: str, before: Condition | None, after: Condition, duration_s
     return [Flag(name="throttled", severity="warning", detail=f"{uuid}: held back by {shares} of the round")]
 
 
-def _elsewhere(uuid: str, conditions: Sequence[Condition], own: Collection[int]) -> list[Flag]:
-    """Return a flag if a server that was started before the test runs on another board."""
+def _elsewhere_flags(uuid: str, conditions: Sequence[Condition], own_pids: Collection[int]) -> list[Flag]:
+    """Return a flag if the measured server, started before the test, has no process on a leased board."""
     listed = [condition.processes for condition in conditions if condition.processes is not None]
-    if not listed or not sees_all_pids() or any(each.pid in own for several in listed for each in several):
+    if (
+        not listed
+        or not sees_all_pids()
+        or any(each.pid in own_pids for several in listed for each in several)
+    ):
         return []
     detail = f"{uuid}: the server that is measured has no process on it; lease the board that it runs on"
     return [Flag(name="server-elsewhere", severity="invalid", detail=detail)]
 
 
-def _foreign(uuid: str, conditions: Sequence[Condition], own: Collection[int] | None = None) -> list[Flag]:
+def _foreign_flags(
+    uuid: str, conditions: Sequence[Condition], own_pids: Collection[int] | None = None
+) -> list[Flag]:
     unknown: str | None = None
     for condition in conditions:
-        others = find_foreign_processes(condition, own)
+        others = find_foreign_processes(condition, own_pids)
         if isinstance(others, str):
             unknown = others
         elif others:
-            who = ", ".join(f"{process.pid} ({process.name or 'name unknown'})" for process in others)
-            detail = f"{uuid} is used by another process: {who}"
+            names = ", ".join(f"{process.pid} ({process.name or 'name unknown'})" for process in others)
+            detail = f"{uuid} is used by another process: {names}"
             return [Flag(name="foreign-process", severity="invalid", detail=detail)]
     if unknown is None:
         return []
@@ -177,7 +188,7 @@ def _foreign(uuid: str, conditions: Sequence[Condition], own: Collection[int] | 
     return [Flag(name="foreign-unknown", severity="warning", detail=detail)]
 
 
-def _temperature(round_: Round, first: Round) -> list[Flag]:
+def _temperature_flags(round_: Round, first: Round) -> list[Flag]:
     now_c, then_c = round_.temperature_start_c, first.temperature_start_c
     if now_c is None or then_c is None or abs(now_c - then_c) <= TEMPERATURE_C:
         return []
@@ -190,8 +201,8 @@ def _clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
     return {uuid: each.sm_clock_mhz for uuid, each in conditions if each.sm_clock_mhz is not None}
 
 
-def _clock(own: dict[str, float], all_rounds: Sequence[dict[str, float]]) -> list[Flag]:
-    for uuid, mhz in own.items():
+def _clock_flags(clocks_mhz: dict[str, float], all_rounds: Sequence[dict[str, float]]) -> list[Flag]:
+    for uuid, mhz in clocks_mhz.items():
         usual_mhz = median(clocks[uuid] for clocks in all_rounds if uuid in clocks)
         if abs(mhz - usual_mhz) > CLOCK * usual_mhz:
             detail = f"{uuid} ran at {mhz:.0f} MHz after the work, the median round at {usual_mhz:.0f} MHz"

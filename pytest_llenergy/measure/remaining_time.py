@@ -19,12 +19,12 @@ class Step:
     Attributes:
         stage: What begins.
         number: Its number, from 1.
-        of: Smallest number of steps of this stage, if known.
+        of: Smallest total number of steps of this stage, if known.
         energy_j: Joules of the rounds so far, if any.
-        estimated: Whether these are estimated.
+        estimated: Whether these joules are estimated.
         reached: Relative standard uncertainty so far.
         target: The uncertainty to reach.
-        left_s: Estimated seconds to the end of the measurement, this step included, if known.
+        left_s: Estimated seconds to the end of the measurement, including this step, if known.
     """
 
     stage: Literal["warm-up", "round"]

@@ -5,7 +5,7 @@ The gaps give the idle power of the live context, which the window arithmetic ne
 and which net energy subtracts.
 
 Rounds start in shuffled phase to the counter. Work that always starts in the same part of a tick always falls
-into the same part of what a part-time sensor samples, and is wrong by the same amount however often it is
+into the same part of a part-time sensor's sampling, and is wrong by the same amount however often it is
 repeated. Rounds are therefore started in n strata of the tick, one each, in random order.
 """
 
@@ -27,8 +27,8 @@ from pytest_llenergy.meters.sampler import Sampler
 from pytest_llenergy.meters.trace import Series, Tick
 from pytest_llenergy.model.timeline import Iteration, RankTimeline, RoundTimeline
 
-#: Seconds between two readings of the boards' condition during the work: rare enough to cost nothing, often
-#: enough to notice a process that affects the result.
+#: Seconds between two readings of the boards' condition during the work: rare enough to cost nothing, and
+#: frequent enough to detect a process that affects the result.
 EVERY_S = 0.5
 
 
@@ -43,7 +43,7 @@ class BoardMonitor(Protocol):
 def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condition]]]:
     """Collect the conditions of the boards every half second until the block ends.
 
-    Processes that come and go during the work show neither before nor after it.
+    This detects processes that start and end during the work.
     """
     conditions: list[Mapping[str, Condition]] = []
     ended = threading.Event()
@@ -55,7 +55,7 @@ def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condit
     if not watch.read():
         yield conditions
         return
-    thread = threading.Thread(target=collect, name="llenergy-lookout", daemon=True)
+    thread = threading.Thread(target=collect, name="llenergy-conditions", daemon=True)
     thread.start()
     try:
         yield conditions
@@ -66,16 +66,16 @@ def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condit
 
 @dataclass
 class CallWorkload:
-    """A callable measured in this process, and what it returned last.
+    """A callable measured in this process, and its latest result.
 
-    ``peak_memory_bytes`` is unknown, since the process does other things too.
+    ``peak_memory_bytes`` is unknown, since the process has other uses too.
     """
 
     function: Callable[[], Any]
     peak_memory_bytes: int | None = field(default=None, init=False)
     result: Any = field(default=None, init=False)
 
-    def ready(self) -> None:
+    def prepare_round(self) -> None:
         """Collect garbage now, so that it is not collected during the work."""
         gc.collect()
 
@@ -99,8 +99,8 @@ class CallWorkload:
 #: Counters with a longer period than this are not waited for (seconds).
 LONGEST_WAIT_S = 2.0
 
-#: Latest ticks among which the reference of the phase is chosen, and the share by which a period may be
-#: off: the older a tick, the less certain the phase.
+#: Latest ticks among which the reference of the phase is chosen, and the relative error of a period: the
+#: older the tick, the less certain the phase.
 LOOK_BACK = 8
 PERIOD_OFF = 0.02
 
@@ -128,12 +128,12 @@ class PhaseDither:
 
 
 def required_strata(coverage: float) -> int:
-    """Return how many strata leave no gap in a tick as long as the sensor samples, for random starts."""
+    """Return the number of strata for which random starts leave no gap longer than the sensor's sample."""
     return math.ceil(2 / coverage) if coverage < 1 else 1
 
 
 def slowest_series(trace: Sequence[Series]) -> Series | None:
-    """Return the series with the longest period, among those that can be waited for."""
+    """Return the ticking series with the longest period of at most ``LONGEST_WAIT_S``."""
     ticking = [
         series
         for series in trace
@@ -154,28 +154,28 @@ def tick_phase(trace: Sequence[Series], time_ns: int) -> float | None:
 def _select_reference(ticks: Sequence[Tick]) -> Tick:
     """Return the tick that gives the phase after the last one most precisely.
 
-    On a busy machine the time of a tick may be known to half a period, and of the one before to a
+    On a busy machine the time of one tick may be known to half a period, and that of the previous tick to a
     millisecond.
     """
     newest_ns = ticks[-1].time_ns
     return min(ticks, key=lambda tick: tick.gap_s / 2 + (newest_ns - tick.time_ns) / 1e9 * PERIOD_OFF)
 
 
-#: Length of a quiet gap in ticks of the slowest counter, so that it contains three for certain.
+#: Length of a quiet gap in ticks of the slowest counter, so that it always contains three ticks.
 GAP_TICKS = 3.5
 
 
 class Workload(Protocol):
     """The measured work. Only ``work`` runs between the quiet gaps."""
 
-    def ready(self) -> None:
-        """Do what must not happen in the gap before the work, such as collecting garbage."""
+    def prepare_round(self) -> None:
+        """Do the housekeeping that must not happen in or after the gap, such as collecting garbage."""
 
     def work(self, iterations: int = 1) -> None:
         """Do the work ``iterations`` times; blocks until it is done on all ranks."""
 
     def timeline(self) -> RoundTimeline:
-        """Return what happened in ``work``; counting and detokenising are done here."""
+        """Return timestamps and counts of the last ``work``. Tokens are counted and decoded here."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ class MeasuredRound:
     @property
     def temperature_start_c(self) -> float | None:
         """Temperature of the hottest board at the start (°C)."""
-        known = [each.temperature_c for each in (self.before or {}).values()]
-        return max((value for value in known if value is not None), default=None)
+        temperatures_c = [each.temperature_c for each in (self.before or {}).values()]
+        return max((value for value in temperatures_c if value is not None), default=None)
 
 
 def required_gap_s(trace: Sequence[Series], least_s: float) -> float:
@@ -218,14 +218,14 @@ def run_round(
     watch: BoardMonitor,
 ) -> MeasuredRound:
     """Run one round while the sampler reads; the calling thread sleeps or blocks throughout."""
-    workload.ready()
+    workload.prepare_round()
     before = watch.read()
     gap_start_ns = time.monotonic_ns()
     with sampler.closely():
         time.sleep(gap_s)
         cpu_before = read_cpu_time()
         dither.wait(sampler.series)
-    # The edges of work in this process are read as they happen; for work in ranks this is only not needed.
+    # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
     sampler.read_now()
     with sampler.at_work(), collect_conditions(watch) as during:
         workload.work(iterations)
@@ -240,7 +240,7 @@ def run_round(
         timeline=timeline,
         gap_start_ns=gap_start_ns,
         gap_end_ns=gap_end_ns,
-        other_cpu_s=_others(cpu_before, cpu_after, timeline),
+        other_cpu_s=_other_cpu_s(cpu_before, cpu_after, timeline),
         stolen_cpu_s=cpu_after.stolen_s - cpu_before.stolen_s,
         before=before,
         during=during,
@@ -248,5 +248,5 @@ def run_round(
     )
 
 
-def _others(before: CpuTime, after: CpuTime, timeline: RoundTimeline) -> float:
+def _other_cpu_s(before: CpuTime, after: CpuTime, timeline: RoundTimeline) -> float:
     return max(0.0, after.busy_s - before.busy_s - timeline.cpu_time_s)

@@ -38,7 +38,7 @@ GIVEN = "number of iterations given"
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Result of a warm-up. ``iteration_s`` and ``power_w`` are those of its last block, if known."""
+    """Result of a warm-up. ``iteration_s`` and ``power_w`` are of its last block, if known."""
 
     iterations: int
     settled: bool | None
@@ -58,7 +58,7 @@ class _Block:
     def iteration_s(self) -> float:
         return self.duration_s / self.iterations
 
-    def like(self, other: _Block) -> bool:
+    def agrees_with(self, other: _Block) -> bool:
         """Return whether both blocks agree within the criterion; an unknown power does not count.
 
         ``blur`` is the relative uncertainty of a power from the times of its ticks.
@@ -79,7 +79,7 @@ def warm_up(
     sampler: Sampler,
     on_step: StepCallback = ignore_step,
 ) -> WarmUp:
-    """Run ``given`` iterations, or if that is ``None`` until the work has settled."""
+    """Run ``given`` iterations, or run until the work has settled if ``given`` is ``None``."""
     if given is not None:
         blocks = []
         for number in range(1, given + 1):
@@ -100,14 +100,14 @@ def warm_up(
         on_step(Step("warm-up", number))
         following = _block(workload, iterations, sampler)
         total += iterations
-        if iterations == block.iterations and following.like(block):
+        if iterations == block.iterations and following.agrees_with(block):
             return WarmUp(total, True, CRITERION, following.iteration_s, following.power_w)
         block = following
     return WarmUp(total, False, CRITERION, block.iteration_s, block.power_w)
 
 
 def _block(workload: Workload, iterations: int, sampler: Sampler) -> _Block:
-    workload.ready()
+    workload.prepare_round()
     with sampler.at_work():
         workload.work(iterations)
     timeline = workload.timeline()
@@ -134,7 +134,7 @@ def calibrate_iterations(
 ) -> int:
     """Return the iterations of each round, as many as the target needs and the budget allows, at least one.
 
-    Measures a quiet gap. Returns one without a warm-up, since the duration of an iteration is unknown then.
+    Measures a quiet gap. Returns 1 without a warm-up, since the duration of an iteration is then unknown.
     """
     if not warmup.iteration_s:
         return 1
@@ -154,10 +154,11 @@ def calibrate_iterations(
 def required_round_s(
     series: Series, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
 ) -> float:
-    """Return how long a round must be for the meters' share of the target (seconds).
+    """Return how long a round must be for the meters to meet their share of the target (seconds).
 
-    The uncertainty of a round does not depend on its length: the time of two ticks at idle power, and for a
-    part-time sensor two steps from idle to busy power (see ``window_arithmetic.coverage_variance``).
+    The uncertainty of a round does not depend on its length. It comes from the times of two ticks at idle
+    power and, for a part-time sensor, from two steps between idle and busy power (see
+    ``window_arithmetic.coverage_variance``).
     """
     period_s = series.period_s or 0.0
     least_s = ROUND_TICKS * period_s if series.domain.max_age_s is None else period_s

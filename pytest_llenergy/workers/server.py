@@ -101,7 +101,7 @@ class Server:
             "load": self._load,
             "prepare": self._prepare,
             "prepare_call": self._prepare_call,
-            "ready": self._ready,
+            "prepare_round": self._prepare_round,
             "work": self._work,
             "timeline": self._timeline,
             "result": self._result,
@@ -173,12 +173,12 @@ class Server:
     def _prepare_call(self, data: bytes) -> None:
         self._job = CallJob(data)
 
-    def _ready(self, _payload: None) -> None:
+    def _prepare_round(self, _payload: None) -> None:
         _seed()
         gc.collect()
-        ready = getattr(self._job, "ready", None)
-        if ready is not None:
-            ready()
+        prepare_job = getattr(self._job, "ready", None)
+        if prepare_job is not None:
+            prepare_job()
         self._other_pids = self._processes.pids()
         reset_peak_memory(self._other_pids)
         self._synchronize()

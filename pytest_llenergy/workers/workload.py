@@ -35,9 +35,9 @@ class RankWorkload:
         self.peak_memory_bytes: int | None = None
         self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
-    def ready(self) -> None:
-        """Let every rank collect garbage, and wait for the queued work of its device."""
-        self._group.request_all("ready", None, self._timeout_s)
+    def prepare_round(self) -> None:
+        """Let every rank collect garbage and wait for the queued work of its device."""
+        self._group.request_all("prepare_round", None, self._timeout_s)
 
     def work(self, iterations: int = 1) -> None:
         """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
@@ -64,8 +64,8 @@ class RankWorkload:
         return RoundTimeline(ranks=tuple(marked))
 
     def run_round(self) -> RoundTimeline:
-        """Run a round that is not measured: ``ready``, ``work`` and ``timeline``."""
-        self.ready()
+        """Run a round that is not measured: ``prepare_round``, ``work`` and ``timeline``."""
+        self.prepare_round()
         self.work()
         return self.timeline()
 

@@ -82,7 +82,7 @@ class TestTransformers:
 
     def test_each_iteration_of_a_round_counts_its_tokens(self, tiny: LoadedRanks) -> None:
         workload = tiny.prepare(PROMPTS, GenerationParams(max_new_tokens=5, ignore_eos=True))
-        workload.ready()
+        workload.prepare_round()
         workload.work(3)
         timeline = workload.timeline()
         assert timeline.iterations == len(timeline.borders_ns) == 3

@@ -88,8 +88,8 @@ class InStep(CallWorkload):
 
     starts: list[float | None] = field(default_factory=list)
 
-    def ready(self) -> None:
-        super().ready()
+    def prepare_round(self) -> None:
+        super().prepare_round()
         time.sleep(-time.monotonic() % PERIOD_S)
 
     def work(self, iterations: int = 1) -> None:

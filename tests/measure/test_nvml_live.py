@@ -37,7 +37,7 @@ class Surges:
     peak_memory_bytes: int | None = None
     truths: list[tuple[float, float]] = field(default_factory=list)
 
-    def ready(self) -> None:
+    def prepare_round(self) -> None:
         """Do nothing."""
 
     def work(self, iterations: int = 1) -> None:

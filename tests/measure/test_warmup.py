@@ -32,7 +32,7 @@ class Timed:
     durations_ms: Iterator[float]
     done: list[int] = field(default_factory=list)
 
-    def ready(self) -> None:
+    def prepare_round(self) -> None:
         """Do nothing."""
 
     def work(self, iterations: int = 1) -> None:

@@ -164,7 +164,7 @@ def test_ranks_use_no_cpu_before_and_after_the_work(pair: RankGroup) -> None:
 
     garbage = "import gc; made = [[[] for _ in range(1000)] for _ in range(3000)]; made.append(made)"
     workload = call_workload(pair, exec, (garbage,), {}, 60)
-    workload.ready()
+    workload.prepare_round()
     before = cpu_s()
     time.sleep(0.3)
     gap_before = cpu_s() - before

@@ -48,8 +48,8 @@ class Bursts:
     def __post_init__(self) -> None:
         self._call = CallWorkload(lambda: run_burst(self.world, self.seconds))
 
-    def ready(self) -> None:
-        self._call.ready()
+    def prepare_round(self) -> None:
+        self._call.prepare_round()
 
     def work(self, iterations: int = 1) -> None:
         assert iterations == 1

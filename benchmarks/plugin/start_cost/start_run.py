@@ -112,7 +112,7 @@ def measure_parent_percent(host: LocalHost) -> float:
     group = RankGroup(make_plan(2), {LOCALHOST: host})
     try:
         workload = call_workload(group, time.sleep, (OBSERVED_S,), {}, 120.0)
-        workload.ready()
+        workload.prepare_round()
         watched = [psutil.Process(), psutil.Process(psutil.Process(group.ranks[0].pid).ppid())]
         before = [sum(process.cpu_times()[:2]) for process in watched]
         workload.work()

@@ -75,7 +75,7 @@ class OrderedRound:
 
     def value(self, metric: str) -> RoundValue | None:
         """Return the round's value of ``metric``, or None if it has none."""
-        return ROUND_METRICS[metric].of(self.round)
+        return ROUND_METRICS[metric].value_of(self.round)
 
 
 def order_rounds(case: Case, *, interleaved: bool) -> list[OrderedRound]:
