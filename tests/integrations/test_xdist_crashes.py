@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.report.store import read_report as load_report
+
 from .suites import Read
 
 pytestmark = pytest.mark.usefixtures("few_plugins")
@@ -62,10 +64,17 @@ def pytest_collection_finish():
         os._exit(1)
 """
 
+#: Source of a hook that keeps the journal, which a complete run deletes.
+KEEPS_JOURNAL = """
+import glob, shutil
+def pytest_llenergy_report(config, report):
+    shutil.copy(glob.glob("*.jsonl")[0], "kept.jsonl")
+"""
+
 HOWS = {"exit": "os._exit(0)", "kill": "os.kill(os.getpid(), 9)"}
 
-#: Deaths in the default run: before the test has a result, and after.
-QUICK = [("before", "kill"), ("teardown", "exit")]
+#: Crashes in the default run. test_xdist.py has one before the test has a result.
+QUICK = [("teardown", "exit")]
 
 
 def by_test(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -96,6 +105,8 @@ def test_crash_in_any_phase_is_recorded_once(
     quick: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch, where: str, how: str
 ) -> None:
     quick.makepyfile(SUITE, dying=HOOKS.replace("HOW", HOWS[how]))
+    with (quick.path / "conftest.py").open("a") as conftest:
+        conftest.write(KEEPS_JOURNAL)
     monkeypatch.setenv("DIE", where)
     result = quick.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -112,7 +123,10 @@ def test_crash_in_any_phase_is_recorded_once(
     assert report["run"]["complete"] is True
     crashed = [line for line in result.outlines if line.startswith("CRASHED ")]
     assert len(crashed) == 1
-    assert not list(quick.path.glob("*.jsonl"))
+    # The journal has two lines for a test that crashed after its result; its reader keeps one record.
+    kept, written = (load_report(quick.path / name) for name in ("kept.jsonl", "energy.json"))
+    assert list(kept.records) == list(written.records)
+    assert [path.name for path in quick.path.glob("*.jsonl")] == ["kept.jsonl"]
 
 
 # Not loadgroup: with pytest 9.2 xdist 3.8 waits for ever there for a test that has killed its worker.
@@ -283,28 +297,6 @@ def test_crash_in_a_session_fixture_marks_the_last_test(
     (record,) = found["test_z"]
     assert record["status"] == "crashed"
     assert record["rounds"]
-
-
-def test_journal_and_report_have_the_same_records_after_a_crash(
-    dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a test that crashed after its result it has two lines, and a reader one record."""
-    from pytest_llenergy.report.store import read_report as read
-
-    monkeypatch.setenv("DIE", "teardown")
-    dying.makeconftest(
-        dying.path.joinpath("conftest.py").read_text()
-        + "\nimport glob, shutil\ndef pytest_llenergy_report(config, report):\n"
-        + "    shutil.copy(glob.glob('*.jsonl')[0], 'kept.journal.jsonl')\n"
-    )
-    dying.makepyfile(SUITE)
-    dying.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
-    kept = read(dying.path / "kept.journal.jsonl")
-    whole = read(dying.path / "energy.json")
-    assert [(each.id, each.status) for each in kept.records] == [
-        (each.id, each.status) for each in whole.records
-    ]
-    assert list(kept.records) == list(whole.records)
 
 
 @pytest.mark.slow

@@ -101,7 +101,8 @@ def test_xdist_without_workers_gives_the_same_records(
     assert tables(result) == 1
 
 
-@pytest.mark.parametrize("word", [pytest.param("auto", marks=pytest.mark.slow), "logical"])
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["auto", "logical"])
 def test_auto_and_logical_start_one_worker_without_gpus(quick: pytest.Pytester, word: str) -> None:
     quick.makepyfile("def test_it(energy):\n    energy(lambda: None)\n")
     result = quick.runpytest_subprocess("--energy-report", "-n", word)
@@ -158,7 +159,8 @@ class TestEach:
         )
         assert set(states(read_report())) == {"test_it@new", "test_it@old"}
 
-    @pytest.mark.parametrize("args", [["-n1"], pytest.param(["--tx=popen"], marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("args", [["-n1"], ["--tx=popen"]])
     def test_single_worker_adds_no_name(
         self, quick: pytest.Pytester, read_report: Read, args: list[str]
     ) -> None:
@@ -187,6 +189,7 @@ class TestEach:
             assert comparison["id"] == record["id"]
             assert 0.7 < comparison["ratio"] < 1.4, "not the other worker's"
 
+    @pytest.mark.slow
     def test_baseline_of_one_worker_leaves_all_tests_new(
         self, quick: pytest.Pytester, read_report: Read
     ) -> None:

@@ -115,6 +115,7 @@ def flags(report: dict[str, Any]) -> set[str]:
     return {flag["name"] for record in report["records"] for flag in record["flags"]}
 
 
+@pytest.mark.slow
 def test_several_tx_options_give_one_record_per_test(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SUITE)
     result = quick.runpytest_subprocess("--energy-report", "-d", "--tx=2*popen", "--tx=popen")
@@ -334,6 +335,7 @@ class TestOtherVersions:
         assert "Traceback" not in result.stdout.str() + result.stderr.str()
         assert not (quick.path / "energy.json").exists()
 
+    @pytest.mark.slow
     def test_run_without_energy_tests_ignores_the_version(self, quick: pytest.Pytester) -> None:
         with (quick.path / "conftest.py").open("a") as conftest:
             conftest.write(OTHER_VERSION)
